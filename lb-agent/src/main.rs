@@ -1,0 +1,3 @@
+//! `lb-agent`: the command line.
+
+fn main() {}

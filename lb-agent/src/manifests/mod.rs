@@ -1,0 +1,1 @@
+//! The source that needs no Kubernetes: a folder of manifests.

@@ -1,0 +1,104 @@
+//! Internet checksums (RFC 1071) and their incremental update (RFC 1624).
+//!
+//! Everything here works on words *as they lie in memory*: one's complement sums do not depend on byte order
+//! (RFC 1071 §2 (B)), so no value is ever swapped, and a sum may be stored into a packet as it is.
+
+/// A one's complement sum that is being built; [`Sum::fold`] makes the 16-bit word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// The empty sum.
+    pub const ZERO: Self = Self(0);
+
+    /// Adds 16 octets.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_16(self, octets: &[u8; 16]) -> Self {
+        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*octets);
+        Self(self.0 + u64::from(a) + u64::from(b) + u64::from(c) + u64::from(d))
+    }
+
+    /// Takes 16 octets away: adds their complement.
+    #[inline(always)]
+    #[must_use]
+    pub fn sub_16(self, octets: &[u8; 16]) -> Self {
+        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*octets);
+        Self(self.0 + u64::from(!a) + u64::from(!b) + u64::from(!c) + u64::from(!d))
+    }
+
+    /// Adds one 16-bit word in memory order.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_word(self, word: u16) -> Self {
+        Self(self.0 + u64::from(word))
+    }
+
+    /// Takes one 16-bit word in memory order away.
+    #[inline(always)]
+    #[must_use]
+    pub fn sub_word(self, word: u16) -> Self {
+        Self(self.0 + u64::from(!word))
+    }
+
+    /// Adds any even number of octets (an odd last one counts as if a zero followed).
+    #[must_use]
+    pub fn add_slice(self, octets: &[u8]) -> Self {
+        octets.chunks(2).fold(self, |sum, pair| {
+            let word = [pair[0], pair.get(1).copied().unwrap_or(0)];
+            sum.add_word(u16::from_ne_bytes(word))
+        })
+    }
+
+    /// The sum as one 16-bit word in memory order, not complemented.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits before")]
+    pub const fn fold(self) -> u16 {
+        let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        sum as u16
+    }
+}
+
+/// The checksum field after what it covers changed by `delta` (RFC 1624, equation 3).
+#[inline(always)]
+pub fn update(checksum: u16, delta: u16) -> u16 {
+    !Sum::ZERO.add_word(!checksum).add_word(delta).fold()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn from_scratch(octets: &[u8]) -> u16 {
+        !Sum::ZERO.add_slice(octets).fold()
+    }
+
+    #[test]
+    fn sums_the_example_of_rfc_1071() {
+        let octets = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::ZERO.add_slice(&octets).fold().to_ne_bytes(), [0xdd, 0xf2]);
+    }
+
+    proptest! {
+        #[test]
+        fn an_update_equals_the_sum_from_scratch(
+            old in any::<[u8; 16]>(), new in any::<[u8; 16]>(), rest in proptest::collection::vec(1u8.., 2..64),
+        ) {
+            let delta = Sum::ZERO.sub_16(&old).add_16(&new).fold();
+            let checksum = |head: &[u8; 16]| from_scratch(&[head, &rest[..rest.len() & !1]].concat());
+            prop_assert_eq!(update(checksum(&old), delta), checksum(&new));
+        }
+
+        #[test]
+        fn wide_and_narrow_words_agree(octets in any::<[u8; 16]>()) {
+            let narrow = Sum::ZERO.add_slice(&octets).fold();
+            let wide = Sum::ZERO.add_16(&octets).fold();
+            prop_assert_eq!(wide, narrow);
+        }
+    }
+}

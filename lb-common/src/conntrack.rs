@@ -1,0 +1,467 @@
+//! Connection tracking: the entries of `CONNTRACK` and the life cycle of a flow.
+//!
+//! A flow has two entries, one for each direction. An entry holds the whole translated tuple, so the key of its
+//! peer can be computed (`entry.to.reversed()`), and only what *its own direction* has sent. So an established
+//! packet needs one lookup and no CPU writes to a line that the other direction's CPU writes to; the rare events
+//! that depend on both directions (RST, a SYN on an existing entry, expiry) look at both entries.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Address, checksum::Sum, protocol};
+
+/// The five values that name one direction of a flow; key of `CONNTRACK`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Tuple {
+    /// Source address.
+    pub source: Address,
+    /// Destination address.
+    pub destination: Address,
+    /// Source port, host byte order.
+    pub source_port: u16,
+    /// Destination port, host byte order.
+    pub destination_port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Always 0.
+    pub zero: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Tuple>() == 40);
+
+impl Tuple {
+    /// The tuple of the opposite direction.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            protocol: self.protocol,
+            zero: [0; 3],
+        }
+    }
+}
+
+/// Bits of [`Flow::flags`].
+pub mod flow_flags {
+    /// The direction from the backend to the client.
+    pub const REPLY: u8 = 1;
+    /// Translated where packets leave the node towards the client (tc egress); else where they enter (tc ingress).
+    pub const AT_EGRESS: u8 = 2;
+    /// Client and backend are the same pod: translated packets go back through the device they came from.
+    pub const HAIRPIN: u8 = 4;
+}
+
+/// Bits of [`Flow::seen`]: what this direction has sent so far.
+pub mod seen {
+    /// Any packet.
+    pub const PACKET: u8 = 1;
+    /// A TCP SYN.
+    pub const SYN: u8 = 2;
+    /// A TCP segment that acknowledges.
+    pub const ACK: u8 = 4;
+    /// A TCP FIN.
+    pub const FIN: u8 = 8;
+    /// A TCP RST within the window.
+    pub const RST: u8 = 16;
+}
+
+/// A moment in coarse monotonic time: `CLOCK_MONOTONIC` nanoseconds shifted right by 30, about 1.07 s each.
+/// Shifting costs one instruction where dividing into seconds would cost dozens.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Pod, Zeroable)]
+pub struct Tick(pub u32);
+
+impl Tick {
+    /// The tick of a `CLOCK_MONOTONIC` time in nanoseconds.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "2^32 ticks are 146 years of uptime")]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self((nanos >> 30) as u32)
+    }
+
+    /// Whole seconds from `earlier` to here; 0 if it is later.
+    #[expect(clippy::cast_possible_truncation, reason = "a u32 of ticks has under 2^33 seconds; saturated before")]
+    pub const fn seconds_since(self, earlier: Self) -> u32 {
+        let seconds = ((self.0.saturating_sub(earlier.0) as u64) << 30) / 1_000_000_000;
+        if seconds > u32::MAX as u64 { u32::MAX } else { seconds as u32 }
+    }
+}
+
+/// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Flow {
+    /// The tuple with which packets go on.
+    pub to: Tuple,
+    /// [`crate::Service::id`] of the service port.
+    pub service: u32,
+    /// When this direction was last seen.
+    pub last_seen: Tick,
+    /// TCP: sequence number after the last octet sent.
+    pub next_seq: u32,
+    /// TCP: last acknowledgement sent.
+    pub last_ack: u32,
+    /// By how much the addresses change a checksum; one's complement, memory order.
+    pub address_delta: u16,
+    /// By how much the ports change a checksum; one's complement, memory order.
+    pub port_delta: u16,
+    /// See [`seen`].
+    pub seen: u8,
+    /// See [`flow_flags`].
+    pub flags: u8,
+    /// Always 0.
+    pub zero: [u8; 2],
+}
+
+const _: () = assert!(size_of::<Flow>() == 64);
+
+/// What a TCP header tells about the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The flag octet of the header: see [`tcp_flags`].
+    pub flags: u8,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number; meaningful with ACK.
+    pub ack: u32,
+    /// Octets of payload.
+    pub payload: u32,
+}
+
+/// Flag bits of the TCP header, RFC 9293 §3.1.
+pub mod tcp_flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 1;
+    /// Synchronise sequence numbers.
+    pub const SYN: u8 = 2;
+    /// Reset the connection.
+    pub const RST: u8 = 4;
+    /// The acknowledgement number is valid.
+    pub const ACK: u8 = 16;
+}
+
+impl Segment {
+    /// Whether it asks for a new connection: SYN without ACK.
+    #[inline(always)]
+    pub const fn opens(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
+    }
+
+    /// Whether it resets.
+    #[inline(always)]
+    pub const fn resets(&self) -> bool {
+        self.flags & tcp_flags::RST != 0
+    }
+
+    /// The sequence number after this segment: SYN and FIN count as one octet each.
+    #[inline(always)]
+    pub const fn end(&self) -> u32 {
+        let syn = (self.flags & tcp_flags::SYN != 0) as u32;
+        let fin = (self.flags & tcp_flags::FIN != 0) as u32;
+        self.seq.wrapping_add(self.payload).wrapping_add(syn).wrapping_add(fin)
+    }
+}
+
+impl Flow {
+    /// An entry that turns packets of `from` into packets of `to`; `flags` are [`flow_flags`].
+    #[inline(always)]
+    pub fn new(from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) -> Self {
+        let addresses = Sum::ZERO
+            .sub_16(from.source.octets())
+            .sub_16(from.destination.octets())
+            .add_16(to.source.octets())
+            .add_16(to.destination.octets());
+        let ports = Sum::ZERO
+            .sub_word(from.source_port.to_be())
+            .sub_word(from.destination_port.to_be())
+            .add_word(to.source_port.to_be())
+            .add_word(to.destination_port.to_be());
+        Self {
+            to: *to,
+            service,
+            last_seen: now,
+            next_seq: 0,
+            last_ack: 0,
+            address_delta: addresses.fold(),
+            port_delta: ports.fold(),
+            seen: 0,
+            flags,
+            zero: [0; 2],
+        }
+    }
+
+    /// Whether this is the direction from the backend to the client.
+    #[inline(always)]
+    pub const fn is_reply(&self) -> bool {
+        self.flags & flow_flags::REPLY != 0
+    }
+
+    /// Notes a datagram of this direction.
+    #[inline(always)]
+    pub fn observe_datagram(&mut self, now: Tick) {
+        self.last_seen = now;
+        self.seen |= seen::PACKET;
+    }
+
+    /// Notes a TCP segment of this direction that is no RST (for those see [`Self::accepts_reset`]).
+    #[inline(always)]
+    pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
+        self.last_seen = now;
+        let end = segment.end();
+        let first = self.seen & seen::PACKET == 0 || segment.flags & tcp_flags::SYN != 0;
+        if first || is_after(end, self.next_seq) {
+            self.next_seq = end;
+        }
+        self.seen |= seen::PACKET;
+        if segment.flags & tcp_flags::SYN != 0 {
+            self.seen |= seen::SYN;
+        }
+        if segment.flags & tcp_flags::FIN != 0 {
+            self.seen |= seen::FIN;
+        }
+        if segment.flags & tcp_flags::ACK != 0 {
+            self.last_ack = segment.ack;
+            self.seen |= seen::ACK;
+        }
+    }
+
+    /// Whether a RST of this direction is one that the receiver will believe, so that the flow is over.
+    ///
+    /// Its sequence number must lie between what the peer has acknowledged and what this direction has sent: that
+    /// is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. A RST that
+    /// answers a SYN must acknowledge exactly that SYN.
+    pub const fn accepts_reset(&self, segment: &Segment, peer: &Self) -> bool {
+        if self.seen & seen::PACKET == 0 {
+            return segment.flags & tcp_flags::ACK != 0 && segment.ack == peer.next_seq;
+        }
+        let oldest = if peer.seen & seen::ACK != 0 { peer.last_ack } else { self.next_seq };
+        !is_after(oldest, segment.seq) && !is_after(segment.seq, self.next_seq)
+    }
+}
+
+/// Whether sequence number `a` comes after `b`, modulo 2^32 (RFC 9293 §3.4).
+#[inline(always)]
+const fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+/// Where a flow is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// TCP: the client has spoken, no backend has answered yet.
+    Opening,
+    /// TCP: the backend has answered, the client has not acknowledged yet.
+    Accepted,
+    /// TCP: both have spoken.
+    Established,
+    /// TCP: one direction has sent FIN.
+    HalfClosed,
+    /// TCP: both have sent FIN.
+    TimeWait,
+    /// TCP: reset.
+    Closed,
+    /// UDP: nothing has come back yet.
+    Unreplied,
+    /// UDP: datagrams in both directions.
+    Replied,
+}
+
+impl Phase {
+    /// The phase of the flow with these two entries.
+    pub const fn of(forward: &Flow, reply: &Flow) -> Self {
+        let either = forward.seen | reply.seen;
+        let both = forward.seen & reply.seen;
+        let replied = reply.seen & seen::PACKET != 0;
+        if forward.to.protocol != protocol::TCP {
+            return if replied { Self::Replied } else { Self::Unreplied };
+        }
+        if either & seen::RST != 0 {
+            Self::Closed
+        } else if both & seen::FIN != 0 {
+            Self::TimeWait
+        } else if either & seen::FIN != 0 {
+            Self::HalfClosed
+        } else if !replied {
+            Self::Opening
+        } else if forward.seen & seen::ACK != 0 {
+            Self::Established
+        } else {
+            Self::Accepted
+        }
+    }
+
+    /// Seconds without a packet after which the flow is forgotten. Established and half-closed TCP are what
+    /// kube-proxy sets (24 h, 1 h), the others what nf_conntrack has by default, but for the shorter opening, which
+    /// limits what a SYN flood can hold and still spans the gap between two retransmissions of a SYN.
+    pub const fn timeout_seconds(self) -> u32 {
+        match self {
+            Self::Opening | Self::Accepted => 60,
+            Self::Established => 24 * 60 * 60,
+            Self::HalfClosed => 60 * 60,
+            Self::TimeWait | Self::Replied => 120,
+            Self::Closed => 10,
+            Self::Unreplied => 30,
+        }
+    }
+
+    /// Whether a SYN from the same client port is a new connection rather than a retransmission.
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::TimeWait | Self::Closed)
+    }
+
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Accepted => "accepted",
+            Self::Established => "established",
+            Self::HalfClosed => "half-closed",
+            Self::TimeWait => "time-wait",
+            Self::Closed => "closed",
+            Self::Unreplied => "unreplied",
+            Self::Replied => "replied",
+        }
+    }
+}
+
+/// Seconds left until the flow is forgotten; 0 when that is due.
+pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
+    let last_seen = forward.last_seen.max(reply.last_seen);
+    Phase::of(forward, reply).timeout_seconds().saturating_sub(now.seconds_since(last_seen))
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::Tuple {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Flow {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Tick = Tick(100);
+
+    fn tuple(protocol: u8) -> Tuple {
+        Tuple {
+            source: Address::from_v4([192, 0, 2, 1]),
+            destination: Address::from_v4([10, 96, 0, 1]),
+            source_port: 40_000,
+            destination_port: 80,
+            protocol,
+            zero: [0; 3],
+        }
+    }
+
+    /// Both entries of a flow of which nothing has been seen yet.
+    fn pair(protocol: u8) -> (Flow, Flow) {
+        let from = tuple(protocol);
+        let to = Tuple { destination: Address::from_v4([198, 51, 100, 7]), destination_port: 8080, ..from };
+        let forward = Flow::new(&from, &to, 1, 0, NOW);
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 1, flow_flags::REPLY, NOW);
+        (forward, reply)
+    }
+
+    fn segment(flags: u8, seq: u32, ack: u32, payload: u32) -> Segment {
+        Segment { flags, seq, ack, payload }
+    }
+
+    const SYN: u8 = tcp_flags::SYN;
+    const ACK: u8 = tcp_flags::ACK;
+    const FIN: u8 = tcp_flags::FIN;
+    const RST: u8 = tcp_flags::RST;
+
+    fn established() -> (Flow, Flow) {
+        let (mut forward, mut reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
+        forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
+        (forward, reply)
+    }
+
+    #[test]
+    fn a_tcp_connection_walks_through_its_phases() {
+        let (mut forward, mut reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+        reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Accepted);
+        forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::HalfClosed);
+        reply.observe_segment(&segment(FIN | ACK, 5001, 1002, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
+        assert!(Phase::of(&forward, &reply).is_over());
+    }
+
+    #[test]
+    fn udp_is_replied_once_something_came_back() {
+        let (mut forward, mut reply) = pair(protocol::UDP);
+        forward.observe_datagram(NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Unreplied);
+        reply.observe_datagram(NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Replied);
+    }
+
+    #[test]
+    fn a_reset_between_acknowledged_and_sent_is_believed() {
+        let (forward, mut reply) = established();
+        reply.observe_segment(&segment(ACK, 5001, 1001, 3000), NOW);
+        for seq in [5001, 6500, 8001] {
+            assert!(reply.accepts_reset(&segment(RST, seq, 0, 0), &forward), "seq {seq}");
+        }
+        for seq in [5000, 8002, 5001u32.wrapping_add(1 << 31)] {
+            assert!(!reply.accepts_reset(&segment(RST, seq, 0, 0), &forward), "seq {seq}");
+        }
+    }
+
+    #[test]
+    fn a_reset_that_refuses_a_connection_must_acknowledge_its_syn() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert!(reply.accepts_reset(&segment(RST | ACK, 0, 1001, 0), &forward));
+        assert!(!reply.accepts_reset(&segment(RST | ACK, 0, 1000, 0), &forward));
+        assert!(!reply.accepts_reset(&segment(RST, 0, 1001, 0), &forward));
+    }
+
+    #[test]
+    fn a_client_may_reset_what_it_has_just_opened() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, u32::MAX, 0, 0), NOW);
+        assert!(forward.accepts_reset(&segment(RST, 0, 0, 0), &reply));
+        assert!(!forward.accepts_reset(&segment(RST, 1, 0, 0), &reply));
+    }
+
+    #[test]
+    fn sequence_numbers_wrap() {
+        let (mut forward, _) = established();
+        forward.next_seq = u32::MAX - 10;
+        forward.observe_segment(&segment(ACK, u32::MAX - 10, 5001, 100), NOW);
+        assert_eq!(forward.next_seq, 89);
+        forward.observe_segment(&segment(ACK, u32::MAX - 10, 5001, 50), NOW);
+        assert_eq!(forward.next_seq, 89, "a retransmission takes nothing back");
+    }
+
+    #[test]
+    fn idle_connections_live_as_long_as_with_kube_proxy() {
+        let (forward, reply) = established();
+        let day_in_ticks = (24 * 60 * 60 * 1_000_000_000u64 >> 30) as u32;
+        assert!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
+        assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
+    }
+
+    #[test]
+    fn the_reversed_tuple_is_the_key_of_the_peer() {
+        let (forward, reply) = pair(protocol::TCP);
+        assert_eq!(reply.to.reversed(), tuple(protocol::TCP));
+        assert_eq!(forward.to.reversed().reversed(), forward.to);
+        assert_eq!(forward.address_delta, !reply.address_delta, "what one direction adds the other takes away");
+    }
+}

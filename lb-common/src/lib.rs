@@ -1,0 +1,53 @@
+//! What the BPF programs and the agent must agree on: the layout of every map, and the pure algorithms
+//! that both sides run.
+//!
+//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` refuses padding at compile time) and
+//! has its size asserted beside it. A change of any layout here needs a new [`LAYOUT_VERSION`].
+#![no_std]
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+#[cfg(test)]
+extern crate std;
+
+mod address;
+pub mod checksum;
+pub mod conntrack;
+mod fragment;
+mod names;
+mod outcome;
+mod service;
+
+pub use address::Address;
+pub use fragment::{FragmentKey, FragmentPorts};
+pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
+pub use outcome::{Outcome, Verdict};
+pub use service::{Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags};
+
+/// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
+pub mod protocol {
+    /// ICMP for IPv4, RFC 792.
+    pub const ICMP: u8 = 1;
+    /// TCP, RFC 9293.
+    pub const TCP: u8 = 6;
+    /// UDP, RFC 768.
+    pub const UDP: u8 = 17;
+    /// ICMP for IPv6, RFC 4443.
+    pub const ICMPV6: u8 = 58;
+}
+
+/// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
+pub mod capacity {
+    /// Frontends (`SERVICES`); memory is used only for those that exist.
+    pub const SERVICES: usize = 262_144;
+    /// Slots of the backend arena (`BACKENDS`), all allocated at start: 24 bytes each.
+    pub const BACKENDS: usize = 524_288;
+    /// Entries of `CONNTRACK`, two for each connection; memory is used only for those that exist.
+    pub const CONNTRACK: usize = 524_288;
+    /// Datagrams whose fragments are under way (`FRAGMENTS`).
+    pub const FRAGMENTS: usize = 8_192;
+    /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.
+    pub const ENDPOINT_NAMES: usize = 524_288;
+}

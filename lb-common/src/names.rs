@@ -1,0 +1,77 @@
+use bytemuck::{Pod, Zeroable};
+
+/// Bytes kept of a Kubernetes DNS label (63 at most, RFC 1123) and its terminating zero.
+pub const NAME_SIZE: usize = 64;
+/// Bytes kept of a node's, zone's or pod's name; longer ones are cut.
+pub const BACKEND_NAME_SIZE: usize = 96;
+
+/// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: who a service port is. Only people read it, and the
+/// agent when it starts again: the kernel is the one place where the state of the node is kept.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ServiceName {
+    /// Namespace, UTF-8, filled up with zeros.
+    pub namespace: [u8; NAME_SIZE],
+    /// Name of the Service object, UTF-8, filled up with zeros.
+    pub name: [u8; NAME_SIZE],
+    /// Name of the port, UTF-8, filled up with zeros; empty for an unnamed port.
+    pub port_name: [u8; NAME_SIZE],
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Always 0.
+    pub zero: [u8; 3],
+}
+
+const _: () = assert!(size_of::<ServiceName>() == 196);
+
+/// Value of `ENDPOINT_NAMES`, keyed by the endpoint's [`crate::Address`]: what people call it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct EndpointName {
+    /// Node the endpoint runs on, UTF-8, filled up with zeros.
+    pub node: [u8; BACKEND_NAME_SIZE],
+    /// Zone of that node, UTF-8, filled up with zeros.
+    pub zone: [u8; BACKEND_NAME_SIZE],
+    /// Name of the pod, UTF-8, filled up with zeros; its namespace is the service's.
+    pub pod: [u8; BACKEND_NAME_SIZE],
+}
+
+const _: () = assert!(size_of::<EndpointName>() == 288);
+
+/// `text` in `N` bytes, cut at a character boundary so that at least one zero follows.
+pub fn to_fixed<const N: usize>(text: &str) -> [u8; N] {
+    let mut fixed = [0; N];
+    let mut end = text.len().min(N - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    fixed[..end].copy_from_slice(&text.as_bytes()[..end]);
+    fixed
+}
+
+/// The text before the first zero; empty where it is not UTF-8.
+pub fn from_fixed(fixed: &[u8]) -> &str {
+    let end = fixed.iter().position(|byte| *byte == 0).unwrap_or(fixed.len());
+    core::str::from_utf8(&fixed[..end]).unwrap_or("")
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::ServiceName {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::EndpointName {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_cut_at_a_character() {
+        assert_eq!(from_fixed(&to_fixed::<4>("abc")), "abc");
+        assert_eq!(from_fixed(&to_fixed::<4>("abcd")), "abc");
+        assert_eq!(from_fixed(&to_fixed::<4>("aéé")), "aé");
+        assert_eq!(from_fixed(&to_fixed::<4>("éé")), "é");
+    }
+}

@@ -1,0 +1,150 @@
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Goes on: to the next program on the hook, then to the stack.
+    Pass,
+    /// Leaves again through the device it came from.
+    Bounce,
+    /// Is dropped.
+    Drop,
+}
+
+/// Why a packet got its verdict. The value is the index of its counter in `STATS`, the name its metric label.
+///
+/// Add new ones at the end: the counters are pinned.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Neither IPv4 nor IPv6.
+    NotIp = 0,
+    /// No protocol with ports (an ICMP echo, ESP, …).
+    NotTransport = 1,
+    /// Headers cut short or contradicting each other: left to the stack, which knows more about what is wrong.
+    Malformed = 2,
+    /// No flow and no service: not ours.
+    NoService = 3,
+    /// Belongs to a flow that is translated at the other hook (or already was).
+    OtherHook = 4,
+    /// A later fragment of a datagram whose first fragment was not ours or was not seen.
+    UnknownFragment = 5,
+    /// An ICMP error about a packet of no flow of ours.
+    UnknownIcmpError = 6,
+    /// First packet of a flow: a backend was chosen.
+    NewFlow = 7,
+    /// A further packet from a client to its backend.
+    Forward = 8,
+    /// A packet from a backend to its client.
+    Reply = 9,
+    /// An ICMP error about a translated packet, itself translated.
+    IcmpError = 10,
+    /// A packet between a pod and itself through a VIP, sent back to it translated.
+    Hairpin = 11,
+    /// A TCP segment to a service without backends, answered with RST.
+    RejectTcp = 12,
+    /// A datagram to a service without backends, answered with ICMP port unreachable.
+    RejectUdp = 13,
+    /// Dropped: a TCP RST to a VIP that belongs to no flow; there is nobody to reset.
+    StrayReset = 14,
+    /// Dropped: `CONNTRACK` is full.
+    ConntrackFull = 15,
+    /// Dropped: no source port was free towards the chosen backend.
+    NoSourcePort = 16,
+    /// Dropped: the service record changed at every one of several reads.
+    TornService = 17,
+    /// Dropped: a service points at a slot that `BACKENDS` has not. This counter should never be anything but 0.
+    NoBackend = 18,
+    /// Dropped: the kernel refused to rewrite the packet.
+    RewriteFailed = 19,
+}
+
+impl Outcome {
+    /// How many there are; the size of `STATS`.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// All of them, in the order of their values.
+    pub const ALL: [Self; 20] = [
+        Self::NotIp,
+        Self::NotTransport,
+        Self::Malformed,
+        Self::NoService,
+        Self::OtherHook,
+        Self::UnknownFragment,
+        Self::UnknownIcmpError,
+        Self::NewFlow,
+        Self::Forward,
+        Self::Reply,
+        Self::IcmpError,
+        Self::Hairpin,
+        Self::RejectTcp,
+        Self::RejectUdp,
+        Self::StrayReset,
+        Self::ConntrackFull,
+        Self::NoSourcePort,
+        Self::TornService,
+        Self::NoBackend,
+        Self::RewriteFailed,
+    ];
+
+    /// What becomes of the packet.
+    #[inline(always)]
+    pub const fn verdict(self) -> Verdict {
+        match self {
+            Self::NotIp
+            | Self::NotTransport
+            | Self::Malformed
+            | Self::NoService
+            | Self::OtherHook
+            | Self::UnknownFragment
+            | Self::UnknownIcmpError
+            | Self::NewFlow
+            | Self::Forward
+            | Self::Reply
+            | Self::IcmpError => Verdict::Pass,
+            Self::Hairpin | Self::RejectTcp | Self::RejectUdp => Verdict::Bounce,
+            Self::StrayReset
+            | Self::ConntrackFull
+            | Self::NoSourcePort
+            | Self::TornService
+            | Self::NoBackend
+            | Self::RewriteFailed => Verdict::Drop,
+        }
+    }
+
+    /// The metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotIp => "not_ip",
+            Self::NotTransport => "not_transport",
+            Self::Malformed => "malformed",
+            Self::NoService => "no_service",
+            Self::OtherHook => "other_hook",
+            Self::UnknownFragment => "unknown_fragment",
+            Self::UnknownIcmpError => "unknown_icmp_error",
+            Self::NewFlow => "new_flow",
+            Self::Forward => "forward",
+            Self::Reply => "reply",
+            Self::IcmpError => "icmp_error",
+            Self::Hairpin => "hairpin",
+            Self::RejectTcp => "reject_tcp",
+            Self::RejectUdp => "reject_udp",
+            Self::StrayReset => "stray_reset",
+            Self::ConntrackFull => "conntrack_full",
+            Self::NoSourcePort => "no_source_port",
+            Self::TornService => "torn_service",
+            Self::NoBackend => "no_backend",
+            Self::RewriteFailed => "rewrite_failed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_in_all_is_the_value() {
+        for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, index, "{}", outcome.as_str());
+        }
+    }
+}

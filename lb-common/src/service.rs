@@ -1,0 +1,217 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::Address;
+
+/// Key of `SERVICES`: what a client speaks to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct ServiceKey {
+    /// The virtual address.
+    pub address: Address,
+    /// Destination port, host byte order.
+    pub port: u16,
+    /// IP protocol number, see [`crate::protocol`].
+    pub protocol: u8,
+    zero: u8,
+}
+
+const _: () = assert!(size_of::<ServiceKey>() == 20);
+
+impl ServiceKey {
+    /// The key of `address:port/protocol`; `port` in host byte order.
+    #[inline(always)]
+    pub const fn new(address: Address, port: u16, protocol: u8) -> Self {
+        Self { address, port, protocol, zero: 0 }
+    }
+}
+
+/// How a backend is chosen for a new flow.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scheduler {
+    /// Every usable backend with the same probability.
+    Random = 0,
+}
+
+impl Scheduler {
+    /// The name users know it by.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+        }
+    }
+}
+
+impl TryFrom<u8> for Scheduler {
+    type Error = u8;
+
+    fn try_from(value: u8) -> Result<Self, u8> {
+        match value {
+            0 => Ok(Self::Random),
+            unknown => Err(unknown),
+        }
+    }
+}
+
+/// What kind of address a frontend is; decides how traffic from outside is treated.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    /// `spec.clusterIPs`
+    ClusterIp = 0,
+    /// A node's address with `spec.ports[].nodePort`
+    NodePort = 1,
+    /// `status.loadBalancer.ingress[].ip`
+    LoadBalancer = 2,
+    /// `spec.externalIPs`
+    ExternalIp = 3,
+}
+
+impl FrontendKind {
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalIp => "ExternalIP",
+        }
+    }
+}
+
+impl TryFrom<u8> for FrontendKind {
+    type Error = u8;
+
+    fn try_from(value: u8) -> Result<Self, u8> {
+        match value {
+            0 => Ok(Self::ClusterIp),
+            1 => Ok(Self::NodePort),
+            2 => Ok(Self::LoadBalancer),
+            3 => Ok(Self::ExternalIp),
+            unknown => Err(unknown),
+        }
+    }
+}
+
+/// Value of `SERVICES`: one frontend of a service port.
+///
+/// A record is replaced as a whole by one map update: every packet sees the old backends or the new ones.
+/// The kernel may hand the memory of a replaced record to another key while a reader still looks at it (hash maps
+/// reuse elements at once), so a record carries a seal over itself *and its key*; a reader that finds it broken
+/// looks up again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Service {
+    /// Identity of the service port, shared by all its frontends; never 0.
+    pub id: u32,
+    /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
+    pub backends_base: u32,
+    /// Number of backends; 0 means that new connections are rejected.
+    pub backends_count: u32,
+    /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
+    pub affinity_seconds: u32,
+    /// A [`Scheduler`].
+    pub scheduler: u8,
+    /// A [`FrontendKind`].
+    pub kind: u8,
+    /// Reserved for flags; 0.
+    pub flags: u16,
+    /// Digest of the key and the fields above, see [`Self::sealed`].
+    pub seal: u32,
+}
+
+const _: () = assert!(size_of::<Service>() == 24);
+
+impl Service {
+    /// The record with its seal for `key`.
+    #[must_use]
+    pub fn sealed(mut self, key: &ServiceKey) -> Self {
+        self.seal = 0;
+        self.seal = Self::digest(&self, key);
+        self
+    }
+
+    /// Whether the record was read whole and belongs to `key`.
+    #[inline(always)]
+    pub fn is_sealed(&self, key: &ServiceKey) -> bool {
+        Self::digest(self, key) == 0
+    }
+
+    /// Folds key and record into one word that is 0 for a sealed record. Words are rotated by their place, so that
+    /// swapped words are noticed.
+    #[inline(always)]
+    fn digest(&self, key: &ServiceKey) -> u32 {
+        let [k0, k1, k2, k3, k4]: [u32; 5] = bytemuck::must_cast(*key);
+        let key = k0.rotate_left(1) ^ k1.rotate_left(3) ^ k2.rotate_left(5) ^ k3.rotate_left(7) ^ k4.rotate_left(9);
+        let policy = u32::from(self.scheduler) | u32::from(self.kind) << 8 | u32::from(self.flags) << 16;
+        key ^ self.id.rotate_left(11)
+            ^ self.backends_base.rotate_left(13)
+            ^ self.backends_count.rotate_left(17)
+            ^ self.affinity_seconds.rotate_left(19)
+            ^ policy.rotate_left(23)
+            ^ self.seal
+    }
+}
+
+/// Value of `BACKENDS`: one endpoint, where packets go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Backend {
+    /// The endpoint's address.
+    pub address: Address,
+    /// The endpoint's port, host byte order.
+    pub port: u16,
+    /// See [`backend_flags`].
+    pub flags: u16,
+    /// Share of new connections relative to the other backends; 1 where nothing else is said.
+    pub weight: u32,
+}
+
+const _: () = assert!(size_of::<Backend>() == 24);
+
+/// Bits of [`Backend::flags`].
+pub mod backend_flags {
+    /// The endpoint is terminating and serves only because no ready endpoint is left.
+    pub const TERMINATING: u16 = 1;
+    /// The endpoint is on this node.
+    pub const LOCAL: u16 = 2;
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::ServiceKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Service {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Backend {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(last: u8) -> ServiceKey {
+        ServiceKey::new(Address::from_v4([10, 96, 0, last]), 80, crate::protocol::TCP)
+    }
+
+    fn record() -> Service {
+        Service { id: 7, backends_base: 64, backends_count: 3, ..Service::zeroed() }
+    }
+
+    #[test]
+    fn a_sealed_record_is_whole_for_its_key_only() {
+        let sealed = record().sealed(&key(1));
+        assert!(sealed.is_sealed(&key(1)));
+        assert!(!sealed.is_sealed(&key(2)));
+    }
+
+    #[test]
+    fn a_record_mixed_from_two_versions_breaks_the_seal() {
+        let old = record().sealed(&key(1));
+        let new = Service { backends_base: 128, backends_count: 5, ..record() }.sealed(&key(1));
+        assert!(!Service { backends_count: new.backends_count, ..old }.is_sealed(&key(1)));
+        assert!(!Service { backends_base: new.backends_base, ..old }.is_sealed(&key(1)));
+        assert!(!Service { seal: new.seal, ..old }.is_sealed(&key(1)));
+    }
+}

@@ -1,0 +1,13 @@
+//! The pure control plane: what the user wants, what the kernel should hold, and the ordered steps from what it
+//! holds to that.
+//!
+//! ```text
+//! source → Store → desired() → plan() → [Step] → Kernel state
+//! ```
+//!
+//! Nothing here does IO, reads a clock or rolls dice: it knows neither tokio nor aya nor the kube client, so
+//! every property is tested without privileges.
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod plan;

@@ -1,0 +1,154 @@
+//! The objects of the Kubernetes API, reduced to what a service proxy looks at.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+/// `namespace/name` of a namespaced object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// `metadata.namespace`
+    pub namespace: Arc<str>,
+    /// `metadata.name`
+    pub name: Arc<str>,
+}
+
+impl ObjectName {
+    /// The name `namespace/name`.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A transport protocol a Service port can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP
+    Tcp,
+    /// UDP
+    Udp,
+}
+
+impl Protocol {
+    /// The IP protocol number.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => lb_common::protocol::TCP,
+            Self::Udp => lb_common::protocol::UDP,
+        }
+    }
+
+    /// The name as Kubernetes spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+}
+
+/// One port of one Service: the unit that has frontends and backends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServicePortName {
+    /// The Service.
+    pub service: ObjectName,
+    /// `spec.ports[].name`; empty for an unnamed port.
+    pub port: Arc<str>,
+    /// `spec.ports[].protocol`
+    pub protocol: Protocol,
+}
+
+impl fmt::Display for ServicePortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { service, port, protocol } = self;
+        let separator = if port.is_empty() { "" } else { ":" };
+        write!(f, "{service}{separator}{port}/{}", protocol.as_str())
+    }
+}
+
+/// A Service that has virtual addresses. Headless and ExternalName Services never become one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// `spec.clusterIPs`, one of each family at most.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.ports`, in their order.
+    pub ports: Vec<ServicePort>,
+    /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `ClientIP` affinity.
+    pub affinity_seconds: Option<u32>,
+}
+
+/// One of `spec.ports` of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// `name`; empty for an unnamed port. Endpoint ports are matched by it, never by `targetPort`.
+    pub name: Arc<str>,
+    /// `protocol`
+    pub protocol: Protocol,
+    /// `port`
+    pub port: u16,
+    /// `nodePort`
+    pub node_port: Option<u16>,
+}
+
+/// An EndpointSlice of a Service; one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// The Service it belongs to: its namespace and the label `kubernetes.io/service-name`.
+    pub service: ObjectName,
+    /// `ports` that have a number.
+    pub ports: Vec<EndpointPort>,
+    /// `endpoints`, those with an address of the slice's family.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// One of `ports` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointPort {
+    /// `name`; empty for an unnamed port.
+    pub name: Arc<str>,
+    /// `protocol`
+    pub protocol: Protocol,
+    /// `port`
+    pub port: u16,
+}
+
+/// One of `endpoints` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// `addresses[0]`; like kube-proxy we ignore the others.
+    pub address: IpAddr,
+    /// `conditions.ready`; absent is true.
+    pub ready: bool,
+    /// `conditions.serving`; absent is the value of `ready`.
+    pub serving: bool,
+    /// `conditions.terminating`; absent is false.
+    pub terminating: bool,
+    /// `nodeName`
+    pub node: Option<Arc<str>>,
+    /// `zone`
+    pub zone: Option<Arc<str>>,
+    /// `targetRef.name` of a Pod.
+    pub pod: Option<Arc<str>>,
+}
+
+/// What a source tells the store. `None` is an object that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A Service is there, with these properties, or no longer one with virtual addresses.
+    Service(ObjectName, Option<Service>),
+    /// An EndpointSlice is there, or gone; the name is the slice's own.
+    EndpointSlice(ObjectName, Option<EndpointSlice>),
+}
+
+/// What a source sends to the one task that writes to the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceEvent {
+    /// Changes that belong together.
+    Changes(Vec<Change>),
+    /// Everything that exists has been sent at least once.
+    Synchronised,
+}

@@ -1,0 +1,2 @@
+//! The BPF programs: logic that is tested on the host.
+#![no_std]

@@ -1,0 +1,1 @@
+//! Finds the BPF toolchain and builds the BPF object.

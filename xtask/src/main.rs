@@ -1,0 +1,3 @@
+//! `cargo xtask`: everything with side effects.
+
+fn main() {}
