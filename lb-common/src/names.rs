@@ -19,7 +19,10 @@ pub struct ServiceName {
     /// IP protocol number.
     pub protocol: u8,
     /// Always 0.
-    pub zero: [u8; 3],
+    pub zero: u8,
+    /// `nodePort` of the service port, host byte order; 0 where it has none. Kept here so that an allocated one
+    /// outlives the agent.
+    pub node_port: u16,
 }
 
 const _: () = assert!(size_of::<ServiceName>() == 196);

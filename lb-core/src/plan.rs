@@ -17,6 +17,15 @@ pub struct EndpointLabels {
     pub pod: Option<Arc<str>>,
 }
 
+/// What people call a service port; kept in the kernel under its id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServiceLabels {
+    /// Its name.
+    pub name: ServicePortName,
+    /// Its node port, so that an allocated one outlives the agent.
+    pub node_port: Option<u16>,
+}
+
 /// One change of the maps. A step is applied whole or fails whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -30,7 +39,7 @@ pub enum Step {
         backends: Vec<Backend>,
     },
     /// Names a service port in `SERVICE_NAMES`.
-    PutServiceName(u32, ServicePortName),
+    PutServiceLabels(u32, ServiceLabels),
     /// Names an address in `ENDPOINT_NAMES`.
     PutEndpointLabels(IpAddr, EndpointLabels),
     /// Creates or switches a frontend in `SERVICES` in one atomic update.
@@ -44,7 +53,7 @@ pub enum Step {
         count: u32,
     },
     /// Removes the name of a service port that has no frontend any more.
-    DeleteServiceName(u32),
+    DeleteServiceLabels(u32),
     /// Removes the name of an address that no backend has any more.
     DeleteEndpointLabels(IpAddr),
 }
@@ -57,7 +66,7 @@ pub struct Contents {
     /// The slots of `BACKENDS` that some frontend refers to, by index.
     pub backends: BTreeMap<u32, Backend>,
     /// `SERVICE_NAMES`
-    pub service_names: BTreeMap<u32, ServicePortName>,
+    pub service_labels: BTreeMap<u32, ServiceLabels>,
     /// `ENDPOINT_NAMES`
     pub endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
 }
