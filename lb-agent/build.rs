@@ -1,0 +1,29 @@
+//! Builds the BPF object and puts it at `OUT_DIR/lb`, where `aya::include_bytes_aligned!` finds it.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+
+fn main() -> anyhow::Result<()> {
+    let out_dir = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("cargo sets CARGO_CFG_TARGET_ARCH")?;
+
+    let target_dir = ebpf_build::target_dir(ebpf_build::profile_dir(&out_dir));
+    let object = ebpf_build::build(&target_dir, &arch)?;
+    for line in object.warnings.lines() {
+        println!("cargo::warning={line}");
+    }
+    let copy = out_dir.join(ebpf_build::BINARY);
+    fs::copy(&object.path, &copy)
+        .with_context(|| format!("copying {} to {}", object.path.display(), copy.display()))?;
+
+    let root = ebpf_build::workspace_root();
+    for input in [ebpf_build::PACKAGE, "lb-common", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", root.join(input).display());
+    }
+    println!("cargo::rerun-if-changed={}", object.toolchain.linker.display());
+    println!("cargo::rerun-if-changed={}", object.toolchain.compiler.rustc.display());
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The inner cargo that compiles and links the object.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::toolchain::{CoreLibrary, Missing, Toolchain};
+use crate::{BINARY, PACKAGE, TARGET, workspace_root};
+
+/// Why there is no object.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The toolchain is not complete.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// Cargo could not be started.
+    #[error("cannot run {} to build the BPF object", .cargo.display())]
+    Start {
+        /// The program that was tried.
+        cargo: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The programs do not compile or link.
+    #[error("the BPF programs do not build:\n{messages}")]
+    Compile {
+        /// What cargo, the compiler and the linker said.
+        messages: String,
+    },
+}
+
+/// A built object.
+#[derive(Debug)]
+pub struct Object {
+    /// The ELF file.
+    pub path: PathBuf,
+    /// What it was built with.
+    pub toolchain: Toolchain,
+    /// The compiler's warnings, empty when there are none.
+    pub warnings: String,
+}
+
+/// Builds the object for hosts of `arch` (`x86_64`, `aarch64`: the layout of the kernel's register structures
+/// depends on it) in the folder `target_dir`. Quick when nothing has changed.
+///
+/// # Errors
+///
+/// A part of the toolchain is missing, or the programs do not compile.
+pub fn build(target_dir: &Path, arch: &str) -> Result<Object, BuildError> {
+    let toolchain = Toolchain::find()?;
+    let mut command = cargo(&toolchain, target_dir, arch);
+    let Output { status, stderr, .. } = command
+        .output()
+        .map_err(|source| BuildError::Start { cargo: toolchain.compiler.cargo.clone(), source })?;
+    let messages = String::from_utf8_lossy(&stderr).into_owned();
+    if !status.success() {
+        return Err(BuildError::Compile { messages });
+    }
+    let path = target_dir.join(TARGET).join("release").join(BINARY);
+    Ok(Object { path, toolchain, warnings: messages })
+}
+
+fn cargo(toolchain: &Toolchain, target_dir: &Path, arch: &str) -> Command {
+    let compiler = &toolchain.compiler;
+    let mut command = Command::new(&compiler.cargo);
+    command.current_dir(workspace_root()).args(["build", "--quiet", "--release", "--target", TARGET]);
+    command.args(["--package", PACKAGE, "--bin", BINARY]).arg("--target-dir").arg(target_dir);
+    match compiler.core {
+        CoreLibrary::Prebuilt => {}
+        CoreLibrary::Source => {
+            command.args(["-Z", "build-std=core"]);
+        }
+    }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| belongs_to_outer_cargo(name)) {
+        command.env_remove(name);
+    }
+    // The BPF target and its inline assembly are not stable yet.
+    command.env("RUSTC", &compiler.rustc).env("RUSTC_BOOTSTRAP", "1");
+    // Empty overrides a wrapper named in the user's cargo configuration.
+    command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
+    command.env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker, arch));
+    command
+}
+
+/// The flags, in the encoding of `CARGO_ENCODED_RUSTFLAGS`.
+fn rustflags(linker: &Path, arch: &str) -> OsString {
+    let mut linker_flag = OsString::from("-Clinker=");
+    linker_flag.push(linker);
+    let arch_flag = OsString::from(format!("--cfg=bpf_target_arch=\"{arch}\""));
+    let mut flags = vec![linker_flag, arch_flag];
+    flags.extend(CODEGEN_FLAGS.map(OsString::from));
+    flags.join(&OsString::from("\x1f"))
+}
+
+const CODEGEN_FLAGS: [&str; 5] = [
+    // BTF is made from the debug information.
+    "-Cdebuginfo=2",
+    "-Clink-arg=--btf",
+    // 32-bit registers and jumps, in every kernel since 5.1; rustc hands it on to the linker as `--cpu`.
+    "-Ctarget-cpu=v3",
+    // Headers and map values are byte arrays (alignment 1). Without this, LLVM reads them byte by byte; the
+    // machines we run on, and the verifier for packets and map values, allow unaligned access.
+    "-Clink-arg=--cpu-features=+allows-misaligned-mem-access",
+    // The default expands copies by the alignment of the type, that is byte by byte here, whatever the line above says.
+    "-Clink-arg=--disable-expand-memcpy-in-order",
+];
+
+/// Whether a variable was set by or for the cargo that runs us and would change what the inner one does:
+/// its compiler, wrappers, flags, profiles and target. Where cargo gets packages from, and the jobs it may
+/// run at once, hold for both.
+fn belongs_to_outer_cargo(name: &OsString) -> bool {
+    const SHARED: [&str; 7] = [
+        "CARGO_HOME",
+        "CARGO_MAKEFLAGS",
+        "CARGO_HTTP_",
+        "CARGO_NET_",
+        "CARGO_REGISTRIES_",
+        "CARGO_REGISTRY_",
+        "CARGO_SOURCE_",
+    ];
+    let name = name.to_string_lossy();
+    if SHARED.iter().any(|shared| name.starts_with(shared)) {
+        return false;
+    }
+    ["CARGO", "RUSTC", "RUSTDOC", "RUSTFLAGS", "CLIPPY"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inner_cargo_does_not_see_the_settings_of_the_outer() {
+        for name in [
+            "CARGO",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_BUILD_TARGET",
+            "CARGO_PROFILE_RELEASE_STRIP",
+            "CARGO_TARGET_DIR",
+            "RUSTC",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTFLAGS",
+            "CLIPPY_ARGS",
+        ] {
+            assert!(belongs_to_outer_cargo(&OsString::from(name)), "{name}");
+        }
+        for name in
+            ["CARGO_HOME", "CARGO_MAKEFLAGS", "CARGO_NET_OFFLINE", "CARGO_HTTP_CAINFO", "RUSTUP_HOME", "PATH"]
+        {
+            assert!(!belongs_to_outer_cargo(&OsString::from(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_are_separated_as_cargo_wants_it() {
+        let flags = rustflags(Path::new("/with a space/bpf-linker"), "aarch64");
+        let flags: Vec<&str> = flags.to_str().into_iter().flat_map(|flags| flags.split('\x1f')).collect();
+        assert_eq!(flags[0], "-Clinker=/with a space/bpf-linker");
+        assert_eq!(flags[1], "--cfg=bpf_target_arch=\"aarch64\"");
+        assert!(flags.contains(&"-Clink-arg=--btf"));
+    }
+}
