@@ -1,1 +1,42 @@
-//! The testbed: namespaces, links, servers and clients, for the demo and for the tests that need root.
+//! The testbed: network namespaces, links, servers and clients, for the demo and for the tests that need root.
+//!
+//! ```text
+//! client ── node1 ── node2          client is outside of the cluster
+//!           │   │    │   │          the agent runs on node1
+//!        pod1 pod2  pod3 pod4
+//! ```
+//!
+//! Everything is made of plain `ip` commands and standard sockets, so that what a test sees is what an
+//! application sees. Guards remove what they made when they are dropped, also after a panic; see [`cleanup`] for
+//! Ctrl-C and for what a killed process left behind.
+
+pub mod agent;
+pub mod cleanup;
+pub mod client;
+pub mod cluster;
+pub mod icmp;
+pub mod manifests;
+pub mod netns;
+pub mod pattern;
+pub mod pump;
+pub mod server;
+pub mod socket;
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Asks `probe` every 5 ms until it answers with a value; `None` after `limit`.
+pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = probe() {
+            return Some(value);
+        }
+        if start.elapsed() >= limit {
+            return None;
+        }
+        sleep(Duration::from_millis(5));
+    }
+}

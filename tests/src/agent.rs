@@ -1,0 +1,196 @@
+//! The agent as a process inside a node's namespace.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread::panicking,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{cleanup::Cleanup, netns::Netns, wait_for};
+
+/// How long the agent may take until `/healthz` answers 200, and to stop.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Where the agent's `/healthz` is, inside its namespace.
+const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
+
+/// The agent's binary: `$LB_AGENT`, else `target/release/lb-agent` of this workspace.
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("LB_AGENT") {
+        return path.into();
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+    let path = target.join("release/lb-agent");
+    path.canonicalize().unwrap_or(path)
+}
+
+/// What the agent is started with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `--node-name`
+    pub node_name: String,
+    /// `--manifests`
+    pub manifests: PathBuf,
+    /// `--bpffs`; the agent mounts it
+    pub bpffs: PathBuf,
+    /// Where its standard error goes
+    pub log: PathBuf,
+    /// More arguments of `run`
+    pub arguments: Vec<String>,
+}
+
+/// A running agent; killed when dropped, and its log is printed if a test fails.
+#[derive(Debug)]
+pub struct Agent {
+    netns: Netns,
+    settings: Settings,
+    child: Child,
+    cleanup: Option<Cleanup>,
+}
+
+impl Agent {
+    /// Starts the agent in `netns` and waits until its first synchronisation is in the kernel.
+    pub fn start(netns: &Netns, settings: Settings) -> Result<Self> {
+        let agent = Self::spawn(netns, settings)?;
+        agent.wait_until_healthy()?;
+        Ok(agent)
+    }
+
+    /// Starts the agent in `netns`.
+    pub fn spawn(netns: &Netns, settings: Settings) -> Result<Self> {
+        let binary = binary();
+        ensure!(binary.exists(), "{} is missing: run `cargo build --release -p lb-agent`", binary.display());
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&settings.log)
+            .with_context(|| format!("opening {}", settings.log.display()))?;
+        let mut command = netns.command(&binary);
+        command.arg("run");
+        command.arg("--manifests").arg(&settings.manifests).arg("--bpffs").arg(&settings.bpffs);
+        command.args(["--node-name", &settings.node_name, "--healthz-bind-address", &HEALTHZ.to_string()]);
+        command.args(&settings.arguments);
+        // In a group of its own: Ctrl-C is for the program that started it.
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let (child, cleanup) =
+            Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;
+        Ok(Self { netns: netns.clone(), settings, child, cleanup: Some(cleanup) })
+    }
+
+    /// Waits until `/healthz` answers 200.
+    pub fn wait_until_healthy(&self) -> Result<()> {
+        let pid = self.child.id();
+        let probe = || {
+            if is_healthy(&self.netns).unwrap_or(false) {
+                return Some(Ok(()));
+            }
+            has_exited(pid).then(|| Err(anyhow!("the agent has stopped by itself")))
+        };
+        let result = wait_for(PATIENCE, probe).unwrap_or_else(|| Err(anyhow!("/healthz did not answer 200")));
+        result.with_context(|| format!("the agent in {} logged:\n{}", self.netns.name(), self.log()))
+    }
+
+    /// What the agent has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.settings.log).unwrap_or_else(|error| format!("(no log: {error})"))
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) -> Result<()> {
+        self.reap_killed().context("killing the agent")
+    }
+
+    /// SIGTERM; how it has ended.
+    pub fn terminate(mut self) -> Result<ExitStatus> {
+        let pid = i32::try_from(self.child.id())?;
+        kill(Pid::from_raw(pid), Signal::SIGTERM).context("sending SIGTERM to the agent")?;
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = self.child.try_wait()? {
+                self.forget_process();
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the agent does not stop on SIGTERM")
+    }
+
+    /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` beside this agent.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Output> {
+        ask(&self.netns, &self.settings.bpffs, arguments)
+    }
+
+    fn reap_killed(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.forget_process();
+        Ok(())
+    }
+
+    fn forget_process(&mut self) {
+        if let Some(cleanup) = self.cleanup.take() {
+            cleanup.disarm();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.cleanup.is_some()
+            && let Err(error) = self.reap_killed()
+        {
+            eprintln!("could not end the agent: {error}");
+        }
+        if panicking() {
+            eprintln!("---- log of the agent in {} ----\n{}----", self.netns.name(), self.log());
+        }
+    }
+}
+
+/// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` in a namespace.
+pub fn ask(netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Output> {
+    let mut command = netns.command(binary());
+    command.args(arguments).arg("--bpffs").arg(bpffs);
+    run(&mut command)
+}
+
+/// Runs a command to its end; fails if it fails, with what it said.
+pub fn run(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("running {command:?}"))?;
+    let reason = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed ({}): {reason}", output.status);
+    Ok(output)
+}
+
+/// A zombie has exited, too.
+fn has_exited(pid: u32) -> bool {
+    let mut status = String::new();
+    let read = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read_to_string(&mut status));
+    read.is_err() || status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+fn is_healthy(netns: &Netns) -> io::Result<bool> {
+    let mut stream = netns.run(|| TcpStream::connect(HEALTHZ))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut line = [0; 12];
+    stream.read_exact(&mut line)?;
+    Ok(&line[9..] == b"200")
+}

@@ -1,0 +1,199 @@
+//! Nothing is left behind: every namespace, process, mount and folder is registered before it is made.
+//!
+//! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove everything that is registered
+//! ([`on_interrupt`]); what a killed process left is found by its name ([`remove_stale`]).
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Child, Command, exit},
+    sync::{Mutex, MutexGuard, Once, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Where `ip netns` keeps its names.
+pub(crate) const NETNS_FOLDER: &str = "/run/netns";
+
+/// Something of this machine that outlives the process that made it.
+#[derive(Clone, Debug)]
+pub enum Resource {
+    /// A named network namespace.
+    Netns(String),
+    /// A process.
+    Process(u32),
+    /// A folder, with whatever is mounted on it or below.
+    Folder(PathBuf),
+}
+
+impl Resource {
+    /// Removes it; that it is gone already is no error.
+    fn remove(&self) -> io::Result<()> {
+        match self {
+            Self::Netns(name) => remove_netns(name),
+            Self::Process(pid) => absent_is_fine(kill_now(*pid)),
+            Self::Folder(path) => remove_folder(path),
+        }
+    }
+}
+
+/// Removes a namespace's name; the namespace goes when its last process and socket are gone.
+fn remove_netns(name: &str) -> io::Result<()> {
+    let path = Path::new(NETNS_FOLDER).join(name);
+    // A name whose namespace was never mounted, or is unmounted already, is an ordinary file.
+    match umount2(&path, MntFlags::MNT_DETACH) {
+        Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    absent_is_fine(fs::remove_file(path))
+}
+
+/// Removes a folder and what is mounted in it.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    for mount in mounts_below(path)?.iter().rev() {
+        umount2(mount, MntFlags::MNT_DETACH)?;
+    }
+    absent_is_fine(fs::remove_dir_all(path))
+}
+
+/// Mount points at or below `path`, in the order they were mounted.
+pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
+    Ok(points.filter(|point| point.starts_with(path)).collect())
+}
+
+fn kill_now(pid: u32) -> io::Result<()> {
+    let pid = i32::try_from(pid).map_err(io::Error::other)?;
+    match kill(Pid::from_raw(pid), Signal::SIGKILL) {
+        Ok(()) | Err(nix::Error::ESRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// What exists now, by order of creation.
+struct Live {
+    next: u64,
+    resources: BTreeMap<u64, Resource>,
+}
+
+static LIVE: Mutex<Live> = Mutex::new(Live { next: 0, resources: BTreeMap::new() });
+
+fn live() -> MutexGuard<'static, Live> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Live {
+    fn add(&mut self, resource: Resource) -> Cleanup {
+        self.next += 1;
+        self.resources.insert(self.next, resource);
+        Cleanup { id: self.next }
+    }
+}
+
+/// Removes a resource when it is dropped.
+#[derive(Debug)]
+pub struct Cleanup {
+    id: u64,
+}
+
+impl Cleanup {
+    /// Registers a resource that is made right after.
+    pub fn of(resource: Resource) -> Self {
+        live().add(resource)
+    }
+
+    /// Starts a process; it is registered before an interrupt can come between.
+    pub fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
+        let mut live = live();
+        let child = command.spawn()?;
+        let cleanup = live.add(Resource::Process(child.id()));
+        Ok((child, cleanup))
+    }
+
+    /// Forgets the resource: somebody else has removed it, or it is to stay.
+    pub fn disarm(self) {
+        live().resources.remove(&self.id);
+    }
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let resource = live().resources.remove(&self.id);
+        if let Some(resource) = resource {
+            remove_or_say(&resource);
+        }
+    }
+}
+
+fn remove_or_say(resource: &Resource) {
+    if let Err(error) = resource.remove() {
+        eprintln!("could not remove {resource:?}: {error}");
+    }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP remove everything that is registered and end the process with code 130.
+pub fn on_interrupt() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let handler = || {
+            eprintln!("interrupted: cleaning up");
+            // Held until the end, so that nothing is made meanwhile.
+            let live = live();
+            live.resources.values().rev().for_each(remove_or_say);
+            exit(130);
+        };
+        if let Err(error) = ctrlc::set_handler(handler) {
+            eprintln!("Ctrl-C will not clean up: {error}");
+        }
+    });
+}
+
+/// Forgets everything that is registered, so that it outlives this process.
+pub fn keep_everything() {
+    live().resources.clear();
+}
+
+/// Removes the namespaces, and the processes in them, that test processes which are gone have left.
+pub fn remove_stale() -> Result<()> {
+    let Ok(folder) = fs::read_dir(NETNS_FOLDER) else { return Ok(()) };
+    for entry in folder {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix("lb-").and_then(|rest| rest.split('-').next()).map(str::parse::<u32>);
+        if let Some(Ok(pid)) = owner
+            && !Path::new("/proc").join(pid.to_string()).exists()
+        {
+            remove_namespace_and_processes(&name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends the processes of a namespace and removes its name.
+pub fn remove_namespace_and_processes(name: &str) -> Result<()> {
+    let output =
+        Command::new("ip").args(["netns", "pids", name]).output().context("running `ip netns pids`")?;
+    for pid in String::from_utf8_lossy(&output.stdout).split_whitespace() {
+        let pid = pid.parse().with_context(|| format!("`ip netns pids {name}` printed {pid:?}"))?;
+        kill_now(pid).with_context(|| format!("ending process {pid} in namespace {name}"))?;
+    }
+    remove_netns(name).with_context(|| format!("removing namespace {name}"))
+}
+
+/// Removes a folder and everything mounted in it.
+pub fn remove_folder_and_mounts(path: &Path) -> Result<()> {
+    remove_folder(path).with_context(|| format!("removing {}", path.display()))
+}

@@ -1,0 +1,240 @@
+//! Clients for the servers of [`crate::server`]; each call says in which namespace it happens.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{JoinHandle, spawn},
+    time::Duration,
+};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt::ReuseAddr,
+};
+
+use crate::{netns::Netns, pattern};
+
+/// How long a client waits for anything. Nothing in the testbed takes longer than milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a server says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The server's name.
+    pub server: String,
+    /// The client's address as the server sees it.
+    pub seen: SocketAddr,
+    /// The client's address as the client knows it.
+    pub local: SocketAddr,
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer {what:?}"))
+}
+
+impl Answer {
+    fn parse(text: &str, local: SocketAddr) -> io::Result<Self> {
+        let mut words = text.split_whitespace();
+        let (Some(server), Some(seen)) = (words.next(), words.next()) else { return Err(malformed(text)) };
+        let seen = seen.parse().map_err(|error| io::Error::other(format!("{text:?}: {error}")))?;
+        Ok(Self { server: server.to_owned(), seen, local })
+    }
+}
+
+/// `0.0.0.0` or `::`.
+pub const fn any_address(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+/// A connection to an HTTP server; it can ask many times.
+#[derive(Debug)]
+pub struct Connection {
+    reader: BufReader<TcpStream>,
+    to: SocketAddr,
+}
+
+impl Connection {
+    /// Connects from `netns` to `to`.
+    pub fn open(netns: &Netns, to: SocketAddr) -> io::Result<Self> {
+        Self::new(netns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?, to)
+    }
+
+    /// Connects from a local port that other connections may use, too.
+    pub fn open_from_port(netns: &Netns, port: u16, to: SocketAddr) -> io::Result<Self> {
+        let connect_from = || {
+            let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+            let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+            setsockopt(&fd, ReuseAddr, &true)?;
+            let stream = TcpStream::from(fd);
+            bind(
+                std::os::fd::AsRawFd::as_raw_fd(&stream),
+                &SockaddrStorage::from(SocketAddr::new(any_address(to.ip()), port)),
+            )?;
+            connect(std::os::fd::AsRawFd::as_raw_fd(&stream), &SockaddrStorage::from(to))?;
+            Ok(stream)
+        };
+        Self::new(netns.run(connect_from)?, to)
+    }
+
+    fn new(stream: TcpStream, to: SocketAddr) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { reader: BufReader::with_capacity(pattern::MAX_PIECE, stream), to })
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &TcpStream {
+        self.reader.get_ref()
+    }
+
+    /// Asks who is there.
+    pub fn ask(&mut self) -> io::Result<Answer> {
+        self.send_head("GET /", 0)?;
+        self.receive_answer()
+    }
+
+    /// Sends so much of the pattern; the server compares every octet.
+    pub fn upload(&mut self, octets: u64) -> io::Result<Answer> {
+        self.send_head("PUT /upload", octets)?;
+        let mut sent = 0;
+        while sent < octets {
+            let len = usize::try_from(octets - sent).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
+            self.reader.get_mut().write_all(pattern::at(sent, len))?;
+            sent += len as u64;
+        }
+        self.receive_answer()
+    }
+
+    /// Receives so much of the pattern, compares every octet, and returns the server's name.
+    pub fn download(&mut self, octets: u64) -> io::Result<String> {
+        self.receive_content(&format!("GET /download/{octets}"), &AtomicU64::new(0))
+    }
+
+    /// Starts a download of `octets` at `rate` octets per second that goes on in the background.
+    pub fn download_slowly(mut self, octets: u64, rate: u64) -> Transfer {
+        let received = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&received);
+        let request = format!("GET /download/{octets}/{rate}");
+        let thread = spawn(move || self.receive_content(&request, &counter));
+        Transfer { received, octets, thread }
+    }
+
+    fn receive_content(&mut self, request: &str, received: &AtomicU64) -> io::Result<String> {
+        self.send_head(request, 0)?;
+        let (octets, server) = self.receive_head()?;
+        let mut buffer = vec![0; pattern::MAX_PIECE];
+        let mut offset = 0;
+        while offset < octets {
+            let len = self.reader.read(&mut buffer)?;
+            if len == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            pattern::check(offset, &buffer[..len]).map_err(io::Error::other)?;
+            offset += len as u64;
+            received.store(offset, Ordering::Relaxed);
+        }
+        Ok(server)
+    }
+
+    fn send_head(&mut self, request: &str, octets: u64) -> io::Result<()> {
+        let host = self.to;
+        let head = format!("{request} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {octets}\r\n\r\n");
+        self.reader.get_mut().write_all(head.as_bytes())
+    }
+
+    /// Content length and `Server` of the next answer.
+    fn receive_head(&mut self) -> io::Result<(u64, String)> {
+        let (mut octets, mut server) = (None, String::new());
+        loop {
+            let mut line = String::new();
+            if self.reader.read_line(&mut line)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            match line.trim_end().split_once(": ") {
+                Some(("Content-Length", value)) => octets = value.parse().ok(),
+                Some(("Server", value)) => value.clone_into(&mut server),
+                Some(_) => {}
+                None if line == "\r\n" => return Ok((octets.ok_or_else(|| malformed("no length"))?, server)),
+                None => {}
+            }
+        }
+    }
+
+    fn receive_answer(&mut self) -> io::Result<Answer> {
+        let (octets, _server) = self.receive_head()?;
+        let mut body = String::new();
+        self.reader.by_ref().take(octets).read_to_string(&mut body)?;
+        Answer::parse(&body, self.stream().local_addr()?)
+    }
+}
+
+/// A download in the background.
+#[derive(Debug)]
+pub struct Transfer {
+    received: Arc<AtomicU64>,
+    octets: u64,
+    thread: JoinHandle<io::Result<String>>,
+}
+
+impl Transfer {
+    /// Octets so far.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Octets in all.
+    pub const fn octets(&self) -> u64 {
+        self.octets
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for the end; the server's name.
+    pub fn join(self) -> io::Result<String> {
+        self.thread.join().unwrap_or_else(|_panic| Err(io::Error::other("the transfer's thread panicked")))
+    }
+}
+
+/// Opens a connection, asks who is there and closes it.
+pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
+    Connection::open(netns, to)?.ask()
+}
+
+/// A UDP socket in `netns` that is connected to `to`, with a read timeout.
+pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), 0))?;
+        socket.connect(to)?;
+        Ok(socket)
+    })?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// Sends `payload` over a connected socket and expects it back. Answers from any other address than the one the
+/// socket is connected to would not arrive.
+pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
+    socket.send(payload)?;
+    let mut buffer = vec![0; 65_536];
+    let len = socket.recv(&mut buffer)?;
+    let line = buffer[..len].iter().position(|octet| *octet == b'\n').ok_or_else(|| malformed("no line"))?;
+    if buffer[line + 1..len] != *payload {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the payload came back changed"));
+    }
+    Answer::parse(&String::from_utf8_lossy(&buffer[..line]), socket.local_addr()?)
+}
+
+/// Asks over UDP with a new socket and a payload of the pattern, `octets` long.
+pub fn ask_udp(netns: &Netns, to: SocketAddr, octets: usize) -> io::Result<Answer> {
+    echo(&udp_socket(netns, to)?, pattern::at(0, octets))
+}

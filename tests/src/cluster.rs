@@ -1,0 +1,336 @@
+//! The standard cluster: a client outside, two nodes, two pods on each.
+//!
+//! | who | IPv4 | IPv6 |
+//! |---|---|---|
+//! | client — node1 | 198.51.100.2 — 198.51.100.1 | fd00:198:51:100::2 — ::1 |
+//! | node1 — node2 | 172.18.0.1 — 172.18.0.2 | fd00:172:18::1 — ::2 |
+//! | pods of node N | 10.244.N.0/24, gateway .1 | fd00:10:244:N::/64, gateway ::1 |
+//!
+//! Pods are wired as the CNI plugin `ptp` does it: a veth whose host side carries the gateway's address and has a
+//! host route to the pod. Everybody's way to the service ranges leads through node1.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    agent::{Agent, Settings},
+    cleanup::{self, Cleanup, Resource},
+    manifests::{Endpoint, Manifests},
+    netns::{self, Netns},
+    pump::{self, Layer, Pump},
+    server::{self, Server},
+};
+
+/// Where pods serve HTTP: the port of the Kubernetes documentation's examples.
+pub const HTTP_PORT: u16 = 9376;
+/// Where pods echo datagrams.
+pub const UDP_PORT: u16 = 5353;
+/// Where pods do not listen.
+pub const CLOSED_PORT: u16 = 9999;
+
+/// The client's addresses.
+pub const CLIENT: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 2)),
+];
+
+/// How the client is connected to node1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientLink {
+    /// A veth.
+    Ethernet,
+    /// A veth to a router and one from there to node1.
+    Routed,
+    /// An 802.1Q device on a veth.
+    Vlan(u16),
+    /// A TAP device; the client's frames carry an 802.1p priority tag (VLAN 0).
+    PriorityTagged,
+    /// A TUN device: no Ethernet header.
+    Layer3,
+}
+
+/// A pod: a namespace with servers.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its name, which its servers answer with.
+    pub name: String,
+    /// The node it runs on.
+    pub node: String,
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its addresses: IPv4, IPv6.
+    pub addresses: [IpAddr; 2],
+    servers: Vec<Server>,
+}
+
+impl Pod {
+    /// Its address of the family of `like`.
+    pub fn address(&self, like: IpAddr) -> IpAddr {
+        self.addresses[usize::from(like.is_ipv6())]
+    }
+
+    /// Its HTTP server in the family of `like`.
+    pub fn http(&self, like: IpAddr) -> SocketAddr {
+        SocketAddr::new(self.address(like), HTTP_PORT)
+    }
+
+    /// Its UDP server in the family of `like`.
+    pub fn udp(&self, like: IpAddr) -> SocketAddr {
+        SocketAddr::new(self.address(like), UDP_PORT)
+    }
+
+    /// It as an endpoint of a service.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            pod: self.name.clone(),
+            node: self.node.clone(),
+            addresses: self.addresses.to_vec(),
+            ready: true,
+            terminating: false,
+        }
+    }
+
+    /// Starts its servers.
+    pub fn serve(&mut self) -> Result<()> {
+        self.servers = serve(&self.netns, &self.name)?;
+        Ok(())
+    }
+
+    /// Stops its servers; the pod stays.
+    pub fn stop_serving(&mut self) {
+        self.servers.clear();
+    }
+}
+
+/// The servers of a pod.
+pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
+    Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
+}
+
+/// Client, nodes and pods; all of it goes when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Outside of the cluster.
+    pub client: Netns,
+    /// Between client and node1, with [`ClientLink::Routed`].
+    pub router: Option<Netns>,
+    /// The node where the client's packets arrive.
+    pub node1: Netns,
+    /// Another node, reached through node1.
+    pub node2: Netns,
+    /// pod1 and pod2 on node1, pod3 and pod4 on node2, then those added later.
+    pub pods: Vec<Pod>,
+    /// Where the manifests are.
+    pub manifests: Manifests,
+    prefix: String,
+    folder: PathBuf,
+    _pump: Option<Pump>,
+    _folder: Cleanup,
+}
+
+impl Cluster {
+    /// Makes a cluster. Its namespaces are called `PREFIX-client`, `PREFIX-node1` and so on; manifests, logs and
+    /// the agents' bpffs are below `folder`.
+    pub fn create(prefix: &str, folder: &Path, link: ClientLink) -> Result<Self> {
+        let registered = Cleanup::of(Resource::Folder(folder.to_owned()));
+        let manifests = Manifests::create(folder.join("manifests"))
+            .with_context(|| format!("making {}", folder.join("manifests").display()))?;
+        let host = |name: &str| host(&format!("{prefix}-{name}"));
+        let (client, node1, node2) = (host("client")?, router(&host("node1")?)?, router(&host("node2")?)?);
+        let router = if link == ClientLink::Routed { Some(router(&host("router")?)?) } else { None };
+        let mut cluster = Self {
+            client,
+            router,
+            node1,
+            node2,
+            pods: Vec::new(),
+            manifests,
+            prefix: prefix.to_owned(),
+            folder: folder.to_owned(),
+            _pump: None,
+            _folder: registered,
+        };
+        cluster.connect_nodes()?;
+        cluster.connect_client(link)?;
+        for (pod, node) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
+            cluster.add_pod(&format!("pod{pod}"), node, pod)?;
+        }
+        Ok(cluster)
+    }
+
+    /// A cluster for a test: unique names, a folder below the system's temporary folder.
+    pub fn for_test(link: ClientLink) -> Result<Self> {
+        cleanup::on_interrupt();
+        cleanup::remove_stale()?;
+        let prefix = netns::unique_prefix();
+        Self::create(&prefix, &std::env::temp_dir().join(&prefix), link)
+    }
+
+    /// The folder of manifests, logs and bpffs.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The pod called `name`.
+    pub fn pod(&self, name: &str) -> Option<&Pod> {
+        self.pods.iter().find(|pod| pod.name == name)
+    }
+
+    /// What the agent on `node` (1 or 2) is started with.
+    pub fn agent_settings(&self, node: u8) -> Settings {
+        Settings {
+            node_name: format!("node{node}"),
+            manifests: self.manifests.folder().to_owned(),
+            bpffs: self.bpffs(node),
+            log: self.folder.join(format!("agent{node}.log")),
+            arguments: Vec::new(),
+        }
+    }
+
+    /// Where the agent on `node` mounts its bpffs.
+    pub fn bpffs(&self, node: u8) -> PathBuf {
+        self.folder.join(format!("bpffs{node}"))
+    }
+
+    /// The namespace of `node` (1 or 2).
+    pub fn node(&self, node: u8) -> &Netns {
+        if node == 1 { &self.node1 } else { &self.node2 }
+    }
+
+    /// Starts the agent on `node` and waits until it has synchronised.
+    pub fn start_agent(&self, node: u8) -> Result<Agent> {
+        Agent::start(self.node(node), self.agent_settings(node))
+    }
+
+    /// Adds a pod with its servers to `node` (1 or 2); `number` (1 to 89) makes its addresses.
+    pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
+        let netns = host(&format!("{}-{name}", self.prefix))?;
+        let on = self.node(node);
+        let (v4, v6) =
+            (format!("10.244.{node}.{}", 10 + number), format!("fd00:10:244:{node}::{}", 10 + number));
+        let (gateway4, gateway6) = (format!("10.244.{node}.1"), format!("fd00:10:244:{node}::1"));
+        veth((on, name), (&netns, "eth0"))?;
+        on.ip(&format!(
+            "address add {gateway4}/32 dev {name}\naddress add {gateway6}/128 dev {name} nodad\n\
+             link set {name} up\nroute add {v4}/32 dev {name}\nroute add {v6}/128 dev {name}\n"
+        ))?;
+        netns.ip(&format!(
+            "address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\nlink set eth0 up\n\
+             route add {gateway4} dev eth0\nroute add {gateway6} dev eth0\n\
+             route add default via {gateway4}\nroute add default via {gateway6}\n"
+        ))?;
+        let servers = serve(&netns, name)?;
+        self.pods.push(Pod {
+            name: name.to_owned(),
+            node: format!("node{node}"),
+            netns,
+            addresses: [v4.parse()?, v6.parse()?],
+            servers,
+        });
+        Ok(())
+    }
+
+    fn connect_nodes(&self) -> Result<()> {
+        veth((&self.node1, "eth1"), (&self.node2, "eth0"))?;
+        self.node1.ip(
+            "address add 172.18.0.1/24 dev eth1\naddress add fd00:172:18::1/64 dev eth1 nodad\n\
+             link set eth1 up\n\
+             route add 10.244.2.0/24 via 172.18.0.2\nroute add fd00:10:244:2::/64 via fd00:172:18::2\n",
+        )?;
+        self.node2.ip("address add 172.18.0.2/24 dev eth0\naddress add fd00:172:18::2/64 dev eth0 nodad\n\
+             link set eth0 up\n\
+             route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
+    }
+
+    /// Connects the client; `client` and `node` are the devices that carry the addresses.
+    fn connect_client(&mut self, link: ClientLink) -> Result<()> {
+        let (client, node1) = (&self.client, &self.node1);
+        let mut device = "eth0".to_owned();
+        match link {
+            ClientLink::Ethernet => veth((client, "eth0"), (node1, "eth0"))?,
+            ClientLink::Routed => return self.connect_routed_client(),
+            ClientLink::Vlan(id) => {
+                veth((client, "eth0"), (node1, "eth0"))?;
+                device = format!("eth0.{id}");
+                for side in [client, node1] {
+                    side.ip(&format!(
+                        "link set eth0 up\nlink add link eth0 name {device} type vlan id {id}\n"
+                    ))?;
+                }
+            }
+            ClientLink::PriorityTagged => {
+                // Priority 5, VLAN 0.
+                self._pump = Some(pump::connect((client, "eth0"), (node1, "eth0"), Layer::Tagged(5 << 13))?);
+            }
+            ClientLink::Layer3 => {
+                self._pump = Some(pump::connect((client, "eth0"), (node1, "eth0"), Layer::Ip)?);
+            }
+        }
+        address_client(client, &device)?;
+        node1.ip(&format!(
+            "address add 198.51.100.1/24 dev {device}\naddress add fd00:198:51:100::1/64 dev {device} nodad\n\
+             link set {device} up\n"
+        ))
+    }
+
+    /// client — router — node1; the router has .1 towards the client, and 203.0.113.0/24 is between it and node1.
+    fn connect_routed_client(&self) -> Result<()> {
+        let Some(router) = &self.router else { return Ok(()) };
+        veth((&self.client, "eth0"), (router, "eth0"))?;
+        veth((router, "eth1"), (&self.node1, "eth0"))?;
+        address_client(&self.client, "eth0")?;
+        router.ip(
+            "address add 198.51.100.1/24 dev eth0\naddress add fd00:198:51:100::1/64 dev eth0 nodad\n\
+             address add 203.0.113.2/24 dev eth1\naddress add fd00:203:0:113::2/64 dev eth1 nodad\n\
+             link set eth0 up\nlink set eth1 up\n\
+             route add default via 203.0.113.1\nroute add default via fd00:203:0:113::1\n",
+        )?;
+        self.node1.ip(
+            "address add 203.0.113.1/24 dev eth0\naddress add fd00:203:0:113::1/64 dev eth0 nodad\n\
+             link set eth0 up\n\
+             route add 198.51.100.0/24 via 203.0.113.2\nroute add fd00:198:51:100::/64 via fd00:203:0:113::2\n",
+        )
+    }
+}
+
+fn address_client(client: &Netns, device: &str) -> Result<()> {
+    client.ip(&format!(
+        "address add 198.51.100.2/24 dev {device}\naddress add fd00:198:51:100::2/64 dev {device} nodad\n\
+         link set {device} up\n\
+         route add 10.96.0.0/12 via 198.51.100.1\nroute add fd00:10:96::/112 via fd00:198:51:100::1\n\
+         route add 10.244.0.0/16 via 198.51.100.1\nroute add fd00:10:244::/48 via fd00:198:51:100::1\n"
+    ))
+}
+
+/// A namespace whose devices have their addresses at once and whose ICMP errors are not rate-limited, so that no
+/// test waits for either.
+fn host(name: &str) -> Result<Netns> {
+    let netns = Netns::create(name)?;
+    netns.sysctls(&[
+        ("ipv4/icmp_ratelimit", "0"),
+        ("ipv6/icmp/ratelimit", "0"),
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+        ("ipv6/conf/all/accept_dad", "0"),
+        ("ipv6/conf/default/accept_dad", "0"),
+        ("ipv6/conf/default/dad_transmits", "0"),
+        ("ipv6/conf/default/router_solicitations", "0"),
+    ])?;
+    Ok(netns)
+}
+
+/// Makes a namespace forward packets.
+fn router(netns: &Netns) -> Result<Netns> {
+    netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+    Ok(netns.clone())
+}
+
+/// A veth between two namespaces, with the kernel's default offloads.
+pub fn veth((first, name): (&Netns, &str), (second, peer): (&Netns, &str)) -> Result<()> {
+    let (first, second) = (first.name(), second.name());
+    netns::ip(&format!("link add {name} netns {first} type veth peer name {peer} netns {second}\n"))
+}

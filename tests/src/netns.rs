@@ -1,0 +1,131 @@
+//! Network namespaces.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sched::{CloneFlags, setns};
+
+use crate::cleanup::{Cleanup, NETNS_FOLDER, Resource};
+
+/// A prefix for the namespaces of one cluster of this process: `lb-PID-N`.
+pub fn unique_prefix() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("lb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A named network namespace, as `ip netns` makes them. Clones are handles of the same namespace; the last one
+/// removes it.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    name: Arc<str>,
+    file: Arc<File>,
+    _cleanup: Option<Arc<Cleanup>>,
+}
+
+impl Netns {
+    /// Makes a namespace with its loopback device up. It is removed when the last clone is dropped.
+    pub fn create(name: &str) -> Result<Self> {
+        let cleanup = Cleanup::of(Resource::Netns(name.to_owned()));
+        let output = Command::new("ip").args(["netns", "add", name]).output().context("running `ip`")?;
+        let reason = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "could not make network namespace {name} (are you root?): {reason}");
+        let netns = Self { _cleanup: Some(Arc::new(cleanup)), ..Self::open(name)? };
+        netns.ip("link set lo up")?;
+        Ok(netns)
+    }
+
+    /// A namespace that exists; it stays when the handle is dropped.
+    pub fn open(name: &str) -> Result<Self> {
+        let path = path(name);
+        let file =
+            File::open(&path).with_context(|| format!("opening network namespace {}", path.display()))?;
+        Ok(Self { name: name.into(), file: Arc::new(file), _cleanup: None })
+    }
+
+    /// The name under `/run/netns`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that stands for the namespace, for `nsenter --net=PATH`.
+    pub fn path(&self) -> PathBuf {
+        path(&self.name)
+    }
+
+    /// Runs `work` on a thread inside the namespace. Sockets made there stay there, wherever they are used later.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let enter_and_work = || {
+            setns(&*self.file, CloneFlags::CLONE_NEWNET)?;
+            work()
+        };
+        thread::scope(|scope| {
+            scope.spawn(enter_and_work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// A command that will run inside the namespace. Only the network differs: mounts stay visible.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let file = Arc::clone(&self.file);
+        let mut command = Command::new(program);
+        // SAFETY: the closure runs between fork and exec and makes one system call, which is async-signal-safe;
+        // it neither allocates nor locks.
+        unsafe {
+            command.pre_exec(move || setns(&*file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from));
+        }
+        command
+    }
+
+    /// Runs `ip` commands, one a line, as `ip -batch` does.
+    pub fn ip(&self, commands: &str) -> Result<()> {
+        run_batch(&mut self.command("ip"), commands).with_context(|| format!("in namespace {}", self.name))
+    }
+
+    /// Writes a setting below `/proc/sys/net`; `key` has slashes: `ipv4/ip_forward`.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        self.sysctls(&[(key, value)])
+    }
+
+    /// Writes several settings below `/proc/sys/net`.
+    pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
+        let write_all = || {
+            settings.iter().try_for_each(|(key, value)| {
+                let path = format!("/proc/sys/net/{key}");
+                fs::write(&path, value)
+                    .map_err(|error| io::Error::other(format!("{value} > {path}: {error}")))
+            })
+        };
+        self.run(write_all).with_context(|| format!("changing settings of namespace {}", self.name))
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(NETNS_FOLDER).join(name)
+}
+
+/// Runs `ip` commands, one a line, outside of any namespace of the testbed.
+pub fn ip(commands: &str) -> Result<()> {
+    run_batch(&mut Command::new("ip"), commands)
+}
+
+fn run_batch(ip: &mut Command, commands: &str) -> Result<()> {
+    ip.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = ip.spawn().context("running `ip` (Debian package iproute2)")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(commands.as_bytes()).context("writing to `ip -batch`")?;
+    }
+    let output = child.wait_with_output().context("waiting for `ip -batch`")?;
+    let reason = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`ip -batch` failed: {reason}commands were:\n{commands}");
+    Ok(())
+}

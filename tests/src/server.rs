@@ -1,0 +1,222 @@
+//! Servers that say who they are and whom they saw.
+//!
+//! HTTP/1.1, so that `curl` can be used too:
+//! - `GET /` answers with `NAME PEER`: the server's name and the client's address as the server sees it;
+//! - `GET /download/OCTETS` and `GET /download/OCTETS/RATE` answer with so much of [`crate::pattern`], at most at
+//!   RATE octets per second;
+//! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER OCTETS`.
+//!
+//! UDP: every datagram comes back behind a line `NAME PEER`.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd as _,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{JoinHandle, sleep, spawn},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{netns::Netns, pattern};
+
+/// How often a UDP server looks whether it is to stop.
+const POLL: Duration = Duration::from_millis(20);
+
+/// A server that runs until it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    stop: Arc<AtomicBool>,
+    listener: Option<TcpListener>,
+    connections: Connections,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Connections = Arc<Mutex<Vec<TcpStream>>>;
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(listener) = &self.listener {
+            // Wakes accept(); std has no call for it. It can fail only if the socket does not listen any more.
+            let _not_listening =
+                nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+        }
+        for connection in self.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _already_closed = connection.shutdown(Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// Serves HTTP on all addresses of a namespace.
+pub fn http(netns: &Netns, name: &str, port: u16) -> Result<Server> {
+    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let listener = netns
+        .run(|| TcpListener::bind(address))
+        .with_context(|| format!("listening on TCP port {port} in {}", netns.name()))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let connections = Connections::default();
+    let accepting = Acceptor {
+        listener: listener.try_clone()?,
+        name: name.into(),
+        stop: Arc::clone(&stop),
+        connections: Arc::clone(&connections),
+    };
+    let thread = spawn(move || accepting.run());
+    Ok(Server { stop, listener: Some(listener), connections, thread: Some(thread) })
+}
+
+struct Acceptor {
+    listener: TcpListener,
+    name: Arc<str>,
+    stop: Arc<AtomicBool>,
+    connections: Connections,
+}
+
+impl Acceptor {
+    fn run(self) {
+        while let Ok((stream, peer)) = self.listener.accept() {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Ok(clone) = stream.try_clone() {
+                self.connections.lock().unwrap_or_else(PoisonError::into_inner).push(clone);
+            }
+            let name = Arc::clone(&self.name);
+            // A client that goes away ends its connection; that is nothing to report.
+            spawn(move || serve_connection(stream, &name, canonical(peer)));
+        }
+    }
+}
+
+/// An address without the `::ffff:` of a dual-stack socket.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn serve_connection(stream: TcpStream, name: &str, peer: SocketAddr) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::with_capacity(pattern::MAX_PIECE, stream);
+    while let Some(request) = read_request(&mut reader)? {
+        let out = reader.get_mut();
+        match request.path.split('/').collect::<Vec<_>>()[..] {
+            ["", "download", octets] => send_content(out, name, number(octets)?, u64::MAX)?,
+            ["", "download", octets, rate] => send_content(out, name, number(octets)?, number(rate)?)?,
+            ["", "upload"] => {
+                let octets = receive_content(&mut reader, request.content_length)?;
+                answer(reader.get_mut(), &format!("{name} {peer} {octets}\n"))?;
+            }
+            _ => answer(out, &format!("{name} {peer}\n"))?,
+        }
+    }
+    Ok(())
+}
+
+fn number(text: &str) -> io::Result<u64> {
+    text.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{text:?}: {error}")))
+}
+
+struct Request {
+    path: String,
+    content_length: u64,
+}
+
+/// The head of the next request; `None` at the end of the connection.
+fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let path = line.split(' ').nth(1).unwrap_or("/").to_owned();
+    let mut content_length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        if header.trim_end().is_empty() {
+            return Ok(Some(Request { path, content_length }));
+        }
+        if let Some((name, value)) = header.split_once(':') {
+            if name.eq_ignore_ascii_case("content-length") {
+                content_length = number(value.trim())?;
+            } else if name.eq_ignore_ascii_case("expect") {
+                reader.get_mut().write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            }
+        }
+    }
+}
+
+fn answer(out: &mut TcpStream, body: &str) -> io::Result<()> {
+    let len = body.len();
+    // One write, so that an answer is one segment.
+    out.write_all(
+        format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len}\r\n\r\n{body}")
+            .as_bytes(),
+    )
+}
+
+/// Sends `octets` of the pattern, not faster than `rate` octets per second.
+fn send_content(out: &mut TcpStream, name: &str, octets: u64, rate: u64) -> io::Result<()> {
+    out.write_all(
+        format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {octets}\r\n\r\n").as_bytes(),
+    )?;
+    let start = Instant::now();
+    // Some twenty pieces a second when the rate is low.
+    let piece = usize::try_from(rate / 20).unwrap_or(usize::MAX).clamp(1, pattern::MAX_PIECE) as u64;
+    let mut sent = 0;
+    while sent < octets {
+        let len = piece.min(octets - sent);
+        out.write_all(pattern::at(sent, usize::try_from(len).unwrap_or(usize::MAX)))?;
+        sent += len;
+        if rate != u64::MAX {
+            let due = Duration::from_secs_f64(sent as f64 / rate as f64);
+            sleep(due.saturating_sub(start.elapsed()));
+        }
+    }
+    Ok(())
+}
+
+fn receive_content(reader: &mut BufReader<TcpStream>, octets: u64) -> io::Result<u64> {
+    let mut buffer = vec![0; pattern::MAX_PIECE];
+    let mut received = 0;
+    while received < octets {
+        let len = reader.read(&mut buffer)?;
+        if len == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        pattern::check(received, &buffer[..len]).map_err(io::Error::other)?;
+        received += len as u64;
+    }
+    Ok(received)
+}
+
+/// Echoes datagrams on all addresses of a namespace.
+pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
+    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let socket = netns
+        .run(|| UdpSocket::bind(address))
+        .with_context(|| format!("binding UDP port {port} in {}", netns.name()))?;
+    socket.set_read_timeout(Some(POLL))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let name = name.to_owned();
+    let stopping = Arc::clone(&stop);
+    let thread = spawn(move || echo(&socket, &name, &stopping));
+    Ok(Server { stop, listener: None, connections: Connections::default(), thread: Some(thread) })
+}
+
+fn echo(socket: &UdpSocket, name: &str, stop: &AtomicBool) {
+    let mut buffer = vec![0; 65_536];
+    while !stop.load(Ordering::Relaxed) {
+        // Errors are time-outs, or ICMP errors of earlier answers: neither concerns the next datagram.
+        let Ok((len, peer)) = socket.recv_from(&mut buffer) else { continue };
+        let mut reply = format!("{name} {}\n", canonical(peer)).into_bytes();
+        reply.extend_from_slice(&buffer[..len]);
+        let _client_gone = socket.send_to(&reply, peer);
+    }
+}

@@ -1,0 +1,123 @@
+//! What standard sockets do not offer: path MTU and the error queue.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+};
+
+use nix::{
+    cmsg_space, libc,
+    sys::socket::{
+        ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt,
+        sockopt::{Ipv4RecvErr, Ipv6RecvErr},
+    },
+};
+
+/// The two numbers that name a socket option, for each family.
+struct FamilyOption {
+    v4: (libc::c_int, libc::c_int),
+    v6: (libc::c_int, libc::c_int),
+}
+
+const MTU: FamilyOption =
+    FamilyOption { v4: (libc::IPPROTO_IP, libc::IP_MTU), v6: (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
+const MTU_DISCOVER: FamilyOption = FamilyOption {
+    v4: (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    v6: (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+};
+
+impl FamilyOption {
+    fn of(&self, socket: &UdpSocket) -> io::Result<(libc::c_int, libc::c_int)> {
+        Ok(if socket.local_addr()?.is_ipv4() { self.v4 } else { self.v6 })
+    }
+}
+
+/// The path MTU that the kernel knows for the destination of a connected socket (`IP_MTU`, `IPV6_MTU`).
+pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
+    let (level, name) = MTU.of(socket)?;
+    let mut mtu: libc::c_int = 0;
+    let mut len: libc::socklen_t = 4;
+    // SAFETY: the kernel writes at most `len` octets to `mtu`, which is that large, and the length to `len`.
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
+    nix::Error::result(result)?;
+    u32::try_from(mtu).map_err(io::Error::other)
+}
+
+/// Never fragment what this socket sends (`IP_PMTUDISC_DO`).
+pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
+    let (level, name) = MTU_DISCOVER.of(socket)?;
+    // IPV6_PMTUDISC_DO has the same value.
+    let value: libc::c_int = libc::IP_PMTUDISC_DO;
+    // SAFETY: the kernel reads four octets of `value`.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+    nix::Error::result(result)?;
+    Ok(())
+}
+
+/// Queue ICMP errors for [`next_error`].
+pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
+    if socket.local_addr()?.is_ipv4() {
+        setsockopt(socket, Ipv4RecvErr, &true)?;
+    } else {
+        setsockopt(socket, Ipv6RecvErr, &true)?;
+    }
+    Ok(())
+}
+
+/// An entry of a socket's error queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedError {
+    /// The error number, as `EMSGSIZE`.
+    pub errno: nix::Error,
+    /// Whether an ICMP or ICMPv6 message told it, and not this host.
+    pub from_icmp: bool,
+    /// The MTU, for `EMSGSIZE`.
+    pub info: u32,
+    /// Who sent the ICMP message.
+    pub offender: Option<IpAddr>,
+    /// Where the datagram was sent to, as the ICMP message quotes it.
+    pub destination: SocketAddr,
+}
+
+/// Takes the next entry from the error queue; `None` when there is none.
+pub fn next_error(socket: &UdpSocket) -> io::Result<Option<QueuedError>> {
+    let mut payload = [0; 2048];
+    let mut iov = [io::IoSliceMut::new(&mut payload)];
+    let mut space = cmsg_space!([u8; 64]);
+    let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+    let message = match recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut iov, Some(&mut space), flags) {
+        Ok(message) => message,
+        Err(nix::Error::EAGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let destination =
+        message.address.as_ref().and_then(socket_address).ok_or_else(|| missing("destination"))?;
+    for control in message.cmsgs()? {
+        let (error, offender) = if let ControlMessageOwned::Ipv4RecvErr(error, offender) = control {
+            (error, offender.map(|o| IpAddr::from(o.sin_addr.s_addr.to_ne_bytes())))
+        } else if let ControlMessageOwned::Ipv6RecvErr(error, offender) = control {
+            (error, offender.map(|o| IpAddr::from(o.sin6_addr.s6_addr)))
+        } else {
+            continue;
+        };
+        return Ok(Some(QueuedError {
+            errno: nix::Error::from_raw(i32::try_from(error.ee_errno).map_err(io::Error::other)?),
+            from_icmp: matches!(error.ee_origin, libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6),
+            info: error.ee_info,
+            offender,
+            destination,
+        }));
+    }
+    Err(missing("extended error"))
+}
+
+fn missing(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("an entry of the error queue has no {what}"))
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from((a.ip(), a.port())));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::from((a.ip(), a.port()))))
+}
