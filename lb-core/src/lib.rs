@@ -9,5 +9,15 @@
 //! every property is tested without privileges.
 #![forbid(unsafe_code)]
 
+mod adopt;
+pub mod arena;
+mod claims;
+pub mod desired;
+mod ids;
+mod labels;
+mod mirror;
 pub mod model;
 pub mod plan;
+pub mod reconciler;
+mod slices;
+pub mod store;

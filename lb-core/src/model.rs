@@ -123,7 +123,7 @@ pub struct Endpoint {
     pub address: IpAddr,
     /// `conditions.ready`; absent is true.
     pub ready: bool,
-    /// `conditions.serving`; absent is the value of `ready`.
+    /// `conditions.serving`; absent is true.
     pub serving: bool,
     /// `conditions.terminating`; absent is false.
     pub terminating: bool,

@@ -1,10 +1,17 @@
 //! From what the kernel holds to what it should hold: an ordered list of steps.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use lb_common::{Backend, Service, ServiceKey};
 
-use crate::model::ServicePortName;
+use crate::{
+    arena::SlotRange,
+    model::{ObjectName, Protocol, ServicePortName},
+};
 
 /// What people call an endpoint; kept in the kernel beside its address so that every command can show it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -69,4 +76,108 @@ pub struct Contents {
     pub service_labels: BTreeMap<u32, ServiceLabels>,
     /// `ENDPOINT_NAMES`
     pub endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
+}
+
+/// What to do next, in this order. Wherever it stops, every frontend has a whole set of backends: the one before or
+/// the one after.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// The changes of the maps.
+    pub steps: Vec<Step>,
+    /// What could not be planned for the Services this plan looked at.
+    pub problems: Vec<Problem>,
+}
+
+/// Why a Service is not in the kernel as its author wants it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Problem {
+    /// The new backends do not fit; the Service keeps its last good state and is tried again when slots are freed.
+    #[error(
+        "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
+         in one piece); it keeps the backends it has: raise the size of BACKENDS"
+    )]
+    ArenaFull {
+        /// The Service.
+        service: ObjectName,
+        /// Slots its new backends take.
+        wanted: u32,
+        /// Slots that are free now.
+        free: u32,
+        /// Slots in all.
+        slots: u32,
+    },
+    /// Two service ports claim one frontend. The smaller name has it; the other takes over when that one goes.
+    #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
+    FrontendConflict {
+        /// What both claim.
+        frontend: ServiceKey,
+        /// Who has it.
+        owner: ServicePortName,
+        /// Who does not.
+        loser: ServicePortName,
+    },
+}
+
+impl Problem {
+    /// The Service that is not as its author wants it.
+    pub const fn service(&self) -> &ObjectName {
+        match self {
+            Self::ArenaFull { service, .. } => service,
+            Self::FrontendConflict { loser, .. } => &loser.service,
+        }
+    }
+}
+
+/// `address:port/PROTOCOL`, with an IPv6 address in brackets.
+struct Shown<'a>(&'a ServiceKey);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let socket = std::net::SocketAddr::new(self.0.address.into(), self.0.port);
+        let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|p| p.number() == self.0.protocol);
+        match known {
+            Some(protocol) => write!(f, "{socket}/{}", protocol.as_str()),
+            None => write!(f, "{socket}/{}", self.0.protocol),
+        }
+    }
+}
+
+/// Collects steps in any order and gives them out in the one that is safe:
+///
+/// 1. frontends that disappear, so that nothing refers to what goes with them;
+/// 2. names of addresses and, for each Service, names and backends that no frontend refers to yet,
+///    then the switch of its frontends, each in one atomic update;
+/// 3. slots that no frontend refers to any more;
+/// 4. names that nobody needs any more.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    pub(crate) delete_frontends: BTreeSet<ServiceKey>,
+    pub(crate) put_endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
+    /// Step 2 without the names of addresses.
+    pub(crate) services: Vec<Step>,
+    pub(crate) release: BTreeSet<SlotRange>,
+    pub(crate) delete_service_labels: BTreeSet<u32>,
+    pub(crate) delete_endpoint_labels: BTreeSet<IpAddr>,
+    pub(crate) problems: Vec<Problem>,
+}
+
+impl Draft {
+    pub(crate) fn finish(self) -> Plan {
+        let steps = self
+            .delete_frontends
+            .into_iter()
+            .map(Step::DeleteFrontend)
+            .chain(
+                self.put_endpoint_labels.into_iter().map(|(ip, labels)| Step::PutEndpointLabels(ip, labels)),
+            )
+            .chain(self.services)
+            .chain(
+                self.release
+                    .into_iter()
+                    .map(|SlotRange { base, count }| Step::ReleaseBackends { base, count }),
+            )
+            .chain(self.delete_service_labels.into_iter().map(Step::DeleteServiceLabels))
+            .chain(self.delete_endpoint_labels.into_iter().map(Step::DeleteEndpointLabels));
+        Plan { steps: steps.collect(), problems: self.problems }
+    }
 }

@@ -1,0 +1,122 @@
+//! The identity of each service port, by which the kernel knows it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::model::{ObjectName, Protocol, ServicePortName};
+
+/// One id for each service port. Ids are given in ascending order and start again at 1 only after `u32::MAX`, so
+/// that what the kernel still remembers of a service port that is gone never meets a new one.
+#[derive(Clone, Debug)]
+pub(crate) struct Ids {
+    by_name: BTreeMap<ServicePortName, u32>,
+    names: BTreeMap<u32, ServicePortName>,
+    next: u32,
+}
+
+impl Ids {
+    pub(crate) const fn new() -> Self {
+        Self { by_name: BTreeMap::new(), names: BTreeMap::new(), next: 1 }
+    }
+
+    /// Takes over an id of an earlier life; false where the id is 0 or the name has one already.
+    pub(crate) fn adopt(&mut self, id: u32, name: &ServicePortName) -> bool {
+        if id == 0 || self.by_name.contains_key(name) || self.names.contains_key(&id) {
+            return false;
+        }
+        self.by_name.insert(name.clone(), id);
+        self.names.insert(id, name.clone());
+        self.next = self.next.max(id.checked_add(1).unwrap_or(1));
+        true
+    }
+
+    pub(crate) fn contains(&self, id: u32) -> bool {
+        self.names.contains_key(&id)
+    }
+
+    /// The id of a service port; a new one where it has none. `taken` are ids that may not be given for other
+    /// reasons.
+    pub(crate) fn get_or_allocate(&mut self, name: &ServicePortName, taken: impl Fn(u32) -> bool) -> u32 {
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
+        }
+        let mut id = self.next;
+        while id == 0 || self.names.contains_key(&id) || taken(id) {
+            id = id.wrapping_add(1);
+        }
+        self.next = id.wrapping_add(1);
+        self.by_name.insert(name.clone(), id);
+        self.names.insert(id, name.clone());
+        id
+    }
+
+    pub(crate) fn free(&mut self, id: u32) {
+        if let Some(name) = self.names.remove(&id) {
+            self.by_name.remove(&name);
+        }
+    }
+
+    /// The ports of a Service that have an id.
+    pub(crate) fn of_service(&self, service: &ObjectName) -> impl Iterator<Item = (&ServicePortName, u32)> {
+        let first =
+            ServicePortName { service: service.clone(), port: Arc::default(), protocol: Protocol::Tcp };
+        self.by_name
+            .range(first..)
+            .take_while(move |(name, _)| name.service == *service)
+            .map(|(name, id)| (name, *id))
+    }
+
+    /// Every service port that has an id.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &ServicePortName> {
+        self.by_name.keys()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(service: &str, port: &str) -> ServicePortName {
+        ServicePortName {
+            service: ObjectName::new("ns", service),
+            port: port.into(),
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    #[test]
+    fn a_freed_id_is_not_given_again_before_all_others() {
+        let mut ids = Ids::new();
+        let first = ids.get_or_allocate(&port("a", ""), |_| false);
+        ids.free(first);
+        assert_eq!(first, 1);
+        assert_eq!(ids.get_or_allocate(&port("a", ""), |_| false), 2);
+    }
+
+    #[test]
+    fn ids_wrap_around_past_zero_and_those_that_live() {
+        let mut ids = Ids::new();
+        assert!(ids.adopt(u32::MAX - 1, &port("a", "")));
+        assert!(ids.adopt(1, &port("b", "")));
+        assert_eq!(ids.get_or_allocate(&port("c", ""), |_| false), u32::MAX);
+        assert_eq!(ids.get_or_allocate(&port("d", ""), |id| id == 2), 3);
+    }
+
+    #[test]
+    fn an_id_is_adopted_for_one_name_only() {
+        let mut ids = Ids::new();
+        assert!(!ids.adopt(0, &port("a", "")));
+        assert!(ids.adopt(7, &port("a", "")));
+        assert!(!ids.adopt(7, &port("b", "")));
+        assert!(!ids.adopt(8, &port("a", "")));
+    }
+
+    #[test]
+    fn the_ports_of_a_service_are_its_own() {
+        let mut ids = Ids::new();
+        for name in [port("a", "x"), port("b", ""), port("b", "x"), port("c", "")] {
+            ids.get_or_allocate(&name, |_| false);
+        }
+        let found: Vec<u32> = ids.of_service(&ObjectName::new("ns", "b")).map(|(_, id)| id).collect();
+        assert_eq!(found, [2, 3]);
+    }
+}

@@ -1,0 +1,403 @@
+//! The state machine that the one task which writes to the kernel drives.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use lb_common::{Service, ServiceKey};
+
+use crate::{
+    adopt,
+    arena::{Arena, Epoch, SlotRange},
+    claims::Claims,
+    desired::{self, Group, Port},
+    ids::Ids,
+    labels::AddressLabels,
+    mirror::Mirror,
+    model::{Change, ObjectName},
+    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step},
+    slices::Slices,
+    store::Store,
+};
+
+/// Turns changes of objects into steps for the kernel.
+///
+/// ```text
+/// handle(changes)* → plan() → for each step: kernel, then applied(step), or failed() → end_epoch()
+///                    after a grace period: grace_elapsed(epoch)
+/// ```
+///
+/// Only Services that something has changed for are computed anew. The first plan also covers everything that
+/// the kernel held at the start, and removes what no source knows: so it must not be asked for before every
+/// source has synchronised.
+#[derive(Clone, Debug)]
+pub struct Reconciler {
+    store: Store,
+    claims: Claims,
+    ids: Ids,
+    labels: AddressLabels,
+    slices: Slices,
+    mirror: Mirror,
+    /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
+    distrusted: BTreeSet<ServiceKey>,
+    /// Ids that the agent found in the kernel and that nobody has: their names go with the first plan.
+    stale_ids: BTreeSet<u32>,
+    problems: BTreeMap<ObjectName, Vec<Problem>>,
+    in_flight: InFlight,
+}
+
+/// What the last plan concerns, as long as not all of its steps are applied.
+#[derive(Clone, Debug, Default)]
+struct InFlight {
+    steps: usize,
+    services: Vec<ObjectName>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// A frontend and the record it should have.
+struct Target {
+    key: ServiceKey,
+    record: Service,
+}
+
+impl Reconciler {
+    /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
+    /// ids) is replaced by the first plan.
+    pub fn new(contents: Contents, slots: u32) -> Self {
+        let adopted = adopt::adopt(contents, slots);
+        let mut store = Store::default();
+        adopted.ids.names().for_each(|name| store.mark_dirty(name.service.clone()));
+        let mut labels = AddressLabels::default();
+        adopted.mirror.contents().endpoint_labels.keys().for_each(|address| labels.mark_dirty(*address));
+        Self {
+            store,
+            claims: Claims::default(),
+            ids: adopted.ids,
+            labels,
+            slices: adopted.slices,
+            mirror: adopted.mirror,
+            distrusted: adopted.distrusted,
+            stale_ids: adopted.stale_ids,
+            problems: BTreeMap::new(),
+            in_flight: InFlight::default(),
+        }
+    }
+
+    /// Takes note of changes.
+    pub fn handle(&mut self, changes: Vec<Change>) {
+        changes.into_iter().for_each(|change| self.store.apply(change));
+    }
+
+    /// Whether [`Self::plan`] may have something to say: an object changed, a plan failed, or slots became free
+    /// that a Service waits for.
+    pub fn needs_plan(&self) -> bool {
+        self.store.is_dirty()
+            || self.labels.is_dirty()
+            || self.in_flight.steps > 0
+            || !self.distrusted.is_empty()
+            || !self.stale_ids.is_empty()
+            || self.slices.garbage().next().is_some()
+    }
+
+    /// The steps from what the kernel holds to what it should hold. Steps of the plan before that were not applied
+    /// count as failed.
+    pub fn plan(&mut self) -> Plan {
+        self.failed();
+        let mut draft = Draft::default();
+        let mut services = Vec::new();
+        let mut wanted = BTreeSet::new();
+        let mut given_up = self.distrusted.clone();
+        for (service, ports) in self.desired() {
+            self.problems.remove(&service);
+            if let Some(keys) = self.plan_service(&service, ports, &mut draft) {
+                given_up.extend(self.frontends_of(&service));
+                wanted.extend(keys);
+            }
+            draft.problems.extend(self.problems.get(&service).into_iter().flatten().cloned());
+            services.push(service);
+        }
+        draft.delete_frontends = given_up.difference(&wanted).copied().collect();
+        draft.release.extend(self.slices.garbage());
+        draft.delete_service_labels.extend(&self.stale_ids);
+        let addresses = self.plan_labels(&mut draft);
+        let plan = draft.finish();
+        if !plan.steps.is_empty() {
+            self.in_flight = InFlight { steps: plan.steps.len(), services, addresses };
+        }
+        plan
+    }
+
+    /// A step of the last plan is in the kernel.
+    pub fn applied(&mut self, step: &Step) {
+        self.mirror.apply(step);
+        match step {
+            Step::DeleteFrontend(key) => {
+                self.distrusted.remove(key);
+            }
+            Step::PutFrontend(key, record) => {
+                self.distrusted.remove(key);
+                if record.backends_count > 0 {
+                    self.slices.publish(record.backends_base);
+                }
+            }
+            Step::ReleaseBackends { base, .. } => self.slices.release(*base),
+            Step::DeleteServiceLabels(id) => {
+                self.stale_ids.remove(id);
+                self.ids.free(*id);
+            }
+            Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
+                self.in_flight.addresses.remove(address);
+            }
+            Step::WriteBackends { .. } | Step::PutServiceLabels(..) => {}
+        }
+        self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
+        if self.in_flight.steps == 0 {
+            self.in_flight = InFlight::default();
+        }
+    }
+
+    /// The steps of the last plan that were not reported as applied are not going to be: the Services of that plan
+    /// are looked at again by the next one, and slots that were reserved for them are free again.
+    pub fn failed(&mut self) {
+        let InFlight { steps, services, addresses } = std::mem::take(&mut self.in_flight);
+        if steps == 0 {
+            return;
+        }
+        for range in self.slices.discard_unpublished() {
+            self.mirror.forget_backends(range);
+        }
+        services.into_iter().for_each(|service| self.store.mark_dirty(service));
+        addresses.into_iter().for_each(|address| self.labels.mark_dirty(address));
+    }
+
+    /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace
+    /// period that begins now is over. `None` where there is nothing to wait for.
+    pub fn end_epoch(&mut self) -> Option<Epoch> {
+        self.slices.end_epoch()
+    }
+
+    /// No program can still read what was released up to the end of `epoch`. Services that wait for slots are
+    /// looked at again.
+    pub fn grace_elapsed(&mut self, epoch: Epoch) {
+        self.slices.grace_elapsed(epoch);
+        let waits = |problem: &Problem| matches!(problem, Problem::ArenaFull { .. });
+        for (service, problems) in &self.problems {
+            if problems.iter().any(waits) {
+                self.store.mark_dirty(service.clone());
+            }
+        }
+    }
+
+    /// What the kernel holds.
+    pub const fn contents(&self) -> &Contents {
+        self.mirror.contents()
+    }
+
+    /// The use of `BACKENDS`.
+    pub const fn arena(&self) -> &Arena {
+        self.slices.arena()
+    }
+
+    /// The objects the sources have sent.
+    pub const fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Every Service that is not as its author wants it, and why.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.values().flatten()
+    }
+
+    /// The Services to plan for with what they should be: the dirty ones, and those whose frontends get another
+    /// owner by that.
+    fn desired(&mut self) -> BTreeMap<ObjectName, Vec<Port>> {
+        let dirty = self.store.take_dirty();
+        let mut desired: BTreeMap<ObjectName, Vec<Port>> = BTreeMap::new();
+        let mut concerned = BTreeSet::new();
+        for service in dirty {
+            let ports = self.desired_ports(&service);
+            concerned.append(&mut self.claims.set(&service, &ports));
+            desired.insert(service, ports);
+        }
+        for service in concerned {
+            if !desired.contains_key(&service) {
+                let ports = self.desired_ports(&service);
+                desired.insert(service, ports);
+            }
+        }
+        desired
+    }
+
+    fn desired_ports(&self, name: &ObjectName) -> Vec<Port> {
+        let service = self.store.service(name);
+        service.map(|service| desired::desired(name, service, self.store.slices(name))).unwrap_or_default()
+    }
+
+    /// Plans for one Service; the frontends that are its own. `None` where it keeps what it has.
+    fn plan_service(
+        &mut self,
+        service: &ObjectName,
+        ports: Vec<Port>,
+        draft: &mut Draft,
+    ) -> Option<Vec<ServiceKey>> {
+        let owned = self.owned(service, ports);
+        let mut steps = Vec::new();
+        let mut targets = Vec::new();
+        let mut reserved = Vec::new();
+        for port in &owned {
+            let id = self.id(port, &mut steps);
+            for group in &port.groups {
+                let Some(base) = self.place(id, group, &mut steps, &mut reserved) else {
+                    reserved.into_iter().for_each(|base| self.slices.discard(base));
+                    self.arena_full(service, &owned);
+                    return None;
+                };
+                targets.extend(group.frontends.iter().map(|frontend| Target {
+                    key: frontend.key,
+                    record: record(id, base, port, group, frontend),
+                }));
+            }
+        }
+        self.labels.set(service, labels_of(&owned));
+        self.retire(service, &targets, draft);
+        draft.services.append(&mut steps);
+        let changed =
+            targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
+        draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, target.record)));
+        Some(targets.into_iter().map(|target| target.key).collect())
+    }
+
+    /// The ports without the frontends that belong to others; a port without any frontend is left out.
+    fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
+        for port in &mut ports {
+            for group in &mut port.groups {
+                group.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
+                    Some(owner) if *owner != port.labels.name => {
+                        self.problems.entry(service.clone()).or_default().push(Problem::FrontendConflict {
+                            frontend: frontend.key,
+                            owner: owner.clone(),
+                            loser: port.labels.name.clone(),
+                        });
+                        false
+                    }
+                    Some(_) | None => true,
+                });
+            }
+            port.groups.retain(|group| !group.frontends.is_empty());
+        }
+        ports.retain(|port| !port.groups.is_empty());
+        ports
+    }
+
+    /// The id of a service port, with the step that names it in the kernel.
+    fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
+        let known = &self.mirror.contents().service_labels;
+        let id = self.ids.get_or_allocate(&port.labels.name, |id| known.contains_key(&id));
+        if known.get(&id) != Some(&port.labels) {
+            steps.push(Step::PutServiceLabels(id, port.labels.clone()));
+        }
+        id
+    }
+
+    /// The slots of a group's backends: those that hold them already, or new ones with the step that fills them.
+    fn place(
+        &mut self,
+        id: u32,
+        group: &Group,
+        steps: &mut Vec<Step>,
+        reserved: &mut Vec<u32>,
+    ) -> Option<u32> {
+        if group.backends.is_empty() {
+            return Some(0);
+        }
+        let holds = |range: &SlotRange| self.mirror.holds(*range, &group.backends);
+        if let Some(range) = self.slices.of_id(id).find(holds) {
+            return Some(range.base);
+        }
+        let base = self.slices.reserve(id, count(group))?;
+        reserved.push(base);
+        steps.push(Step::WriteBackends { base, backends: group.backends.clone() });
+        Some(base)
+    }
+
+    fn arena_full(&mut self, service: &ObjectName, owned: &[Port]) {
+        let groups = owned.iter().flat_map(|port| &port.groups);
+        let problem = Problem::ArenaFull {
+            service: service.clone(),
+            wanted: groups.map(count).fold(0, u32::saturating_add),
+            free: self.slices.arena().free_slots(),
+            slots: self.slices.arena().slots(),
+        };
+        self.problems.entry(service.clone()).or_default().push(problem);
+    }
+
+    /// What a Service has in the kernel and needs no more once its targets are there.
+    fn retire(&mut self, service: &ObjectName, targets: &[Target], draft: &mut Draft) {
+        let used: BTreeSet<u32> =
+            targets.iter().filter(|t| t.record.backends_count > 0).map(|t| t.record.backends_base).collect();
+        let lives = |id: u32| targets.iter().any(|target| target.record.id == id);
+        let mut nameless = Vec::new();
+        for (_, id) in self.ids.of_service(service) {
+            draft.release.extend(self.slices.of_id(id).filter(|range| !used.contains(&range.base)));
+            if lives(id) {
+                continue;
+            }
+            match self.mirror.contents().service_labels.contains_key(&id) {
+                true => {
+                    draft.delete_service_labels.insert(id);
+                }
+                false => nameless.push(id),
+            }
+        }
+        nameless.into_iter().for_each(|id| self.ids.free(id));
+    }
+
+    /// The frontends a Service has in the kernel.
+    fn frontends_of(&self, service: &ObjectName) -> impl Iterator<Item = ServiceKey> {
+        self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
+    }
+
+    fn plan_labels(&mut self, draft: &mut Draft) -> BTreeSet<IpAddr> {
+        let addresses = self.labels.take_dirty();
+        for &address in &addresses {
+            let known = self.mirror.contents().endpoint_labels.get(&address);
+            match self.labels.wanted(address) {
+                Some(labels) if known != Some(labels) => {
+                    draft.put_endpoint_labels.insert(address, labels.clone());
+                }
+                None if known.is_some() => {
+                    draft.delete_endpoint_labels.insert(address);
+                }
+                Some(_) | None => {}
+            }
+        }
+        addresses
+    }
+}
+
+fn record(id: u32, base: u32, port: &Port, group: &Group, frontend: &desired::Frontend) -> Service {
+    let record = Service {
+        id,
+        backends_base: base,
+        backends_count: count(group),
+        affinity_seconds: port.affinity_seconds,
+        scheduler: port.scheduler as u8,
+        kind: frontend.kind as u8,
+        flags: 0,
+        seal: 0,
+    };
+    record.sealed(&frontend.key)
+}
+
+fn count(group: &Group) -> u32 {
+    u32::try_from(group.backends.len()).unwrap_or(u32::MAX)
+}
+
+/// What a Service calls the addresses of its backends: in order, each once.
+fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
+    let groups = ports.iter().flat_map(|port| &port.groups);
+    let mut labels = groups.flat_map(|group| group.labels.iter().cloned()).collect();
+    desired::unique_labels(&mut labels);
+    labels
+}

@@ -1,0 +1,124 @@
+//! The backend slices of service ports and the slots they lie in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::arena::{Arena, Epoch, SlotRange};
+
+/// Which service port owns which slots. A slice is reserved, then published by the first frontend that refers to
+/// it, then released when no frontend does.
+#[derive(Clone, Debug)]
+pub(crate) struct Slices {
+    arena: Arena,
+    slices: BTreeMap<u32, Slice>,
+    by_id: BTreeSet<(u32, u32)>,
+    unpublished: BTreeSet<u32>,
+    /// Slots that are referred to in no way we trust; they rest before they are used.
+    garbage: BTreeSet<SlotRange>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    id: u32,
+    count: u32,
+}
+
+impl Slices {
+    pub(crate) fn new(slots: u32) -> Self {
+        Self {
+            arena: Arena::new(slots),
+            slices: BTreeMap::new(),
+            by_id: BTreeSet::new(),
+            unpublished: BTreeSet::new(),
+            garbage: BTreeSet::new(),
+        }
+    }
+
+    /// Takes over a slice of an earlier life; false where it cannot be that of `id` alone.
+    pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
+        let SlotRange { base, count } = range;
+        if let Some(known) = self.slices.get(&base) {
+            return known.id == id && known.count == count;
+        }
+        let free = self.arena.claim(range);
+        if free {
+            self.slices.insert(base, Slice { id, count });
+            self.by_id.insert((id, base));
+        }
+        free
+    }
+
+    /// Keeps away from slots that something we do not trust refers to.
+    pub(crate) fn distrust(&mut self, range: SlotRange) {
+        self.garbage.extend(self.arena.claim_rest(range));
+    }
+
+    /// Slots to be released as soon as nothing refers to them.
+    pub(crate) fn garbage(&self) -> impl Iterator<Item = SlotRange> {
+        self.garbage.iter().copied()
+    }
+
+    /// Free space for new backends of a service port.
+    pub(crate) fn reserve(&mut self, id: u32, count: u32) -> Option<u32> {
+        let base = self.arena.allocate(count)?;
+        self.slices.insert(base, Slice { id, count });
+        self.by_id.insert((id, base));
+        self.unpublished.insert(base);
+        Some(base)
+    }
+
+    /// The slices of a service port.
+    pub(crate) fn of_id(&self, id: u32) -> impl Iterator<Item = SlotRange> {
+        let bases = self.by_id.range((id, 0)..=(id, u32::MAX)).map(|(_, base)| *base);
+        bases.filter_map(|base| Some(SlotRange { base, count: self.slices.get(&base)?.count }))
+    }
+
+    /// A frontend refers to the slice: from now on programs may read it.
+    pub(crate) fn publish(&mut self, base: u32) {
+        self.unpublished.remove(&base);
+    }
+
+    /// No frontend refers to the slice any more.
+    pub(crate) fn release(&mut self, base: u32) {
+        if let Some(range) = self.arena.release(base) {
+            self.garbage.remove(&range);
+            self.forget(base);
+        }
+    }
+
+    /// Gives a reserved slice back that no frontend ever referred to.
+    pub(crate) fn discard(&mut self, base: u32) {
+        if self.unpublished.contains(&base) {
+            self.arena.discard(base);
+            self.forget(base);
+        }
+    }
+
+    /// Gives back all such slices; those.
+    pub(crate) fn discard_unpublished(&mut self) -> Vec<SlotRange> {
+        let bases = std::mem::take(&mut self.unpublished);
+        let discarded = bases.into_iter().filter_map(|base| {
+            self.forget(base);
+            self.arena.discard(base)
+        });
+        discarded.collect()
+    }
+
+    pub(crate) fn end_epoch(&mut self) -> Option<Epoch> {
+        self.arena.end_epoch()
+    }
+
+    pub(crate) fn grace_elapsed(&mut self, epoch: Epoch) {
+        self.arena.grace_elapsed(epoch);
+    }
+
+    pub(crate) const fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    fn forget(&mut self, base: u32) {
+        self.unpublished.remove(&base);
+        if let Some(slice) = self.slices.remove(&base) {
+            self.by_id.remove(&(slice.id, base));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The newest state of every object a source has told us about, and which Services that concerns.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use crate::model::{Change, Endpoint, EndpointSlice, ObjectName, Service};
+
+/// Services and their EndpointSlices, kept slice by slice, so that one changed slice costs only itself.
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    services: BTreeMap<ObjectName, Service>,
+    /// Slices by the Service they belong to, then by their own name.
+    slices: BTreeMap<ObjectName, BTreeMap<ObjectName, EndpointSlice>>,
+    /// The Service each slice belongs to.
+    service_of: HashMap<ObjectName, ObjectName>,
+    dirty: BTreeSet<ObjectName>,
+    strings: Interner,
+}
+
+impl Store {
+    /// Takes note of a change. An object that is what it was makes nothing dirty.
+    pub fn apply(&mut self, change: Change) {
+        match change {
+            Change::Service(name, service) => self.apply_service(name, service),
+            Change::EndpointSlice(name, slice) => self.apply_slice(name, slice),
+        }
+    }
+
+    /// The Service of that name.
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    /// The slices of a Service, by name.
+    pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> + Clone {
+        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// Number of Services with virtual addresses, and number of EndpointSlices.
+    pub fn len(&self) -> (usize, usize) {
+        (self.services.len(), self.service_of.len())
+    }
+
+    /// Whether some Service needs to be looked at.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Asks for a Service to be looked at.
+    pub fn mark_dirty(&mut self, service: ObjectName) {
+        self.dirty.insert(service);
+    }
+
+    /// The Services to look at, each once.
+    pub fn take_dirty(&mut self) -> BTreeSet<ObjectName> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    fn apply_service(&mut self, name: ObjectName, service: Option<Service>) {
+        let name = self.strings.object_name(name);
+        if self.services.get(&name) == service.as_ref() {
+            return;
+        }
+        match service {
+            Some(mut service) => {
+                for port in &mut service.ports {
+                    port.name = self.strings.intern(&port.name);
+                }
+                self.services.insert(name.clone(), service);
+            }
+            None => {
+                self.services.remove(&name);
+            }
+        }
+        self.dirty.insert(name);
+    }
+
+    fn apply_slice(&mut self, name: ObjectName, slice: Option<EndpointSlice>) {
+        let before = self.service_of.get(&name);
+        if before == slice.as_ref().map(|slice| &slice.service)
+            && before.and_then(|service| self.slices.get(service)?.get(&name)) == slice.as_ref()
+        {
+            return;
+        }
+        self.remove_slice(&name);
+        if let Some(slice) = slice {
+            self.insert_slice(name, slice);
+        }
+    }
+
+    fn insert_slice(&mut self, name: ObjectName, mut slice: EndpointSlice) {
+        let name = self.strings.object_name(name);
+        slice.service = self.strings.object_name(slice.service);
+        for port in &mut slice.ports {
+            port.name = self.strings.intern(&port.name);
+        }
+        for endpoint in &mut slice.endpoints {
+            self.strings.endpoint(endpoint);
+        }
+        slice.endpoints.shrink_to_fit();
+        self.dirty.insert(slice.service.clone());
+        self.service_of.insert(name.clone(), slice.service.clone());
+        self.slices.entry(slice.service.clone()).or_default().insert(name, slice);
+    }
+
+    fn remove_slice(&mut self, name: &ObjectName) {
+        let Some(service) = self.service_of.remove(name) else { return };
+        if let Some(slices) = self.slices.get_mut(&service) {
+            slices.remove(name);
+            if slices.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        self.dirty.insert(service);
+    }
+}
+
+/// Keeps one copy of each string: thousands of endpoints share few nodes, zones and namespaces.
+#[derive(Clone, Debug, Default)]
+struct Interner {
+    strings: HashSet<Arc<str>>,
+    /// Number of strings at which the unused ones are looked for.
+    sweep_at: usize,
+}
+
+impl Interner {
+    fn intern(&mut self, text: &Arc<str>) -> Arc<str> {
+        if let Some(known) = self.strings.get(text) {
+            return known.clone();
+        }
+        if self.strings.len() >= self.sweep_at {
+            self.strings.retain(|text| Arc::strong_count(text) > 1);
+            self.sweep_at = 1024.max(2 * self.strings.len());
+        }
+        self.strings.insert(text.clone());
+        text.clone()
+    }
+
+    fn object_name(&mut self, name: ObjectName) -> ObjectName {
+        ObjectName { namespace: self.intern(&name.namespace), name: self.intern(&name.name) }
+    }
+
+    /// Node and zone; the pod's name is its own, so that keeping it here would only cost.
+    fn endpoint(&mut self, endpoint: &mut Endpoint) {
+        endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
+        endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> ObjectName {
+        ObjectName::new("default", text)
+    }
+
+    fn slice(service: &str, node: &str) -> EndpointSlice {
+        let endpoint = Endpoint {
+            address: [10, 0, 0, 1].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: Some(node.into()),
+            zone: None,
+            pod: None,
+        };
+        EndpointSlice { service: name(service), ports: Vec::new(), endpoints: vec![endpoint] }
+    }
+
+    fn dirty(store: &mut Store, change: Change) -> Vec<String> {
+        store.apply(change);
+        store.take_dirty().iter().map(|name| name.name.to_string()).collect()
+    }
+
+    #[test]
+    fn an_object_applied_again_unchanged_is_not_dirty() {
+        let mut store = Store::default();
+        let change = Change::EndpointSlice(name("web-1"), Some(slice("web", "n1")));
+        assert_eq!(dirty(&mut store, change.clone()), ["web"]);
+        assert!(dirty(&mut store, change).is_empty());
+        let service = Service { cluster_ips: Vec::new(), ports: Vec::new(), affinity_seconds: None };
+        let change = Change::Service(name("web"), Some(service));
+        assert_eq!(dirty(&mut store, change.clone()), ["web"]);
+        assert!(dirty(&mut store, change).is_empty());
+    }
+
+    #[test]
+    fn removing_what_was_never_there_is_not_dirty() {
+        let mut store = Store::default();
+        assert!(dirty(&mut store, Change::Service(name("web"), None)).is_empty());
+        assert!(dirty(&mut store, Change::EndpointSlice(name("web-1"), None)).is_empty());
+    }
+
+    #[test]
+    fn a_slice_that_changes_its_service_concerns_both() {
+        let mut store = Store::default();
+        dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("a", "n1"))));
+        assert_eq!(dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("b", "n1")))), ["a", "b"]);
+        assert_eq!(store.slices(&name("a")).count(), 0);
+        assert_eq!(store.slices(&name("b")).count(), 1);
+    }
+
+    #[test]
+    fn equal_strings_are_kept_once() {
+        let mut store = Store::default();
+        dirty(&mut store, Change::EndpointSlice(name("s1"), Some(slice("a", "node"))));
+        dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "node"))));
+        let nodes: Vec<Arc<str>> =
+            store.slices(&name("a")).flat_map(|s| &s.endpoints).filter_map(|e| e.node.clone()).collect();
+        assert!(Arc::ptr_eq(&nodes[0], &nodes[1]));
+    }
+}
