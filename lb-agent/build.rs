@@ -3,10 +3,19 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
+use std::process;
 
 use anyhow::Context as _;
 
-fn main() -> anyhow::Result<()> {
+fn main() {
+    if let Err(error) = run() {
+        // Not returned from main: that would bury the compiler's messages under a backtrace.
+        eprintln!("{error:#}");
+        process::exit(1);
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("cargo sets CARGO_CFG_TARGET_ARCH")?;
 

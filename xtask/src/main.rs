@@ -1,3 +1,67 @@
 //! `cargo xtask`: everything with side effects.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod build_ebpf;
+mod demo;
+mod process;
+mod setup;
+mod stages;
+mod test;
+
+/// Development tasks of the eBPF service load balancer.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what is missing on this machine: the BPF compiler and linker, and the tools of the tests
+    Setup,
+    /// Build the BPF object only, and say how large each program is
+    BuildEbpf,
+    /// Show the load balancer at work in network namespaces of this machine (needs root)
+    Demo(demo::Args),
+    /// Run every test that can run on this machine (needs root)
+    Test,
+    /// Run the benchmarks (needs root)
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
+        Task::Setup => setup::run(),
+        Task::BuildEbpf => build_ebpf::run(),
+        Task::Demo(args) => {
+            prepare_agent()?;
+            demo::run(args)
+        }
+        Task::Test => test::run(),
+        Task::Bench(args) => {
+            prepare_agent()?;
+            bench::run(args)
+        }
+    }
+}
+
+/// Builds `target/release/lb-agent`, from nothing if need be.
+fn prepare_agent() -> anyhow::Result<()> {
+    setup::run()?;
+    process::run(test::build_agent())
+}

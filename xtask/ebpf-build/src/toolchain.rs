@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::TARGET;
+use crate::{TARGET, workspace_root};
 
 /// The version of bpf-linker that the object is linked with.
 pub const LINKER_VERSION: &str = "0.13.0";
@@ -32,12 +32,13 @@ pub enum Missing {
     },
     /// No bpf-linker of the right version.
     #[error(
-        "bpf-linker {LINKER_VERSION} is missing; looked for {}. Run `cargo xtask setup`, which installs it",
-        display_all(.looked_for)
+        "bpf-linker {LINKER_VERSION} is missing; looked for it at {} and in PATH. \
+         Run `cargo xtask setup`, which installs it",
+        .cached.display()
     )]
     Linker {
-        /// The files that were tried.
-        looked_for: Vec<PathBuf>,
+        /// Where `cargo xtask setup` would have installed it.
+        cached: PathBuf,
     },
 }
 
@@ -188,13 +189,11 @@ fn major_minor(version: &str) -> Option<(u32, u32)> {
 ///
 /// [`Missing::Linker`] names the files that were tried.
 pub fn find_linker() -> Result<PathBuf, Missing> {
-    let mut looked_for: Vec<PathBuf> =
-        cached_linker_root().map(|root| root.join("bin/bpf-linker")).into_iter().collect();
-    if let Some(path) = env::var_os("PATH") {
-        looked_for.extend(env::split_paths(&path).map(|dir| dir.join("bpf-linker")));
-    }
-    let found = looked_for.iter().find(|file| has_linker_version(file)).cloned();
-    found.ok_or(Missing::Linker { looked_for })
+    let cached = cached_linker_root().join("bin/bpf-linker");
+    let path = env::var_os("PATH").unwrap_or_default();
+    let in_path = env::split_paths(&path).map(|dir| dir.join("bpf-linker"));
+    let found = [cached.clone()].into_iter().chain(in_path).find(|file| has_linker_version(file));
+    found.ok_or(Missing::Linker { cached })
 }
 
 fn has_linker_version(linker: &Path) -> bool {
@@ -204,11 +203,12 @@ fn has_linker_version(linker: &Path) -> bool {
 }
 
 /// The folder that `cargo xtask setup` gives to `cargo install --root`. It is outside of the repository, so that
-/// the next clone does not build the linker again. None without a home folder.
-pub fn cached_linker_root() -> Option<PathBuf> {
+/// the next clone does not build the linker again, unless there is no home folder.
+pub fn cached_linker_root() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = cache.or_else(|| Some(home()?.join(".cache")))?;
-    Some(cache.join("lb-xtask").join(format!("bpf-linker-{LINKER_VERSION}")))
+    let cache = cache.or_else(|| Some(home()?.join(".cache")));
+    let cache = cache.unwrap_or_else(|| workspace_root().join(".cache"));
+    cache.join("lb-xtask").join(format!("bpf-linker-{LINKER_VERSION}"))
 }
 
 fn home() -> Option<PathBuf> {
@@ -248,13 +248,8 @@ mod tests {
 
     #[test]
     fn says_what_installs_a_missing_linker() {
-        let missing = Missing::Linker {
-            looked_for: vec![PathBuf::from("/a/bpf-linker"), PathBuf::from("/b/bpf-linker")],
-        };
+        let missing = Missing::Linker { cached: PathBuf::from("/cache/bin/bpf-linker") };
         let text = missing.to_string();
-        assert!(
-            text.contains("/a/bpf-linker, /b/bpf-linker") && text.contains("cargo xtask setup"),
-            "{text}"
-        );
+        assert!(text.contains("/cache/bin/bpf-linker") && text.contains("cargo xtask setup"), "{text}");
     }
 }

@@ -1,0 +1,51 @@
+//! `cargo xtask build-ebpf`: the BPF object only.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context as _;
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
+
+/// Bytes of a BPF instruction (a 64-bit load takes two).
+const INSTRUCTION_SIZE: u64 = 8;
+
+/// Builds the object and prints where it is and how large its functions are.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
+    let profile_dir = me.parent().context("xtask is not in a folder")?;
+    let built = ebpf_build::build(&ebpf_build::target_dir(profile_dir), std::env::consts::ARCH)?;
+    eprint!("{}", built.warnings);
+
+    let data = fs::read(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
+    let compiler = &built.toolchain.compiler;
+    println!("{} ({} bytes)", built.path.display(), data.len());
+    println!("compiler {} {}", compiler.rustc.display(), compiler.version);
+    println!("linker   {}", built.toolchain.linker.display());
+    println!("\ninstructions  section     function");
+    for function in functions(&built.path, &data)? {
+        println!("{:>12}  {:<10}  {}", function.instructions, function.section, function.name);
+    }
+    Ok(())
+}
+
+struct Function {
+    section: String,
+    name: String,
+    instructions: u64,
+}
+
+/// The programs and the functions they call, those of one section together.
+fn functions(path: &Path, data: &[u8]) -> anyhow::Result<Vec<Function>> {
+    let file = object::File::parse(data).with_context(|| format!("{} is not an ELF file", path.display()))?;
+    let mut functions = Vec::new();
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
+        let Some(index) = symbol.section_index() else { continue };
+        functions.push(Function {
+            section: file.section_by_index(index)?.name()?.to_owned(),
+            name: symbol.name()?.to_owned(),
+            instructions: symbol.size() / INSTRUCTION_SIZE,
+        });
+    }
+    functions.sort_by(|a, b| (&a.section, &a.name).cmp(&(&b.section, &b.name)));
+    Ok(functions)
+}

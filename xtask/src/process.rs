@@ -1,0 +1,61 @@
+//! Child processes. What they print goes to stderr: stdout is for results (`cargo xtask demo --json`).
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+/// Runs a command to its end; the error has the command line, to try by hand.
+pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
+    let line = command_line(&command);
+    eprintln!("$ {line}");
+    let status = command.stdout(io::stderr()).status().with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(status.success(), "`{line}` failed: {status}");
+    Ok(())
+}
+
+/// The cargo that runs us, in the root of the workspace.
+pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(ebpf_build::workspace_root()).args(args);
+    command
+}
+
+/// Whether there is a program of this name, also where only root looks.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(system).any(|dir| dir.join(program).is_file())
+}
+
+fn command_line(command: &Command) -> String {
+    let settings = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let settings = settings.map(|(name, value)| format!("{}={}", name.display(), value.display()));
+    // Not the whole path of cargo, which says nothing and is long.
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words =
+        [program].into_iter().chain(command.get_args()).map(OsStr::display).map(|word| word.to_string());
+    settings.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_command_line() {
+        let mut command = Command::new("/bin/false");
+        command.arg("--now").env("SETTING", "1");
+        let error = run(command).map_err(|error| error.to_string());
+        assert_eq!(error, Err("`SETTING=1 false --now` failed: exit status: 1".to_owned()));
+    }
+
+    #[test]
+    fn finds_programs() {
+        assert!(is_installed("sh"));
+        assert!(!is_installed("no-such-program"));
+    }
+}

@@ -1,0 +1,135 @@
+//! `cargo xtask setup`: installs what is missing, and nothing else.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+use crate::process;
+use crate::test::is_root;
+
+/// Debian's compiler, with `core` for BPF.
+const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
+/// What bpf-linker is built with.
+const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "g++"];
+/// Where [`LINKER_PACKAGES`] put LLVM.
+const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
+/// Programs that the tests and the demo run, and the packages that have them.
+const TOOLS: [(&str, &str); 8] = [
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("ping", "iputils-ping"),
+    ("tcpdump", "tcpdump"),
+    ("bpftool", "bpftool"),
+    ("nsenter", "util-linux"),
+];
+
+/// Installs what is missing; says what it did.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let packages = missing_packages();
+    if !packages.is_empty() {
+        install_packages(&packages)?;
+    }
+    // The packages may have been all that kept the linker from running.
+    let build_linker = ebpf_build::find_linker().is_err();
+    if build_linker {
+        install_linker()?;
+    }
+    let toolchain = ebpf_build::Toolchain::find().context("the BPF toolchain is still not complete")?;
+
+    let compiler = &toolchain.compiler;
+    eprintln!("setup: BPF compiler: {} {}", compiler.rustc.display(), compiler.version);
+    eprintln!("setup: BPF linker: {}", toolchain.linker.display());
+    match (packages.is_empty(), build_linker) {
+        (true, false) => eprintln!("setup: nothing was missing"),
+        (true, true) => eprintln!("setup: installed bpf-linker"),
+        (false, false) => eprintln!("setup: installed {}", packages.join(" ")),
+        (false, true) => eprintln!("setup: installed {} and bpf-linker", packages.join(" ")),
+    }
+    Ok(())
+}
+
+fn missing_packages() -> Vec<&'static str> {
+    let mut missing = BTreeSet::new();
+    if ebpf_build::find_compiler().is_err() {
+        missing.extend(COMPILER_PACKAGES);
+    }
+    if ebpf_build::find_linker().is_err() {
+        missing.extend(LINKER_PACKAGES.iter().filter(|package| !is_package_installed(package)));
+    }
+    missing.extend(
+        TOOLS.iter().filter(|(program, _)| !process::is_installed(program)).map(|(_, package)| package),
+    );
+    missing.into_iter().collect()
+}
+
+/// Only asked for the packages that have no program of their own to look for.
+fn is_package_installed(package: &str) -> bool {
+    let query =
+        Command::new("dpkg-query").args(["--show", "--showformat=${db:Status-Status}", package]).output();
+    query.is_ok_and(|output| output.stdout == b"installed")
+}
+
+fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
+    ensure!(
+        process::is_installed("apt-get"),
+        "this machine lacks the following, named as in Debian: {}. There is no apt-get here to install them with: \
+         install them in this system's way (`rustup component add rust-src` stands for {}), then run \
+         `cargo xtask setup` again",
+        packages.join(" "),
+        COMPILER_PACKAGES.join(" and "),
+    );
+    ensure!(
+        is_root()?,
+        "packages are missing, and only root can install them: run `sudo apt-get update && sudo apt-get install \
+         --no-install-recommends {}`, then `cargo xtask setup` again",
+        packages.join(" "),
+    );
+    if let Err(error) = process::run(apt_get(&["update"])) {
+        // One unreachable source of many must not stop us; the install says if it mattered.
+        eprintln!("setup: {error:#}; going on with the package lists that are there");
+    }
+    let mut install = apt_get(&["install", "--yes", "--no-install-recommends"]);
+    install.args(packages);
+    process::run(install).with_context(|| {
+        let name = os_name().unwrap_or_else(|| "this system".to_owned());
+        format!(
+            "cannot install packages; if {name} has no {}, `rustup component add rust-src` does the same",
+            COMPILER_PACKAGES.join(" and ")
+        )
+    })
+}
+
+fn apt_get(args: &[&str]) -> Command {
+    let mut command = Command::new("apt-get");
+    command.args(["-q", "-o", "DPkg::Lock::Timeout=300"]).args(args).env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn os_name() -> Option<String> {
+    let text = fs::read_to_string("/etc/os-release").ok()?;
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+/// Builds bpf-linker into the cache: two to three minutes on two cores, once per machine.
+fn install_linker() -> anyhow::Result<()> {
+    ensure!(
+        Path::new(LLVM_PREFIX).is_dir(),
+        "bpf-linker is built with LLVM {}, which is not at {LLVM_PREFIX}: install it there, or put bpf-linker {} into \
+         PATH, then run `cargo xtask setup` again",
+        ebpf_build::LLVM_VERSION,
+        ebpf_build::LINKER_VERSION,
+    );
+    let mut command =
+        process::cargo(["install", "bpf-linker", "--version", ebpf_build::LINKER_VERSION, "--locked"]);
+    command
+        .args(["--no-default-features", "--features", "llvm-22", "--force", "--root"])
+        .arg(ebpf_build::cached_linker_root());
+    command.env("LLVM_PREFIX", LLVM_PREFIX);
+    process::run(command).context("cannot build bpf-linker")
+}

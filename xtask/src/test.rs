@@ -1,0 +1,42 @@
+//! `cargo xtask test`: every test that can run on this machine.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::process::Command;
+
+use anyhow::ensure;
+
+use crate::process::{cargo, run as run_command};
+use crate::setup;
+use crate::stages::Stages;
+
+/// Runs all stages, also those after a failed one where they can still tell something.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let mut stages = Stages::default();
+    if stages.run("setup", setup::run) {
+        stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
+        if stages.run("agent", || run_command(build_agent())) {
+            stages.run("kernel tests", kernel_tests);
+        }
+    }
+    stages.finish()
+}
+
+/// Builds the agent that the kernel tests, the demo and the benchmarks run.
+pub(crate) fn build_agent() -> Command {
+    cargo(["build", "--release", "--package", "lb-agent"])
+}
+
+/// The tests that need root: one at a time, as they share the kernel's program and namespace tables.
+fn kernel_tests() -> anyhow::Result<()> {
+    ensure!(
+        is_root()?,
+        "these tests make network namespaces and load BPF programs: run `cargo xtask test` as root"
+    );
+    run_command(cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=1"]))
+}
+
+/// `/proc/self` belongs to the effective user of the process.
+pub(crate) fn is_root() -> anyhow::Result<bool> {
+    Ok(fs::metadata("/proc/self")?.uid() == 0)
+}
