@@ -3,15 +3,18 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process;
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-fn main() {
-    if let Err(error) = run() {
-        // Not returned from main: that would bury the compiler's messages under a backtrace.
-        eprintln!("{error:#}");
-        process::exit(1);
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not returned from main: that would bury the compiler's messages under a backtrace.
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 

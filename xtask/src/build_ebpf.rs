@@ -3,18 +3,27 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 
 /// Bytes of a BPF instruction (a 64-bit load takes two).
 const INSTRUCTION_SIZE: u64 = 8;
 
+/// Arguments of `build-ebpf`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Fail when the compiler warns: clippy does not see the code that is only there for BPF
+    #[arg(long)]
+    deny_warnings: bool,
+}
+
 /// Builds the object and prints where it is and how large its functions are.
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
     let profile_dir = me.parent().context("xtask is not in a folder")?;
     let built = ebpf_build::build(&ebpf_build::target_dir(profile_dir), std::env::consts::ARCH)?;
     eprint!("{}", built.warnings);
+    ensure!(!args.deny_warnings || built.warnings.is_empty(), "the BPF programs build with warnings");
 
     let data = fs::read(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
     let compiler = &built.toolchain.compiler;

@@ -25,7 +25,7 @@ enum Task {
     /// Install what is missing on this machine: the BPF compiler and linker, and the tools of the tests
     Setup,
     /// Build the BPF object only, and say how large each program is
-    BuildEbpf,
+    BuildEbpf(build_ebpf::Args),
     /// Show the load balancer at work in network namespaces of this machine (needs root)
     Demo(demo::Args),
     /// Run every test that can run on this machine (needs root)
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Setup => setup::run(),
-        Task::BuildEbpf => build_ebpf::run(),
+        Task::BuildEbpf(args) => build_ebpf::run(args),
         Task::Demo(args) => {
             prepare_agent()?;
             demo::run(args)
