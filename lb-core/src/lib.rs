@@ -10,8 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+pub mod allocate;
 pub mod arena;
 mod claims;
+pub mod convert;
 pub mod desired;
 mod ids;
 mod labels;

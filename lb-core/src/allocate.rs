@@ -1,0 +1,606 @@
+//! Cluster IPs and node ports for Services that no API server has seen, given as an API server gives them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1 as core;
+use lb_common::FrontendKind;
+
+use crate::{
+    convert::{self, ConvertError, Object},
+    model::ObjectName,
+    plan::Contents,
+};
+
+/// Node ports where nothing else is said.
+pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// What one Service has been given.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Allocation {
+    /// Its cluster IPs, one of each family at most.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its node ports by (name of the port, protocol as Kubernetes spells it).
+    pub node_ports: BTreeMap<(String, String), u16>,
+}
+
+/// The allocations of all Services.
+pub type Allocations = BTreeMap<ObjectName, Allocation>;
+
+/// The allocations an earlier life of the agent left in the kernel.
+pub fn known_allocations(contents: &Contents) -> Allocations {
+    let mut known = Allocations::new();
+    for labels in contents.service_labels.values() {
+        let allocation = known.entry(labels.name.service.clone()).or_default();
+        if let Some(node_port) = labels.node_port {
+            let port = (labels.name.port.to_string(), labels.name.protocol.as_str().to_owned());
+            allocation.node_ports.insert(port, node_port);
+        }
+    }
+    for (key, record) in &contents.frontends {
+        let Some(labels) = contents.service_labels.get(&record.id) else { continue };
+        let Some(allocation) = known.get_mut(&labels.name.service) else { continue };
+        let ip = IpAddr::from(key.address);
+        let another = |other: &IpAddr| other.is_ipv4() == ip.is_ipv4();
+        if record.kind == FrontendKind::ClusterIp as u8 && !allocation.cluster_ips.iter().any(another) {
+            allocation.cluster_ips.push(ip);
+        }
+    }
+    known
+}
+
+/// Gives every Service its cluster IPs and node ports: what it asks for, else what it has, else what a hash of its
+/// name says, so that the same Services get the same addresses even where nothing was remembered. Never one to two.
+#[derive(Clone, Debug)]
+pub struct Allocator {
+    ranges: Vec<IpRange>,
+    node_ports: RangeInclusive<u16>,
+    services: Allocations,
+    ip_owner: BTreeMap<IpAddr, ObjectName>,
+    port_owner: BTreeMap<u16, ObjectName>,
+}
+
+impl Allocator {
+    /// An allocator of addresses from `ranges` (the first of each family counts; the family of the first is that of
+    /// single-stack Services). `known` is what the Services have: see [`known_allocations`]. Of that, whatever is
+    /// out of range or held twice is forgotten.
+    pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
+        let mut allocator = Self {
+            ranges: Vec::new(),
+            node_ports,
+            services: Allocations::new(),
+            ip_owner: BTreeMap::new(),
+            port_owner: BTreeMap::new(),
+        };
+        for net in ranges {
+            if !allocator.ranges.iter().any(|range| range.is_v4() == net.addr().is_ipv4()) {
+                allocator.ranges.push(IpRange::new(*net));
+            }
+        }
+        for (service, mut allocation) in known {
+            allocation.cluster_ips.retain(|ip| {
+                allocator.ranges.iter().any(|range| range.contains(*ip))
+                    && !allocator.ip_owner.contains_key(ip)
+            });
+            let ports = &allocator.node_ports;
+            let owners = &allocator.port_owner;
+            allocation.node_ports.retain(|_, port| ports.contains(port) && !owners.contains_key(port));
+            allocator.commit(&service, allocation);
+        }
+        allocator
+    }
+
+    /// Gives a Service what it needs and writes it to `spec.clusterIP`, `clusterIPs`, `ipFamilies`,
+    /// `ipFamilyPolicy` and `ports[].nodePort`. On an error the Service keeps what it had.
+    ///
+    /// # Errors
+    ///
+    /// A request that is malformed, out of range or taken, and a full range; in the words of an API server.
+    pub fn assign(&mut self, service: &mut core::Service) -> Result<(), ConvertError> {
+        let name = convert::object_name("Service", &service.metadata)?;
+        let object = Object::new("Service", &name);
+        let Some(spec) = &mut service.spec else {
+            return Err(object.required("spec", "a Service needs a spec"));
+        };
+        let request = Request { allocator: self, name: &name, object: &object };
+        let (ips, node_ports) = (request.cluster_ips(spec)?, request.node_ports(spec)?);
+        write_ips(spec, &ips);
+        write_node_ports(spec, &node_ports);
+        let ports = spec.ports.iter().flatten().zip(node_ports);
+        let node_ports = ports.filter_map(|(port, node_port)| Some((port_name(port), node_port?))).collect();
+        self.commit(&name, Allocation { cluster_ips: ips.given, node_ports });
+        Ok(())
+    }
+
+    /// Assigns to many Services at once, independent of their order: first all that is asked for is reserved, then
+    /// the rest is given in order of the names. The errors by index; those Services keep what they had and are not
+    /// changed.
+    pub fn assign_all(&mut self, services: &mut [core::Service]) -> BTreeMap<usize, ConvertError> {
+        let mut order: Vec<usize> = (0..services.len()).collect();
+        order.sort_by_key(|index| {
+            let metadata = &services[*index].metadata;
+            (metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()), metadata.name.clone())
+        });
+        let mut errors = BTreeMap::new();
+        // What one Service asks for may be what another one is about to give up.
+        for _ in 0..2 {
+            order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
+        }
+        for index in order {
+            if !errors.contains_key(&index) {
+                self.record(index, &mut errors, |s| s.assign(&mut services[index]));
+            }
+        }
+        errors
+    }
+
+    /// Takes back everything a Service that is gone was given.
+    pub fn release(&mut self, service: &ObjectName) {
+        let Some(gone) = self.services.remove(service) else { return };
+        gone.cluster_ips.iter().for_each(|ip| {
+            self.ip_owner.remove(ip);
+        });
+        gone.node_ports.values().for_each(|port| {
+            self.port_owner.remove(port);
+        });
+    }
+
+    /// Takes back everything from Services that do not exist; to be called once all that exist are known, before
+    /// the first assignment.
+    pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
+        let gone: Vec<ObjectName> =
+            self.services.keys().filter(|service| !exists(service)).cloned().collect();
+        gone.iter().for_each(|service| self.release(service));
+    }
+
+    /// What every Service has.
+    pub const fn allocations(&self) -> &Allocations {
+        &self.services
+    }
+
+    fn record(
+        &mut self,
+        index: usize,
+        errors: &mut BTreeMap<usize, ConvertError>,
+        run: impl FnOnce(&mut Self) -> Result<(), ConvertError>,
+    ) {
+        match run(self) {
+            Ok(()) => errors.remove(&index),
+            Err(error) => errors.insert(index, error),
+        };
+    }
+
+    /// Takes what a Service asks for and leaves the rest as it is.
+    fn reserve(&mut self, service: &core::Service) -> Result<(), ConvertError> {
+        let name = convert::object_name("Service", &service.metadata)?;
+        let object = Object::new("Service", &name);
+        let Some(spec) = &service.spec else { return Ok(()) };
+        let request = Request { allocator: self, name: &name, object: &object };
+        let families = request.families(spec)?;
+        let mut explicit = request.explicit_ips(spec, &families)?;
+        let mut node_ports = request.explicit_node_ports(spec)?;
+        let before = self.services.get(&name).cloned().unwrap_or_default();
+        let keeps = |ip: &IpAddr| families.iter().any(|is_v4| *is_v4 == ip.is_ipv4());
+        for ip in before.cluster_ips.into_iter().filter(keeps) {
+            if !explicit.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
+                explicit.push(ip);
+            }
+        }
+        if wants_node_ports(spec) {
+            for (port, number) in before.node_ports {
+                node_ports.entry(port).or_insert(number);
+            }
+        }
+        self.commit(&name, Allocation { cluster_ips: explicit, node_ports });
+        Ok(())
+    }
+
+    fn commit(&mut self, service: &ObjectName, allocation: Allocation) {
+        self.release(service);
+        if allocation == Allocation::default() {
+            return;
+        }
+        self.ip_owner.extend(allocation.cluster_ips.iter().map(|ip| (*ip, service.clone())));
+        self.port_owner.extend(allocation.node_ports.values().map(|port| (*port, service.clone())));
+        self.services.insert(service.clone(), allocation);
+    }
+}
+
+/// The cluster IPs of a Service, and the policy they follow.
+struct ClusterIps {
+    given: Vec<IpAddr>,
+    policy: String,
+    headless: bool,
+}
+
+/// One Service asks.
+struct Request<'a> {
+    allocator: &'a Allocator,
+    name: &'a ObjectName,
+    object: &'a Object,
+}
+
+impl Request<'_> {
+    /// One address of each family that the Service should have, in order.
+    fn cluster_ips(&self, spec: &core::ServiceSpec) -> Result<ClusterIps, ConvertError> {
+        let families = self.families(spec)?;
+        let explicit = self.explicit_ips(spec, &families)?;
+        let before = self.allocator.services.get(self.name).map_or(&[][..], |known| &known.cluster_ips);
+        let mut given = Vec::new();
+        for &is_v4 in &families {
+            let known = explicit.iter().chain(before).find(|ip| ip.is_ipv4() == is_v4);
+            given.push(match known {
+                Some(ip) => *ip,
+                None => self.automatic_ip(is_v4)?,
+            });
+        }
+        let policy = policy(spec).map_or_else(|| implied_policy(spec).to_owned(), ToOwned::to_owned);
+        Ok(ClusterIps { given, policy, headless: convert::is_headless(spec) })
+    }
+
+    /// Whether IPv4, for each family the Service should have an address of: none for `ExternalName` and headless
+    /// Services.
+    fn families(&self, spec: &core::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
+        if is_external_name(spec) || convert::is_headless(spec) {
+            return Ok(Vec::new());
+        }
+        let mut families = self.asked_families(spec)?;
+        let policy = policy(spec).unwrap_or_else(|| implied_policy(spec));
+        let dual = match policy {
+            "SingleStack" => false,
+            "PreferDualStack" => true,
+            "RequireDualStack" if self.allocator.ranges.len() < 2 => {
+                let why = "this node is not configured for dual-stack services";
+                return Err(self.object.invalid("spec.ipFamilyPolicy", policy, why));
+            }
+            "RequireDualStack" => true,
+            unknown => {
+                let known = ["PreferDualStack", "RequireDualStack", "SingleStack"];
+                return Err(self.object.unsupported("spec.ipFamilyPolicy", unknown, &known));
+            }
+        };
+        if !dual && families.len() > 1 {
+            let why =
+                "must be RequireDualStack or PreferDualStack when several families or addresses are given";
+            return Err(self.object.invalid("spec.ipFamilyPolicy", policy, why));
+        }
+        for range in &self.allocator.ranges {
+            if !families.contains(&range.is_v4()) && (dual || families.is_empty()) {
+                families.push(range.is_v4());
+            }
+        }
+        Ok(families)
+    }
+
+    /// The families that `ipFamilies`, or else the requested addresses, name.
+    fn asked_families(&self, spec: &core::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
+        let mut families = Vec::new();
+        for (index, family) in spec.ip_families.iter().flatten().enumerate() {
+            let field = format!("spec.ipFamilies[{index}]");
+            let is_v4 = match family.as_str() {
+                "IPv4" => true,
+                "IPv6" => false,
+                unknown => return Err(self.object.unsupported(field, unknown, &["IPv4", "IPv6"])),
+            };
+            if families.contains(&is_v4) {
+                return Err(self.object.duplicate(field, family));
+            }
+            if !self.allocator.ranges.iter().any(|range| range.is_v4() == is_v4) {
+                return Err(self.object.invalid(
+                    field,
+                    family,
+                    "not configured on this node: no service range of that family",
+                ));
+            }
+            families.push(is_v4);
+        }
+        if families.is_empty() {
+            for (index, text) in convert::requested_ips(spec).iter().enumerate() {
+                families.push(self.object.ip(ip_field(spec, index), text)?.is_ipv4());
+            }
+        }
+        Ok(families)
+    }
+
+    /// The addresses the Service asks for: valid, of its families, in range and nobody else's.
+    fn explicit_ips(&self, spec: &core::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
+        let mut explicit: Vec<IpAddr> = Vec::new();
+        if families.is_empty() {
+            return Ok(explicit);
+        }
+        let requested = convert::requested_ips(spec);
+        if let Some(single) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty())
+            && requested.first() != Some(&single)
+        {
+            return Err(self.object.invalid(
+                "spec.clusterIPs[0]",
+                requested.join(", "),
+                "must match spec.clusterIP",
+            ));
+        }
+        for (index, text) in requested.iter().enumerate() {
+            let ip = self.object.ip(ip_field(spec, index), text)?;
+            if families.get(index) != Some(&ip.is_ipv4()) {
+                let why = format!("does not match spec.ipFamilies[{index}]");
+                return Err(self.object.invalid(ip_field(spec, index), text, &why));
+            }
+            self.check_ip(spec, index, ip)?;
+            explicit.push(ip);
+        }
+        Ok(explicit)
+    }
+
+    fn check_ip(&self, spec: &core::ServiceSpec, index: usize, ip: IpAddr) -> Result<(), ConvertError> {
+        let refuse = |why: String| {
+            Err(self.object.invalid(ip_field(spec, index), ip, &format!("failed to allocate IP {ip}: {why}")))
+        };
+        let Some(range) = self.allocator.ranges.iter().find(|range| range.is_v4() == ip.is_ipv4()) else {
+            return refuse("no service range of that family is configured".to_owned());
+        };
+        if !range.contains(ip) {
+            return refuse(format!(
+                "the provided IP is not in the valid range {} ({})",
+                range.net,
+                range.bounds()
+            ));
+        }
+        match self.allocator.ip_owner.get(&ip) {
+            Some(owner) if owner != self.name => {
+                refuse(format!("provided IP is already allocated to Service \"{owner}\""))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn automatic_ip(&self, is_v4: bool) -> Result<IpAddr, ConvertError> {
+        let Some(range) = self.allocator.ranges.iter().find(|range| range.is_v4() == is_v4) else {
+            return Err(self
+                .object
+                .required("spec.clusterIPs", "no service range of that family is configured"));
+        };
+        let family = if is_v4 { "IPv4" } else { "IPv6" };
+        let hash = fnv1a(&[&self.name.namespace, &self.name.name, family]);
+        let is_free = |offset| !self.allocator.ip_owner.contains_key(&range.nth(offset));
+        match probe(hash.into(), range.size(), range.static_band(), is_free) {
+            Some(offset) => Ok(range.nth(offset)),
+            None => Err(self.object.required("spec.clusterIPs", &format!("range {} is full", range.net))),
+        }
+    }
+
+    /// For each of `spec.ports`, the node port it should have.
+    fn node_ports(&self, spec: &core::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
+        let explicit = self.explicit_node_ports(spec)?;
+        let ports = spec.ports.as_deref().unwrap_or_default();
+        if !wants_node_ports(spec) {
+            return Ok(ports.iter().map(|port| explicit.get(&port_name(port)).copied()).collect());
+        }
+        let empty = BTreeMap::new();
+        let before = self.allocator.services.get(self.name).map_or(&empty, |known| &known.node_ports);
+        let mut uses: BTreeSet<(u16, String)> =
+            explicit.iter().map(|((_, protocol), port)| (*port, protocol.clone())).collect();
+        let mut by_port: BTreeMap<i32, u16> = BTreeMap::new();
+        let mut given = Vec::new();
+        for port in ports {
+            let (name, protocol) = port_name(port);
+            let is_mine = |number: &u16| !uses.contains(&(*number, protocol.clone()));
+            let key = (name, protocol.clone());
+            let number = match explicit.get(&key) {
+                Some(number) => *number,
+                None => match before
+                    .get(&key)
+                    .filter(|n| is_mine(n))
+                    .or_else(|| by_port.get(&port.port).filter(|n| is_mine(n)))
+                {
+                    Some(number) => *number,
+                    None => self.automatic_node_port(port, &uses)?,
+                },
+            };
+            uses.insert((number, protocol));
+            by_port.entry(port.port).or_insert(number);
+            given.push(Some(number));
+        }
+        Ok(given)
+    }
+
+    /// The node ports the Service asks for: valid, in range and nobody else's.
+    fn explicit_node_ports(
+        &self,
+        spec: &core::ServiceSpec,
+    ) -> Result<BTreeMap<(String, String), u16>, ConvertError> {
+        let mut explicit = BTreeMap::new();
+        let mut seen = BTreeSet::new();
+        if is_external_name(spec) {
+            return Ok(explicit);
+        }
+        for (index, port) in spec.ports.iter().flatten().enumerate() {
+            let Some(number) = port.node_port.filter(|number| *number != 0) else { continue };
+            let field = format!("spec.ports[{index}].nodePort");
+            if !may_have_node_ports(spec) {
+                let why = "Forbidden: may not be used when `type` is 'ClusterIP'".to_owned();
+                return Err(self.object.error(field, number.to_string(), why));
+            }
+            let valid =
+                u16::try_from(number).ok().filter(|number| self.allocator.node_ports.contains(number));
+            let Some(valid) = valid else {
+                let (first, last) = (self.allocator.node_ports.start(), self.allocator.node_ports.end());
+                let why = format!(
+                    "provided port is not in the valid range. The range of valid ports is {first}-{last}"
+                );
+                return Err(self.object.invalid(field, number, &why));
+            };
+            if let Some(owner) = self.allocator.port_owner.get(&valid).filter(|owner| *owner != self.name) {
+                let why = format!("provided port is already allocated to Service \"{owner}\"");
+                return Err(self.object.invalid(field, number, &why));
+            }
+            let name = port_name(port);
+            if !seen.insert((valid, name.1.clone())) {
+                return Err(self.object.duplicate(field, number));
+            }
+            explicit.insert(name, valid);
+        }
+        Ok(explicit)
+    }
+
+    fn automatic_node_port(
+        &self,
+        port: &core::ServicePort,
+        uses: &BTreeSet<(u16, String)>,
+    ) -> Result<u16, ConvertError> {
+        let (first, last) = (*self.allocator.node_ports.start(), *self.allocator.node_ports.end());
+        let size = u128::from(last.saturating_sub(first)) + 1;
+        let hash = fnv1a(&[&self.name.namespace, &self.name.name, &port.port.to_string()]);
+        let nth = |offset: u128| u16::try_from(u128::from(first) + offset).unwrap_or(last);
+        let is_free = |offset| {
+            let number = nth(offset);
+            !self.allocator.port_owner.contains_key(&number) && !uses.iter().any(|(used, _)| *used == number)
+        };
+        match probe(hash.into(), size, static_band(size, 32, 128), is_free) {
+            Some(offset) => Ok(nth(offset)),
+            None => Err(self
+                .object
+                .required("spec.ports", &format!("range {first}-{last} of node ports is full"))),
+        }
+    }
+}
+
+/// The addresses of a range that can be given, counted from 0. Nothing is stored for each of them.
+#[derive(Clone, Copy, Debug)]
+struct IpRange {
+    net: IpNet,
+    first: u128,
+    last: u128,
+}
+
+impl IpRange {
+    /// Without the network's own address (in IPv6 the subnet-router anycast) and IPv4's broadcast address.
+    fn new(net: IpNet) -> Self {
+        let last = number(net.broadcast());
+        let last = if net.addr().is_ipv4() { last.saturating_sub(1) } else { last };
+        Self { net, first: number(net.network()).saturating_add(1), last }
+    }
+
+    fn is_v4(&self) -> bool {
+        self.net.addr().is_ipv4()
+    }
+
+    fn contains(&self, ip: IpAddr) -> bool {
+        ip.is_ipv4() == self.is_v4() && (self.first..=self.last).contains(&number(ip))
+    }
+
+    /// Number of addresses; saturates where it is 2^128.
+    const fn size(&self) -> u128 {
+        if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
+    }
+
+    /// The lowest addresses are given automatically only when all others are taken, so that people can ask for them
+    /// (KEP-3070).
+    fn static_band(&self) -> u128 {
+        static_band(self.size(), 16, 256)
+    }
+
+    fn nth(&self, offset: u128) -> IpAddr {
+        let number = self.first.saturating_add(offset).min(self.last);
+        match u32::try_from(number) {
+            Ok(v4) if self.is_v4() => IpAddr::V4(Ipv4Addr::from(v4)),
+            Ok(_) | Err(_) => IpAddr::V6(Ipv6Addr::from(number)),
+        }
+    }
+
+    fn bounds(&self) -> String {
+        if self.size() == 0 {
+            "which has no usable address".to_owned()
+        } else {
+            format!("{} to {}", self.nth(0), self.nth(self.size() - 1))
+        }
+    }
+}
+
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u32::from(v4).into(),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+/// KEP-3070 and KEP-3668: `size / step` of a range, 16 at least and `max` at most; none of a range too small.
+fn static_band(size: u128, step: u128, max: u128) -> u128 {
+    if size <= 16 { 0 } else { (size / step).clamp(16, max) }
+}
+
+/// The first free offset from the one the hash points at: first above the band, then in it. Takes no more steps than
+/// offsets are taken.
+fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
+    let upper = size.checked_sub(band)?;
+    let start = if upper == 0 { 0 } else { hash % upper };
+    let above = (start..upper).chain(0..start).map(|offset| band + offset);
+    above.chain(0..band).find(|offset| is_free(*offset))
+}
+
+/// FNV-1a, 64 bits: small, and the same for ever on every machine.
+fn fnv1a(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn policy(spec: &core::ServiceSpec) -> Option<&str> {
+    spec.ip_family_policy.as_deref().filter(|policy| !policy.is_empty())
+}
+
+/// The policy an API server writes where there is none.
+fn implied_policy(spec: &core::ServiceSpec) -> &'static str {
+    let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
+    if several || convert::requested_ips(spec).len() > 1 { "RequireDualStack" } else { "SingleStack" }
+}
+
+fn ip_field(spec: &core::ServiceSpec, index: usize) -> String {
+    match &spec.cluster_ips {
+        Some(list) if list.len() > 1 => format!("spec.clusterIPs[{index}]"),
+        Some(_) | None => "spec.clusterIPs".to_owned(),
+    }
+}
+
+fn port_name(port: &core::ServicePort) -> (String, String) {
+    (port.name.clone().unwrap_or_default(), port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()))
+}
+
+fn is_external_name(spec: &core::ServiceSpec) -> bool {
+    spec.type_.as_deref() == Some("ExternalName")
+}
+
+fn may_have_node_ports(spec: &core::ServiceSpec) -> bool {
+    matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
+}
+
+fn wants_node_ports(spec: &core::ServiceSpec) -> bool {
+    match spec.type_.as_deref() {
+        Some("NodePort") => true,
+        Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Some(false),
+        Some(_) | None => false,
+    }
+}
+
+fn write_ips(spec: &mut core::ServiceSpec, ips: &ClusterIps) {
+    if ips.headless {
+        return;
+    }
+    if ips.given.is_empty() {
+        (spec.cluster_ip, spec.cluster_ips) = (None, None);
+        return;
+    }
+    let texts: Vec<String> = ips.given.iter().map(ToString::to_string).collect();
+    let family = |ip: &IpAddr| if ip.is_ipv4() { "IPv4".to_owned() } else { "IPv6".to_owned() };
+    spec.cluster_ip = texts.first().cloned();
+    spec.cluster_ips = Some(texts);
+    spec.ip_families = Some(ips.given.iter().map(family).collect());
+    spec.ip_family_policy = Some(ips.policy.clone());
+}
+
+fn write_node_ports(spec: &mut core::ServiceSpec, node_ports: &[Option<u16>]) {
+    for (port, node_port) in spec.ports.iter_mut().flatten().zip(node_ports) {
+        port.node_port = node_port.map(i32::from);
+    }
+}
