@@ -20,6 +20,9 @@ use crate::{netns::Netns, pattern};
 /// How long a client waits for anything. Nothing in the testbed takes longer than milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
+/// The error of a connection, or of a datagram, that was refused.
+pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
+
 /// What a server says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {

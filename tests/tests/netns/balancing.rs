@@ -1,0 +1,144 @@
+//! Which backend answers, and what client and backend see of each other.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, UdpSocket},
+};
+
+use lb_tests::{
+    client::{Answer, Connection, any_address, ask_http, ask_udp},
+    netns::Netns,
+};
+
+use crate::bed::{Bed, WEB, http, udp, vips};
+
+const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
+
+/// Counts who answers 200 requests.
+fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..200 {
+        *counts.entry(ask().unwrap().server).or_default() += 1;
+    }
+    counts
+}
+
+/// With 200 requests and 4 backends each has 50 ± 6.1; ± 34 is 5.5 standard deviations, that is about one wrong
+/// alarm in ten million.
+fn assert_even(counts: &BTreeMap<String, u32>) {
+    assert_eq!(counts.keys().collect::<Vec<_>>(), PODS.iter().collect::<Vec<_>>(), "{counts:?}");
+    assert!(counts.values().all(|count| (16..=84).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn connections_spread_evenly_over_the_backends() {
+    let bed = Bed::with_web(&PODS);
+    for who in ["client", "pod1"] {
+        for vip in WEB {
+            assert_even(&count(|| ask_http(bed.netns(who), http(vip))));
+        }
+    }
+}
+
+#[test]
+fn udp_flows_spread_evenly_over_the_backends() {
+    let bed = Bed::with_web(&PODS);
+    for vip in WEB {
+        assert_even(&count(|| ask_udp(&bed.cluster.client, udp(vip), 64)));
+    }
+}
+
+#[test]
+fn a_flow_stays_with_its_backend() {
+    let bed = Bed::with_web(&PODS);
+    for vip in WEB {
+        let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
+        let first = connection.ask().unwrap();
+        let socket = lb_tests::client::udp_socket(&bed.cluster.client, udp(vip)).unwrap();
+        let first_datagram = lb_tests::client::echo(&socket, b"1").unwrap();
+        for _ in 0..50 {
+            assert_eq!(connection.ask().unwrap(), first);
+            assert_eq!(lb_tests::client::echo(&socket, b"2").unwrap(), first_datagram);
+        }
+    }
+}
+
+#[test]
+fn clients_in_and_out_of_the_cluster_reach_backends_on_both_nodes_with_their_own_address() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("far", vips(11), &["pod3"]);
+    for who in ["client", "pod1"] {
+        for (backend, addresses) in [("pod2", WEB), ("pod3", vips(11))] {
+            for vip in addresses {
+                let over_tcp = eventually(|| ask_http(bed.netns(who), http(vip)));
+                let over_udp = ask_udp(bed.netns(who), udp(vip), 64).unwrap();
+                for answer in [over_tcp, over_udp] {
+                    assert_eq!(answer.server, backend, "{who} → {vip}");
+                    assert_eq!(answer.seen, answer.local, "{who} → {vip}");
+                }
+            }
+        }
+    }
+}
+
+fn eventually(ask: impl Fn() -> io::Result<Answer>) -> Answer {
+    lb_tests::wait_for(lb_tests::client::PATIENCE, || ask().ok()).unwrap()
+}
+
+#[test]
+fn with_an_agent_on_each_node_every_pod_is_a_client() {
+    let bed = Bed::with_web(&PODS);
+    let _agent = bed.cluster.start_agent(2).unwrap();
+    for who in ["pod1", "pod3"] {
+        for vip in WEB {
+            // A pod's own turn as its backend is hairpin traffic, which has tests of its own.
+            for _ in 0..20 {
+                let answer = ask_http(bed.netns(who), http(vip)).unwrap();
+                assert!(answer.server == who || answer.seen == answer.local, "{answer:?}");
+            }
+        }
+    }
+}
+
+/// A socket that is not connected shows where answers come from.
+fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
+    let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
+    socket.set_read_timeout(Some(lb_tests::client::PATIENCE)).unwrap();
+    socket.send_to(b"?", to).unwrap();
+    socket.recv_from(&mut [0; 128]).unwrap().1
+}
+
+#[test]
+fn answers_come_from_the_virtual_address() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    for who in ["client", "pod1"] {
+        for vip in WEB {
+            for _ in 0..10 {
+                assert_eq!(answer_source(bed.netns(who), udp(vip)), udp(vip));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_client_port_reaches_one_backend_through_two_services() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("also-web", vips(11), &["pod2"]);
+    let client = &bed.cluster.client;
+    for (one, other) in WEB.into_iter().zip(vips(11)) {
+        eventually(|| ask_http(client, http(other)));
+        let mut first = Connection::open_from_port(client, 40_000, http(one)).unwrap();
+        let mut second = Connection::open_from_port(client, 40_000, http(other)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(first.ask().unwrap().server, "pod2");
+            assert_eq!(second.ask().unwrap().server, "pod2");
+        }
+        let socket = client.run(|| UdpSocket::bind((any_address(one), 0))).unwrap();
+        socket.set_read_timeout(Some(lb_tests::client::PATIENCE)).unwrap();
+        for vip in [one, other, one, other] {
+            socket.send_to(b"?", udp(vip)).unwrap();
+            assert_eq!(socket.recv_from(&mut [0; 128]).unwrap().1, udp(vip));
+        }
+    }
+}

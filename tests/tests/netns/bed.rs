@@ -1,0 +1,85 @@
+//! What most tests start from: the standard cluster, a service and an agent on node1.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use lb_tests::{
+    agent::Agent,
+    cluster::{ClientLink, Cluster, HTTP_PORT, UDP_PORT},
+    manifests::{Port, Service},
+    netns::Netns,
+};
+
+/// The port of every test service that leads to the pods' HTTP servers.
+pub(crate) const HTTP: u16 = 80;
+/// The port of every test service that leads to the pods' UDP servers.
+pub(crate) const UDP: u16 = 53;
+/// The virtual addresses of the service `web`.
+pub(crate) const WEB: [IpAddr; 2] = vips(10);
+
+/// Virtual addresses of both families.
+pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
+    [
+        IpAddr::V4(Ipv4Addr::new(10, 96, 0, number)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16)),
+    ]
+}
+
+/// A cluster with an agent. The agent goes first when it is dropped.
+pub(crate) struct Bed {
+    pub(crate) agent: Option<Agent>,
+    pub(crate) cluster: Cluster,
+}
+
+impl Bed {
+    /// The service `web` has these pods.
+    pub(crate) fn with_web(pods: &[&str]) -> Self {
+        Self::with_link_and_web(ClientLink::Ethernet, pods)
+    }
+
+    /// As [`Self::with_web`]; the client is connected in another way.
+    pub(crate) fn with_link_and_web(link: ClientLink, pods: &[&str]) -> Self {
+        let cluster = Cluster::for_test(link).unwrap();
+        let mut bed = Self { agent: None, cluster };
+        bed.put("web", WEB, pods);
+        bed.start_agent();
+        bed
+    }
+
+    /// Starts the agent on node1.
+    pub(crate) fn start_agent(&mut self) {
+        self.agent = Some(self.cluster.start_agent(1).unwrap());
+    }
+
+    /// Writes a service with the ports HTTP and UDP.
+    pub(crate) fn put(&self, name: &str, cluster_ips: [IpAddr; 2], pods: &[&str]) {
+        self.cluster.manifests.put(&self.service(name, cluster_ips, pods)).unwrap();
+    }
+
+    /// A service with the ports HTTP and UDP and these pods.
+    pub(crate) fn service(&self, name: &str, cluster_ips: [IpAddr; 2], pods: &[&str]) -> Service {
+        Service {
+            name: name.to_owned(),
+            cluster_ips: cluster_ips.to_vec(),
+            ports: vec![
+                Port { name: "http", protocol: "TCP", port: HTTP, target_port: HTTP_PORT },
+                Port { name: "echo", protocol: "UDP", port: UDP, target_port: UDP_PORT },
+            ],
+            endpoints: pods.iter().map(|name| self.cluster.pod(name).unwrap().endpoint()).collect(),
+        }
+    }
+
+    /// The namespace of the client or of a pod.
+    pub(crate) fn netns(&self, who: &str) -> &Netns {
+        if who == "client" { &self.cluster.client } else { &self.cluster.pod(who).unwrap().netns }
+    }
+}
+
+/// `vip:HTTP`
+pub(crate) fn http(vip: IpAddr) -> SocketAddr {
+    SocketAddr::new(vip, HTTP)
+}
+
+/// `vip:UDP`
+pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
+    SocketAddr::new(vip, UDP)
+}

@@ -1,0 +1,143 @@
+//! Devices that come late, carry tags, have no Ethernet header, or have other programs already.
+
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{Connection, ask_http, ask_udp},
+    cluster::{ClientLink, veth},
+    netns::Netns,
+    wait_for,
+};
+
+use crate::bed::{Bed, WEB, http, udp, vips};
+
+/// What a client does with each family; `pod2` is local, `pod3` behind another node.
+fn assert_works_for_the_client(bed: &Bed) {
+    for vip in WEB {
+        for _ in 0..10 {
+            let answer = ask_http(&bed.cluster.client, http(vip)).unwrap();
+            assert_eq!(answer.seen, answer.local);
+        }
+        ask_udp(&bed.cluster.client, udp(vip), 64).unwrap();
+        ask_udp(&bed.cluster.client, udp(vip), 8_192).unwrap();
+        let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
+        connection.download(4 << 20).unwrap();
+        connection.upload(4 << 20).unwrap();
+    }
+}
+
+#[test]
+fn a_pod_made_later_is_served_within_a_second() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.cluster.add_pod("pod5", 1, 5).unwrap();
+    let start = Instant::now();
+    for vip in WEB {
+        let ask = || ask_http_briefly(bed.netns("pod5"), vip);
+        assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    // And it is a backend like any other.
+    bed.put("web", WEB, &["pod5"]);
+    for vip in WEB {
+        let ask = || ask_http_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
+        assert!(wait_for(Duration::from_secs(1), ask).is_some(), "{vip}");
+        assert_eq!(ask_http(bed.netns("pod5"), http(vip)).unwrap().server, "pod5", "hairpin of a late pod");
+    }
+}
+
+/// A packet that leaves before the device has its program is lost or goes astray: no reason to wait for an answer.
+fn ask_http_briefly(netns: &Netns, vip: std::net::IpAddr) -> Option<String> {
+    let connect = || std::net::TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
+    netns.run(connect).ok()?;
+    Some(ask_http(netns, http(vip)).ok()?.server)
+}
+
+#[test]
+fn pods_come_and_go() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    for round in 0..5 {
+        bed.cluster.add_pod("pod5", 1, 5).unwrap();
+        let ask = || ask_http_briefly(bed.netns("pod5"), WEB[round % 2]);
+        assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
+        bed.cluster.pods.retain(|pod| pod.name != "pod5");
+        // The kernel removes a namespace's devices some time after its last user.
+        let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
+        wait_for(Duration::from_secs(5), gone).unwrap();
+    }
+    assert_works_for_the_client(&bed);
+}
+
+/// `/proc/net/dev` of a namespace.
+fn devices(netns: &Netns) -> String {
+    netns.run(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap()
+}
+
+#[test]
+fn a_vlan_device() {
+    let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
+    if probe.client.ip("link add link eth0 name probe type vlan id 100\n").is_err() && !Path::new("/lib/modules").exists() {
+        eprintln!("SKIPPED: this kernel has no 802.1Q devices (CONFIG_VLAN_8021Q); priority tags are tested");
+        return;
+    }
+    drop(probe);
+    assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::Vlan(100), &["pod2", "pod3"]));
+}
+
+#[test]
+fn frames_with_a_priority_tag() {
+    assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::PriorityTagged, &["pod2", "pod3"]));
+}
+
+#[test]
+fn a_device_without_ethernet_header() {
+    let bed = Bed::with_link_and_web(ClientLink::Layer3, &["pod2", "pod3"]);
+    assert_works_for_the_client(&bed);
+    bed.put("empty", vips(11), &[]);
+    for vip in vips(11) {
+        let refused = |error: &io::Error| error.kind() == lb_tests::client::REFUSED;
+        let ask = || ask_http(&bed.cluster.client, http(vip)).err().filter(refused);
+        assert!(wait_for(Duration::from_secs(1), ask).is_some(), "{vip}");
+        assert!(ask_udp(&bed.cluster.client, udp(vip), 64).is_err_and(|error| refused(&error)), "{vip}");
+    }
+}
+
+/// Packets that a device has sent, from `/proc/net/dev`.
+fn sent_packets(netns: &Netns, device: &str) -> u64 {
+    let devices = devices(netns);
+    let line = devices.lines().find_map(|line| line.trim().strip_prefix(&format!("{device}:"))).unwrap();
+    line.split_whitespace().nth(9).unwrap().parse().unwrap()
+}
+
+#[test]
+fn tc_filters_of_others_keep_working() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    let node1 = &bed.cluster.node1;
+    // Mirrors of everything that enters and leaves, as somebody's monitoring would make them.
+    veth((node1, "mirror0"), (node1, "mirror1")).unwrap();
+    node1.ip("link set mirror0 up\nlink set mirror1 up\n").unwrap();
+    tc(node1, "qdisc replace dev eth0 clsact");
+    for hook in ["ingress", "egress"] {
+        tc(
+            node1,
+            &format!(
+                "filter add dev eth0 {hook} protocol ip u32 match u32 0 0 action mirred egress mirror dev mirror0"
+            ),
+        );
+    }
+    let before = sent_packets(node1, "mirror0");
+    for _ in 0..10 {
+        ask_udp(&bed.cluster.client, udp(WEB[0]), 64).unwrap();
+    }
+    // Each datagram and each answer, whatever else was on the wire.
+    let mirrored = sent_packets(node1, "mirror0") - before;
+    assert!(mirrored >= 20, "only {mirrored} packets reached the other filters");
+    assert_works_for_the_client(&bed);
+}
+
+fn tc(netns: &Netns, arguments: &str) {
+    lb_tests::agent::run(netns.command("tc").args(arguments.split(' '))).unwrap();
+}

@@ -1,0 +1,132 @@
+//! Edits of the manifests: what changes and what must not.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{Answer, Connection, ask_http, udp_socket},
+    wait_for,
+};
+
+use crate::bed::{Bed, WEB, http, udp, vips};
+
+/// The longest time from a rename to the change in the kernel.
+const PROMPTLY: Duration = Duration::from_secs(1);
+
+/// Who answers 40 new connections.
+fn who_answers(bed: &Bed) -> BTreeSet<String> {
+    (0..40).map(|_| ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server).collect()
+}
+
+#[test]
+fn a_new_service_is_served_within_a_second() {
+    let bed = Bed::with_web(&["pod1"]);
+    for (number, who) in [(11, "client"), (12, "pod1")] {
+        for vip in vips(number) {
+            assert!(ask_http(bed.netns(who), http(vip)).is_err());
+        }
+        let start = Instant::now();
+        bed.put("new", vips(number), &["pod2"]);
+        for vip in vips(number) {
+            let answer: Answer = wait_for(PROMPTLY, || ask_http(bed.netns(who), http(vip)).ok()).unwrap();
+            assert_eq!(answer.server, "pod2");
+        }
+        assert!(start.elapsed() < PROMPTLY, "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_removed_service_is_no_longer_served() {
+    let bed = Bed::with_web(&["pod1"]);
+    bed.put("other", vips(11), &["pod2"]);
+    let ask_other = || ask_http(&bed.cluster.client, http(vips(11)[0]));
+    wait_for(PROMPTLY, || ask_other().ok()).unwrap();
+    bed.cluster.manifests.remove("other").unwrap();
+    wait_for(PROMPTLY, || ask_other().err()).unwrap();
+    assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
+}
+
+#[test]
+fn established_flows_survive_the_removal_of_their_backend() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    let mut connections = Vec::new();
+    for vip in WEB {
+        for who in ["client", "pod1"] {
+            let mut connection = Connection::open(bed.netns(who), http(vip)).unwrap();
+            let first = connection.ask().unwrap();
+            connections.push((connection, first));
+        }
+    }
+    for (_, first) in &connections {
+        let others: Vec<&str> =
+            ["pod1", "pod2", "pod3", "pod4"].into_iter().filter(|pod| *pod != first.server).collect();
+        bed.put("web", WEB, &others);
+        wait_for(PROMPTLY, || (!who_answers(&bed).contains(&first.server)).then_some(())).unwrap();
+    }
+    for (connection, first) in &mut connections {
+        assert_eq!(&connection.ask().unwrap(), first);
+    }
+    // The last endpoint goes, then the whole service.
+    bed.put("web", WEB, &[]);
+    wait_for(PROMPTLY, || ask_http(&bed.cluster.client, http(WEB[1])).err()).unwrap();
+    for (connection, first) in &mut connections {
+        assert_eq!(&connection.ask().unwrap(), first);
+    }
+    bed.cluster.manifests.remove("web").unwrap();
+    let gone = |error: &io::Error| error.kind() != lb_tests::client::REFUSED;
+    wait_for(PROMPTLY, || ask_http(&bed.cluster.client, http(WEB[1])).err().filter(gone)).unwrap();
+    for (mut connection, first) in connections {
+        assert_eq!(connection.ask().unwrap(), first);
+        assert_eq!(connection.download(1 << 20).unwrap(), first.server);
+    }
+}
+
+#[test]
+fn a_large_download_survives_the_removal_of_its_backend() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    for vip in WEB {
+        bed.put("web", WEB, &["pod2", "pod3"]);
+        wait_for(PROMPTLY, || (who_answers(&bed).len() == 2).then_some(())).unwrap();
+        let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
+        let server = connection.ask().unwrap().server;
+        let transfer = connection.download_slowly(10_000_000, 10_000_000);
+        let other = if server == "pod2" { "pod3" } else { "pod2" };
+        bed.put("web", WEB, &[other]);
+        wait_for(PROMPTLY, || (!who_answers(&bed).contains(&server)).then_some(())).unwrap();
+        assert!(!transfer.is_finished(), "the download was too quick to show anything");
+        assert_eq!(transfer.join().unwrap(), server);
+    }
+}
+
+#[test]
+fn a_terminating_backend_keeps_its_flows() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    let socket = udp_socket(&bed.cluster.client, udp(WEB[0])).unwrap();
+    let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
+    let first = connection.ask().unwrap();
+    let datagram = lb_tests::client::echo(&socket, b"?").unwrap();
+    let mut service = bed.service("web", WEB, &["pod2", "pod3"]);
+    for endpoint in &mut service.endpoints {
+        if endpoint.pod == first.server {
+            (endpoint.ready, endpoint.terminating) = (false, true);
+        }
+    }
+    bed.cluster.manifests.put(&service).unwrap();
+    wait_for(PROMPTLY, || (!who_answers(&bed).contains(&first.server)).then_some(())).unwrap();
+    assert_eq!(connection.ask().unwrap(), first);
+    if datagram.server != first.server {
+        assert_eq!(lb_tests::client::echo(&socket, b"?").unwrap(), datagram);
+    }
+}
+
+#[test]
+fn a_bad_file_changes_nothing() {
+    let bed = Bed::with_web(&["pod1"]);
+    bed.cluster.manifests.write("web", "apiVersion: v1\nkind: Service\nmetadata: [this is no service\n").unwrap();
+    bed.put("other", vips(11), &["pod2"]);
+    wait_for(PROMPTLY, || ask_http(&bed.cluster.client, http(vips(11)[0])).ok()).unwrap();
+    assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
+}

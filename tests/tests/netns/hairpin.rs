@@ -1,0 +1,48 @@
+//! A pod that reaches itself through its service.
+
+use lb_tests::{
+    client::{Connection, ask_http, ask_udp},
+    pattern,
+};
+
+use crate::bed::{Bed, WEB, http, udp};
+
+#[test]
+fn tcp() {
+    let bed = Bed::with_web(&["pod1"]);
+    for vip in WEB {
+        let mut connection = Connection::open(bed.netns("pod1"), http(vip)).unwrap();
+        let answer = connection.ask().unwrap();
+        assert_eq!(answer.server, "pod1");
+        assert_ne!(answer.seen.ip(), answer.local.ip(), "answers would never leave the pod");
+        assert_eq!(connection.download(16 << 20).unwrap(), "pod1");
+        assert_eq!(connection.upload(16 << 20).unwrap().server, "pod1");
+        for _ in 0..20 {
+            assert_eq!(ask_http(bed.netns("pod1"), http(vip)).unwrap().server, "pod1");
+        }
+    }
+}
+
+#[test]
+fn udp_also_in_fragments() {
+    let bed = Bed::with_web(&["pod1"]);
+    for vip in WEB {
+        for octets in [0, 100, 8_192] {
+            assert_eq!(ask_udp(bed.netns("pod1"), udp(vip), octets).unwrap().server, "pod1", "{octets}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_among_its_backends_reaches_itself_and_the_others() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3"]);
+    for vip in WEB {
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            let mut connection = Connection::open(bed.netns("pod1"), http(vip)).unwrap();
+            seen.insert(connection.ask().unwrap().server);
+            connection.upload(pattern::MAX_PIECE as u64).unwrap();
+        }
+        assert_eq!(seen.len(), 3, "{seen:?}");
+    }
+}

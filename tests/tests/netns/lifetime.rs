@@ -1,0 +1,156 @@
+//! The agent goes and comes; the data plane stays.
+
+use std::{fs, process::Command};
+
+use lb_tests::{
+    agent::{self, run},
+    client::{Connection, PATIENCE, Transfer, ask_http, ask_udp, udp_socket},
+    netns::Netns,
+    wait_for,
+};
+
+use crate::bed::{Bed, WEB, http, udp, vips};
+
+/// Octets and octets per second of a transfer that outlives an agent: two seconds.
+const OCTETS: u64 = 20_000_000;
+const RATE: u64 = 10_000_000;
+
+/// A download of each family, with the server that sends it.
+fn running_downloads(netns: &Netns) -> Vec<(String, Transfer)> {
+    WEB.into_iter()
+        .map(|vip| {
+            let mut connection = Connection::open(netns, http(vip)).unwrap();
+            (connection.ask().unwrap().server, connection.download_slowly(OCTETS, RATE))
+        })
+        .collect()
+}
+
+fn assert_served(bed: &Bed) {
+    for vip in WEB {
+        ask_http(&bed.cluster.client, http(vip)).unwrap();
+        ask_udp(&bed.cluster.client, udp(vip), 64).unwrap();
+        ask_http(bed.netns("pod1"), http(vip)).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_agent_comes_back_under_a_running_transfer() {
+    let mut bed = Bed::with_web(&["pod2", "pod3", "pod4"]);
+    let client = bed.cluster.client.clone();
+    let downloads = running_downloads(&client);
+    let mut connection = Connection::open(&client, http(WEB[1])).unwrap();
+    let first = connection.ask().unwrap();
+    let socket = udp_socket(&client, udp(WEB[0])).unwrap();
+    let first_datagram = lb_tests::client::echo(&socket, b"?").unwrap();
+
+    for _ in 0..3 {
+        bed.agent.take().unwrap().kill().unwrap();
+        assert_served(&bed);
+        bed.start_agent();
+        assert_eq!(connection.ask().unwrap(), first);
+        assert_eq!(lb_tests::client::echo(&socket, b"?").unwrap(), first_datagram);
+    }
+    assert!(downloads.iter().all(|(_, transfer)| !transfer.is_finished()), "the restarts took too long");
+    for (server, transfer) in downloads {
+        assert_eq!(transfer.join().unwrap(), server);
+    }
+    bed.put("web", WEB, &["pod1"]);
+    wait_for(PATIENCE, || (ask_http(&client, http(WEB[0])).unwrap().server == "pod1").then_some(())).unwrap();
+}
+
+#[test]
+fn sigterm_leaves_the_data_plane_working() {
+    let mut bed = Bed::with_web(&["pod2", "pod3"]);
+    let downloads = running_downloads(&bed.cluster.client);
+    let status = bed.agent.take().unwrap().terminate().unwrap();
+    assert!(status.success(), "{status}");
+    assert_served(&bed);
+    for (server, transfer) in downloads {
+        assert_eq!(transfer.join().unwrap(), server);
+    }
+    assert_served(&bed);
+}
+
+#[test]
+fn edits_while_the_agent_is_away_are_served_when_it_is_back() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.put("old", vips(11), &["pod2"]);
+    let client = bed.cluster.client.clone();
+    wait_for(PATIENCE, || ask_http(&client, http(vips(11)[0])).ok()).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.manifests.remove("old").unwrap();
+    bed.put("new", vips(12), &["pod3"]);
+    bed.put("web", WEB, &["pod1"]);
+    bed.start_agent();
+    assert_eq!(ask_http(&client, http(WEB[0])).unwrap().server, "pod1");
+    assert_eq!(ask_http(&client, http(vips(12)[1])).unwrap().server, "pod3");
+    assert!(ask_http(&client, http(vips(11)[0])).is_err());
+}
+
+/// tc and XDP programs of the devices of a namespace, as `bpftool` sees them.
+fn attached(netns: &Netns) -> serde_json::Value {
+    let output = run(netns.command("bpftool").args(["--json", "net", "show"])).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn programs(attached: &serde_json::Value) -> usize {
+    ["tc", "xdp", "flow_dissector"]
+        .into_iter()
+        .map(|hook| attached[0][hook].as_array().map_or(0, Vec::len))
+        .sum()
+}
+
+/// clsact is where programs are attached before Linux 6.6.
+fn queueing_disciplines(netns: &Netns) -> String {
+    let output = run(netns.command("tc").args(["qdisc", "show"])).unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let node1 = bed.cluster.node1.clone();
+    let bpffs = bed.cluster.bpffs(1);
+    assert!(programs(&attached(&node1)) > 0, "{}", attached(&node1));
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    let output = agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
+    assert_eq!(programs(&attached(&node1)), 0, "{}", attached(&node1));
+    assert!(!queueing_disciplines(&node1).contains("clsact"));
+    let pins = fs::read_dir(&bpffs).map(|folder| folder.count()).unwrap_or(0);
+    assert_eq!(pins, 0, "{output:?}");
+    for vip in WEB {
+        assert!(ask_http(&bed.cluster.client, http(vip)).is_err());
+    }
+    // A second time there is nothing to do, which is no error.
+    agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
+    // And the agent starts afresh.
+    bed.start_agent();
+    assert_served(&bed);
+}
+
+#[test]
+fn the_service_list_shows_what_is_served() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let list = list.as_array().unwrap();
+    assert_eq!(list.len(), 2, "one entry for each port: {list:?}");
+    for entry in list {
+        assert_eq!((entry["namespace"].as_str(), entry["name"].as_str()), (Some("default"), Some("web")));
+        let addresses: Vec<_> =
+            entry["frontends"].as_array().unwrap().iter().map(|f| f["address"].as_str().unwrap()).collect();
+        assert_eq!(addresses.len(), 2, "{entry}");
+        assert!(WEB.iter().all(|vip| addresses.contains(&vip.to_string().as_str())), "{entry}");
+        assert_eq!(entry["backends"].as_array().unwrap().len(), 4, "{entry}");
+    }
+}
+
+#[test]
+fn bpftool_shows_maps_with_named_fields() {
+    let bed = Bed::with_web(&["pod2"]);
+    let find = run(Command::new("find").arg(bed.cluster.bpffs(1)).args(["-name", "SERVICES"])).unwrap();
+    let path = String::from_utf8(find.stdout).unwrap();
+    let dump = run(Command::new("bpftool").args(["map", "dump", "pinned", path.trim()])).unwrap();
+    let dump = String::from_utf8(dump.stdout).unwrap();
+    assert!(dump.contains("backends_count"), "{dump}");
+}

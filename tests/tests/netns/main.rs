@@ -1,0 +1,17 @@
+//! The life of packets: real sockets in network namespaces, through the agent and its programs.
+//!
+//! These tests need root and `target/release/lb-agent`, and fail without: `cargo xtask test` builds it first, or
+//! `cargo build --release -p lb-agent && cargo test -p lb-tests --test netns -- --test-threads=1`.
+#![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
+
+mod balancing;
+mod bed;
+mod devices;
+mod edits;
+mod hairpin;
+mod lifetime;
+mod path_mtu;
+mod reject;
+mod testbed;
+mod transfer;
+mod untouched;

@@ -1,0 +1,50 @@
+//! A virtual address without backends refuses at once.
+
+use std::time::{Duration, Instant};
+
+use lb_tests::client::{REFUSED, ask_http, ask_udp};
+
+use crate::bed::{Bed, WEB, http, udp};
+
+/// Asserts that TCP and UDP from `who` are refused within a second.
+fn assert_refused(bed: &Bed, who: &str) {
+    for vip in WEB {
+        let start = Instant::now();
+        let over_tcp = ask_http(bed.netns(who), http(vip)).unwrap_err();
+        assert_eq!(over_tcp.kind(), REFUSED, "TCP from {who} to {vip}: {over_tcp}");
+        let over_udp = ask_udp(bed.netns(who), udp(vip), 64).unwrap_err();
+        assert_eq!(over_udp.kind(), REFUSED, "UDP from {who} to {vip}: {over_udp}");
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn outside_clients() {
+    assert_refused(&Bed::with_web(&[]), "client");
+}
+
+#[test]
+fn pods() {
+    assert_refused(&Bed::with_web(&[]), "pod1");
+}
+
+#[test]
+fn endpoints_that_are_not_ready_do_not_count() {
+    let bed = Bed::with_web(&["pod2"]);
+    let mut service = bed.service("web", WEB, &["pod2"]);
+    service.endpoints[0].ready = false;
+    bed.cluster.manifests.put(&service).unwrap();
+    let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
+    lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
+    // The pods' UDP side may take a moment longer only if the two ports were not switched together.
+    assert_refused(&bed, "client");
+}
+
+#[test]
+fn fragments_and_large_datagrams_are_refused_too() {
+    let bed = Bed::with_web(&[]);
+    for vip in WEB {
+        let error = ask_udp(&bed.cluster.client, udp(vip), 8_192).unwrap_err();
+        assert_eq!(error.kind(), REFUSED, "{vip}: {error}");
+    }
+}

@@ -1,0 +1,70 @@
+//! The testbed itself: plain routing, no agent.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{Connection, ask_http, ask_udp},
+    cluster::{CLIENT, ClientLink, Cluster},
+    icmp::ping,
+};
+
+#[test]
+fn everybody_reaches_every_pod() {
+    for link in [ClientLink::Ethernet, ClientLink::Routed, ClientLink::PriorityTagged, ClientLink::Layer3] {
+        let cluster = Cluster::for_test(link).unwrap();
+        for pod in &cluster.pods {
+            for like in CLIENT {
+                let answer = ask_http(&cluster.client, pod.http(like)).unwrap();
+                assert_eq!((&answer.server, answer.seen, answer.seen.ip()), (&pod.name, answer.local, like));
+                assert_eq!(ask_udp(&cluster.client, pod.udp(like), 8000).unwrap().server, pod.name);
+                assert_eq!(ask_http(&cluster.pods[0].netns, pod.http(like)).unwrap().server, pod.name);
+                assert_eq!(ping(&cluster.client, pod.address(like), 56).unwrap(), pod.address(like), "{link:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn contents_are_compared_in_both_directions() {
+    let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
+    let pod = cluster.pod("pod3").unwrap();
+    let mut connection = Connection::open(&cluster.client, pod.http(CLIENT[0])).unwrap();
+    assert_eq!(connection.download(10_000_000).unwrap(), "pod3");
+    assert_eq!(connection.upload(10_000_000).unwrap().server, "pod3");
+    let slow = connection.download_slowly(100_000, 1_000_000);
+    assert!(!slow.is_finished());
+    assert_eq!(slow.join().unwrap(), "pod3");
+}
+
+#[test]
+fn a_cluster_is_quickly_made_and_leaves_nothing() {
+    let start = Instant::now();
+    let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
+    let made = start.elapsed();
+    let (folder, name) = (cluster.folder().to_owned(), cluster.client.name().to_owned());
+    assert!(folder.exists());
+    drop(cluster);
+    assert!(!folder.exists());
+    let left = fs::read_dir("/run/netns").unwrap().any(|entry| entry.unwrap().file_name() == *name);
+    assert!(!left);
+    // 80 ms on an idle machine.
+    assert!(made < Duration::from_secs(1), "making a cluster took {made:?}");
+}
+
+#[test]
+fn a_panic_leaves_nothing() {
+    let folder = std::thread::spawn(|| -> () {
+        let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
+        std::panic::panic_any(cluster.folder().to_owned());
+    })
+    .join()
+    .unwrap_err();
+    let folder = folder.downcast_ref::<std::path::PathBuf>().unwrap();
+    assert!(!folder.exists());
+    let prefix = folder.file_name().unwrap().to_str().unwrap();
+    let names = fs::read_dir("/run/netns").unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.filter(|name| name.to_str().unwrap().starts_with(prefix)).count(), 0);
+}

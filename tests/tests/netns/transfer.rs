@@ -1,0 +1,52 @@
+//! Much data: TCP with segmentation offload, UDP in fragments.
+
+use lb_tests::client::{Connection, ask_udp};
+
+use crate::bed::{Bed, WEB, http, udp};
+
+/// Octets in each direction.
+const LARGE: u64 = 64 << 20;
+
+fn large_transfers(who: &str, backend: &str) {
+    let bed = Bed::with_web(&[backend]);
+    for vip in WEB {
+        let mut connection = Connection::open(bed.netns(who), http(vip)).unwrap();
+        assert_eq!(connection.download(LARGE).unwrap(), backend, "from {vip}");
+        assert_eq!(connection.upload(LARGE).unwrap().server, backend, "to {vip}");
+    }
+}
+
+#[test]
+fn tcp_from_outside_to_a_local_backend() {
+    large_transfers("client", "pod1");
+}
+
+#[test]
+fn tcp_from_outside_to_a_remote_backend() {
+    large_transfers("client", "pod3");
+}
+
+#[test]
+fn tcp_from_a_pod_to_a_local_backend() {
+    large_transfers("pod1", "pod2");
+}
+
+#[test]
+fn tcp_from_a_pod_to_a_remote_backend() {
+    large_transfers("pod1", "pod3");
+}
+
+#[test]
+fn udp_datagrams_of_8_kilobytes() {
+    for backend in ["pod2", "pod3"] {
+        let bed = Bed::with_web(&[backend]);
+        for who in ["client", "pod1"] {
+            for vip in WEB {
+                for octets in [0, 1, 1_500, 8_192, 60_000] {
+                    let answer = ask_udp(bed.netns(who), udp(vip), octets).unwrap();
+                    assert_eq!(answer.server, backend, "{octets} octets from {who} to {vip}");
+                }
+            }
+        }
+    }
+}

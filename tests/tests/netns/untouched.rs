@@ -1,0 +1,70 @@
+//! What is no service passes as if nobody were there.
+
+use lb_tests::{
+    client::{Connection, ask_http, ask_udp},
+    cluster::CLIENT,
+    icmp::ping,
+};
+
+use crate::bed::{Bed, WEB, http};
+
+#[test]
+fn pods_and_nodes_answer_pings() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    for like in CLIENT {
+        for who in ["client", "pod1"] {
+            for pod in ["pod2", "pod3"] {
+                let to = bed.cluster.pod(pod).unwrap().address(like);
+                for octets in [0, 56, 8_192] {
+                    assert_eq!(ping(bed.netns(who), to, octets).unwrap(), to, "{octets} octets from {who}");
+                }
+            }
+        }
+        assert_eq!(ping(bed.netns("pod3"), like, 56).unwrap(), like);
+    }
+    ping(&bed.cluster.client, "198.51.100.1".parse().unwrap(), 56).unwrap();
+    ping(&bed.cluster.client, "fd00:198:51:100::1".parse().unwrap(), 56).unwrap();
+}
+
+#[test]
+fn backends_can_be_reached_directly() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    for like in CLIENT {
+        for who in ["client", "pod1"] {
+            for pod in &bed.cluster.pods {
+                let netns = bed.netns(who);
+                let answer = ask_http(netns, pod.http(like)).unwrap();
+                assert_eq!((&answer.server, answer.seen), (&pod.name, answer.local));
+                assert_eq!(ask_udp(netns, pod.udp(like), 8_192).unwrap().server, pod.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_client_port_speaks_directly_and_through_a_service() {
+    let bed = Bed::with_web(&["pod1"]);
+    for (vip, like) in WEB.into_iter().zip(CLIENT) {
+        let pod2 = bed.cluster.pod("pod2").unwrap().http(like);
+        let mut direct = Connection::open_from_port(&bed.cluster.client, 41_000, pod2).unwrap();
+        let mut served = Connection::open_from_port(&bed.cluster.client, 41_000, http(vip)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(direct.ask().unwrap().server, "pod2");
+            assert_eq!(served.ask().unwrap().server, "pod1");
+        }
+        assert_eq!(direct.download(8 << 20).unwrap(), "pod2");
+        assert_eq!(served.download(8 << 20).unwrap(), "pod1");
+    }
+}
+
+#[test]
+fn pods_reach_outside_servers() {
+    let bed = Bed::with_web(&["pod1"]);
+    let _server = lb_tests::server::http(&bed.cluster.client, "client", 80).unwrap();
+    for client in CLIENT {
+        for who in ["pod1", "pod3"] {
+            let answer = ask_http(bed.netns(who), (client, 80).into()).unwrap();
+            assert_eq!((answer.server.as_str(), answer.seen), ("client", answer.local));
+        }
+    }
+}
