@@ -1,1 +1,206 @@
 //! Everything that touches the kernel: maps, programs, pins, devices.
+//!
+//! ```text
+//! Datapath::open ─ maps (pinned) ──── ServiceMaps: contents(), apply()      the one writer
+//!                │                    Conntrack: list(), expire(), purge()  beside it
+//!                └ programs (pinned)  Attacher: sync(devices)               beside it, driven by DeviceWatcher
+//! ```
+//!
+//! What is pinned works without the agent. Opening again reuses the maps after checking their shape, and replaces
+//! the programs on each device in one step.
+
+mod attach;
+mod bpffs;
+mod check;
+mod cleanup;
+mod clsact;
+mod conntrack;
+mod devices;
+mod error;
+pub mod grace;
+mod layout;
+mod loader;
+mod maps;
+mod netlink;
+mod pinned;
+mod stats;
+mod sys;
+mod table;
+mod watch;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tracing::info;
+
+pub use self::{
+    attach::{AttachMode, Attacher, Direction, Place, SyncReport},
+    check::{Probe, ProbeResult, check},
+    cleanup::{Removed, cleanup},
+    conntrack::{Connection, Conntrack, Sweep},
+    devices::{Device, DeviceKind, DevicePatterns, Layer, Link, classify},
+    error::DatapathError,
+    loader::BpfLogger,
+    maps::{ApplyError, ServiceMaps},
+    pinned::{Attachment, MapFill, Pinned, ProgramStatus},
+    stats::Stats,
+    table::Table,
+    watch::{DeviceWatcher, detect_devices},
+};
+use self::{
+    bpffs::{Folder, Lock},
+    layout::MapSpec,
+    loader::Programs,
+};
+
+/// How much the programs log; every level includes those before it. The values are those of `aya_log::Level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum BpfLogLevel {
+    /// What should never happen.
+    Error = 1,
+    /// What an administrator should know.
+    Warn = 2,
+    /// New flows.
+    Info = 3,
+    /// Most packets.
+    Debug = 4,
+    /// Every packet.
+    Trace = 5,
+}
+
+/// Sizes of the maps in entries; they count only for maps that are not pinned yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacities {
+    /// Frontends.
+    pub services: u32,
+    /// Slots of the backend arena.
+    pub backends: u32,
+    /// Entries of connection tracking, two for each flow.
+    pub conntrack: u32,
+}
+
+impl Default for Capacities {
+    fn default() -> Self {
+        Self {
+            services: layout::SERVICES.shape.max_entries,
+            backends: layout::BACKENDS.shape.max_entries,
+            conntrack: layout::CONNTRACK.shape.max_entries,
+        }
+    }
+}
+
+impl Capacities {
+    fn of(&self, spec: &MapSpec) -> u32 {
+        match spec.name {
+            "SERVICES" | "SERVICE_NAMES" => self.services,
+            "BACKENDS" | "ENDPOINT_NAMES" => self.backends,
+            "CONNTRACK" => self.conntrack,
+            _ => spec.shape.max_entries,
+        }
+    }
+}
+
+/// How to open the data plane.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The BPF file system; mounted there if there is none.
+    pub bpffs: PathBuf,
+    /// What the programs log; nothing costs nothing.
+    pub bpf_log: Option<BpfLogLevel>,
+    /// Sizes of new maps.
+    pub capacities: Capacities,
+    /// How to attach; otherwise what the kernel does best.
+    pub attach: Option<AttachMode>,
+}
+
+impl Options {
+    /// The defaults, on this BPF file system.
+    pub fn new(bpffs: impl Into<PathBuf>) -> Self {
+        Self { bpffs: bpffs.into(), bpf_log: None, capacities: Capacities::default(), attach: None }
+    }
+}
+
+/// The data plane of this node, opened for writing. There is one at a time; dropping it changes nothing in the
+/// kernel.
+#[derive(Debug)]
+pub struct Datapath {
+    folder: Folder,
+    programs: Arc<Programs>,
+    maps: ServiceMaps,
+    conntrack: Conntrack,
+    attach: AttachMode,
+    logger: Logger,
+    _lock: Lock,
+}
+
+struct Logger(Option<BpfLogger>);
+
+impl std::fmt::Debug for Logger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Logger").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Datapath {
+    /// Creates the maps or takes those that are pinned, and loads the programs. Devices keep the programs they have
+    /// until [`Attacher::sync`].
+    pub fn open(options: &Options) -> Result<Self, DatapathError> {
+        let folder = Folder::create(&options.bpffs)?;
+        let lock = folder.lock()?;
+        let (programs, logger) = loader::load(&folder, options)?;
+        let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
+        Ok(Self {
+            maps: ServiceMaps::open(&folder)?,
+            conntrack: Conntrack::open(&folder)?,
+            programs: Arc::new(programs),
+            attach,
+            logger: Logger(logger),
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// The maps of the control plane.
+    pub const fn maps(&self) -> &ServiceMaps {
+        &self.maps
+    }
+
+    /// Connection tracking; a handle of its own.
+    pub fn conntrack(&self) -> Conntrack {
+        self.conntrack.clone()
+    }
+
+    /// The counters; a handle of its own.
+    pub fn stats(&self) -> Result<Stats, DatapathError> {
+        Stats::open(&self.folder)
+    }
+
+    /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.
+    pub fn attacher(&self) -> Result<Attacher, DatapathError> {
+        Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
+    }
+
+    /// The log records of the programs, if [`Options::bpf_log`] asks for them: to be flushed whenever it is readable.
+    pub const fn take_logger(&mut self) -> Option<BpfLogger> {
+        self.logger.0.take()
+    }
+
+    /// Removes what agents with other layouts of the maps have left. Call it when the own programs are attached, so
+    /// that no packet passes without a program. Connections that only the old data plane knows are cut.
+    pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
+        let current = self.folder.current();
+        for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
+            info!(version = %version.display(), "removing the data plane of another version");
+            cleanup::remove_version(&version)?;
+        }
+        Ok(())
+    }
+
+    /// The BPF file system it is pinned on.
+    pub fn bpffs(&self) -> &Path {
+        self.folder.bpffs()
+    }
+}

@@ -1,0 +1,201 @@
+//! Whether this kernel and machine can run the data plane, found out by trying.
+
+use std::{fs, path::Path};
+
+use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
+
+use super::{attach::AttachMode, bpffs, loader, sys};
+
+/// How a probe ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProbeResult {
+    /// As it should be.
+    Ok,
+    /// Works, but not in the best way or not for everything.
+    Degraded,
+    /// The data plane cannot run without it.
+    Missing,
+}
+
+impl ProbeResult {
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// One thing that the data plane needs or likes to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// What.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub result: ProbeResult,
+    /// What was found.
+    pub detail: String,
+    /// What to do; empty where nothing is to be done.
+    pub advice: &'static str,
+}
+
+impl Probe {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, result: ProbeResult::Ok, detail: detail.into(), advice: "" }
+    }
+
+    fn degraded(name: &'static str, detail: impl Into<String>, advice: &'static str) -> Self {
+        Self { name, result: ProbeResult::Degraded, detail: detail.into(), advice }
+    }
+
+    fn missing(name: &'static str, detail: impl Into<String>, advice: &'static str) -> Self {
+        Self { name, result: ProbeResult::Missing, detail: detail.into(), advice }
+    }
+}
+
+/// The map types of the object.
+const MAP_TYPES: [(MapType, &str); 5] = [
+    (MapType::Hash, "hash"),
+    (MapType::LruHash, "LRU hash"),
+    (MapType::Array, "array"),
+    (MapType::PerCpuArray, "per-CPU array"),
+    (MapType::RingBuf, "ring buffer"),
+];
+
+/// Tries everything; changes nothing that stays.
+pub fn check(bpffs: &Path) -> Vec<Probe> {
+    vec![
+        kernel(),
+        maps(),
+        programs(),
+        tcx(),
+        batches(),
+        btf(),
+        bpffs_probe(bpffs),
+        cgroup2(),
+        forwarding("IPv4 forwarding", "/proc/sys/net/ipv4/ip_forward", "sysctl -w net.ipv4.ip_forward=1"),
+        forwarding(
+            "IPv6 forwarding",
+            "/proc/sys/net/ipv6/conf/all/forwarding",
+            "sysctl -w net.ipv6.conf.all.forwarding=1",
+        ),
+    ]
+}
+
+fn kernel() -> Probe {
+    const NAME: &str = "kernel";
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let detail = format!("Linux {}", release.trim());
+    match KernelVersion::current() {
+        Ok(version) if version >= KernelVersion::new(6, 1, 0) => Probe::ok(NAME, detail),
+        Ok(_) => Probe::degraded(NAME, detail, "kernels older than 6.1 are not tested; use a newer one"),
+        Err(error) => {
+            Probe::degraded(NAME, format!("{detail}: {error}"), "see whether the other probes succeed")
+        }
+    }
+}
+
+fn maps() -> Probe {
+    const NAME: &str = "BPF maps";
+    const ADVICE: &str = "run as root or with CAP_BPF and CAP_NET_ADMIN, on a kernel with CONFIG_BPF_SYSCALL";
+    for (kind, name) in MAP_TYPES {
+        match is_map_supported(kind) {
+            Ok(true) => {}
+            Ok(false) => return Probe::missing(NAME, format!("the kernel makes no {name} map"), ADVICE),
+            Err(error) => return Probe::missing(NAME, format!("cannot make a {name} map: {error}"), ADVICE),
+        }
+    }
+    Probe::ok(NAME, MAP_TYPES.map(|(_, name)| name).join(", "))
+}
+
+fn programs() -> Probe {
+    const NAME: &str = "BPF programs";
+    match loader::try_load() {
+        Ok(()) => Probe::ok(NAME, "the kernel takes all programs of this version"),
+        Err(error) => Probe::missing(
+            NAME,
+            error.to_string(),
+            "needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CONFIG_NET_CLS_ACT",
+        ),
+    }
+}
+
+fn tcx() -> Probe {
+    const NAME: &str = "tcx";
+    match AttachMode::probe() {
+        Ok(AttachMode::Tcx) => Probe::ok(NAME, "programs are attached by tcx links"),
+        Ok(AttachMode::Clsact) => Probe::degraded(
+            NAME,
+            "the kernel has no tcx: programs are attached as clsact filters",
+            "nothing must be done; kernel 6.6 and newer have tcx",
+        ),
+        Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_NET_ADMIN"),
+    }
+}
+
+fn batches() -> Probe {
+    const NAME: &str = "batch commands";
+    match sys::has_batches() {
+        Ok(true) => Probe::ok(NAME, "maps are written in batches"),
+        Ok(false) => Probe::degraded(
+            NAME,
+            "each element of a map costs a system call",
+            "nothing must be done; kernel 5.6 and newer have batches",
+        ),
+        Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_BPF"),
+    }
+}
+
+fn btf() -> Probe {
+    const NAME: &str = "BTF";
+    const FILE: &str = "/sys/kernel/btf/vmlinux";
+    if Path::new(FILE).exists() {
+        Probe::ok(NAME, FILE)
+    } else {
+        let advice = "a kernel with CONFIG_DEBUG_INFO_BTF lets bpftool show the maps with names";
+        Probe::degraded(NAME, format!("there is no {FILE}"), advice)
+    }
+}
+
+fn bpffs_probe(path: &Path) -> Probe {
+    const NAME: &str = "BPF file system";
+    let shown = path.display();
+    match bpffs::is_bpffs(path) {
+        Ok(true) => Probe::ok(NAME, format!("mounted at {shown}")),
+        Ok(false) => Probe::degraded(
+            NAME,
+            format!("not mounted at {shown}"),
+            "the agent mounts it; in a container mount the host's with bidirectional propagation",
+        ),
+        Err(error) => Probe::degraded(NAME, error.to_string(), "the agent creates and mounts it"),
+    }
+}
+
+fn cgroup2() -> Probe {
+    const NAME: &str = "cgroup v2";
+    const FILE: &str = "/proc/thread-self/mountinfo";
+    let mounts = match fs::read_to_string(FILE) {
+        Ok(mounts) => mounts,
+        Err(error) => return Probe::degraded(NAME, format!("cannot read {FILE}: {error}"), "mount /proc"),
+    };
+    match bpffs::mount_of_kind(&mounts, "cgroup2") {
+        Some(point) => Probe::ok(NAME, format!("mounted at {point}")),
+        None => Probe::degraded(
+            NAME,
+            "not mounted",
+            "mount -t cgroup2 none /sys/fs/cgroup/unified, if sockets of the node itself are to use services",
+        ),
+    }
+}
+
+fn forwarding(name: &'static str, file: &str, advice: &'static str) -> Probe {
+    match fs::read_to_string(file) {
+        Ok(value) if value.trim() != "0" => Probe::ok(name, "on"),
+        Ok(_) => Probe::degraded(name, format!("off ({file} is 0): packets for pods are not routed"), advice),
+        Err(error) => {
+            Probe::degraded(name, format!("cannot read {file}: {error}"), "this kernel may lack the family")
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The agent's share of connection tracking: listing, expiry, and giving a flow back the half it has lost.
+//!
+//! Programs change `CONNTRACK` at any time. So an entry is read again right before it is deleted, and whatever a
+//! race leaves behind (a flow with one half) the next sweep repairs.
+
+use std::collections::BTreeMap;
+
+use lb_common::{
+    conntrack::{Flow, Tick, Tuple, flow_flags, seconds_left, seen},
+    protocol,
+};
+
+use super::{bpffs::Folder, error::DatapathError, layout, table::Table};
+
+/// The map `CONNTRACK`. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct Conntrack {
+    table: Table<Tuple, Flow>,
+}
+
+/// A flow: both its directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// What the client sends: its address, and the virtual one.
+    pub from: Tuple,
+    /// The entry of that direction.
+    pub forward: Flow,
+    /// The entry of the opposite direction; absent only for moments.
+    pub reply: Option<Flow>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sweep {
+    /// Entries seen, two for each flow.
+    pub entries: usize,
+    /// Flows whose time was over.
+    pub expired: usize,
+    /// Flows that got their lost half back.
+    pub rebuilt: usize,
+    /// Single halves whose time was over.
+    pub orphans: usize,
+}
+
+impl Conntrack {
+    pub(super) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self { table: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))? })
+    }
+
+    /// The map itself: entries by key.
+    pub const fn table(&self) -> &Table<Tuple, Flow> {
+        &self.table
+    }
+
+    /// The moment that programs of this moment note in entries.
+    pub fn now() -> Tick {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+        Tick::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    }
+
+    /// All flows, sorted by what the client sends.
+    pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
+        let mut entries = BTreeMap::new();
+        self.table.for_each(|key, flow| {
+            entries.insert(*key, *flow);
+            Ok(())
+        })?;
+        let connections = entries
+            .iter()
+            .filter(|(_, flow)| !flow.is_reply())
+            .map(|(from, forward)| Connection {
+                from: *from,
+                forward: *forward,
+                reply: entries.get(&forward.to.reversed()).copied(),
+            })
+            .collect();
+        Ok(connections)
+    }
+
+    /// Deletes every entry; how many there were.
+    pub fn flush(&self) -> Result<usize, DatapathError> {
+        let mut keys = Vec::new();
+        self.table.for_each(|key, _| {
+            keys.push(*key);
+            Ok(())
+        })?;
+        // Forward halves may have been made meanwhile: they are new flows and stay.
+        self.table.delete(&keys).map_err(|(_, error)| error)?;
+        Ok(keys.len())
+    }
+
+    /// Deletes the flows that `unwanted` names; how many.
+    pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
+        let mut keys = Vec::new();
+        let mut flows = 0;
+        self.table.for_each(|key, flow| {
+            if !flow.is_reply() && unwanted(key, flow) {
+                keys.extend([*key, flow.to.reversed()]);
+                flows += 1;
+            }
+            Ok(())
+        })?;
+        self.table.delete(&keys).map_err(|(_, error)| error)?;
+        Ok(flows)
+    }
+
+    /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
+    pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
+        let mut sweep = Sweep::default();
+        // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
+        // when the sweep is through.
+        let mut alone = Vec::new();
+        self.table.for_each(|key, flow| {
+            sweep.entries += 1;
+            match self.peer_of(key, flow)? {
+                Some(reply) if !flow.is_reply() && seconds_left(flow, &reply, now) == 0 => {
+                    sweep.expired += usize::from(self.forget(key, flow, now)?);
+                }
+                Some(_) => {}
+                None => alone.push(*key),
+            }
+            Ok(())
+        })?;
+        for key in alone {
+            self.mend(&key, now, &mut sweep)?;
+        }
+        Ok(sweep)
+    }
+
+    /// The other half of the flow of this entry.
+    fn peer_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
+        let peer = self.table.get(&flow.to.reversed())?;
+        Ok(peer.filter(|peer| peer.to.reversed() == *key))
+    }
+
+    /// Deletes both halves, unless a packet has come meanwhile.
+    fn forget(&self, key: &Tuple, flow: &Flow, now: Tick) -> Result<bool, DatapathError> {
+        let Some(forward) = self.table.get(key)?.filter(|current| current.to == flow.to) else {
+            return Ok(false);
+        };
+        let Some(reply) = self.peer_of(key, &forward)? else { return Ok(false) };
+        if seconds_left(&forward, &reply, now) > 0 {
+            return Ok(false);
+        }
+        self.table.remove(key)?;
+        // The same client port may have opened a new flow to the same backend since.
+        let reply_key = forward.to.reversed();
+        if self.table.get(&reply_key)? == Some(reply) {
+            self.table.remove(&reply_key)?;
+        }
+        Ok(true)
+    }
+
+    /// Gives a half that is alone its other half back, or deletes it when its time is over.
+    fn mend(&self, key: &Tuple, now: Tick, sweep: &mut Sweep) -> Result<(), DatapathError> {
+        let Some(flow) = self.table.get(key)? else { return Ok(()) };
+        if self.peer_of(key, &flow)?.is_some() {
+            return Ok(());
+        }
+        let (peer_key, peer) = lost_half(key, &flow);
+        let (forward, reply) = if flow.is_reply() { (&peer, &flow) } else { (&flow, &peer) };
+        if seconds_left(forward, reply, now) == 0 {
+            sweep.orphans += usize::from(self.table.remove(key)?);
+        } else {
+            sweep.rebuilt += usize::from(self.table.insert_new(&peer_key, &peer)?);
+        }
+        Ok(())
+    }
+}
+
+/// What the other half of a flow must have been, as far as this one tells.
+fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
+    let peer_key = flow.to.reversed();
+    let hairpin = flow.flags & flow_flags::HAIRPIN;
+    let flags = match (flow.is_reply(), hairpin != 0) {
+        (true, _) => hairpin,
+        (false, true) => flow_flags::REPLY | hairpin,
+        (false, false) => flow_flags::REPLY | flow_flags::AT_EGRESS,
+    };
+    let mut peer = Flow::new(&peer_key, &key.reversed(), flow.service, flags, flow.last_seen);
+    if key.protocol == protocol::TCP {
+        // Who acknowledges has heard the other side; what it acknowledged is where the other side stands.
+        if flow.seen & seen::ACK != 0 {
+            peer.seen = seen::PACKET | seen::SYN | seen::ACK;
+            peer.next_seq = flow.last_ack;
+            peer.last_ack = flow.next_seq;
+        }
+    } else if flow.is_reply() {
+        peer.seen = seen::PACKET;
+    }
+    (peer_key, peer)
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::{
+        Address,
+        conntrack::{Phase, Segment, tcp_flags},
+    };
+
+    use super::*;
+
+    fn pair(protocol: u8, hairpin: bool) -> (Tuple, Flow, Flow) {
+        let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
+        let from = Tuple::new(client, vip, 40_000, 80, protocol);
+        let to = Tuple { destination: Address::from_v4([198, 51, 100, 7]), destination_port: 8080, ..from };
+        let (forward, reply) = if hairpin {
+            (flow_flags::HAIRPIN, flow_flags::HAIRPIN | flow_flags::REPLY)
+        } else {
+            (0, flow_flags::AT_EGRESS | flow_flags::REPLY)
+        };
+        let forward = Flow::new(&from, &to, 7, forward, Tick(50));
+        (from, forward, Flow::new(&to.reversed(), &from.reversed(), 7, reply, Tick(50)))
+    }
+
+    #[test]
+    fn a_lost_half_is_what_it_was() {
+        for protocol in [protocol::TCP, protocol::UDP] {
+            for hairpin in [false, true] {
+                let (from, forward, reply) = pair(protocol, hairpin);
+                assert_eq!(lost_half(&from, &forward), (forward.to.reversed(), reply));
+                let (key, mut rebuilt) = lost_half(&forward.to.reversed(), &reply);
+                rebuilt.seen = 0;
+                assert_eq!((key, rebuilt), (from, forward));
+            }
+        }
+    }
+
+    #[test]
+    fn an_established_connection_stays_established() {
+        let (from, mut forward, mut reply) = pair(protocol::TCP, false);
+        let segment = |flags, seq, ack| Segment { flags, seq, ack, payload: 0 };
+        forward.observe_segment(&segment(tcp_flags::SYN, 1000, 0), Tick(50));
+        reply.observe_segment(&segment(tcp_flags::SYN | tcp_flags::ACK, 5000, 1001), Tick(50));
+        forward.observe_segment(&segment(tcp_flags::ACK, 1001, 5001), Tick(50));
+        let (_, lost_reply) = lost_half(&from, &forward);
+        let (_, lost_forward) = lost_half(&forward.to.reversed(), &reply);
+        assert_eq!(Phase::of(&forward, &lost_reply), Phase::Established);
+        assert_eq!(Phase::of(&lost_forward, &reply), Phase::Established);
+        assert!(lost_reply.accepts_reset(&segment(tcp_flags::RST, 5001, 0), &forward));
+        assert!(lost_forward.accepts_reset(&segment(tcp_flags::RST, 1001, 0), &reply));
+    }
+}

@@ -1,0 +1,127 @@
+//! The maps and programs of the BPF object, and the check that what is pinned has their shape.
+//!
+//! aya reuses whatever is pinned under a name and trusts the object for its sizes; writing a 24-byte value into a
+//! map of 16-byte values would then read beyond a buffer. So every pin is looked at before it is used.
+
+use std::{fmt, io, path::Path};
+
+use aya::maps::{MapInfo, MapType};
+use lb_common::{
+    Address, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey, ServiceName,
+    capacity,
+    conntrack::{Flow, Tuple},
+};
+
+use super::{error::DatapathError, sys};
+
+/// Type and sizes of a map.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shape {
+    pub(super) kind: MapType,
+    pub(super) key_size: u32,
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, key_size, value_size, .. } = self;
+        write!(f, "{kind:?} map with {key_size}-byte keys and {value_size}-byte values")
+    }
+}
+
+impl Shape {
+    const fn new<K, V>(kind: MapType, max_entries: usize) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "sizes of small structs and constants below 2^32"
+        )]
+        Self {
+            kind,
+            key_size: size_of::<K>() as u32,
+            value_size: size_of::<V>() as u32,
+            max_entries: max_entries as u32,
+        }
+    }
+
+    /// What is pinned at `path`; none where nothing is.
+    pub(super) fn of_pin(path: &Path) -> Result<Option<Self>, DatapathError> {
+        // Opened here as well, because the error of `MapInfo::from_pin` does not tell absent from forbidden.
+        match sys::open_pin(path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DatapathError::file("open the pinned map", path, error)),
+        }
+        let read = |error| DatapathError::file("look at the pinned map", path, io::Error::other(error));
+        let info = MapInfo::from_pin(path).map_err(read)?;
+        Ok(Some(Self {
+            kind: info.map_type().map_err(read)?,
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            max_entries: info.max_entries(),
+        }))
+    }
+}
+
+/// A map that outlives the agent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MapSpec {
+    pub(super) name: &'static str,
+    pub(super) shape: Shape,
+}
+
+impl MapSpec {
+    const fn new<K, V>(name: &'static str, kind: MapType, max_entries: usize) -> Self {
+        Self { name, shape: Shape::new::<K, V>(kind, max_entries) }
+    }
+
+    /// Refuses a pinned map of another shape. Another number of entries is the administrator's choice.
+    pub(super) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
+        if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
+            return Ok(());
+        }
+        Err(DatapathError::Layout {
+            path: path.to_owned(),
+            found: found.to_string(),
+            wanted: self.shape.to_string(),
+        })
+    }
+}
+
+pub(super) const SERVICES: MapSpec =
+    MapSpec::new::<ServiceKey, Service>("SERVICES", MapType::Hash, capacity::SERVICES);
+pub(super) const BACKENDS: MapSpec =
+    MapSpec::new::<u32, Backend>("BACKENDS", MapType::Array, capacity::BACKENDS);
+pub(super) const CONNTRACK: MapSpec =
+    MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
+pub(super) const FRAGMENTS: MapSpec =
+    MapSpec::new::<FragmentKey, FragmentPorts>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
+pub(super) const STATS: MapSpec = MapSpec::new::<u32, u64>("STATS", MapType::PerCpuArray, Outcome::COUNT);
+pub(super) const SERVICE_NAMES: MapSpec =
+    MapSpec::new::<u32, ServiceName>("SERVICE_NAMES", MapType::Hash, capacity::SERVICES);
+pub(super) const ENDPOINT_NAMES: MapSpec =
+    MapSpec::new::<Address, EndpointName>("ENDPOINT_NAMES", MapType::Hash, capacity::ENDPOINT_NAMES);
+
+/// Every map that is pinned.
+pub(super) const MAPS: [MapSpec; 7] =
+    [SERVICES, BACKENDS, CONNTRACK, FRAGMENTS, STATS, SERVICE_NAMES, ENDPOINT_NAMES];
+
+/// Programs for devices with an Ethernet header, then for those without.
+pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_size_is_refused_and_another_capacity_is_not() {
+        let path = Path::new("/sys/fs/bpf/lb/v1/SERVICES");
+        let wanted = SERVICES.shape;
+        assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
+        let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();
+        for part in ["SERVICES", "20-byte keys and 16-byte values", "24-byte values", "lb-agent cleanup"] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
+        assert!(SERVICES.check(path, &Shape { kind: MapType::LruHash, ..wanted }).is_err());
+    }
+}

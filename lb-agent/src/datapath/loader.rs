@@ -1,0 +1,181 @@
+//! Loading the BPF object: maps from their pins or new, programs always new.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    programs::{ProgramError, SchedClassifier},
+};
+use aya_log::EbpfLogger;
+use tracing::warn;
+
+use super::{
+    BpfLogLevel, Capacities, Options,
+    bpffs::{self, Folder},
+    error::DatapathError,
+    layout::{self, MAPS, MapSpec, PROGRAMS, Shape},
+    sys,
+};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
+
+/// Lines of the verifier's log that go into an error: the last ones say what was wrong.
+const LOG_LINES: usize = 15;
+
+/// The logger of records from programs, to be driven by who started them.
+pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
+
+/// One loaded program; keeps it in the kernel.
+#[derive(Debug)]
+pub(super) struct LoadedProgram {
+    pub(super) name: &'static str,
+    pub(super) id: u32,
+    fd: OwnedFd,
+}
+
+impl LoadedProgram {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The loaded programs, in the order of [`PROGRAMS`].
+pub(super) type Programs = [LoadedProgram; PROGRAMS.len()];
+
+/// Loads maps and programs and pins both.
+pub(super) fn load(
+    folder: &Folder,
+    options: &Options,
+) -> Result<(Programs, Option<BpfLogger>), DatapathError> {
+    check_object()?;
+    let level = options.bpf_log.map_or(0, |level| level as u8);
+    let btf = Btf::from_sys_fs().ok();
+    let mut loader = EbpfLoader::new();
+    // The default of the object is to log everything. With 0 the verifier removes what only the log needs.
+    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &level, false);
+    let paths = MAPS.map(|spec| folder.map(spec.name));
+    for (spec, path) in MAPS.iter().zip(&paths) {
+        let max_entries = entries_of(path, spec, &options.capacities)?;
+        loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
+    }
+    let mut ebpf = loader.load(OBJECT)?;
+    let mut programs = Vec::with_capacity(PROGRAMS.len());
+    for name in PROGRAMS {
+        programs.push(load_program(&mut ebpf, folder, name)?);
+    }
+    let programs = Programs::try_from(programs)
+        .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
+    let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
+    Ok((programs, logger))
+}
+
+/// Whether the kernel takes the programs: loads them with small maps of their own and lets go of both.
+pub(super) fn try_load() -> Result<(), DatapathError> {
+    check_object()?;
+    let btf = Btf::from_sys_fs().ok();
+    let mut loader = EbpfLoader::new();
+    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &0u8, false);
+    for spec in MAPS.iter().filter(|spec| spec.name != layout::STATS.name) {
+        loader.map_max_entries(spec.name, 16);
+    }
+    let mut ebpf = loader.load(OBJECT)?;
+    PROGRAMS.into_iter().try_for_each(|name| verify(&mut ebpf, name).map(drop))
+}
+
+/// Compares the maps and programs of the object with those this code knows.
+fn check_object() -> Result<(), DatapathError> {
+    let object = aya_obj::Object::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
+    for spec in &MAPS {
+        let map = object.maps.get(spec.name);
+        let map = map.ok_or_else(|| DatapathError::Object(format!("map {} is missing", spec.name)))?;
+        let found = Shape {
+            kind: spec.shape.kind,
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries: spec.shape.max_entries,
+        };
+        if found != spec.shape || map.map_type() != spec.shape.kind as u32 {
+            let wanted = spec.shape;
+            return Err(DatapathError::Object(format!("map {} is a {found}, not a {wanted}", spec.name)));
+        }
+    }
+    match PROGRAMS.iter().find(|name| !object.programs.contains_key(**name)) {
+        Some(name) => Err(DatapathError::Object(format!("program {name} is missing"))),
+        None => Ok(()),
+    }
+}
+
+/// How many entries the map has, or is to have; refuses a pinned map of another shape.
+fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
+    let wanted = capacities.of(spec);
+    let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };
+    spec.check(path, &found)?;
+    if spec.name == layout::STATS.name && found.max_entries < wanted {
+        // A newer version counts more; its counters start from 0.
+        bpffs::unpin(path)?;
+        return Ok(wanted);
+    }
+    if found.max_entries != wanted {
+        let (map, keeps) = (spec.name, found.max_entries);
+        warn!(
+            map,
+            keeps, wanted, "a pinned map keeps its size; `lb-agent cleanup` and a new start would change it"
+        );
+    }
+    Ok(found.max_entries)
+}
+
+/// Has the kernel verify a program.
+fn verify(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, DatapathError> {
+    let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
+    let program = ebpf.program_mut(name);
+    let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
+    let program: &mut SchedClassifier = program.try_into().map_err(failed)?;
+    program.load().map_err(failed)?;
+    let fd = program.fd().map_err(failed)?.as_fd().try_clone_to_owned();
+    fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
+}
+
+fn load_program(
+    ebpf: &mut Ebpf,
+    folder: &Folder,
+    name: &'static str,
+) -> Result<LoadedProgram, DatapathError> {
+    let fd = verify(ebpf, name)?;
+    let id = sys::program_id(fd.as_fd());
+    let id = id.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })?;
+    let path = folder.programs().join(name);
+    bpffs::unpin(&path)?;
+    sys::pin(fd.as_fd(), &path).map_err(|error| DatapathError::file("pin the program at", &path, error))?;
+    Ok(LoadedProgram { name, id, fd })
+}
+
+/// The error and, from a program that the verifier refused, the end of its log.
+fn explain(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    let log = verifier_log.to_string();
+    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+    if tail.is_empty() { io_error.to_string() } else { format!("{io_error}\n  {}\n", tail.join("\n  ")) }
+}
+
+fn logger(ebpf: &mut Ebpf, level: BpfLogLevel) -> Option<BpfLogger> {
+    match EbpfLogger::init(ebpf) {
+        Ok(logger) => Some(logger),
+        Err(error) => {
+            warn!(?level, "the BPF programs log nothing: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_object_has_the_maps_and_programs_of_this_code() {
+        super::check_object().unwrap();
+    }
+}

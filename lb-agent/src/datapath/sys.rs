@@ -1,0 +1,326 @@
+//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries.
+//!
+//! The attributes are the prefixes of `union bpf_attr` (include/uapi/linux/bpf.h) that each command reads; the
+//! kernel takes any size and treats what is missing as zero. Pointers are `u64`, as in the UAPI.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use bytemuck::{Pod, Zeroable};
+
+/// Commands of `enum bpf_cmd`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    MapNextKey = 4,
+    ObjectPin = 6,
+    ObjectGet = 7,
+    ObjectInfo = 15,
+    ProgramQuery = 16,
+    MapLookupBatch = 24,
+    MapUpdateBatch = 26,
+    MapDeleteBatch = 27,
+    LinkCreate = 28,
+    LinkUpdate = 29,
+}
+
+/// Attribute of the commands on one element of a map.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct Element {
+    pub(super) map: u32,
+    pub(super) zero: u32,
+    pub(super) key: u64,
+    /// The value, or where the next key goes.
+    pub(super) value: u64,
+    pub(super) flags: u64,
+}
+
+/// Attribute of the commands on many elements of a map.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct Batch {
+    pub(super) in_cursor: u64,
+    pub(super) out_cursor: u64,
+    pub(super) keys: u64,
+    pub(super) values: u64,
+    /// In: how many; out: how many were done, also when an error is returned.
+    pub(super) count: u32,
+    pub(super) map: u32,
+    pub(super) element_flags: u64,
+    pub(super) flags: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ObjectPath {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ObjectInfo {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    program_ids: u64,
+    count: u32,
+    zero: u32,
+    program_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LinkCreate {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    zero: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LinkUpdate {
+    link: u32,
+    new_program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// `struct bpf_link_info` of a tcx link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct LinkInfo {
+    link_type: u32,
+    pub(super) id: u32,
+    pub(super) program_id: u32,
+    zero: u32,
+    /// 0 when the device is gone.
+    pub(super) ifindex: u32,
+    attach_type: u32,
+}
+
+/// Place of a program on a device. The values are those of `enum bpf_attach_type`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tcx {
+    Ingress = 46,
+    Egress = 47,
+}
+
+/// Where among the programs of a device: `BPF_F_BEFORE` and `BPF_F_AFTER` with nothing to relate to.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    First = 1 << 3,
+    Last = 1 << 4,
+}
+
+/// A program on a tcx hook; `link_id` is 0 for one that was attached without a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TcxProgram {
+    pub(super) program_id: u32,
+    pub(super) link_id: u32,
+}
+
+/// Runs one command.
+///
+/// # Safety
+///
+/// `attr` is the attribute of `command`: every pointer in it leads to memory that is as large as the kernel
+/// reads or writes and lives until this returns.
+pub(super) unsafe fn bpf<A: Pod>(command: Command, attr: &mut A) -> io::Result<i32> {
+    // SAFETY: `attr` is valid for reads and writes of its size; what it points to is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_long, std::ptr::from_mut(attr), size_of::<A>())
+    };
+    match i32::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        Ok(_) | Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Runs a command that returns a new file descriptor.
+///
+/// # Safety
+///
+/// As [`bpf`], and `command` returns a file descriptor.
+unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attr) }?;
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The number of a descriptor as attributes hold it.
+pub(super) fn raw(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// The address of `value` as attributes hold it.
+pub(super) fn pointer<T: ?Sized>(value: *const T) -> u64 {
+    value.cast::<u8>().addr() as u64
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+/// Pins a map, program or link at `path` on a bpffs.
+pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: raw(fd), flags: 0 };
+    // SAFETY: `path` ends with a zero and outlives the call.
+    unsafe { bpf(Command::ObjectPin, &mut attr) }.map(drop)
+}
+
+/// Opens what is pinned at `path`.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: 0, flags: 0 };
+    // SAFETY: `path` ends with a zero and outlives the call; BPF_OBJ_GET returns a descriptor.
+    unsafe { bpf_fd(Command::ObjectGet, &mut attr) }
+}
+
+/// What the kernel knows of a tcx link.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let mut info = LinkInfo::zeroed();
+    let length = u32::try_from(size_of::<LinkInfo>()).map_err(io::Error::other)?;
+    let mut attr = ObjectInfo { fd: raw(link), length, info: pointer(std::ptr::from_mut(&mut info)) };
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
+    Ok(info)
+}
+
+/// The id of a program, from the head of `struct bpf_prog_info`.
+pub(super) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = [0u32; 2];
+    let length = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
+    let mut attr = ObjectInfo { fd: raw(program), length, info: pointer(std::ptr::from_mut(&mut info)) };
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
+    let [_program_type, id] = info;
+    Ok(id)
+}
+
+/// Attaches `program` to a device of this network namespace. The link lives as long as a descriptor or a pin.
+pub(super) fn attach_tcx(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    hook: Tcx,
+    order: Order,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate {
+        program: raw(program),
+        ifindex,
+        attach_type: hook as u32,
+        flags: order as u32,
+        relative: 0,
+        zero: 0,
+        expected_revision: 0,
+    };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// Replaces the program of a link: every packet sees the old one or the new one.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
+    // SAFETY: the attribute holds no pointers.
+    unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
+}
+
+/// The programs on a tcx hook in the order they run. `EINVAL` means that the kernel has no tcx, `ENODEV` that
+/// there is no such device.
+pub(super) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> {
+    // The kernel allows 64 programs on a hook (BPF_MPROG_MAX).
+    let (mut programs, mut links) = ([0u32; 64], [0u32; 64]);
+    let mut attr = Query {
+        ifindex,
+        attach_type: hook as u32,
+        program_ids: pointer(programs.as_mut_ptr()),
+        link_ids: pointer(links.as_mut_ptr()),
+        count: 64,
+        ..Query::zeroed()
+    };
+    // SAFETY: both arrays have room for `count` numbers.
+    unsafe { bpf(Command::ProgramQuery, &mut attr) }?;
+    let found = programs.into_iter().zip(links).take(attr.count as usize);
+    Ok(found.map(|(program_id, link_id)| TcxProgram { program_id, link_id }).collect())
+}
+
+/// Whether the kernel has batch commands for hash maps.
+pub(super) fn has_batches() -> io::Result<bool> {
+    const HASH: u32 = 1;
+    let mut attr =
+        MapCreate { map_type: HASH, key_size: 4, value_size: 4, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let map = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let (keys, values) = ([7u32], [7u32]);
+    let (keys, values) = (pointer(keys.as_ptr()), pointer(values.as_ptr()));
+    let mut attr = Batch { keys, values, count: 1, map: raw(map.as_fd()), ..Batch::zeroed() };
+    // SAFETY: there is one key and one value, of four bytes each as the map was made with.
+    Ok(unsafe { bpf(Command::MapUpdateBatch, &mut attr) }.is_ok())
+}
+
+/// Returns once every BPF program that ran when this was called has ended: the kernel waits for them after each
+/// update of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+pub(super) fn wait_for_programs() -> io::Result<()> {
+    const ARRAY: u32 = 2;
+    const ARRAY_OF_MAPS: u32 = 12;
+    let mut attr =
+        MapCreate { map_type: ARRAY, key_size: 4, value_size: 4, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let inner = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    attr = MapCreate { map_type: ARRAY_OF_MAPS, inner_map: raw(inner.as_fd()), ..attr };
+    // SAFETY: as above.
+    let outer = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let (key, value) = (0u32, raw(inner.as_fd()));
+    let mut attr = Element {
+        map: raw(outer.as_fd()),
+        key: pointer(&raw const key),
+        value: pointer(&raw const value),
+        ..Element::zeroed()
+    };
+    // SAFETY: key and value are the four bytes each that the map was made with.
+    unsafe { bpf(Command::MapUpdate, &mut attr) }.map(drop)
+}
