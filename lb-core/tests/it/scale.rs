@@ -1,0 +1,55 @@
+//! The work for one change does not grow with the number of Services. Times are the benchmark's business.
+
+use lb_core::model::{
+    Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
+};
+use lb_core::plan::Step;
+use lb_core::reconciler::Reconciler;
+
+fn changes(services: u32, endpoints: u32) -> Vec<Change> {
+    (0..services).flat_map(|n| [service(n), slice(n, endpoints, 0)]).collect()
+}
+
+fn name(n: u32) -> ObjectName {
+    ObjectName::new(&format!("ns-{}", n % 50), &format!("service-{n}"))
+}
+
+fn service(n: u32) -> Change {
+    let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
+    let ip = std::net::Ipv4Addr::from(0x0a60_0000 + n + 1);
+    Change::Service(
+        name(n),
+        Some(Service { cluster_ips: vec![ip.into()], ports: vec![port], affinity_seconds: None }),
+    )
+}
+
+fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
+    let endpoint = |i: u32| Endpoint {
+        address: std::net::Ipv4Addr::from(0x0b00_0000 + n * endpoints + i + if i == 0 { moved } else { 0 })
+            .into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: Some(format!("node-{}", i % 100).into()),
+        zone: Some("zone-a".into()),
+        pod: Some(format!("service-{n}-{i}-abcde").into()),
+    };
+    let ports = vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }];
+    let slice = EndpointSlice { service: name(n), ports, endpoints: (0..endpoints).map(endpoint).collect() };
+    Change::EndpointSlice(name(n), Some(slice))
+}
+
+#[test]
+fn one_changed_endpoint_among_many_services_costs_five_steps() {
+    let mut reconciler = Reconciler::new(Default::default(), 1 << 16);
+    reconciler.handle(changes(2000, 5));
+    let plan = reconciler.plan();
+    assert_eq!(plan.problems, []);
+    assert_eq!(plan.steps.len(), 2000 * 3 + 10_000, "name, backends, frontend; and each address");
+    plan.steps.iter().for_each(|step| reconciler.applied(step));
+    reconciler.handle(vec![slice(7, 5, 1 << 20)]);
+    let plan = reconciler.plan();
+    let backends = |step: &Step| matches!(step, Step::WriteBackends { backends, .. } if backends.len() == 5);
+    assert_eq!(plan.steps.len(), 5);
+    assert_eq!(plan.steps.iter().filter(|step| backends(step)).count(), 1);
+}

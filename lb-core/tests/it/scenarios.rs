@@ -1,0 +1,220 @@
+//! Facts about single situations.
+
+use lb_core::{
+    model::{Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort},
+    plan::{EndpointLabels, Plan, Problem, ServiceLabels, Step},
+};
+
+use crate::kernel::Node;
+
+fn name(text: &str) -> ObjectName {
+    ObjectName::new("default", text)
+}
+
+fn service(of: &str, last: u8) -> Change {
+    let port = ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
+    let service =
+        Service { cluster_ips: vec![[10, 96, 0, last].into()], ports: vec![port], affinity_seconds: None };
+    Change::Service(name(of), Some(service))
+}
+
+fn endpoint(last: u8) -> Endpoint {
+    Endpoint {
+        address: [10, 0, 0, last].into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+        zone: None,
+        pod: Some(format!("pod-{last}").into()),
+    }
+}
+
+fn slice(of: &str, endpoints: &[u8]) -> Change {
+    let ports = vec![EndpointPort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }];
+    let endpoints = endpoints.iter().copied().map(endpoint).collect();
+    Change::EndpointSlice(
+        name(&format!("{of}-1")),
+        Some(EndpointSlice { service: name(of), ports, endpoints }),
+    )
+}
+
+fn node(slots: u32, changes: Vec<Change>) -> Node {
+    let mut node = Node::new(slots);
+    node.reconciler.handle(changes);
+    node.settle();
+    node
+}
+
+fn kinds(plan: &Plan) -> Vec<&'static str> {
+    let kind = |step: &Step| match step {
+        Step::DeleteFrontend(_) => "delete frontend",
+        Step::WriteBackends { .. } => "write backends",
+        Step::PutServiceLabels(..) => "name service",
+        Step::PutEndpointLabels(..) => "name address",
+        Step::PutFrontend(..) => "put frontend",
+        Step::ReleaseBackends { .. } => "release backends",
+        Step::DeleteServiceLabels(_) => "unname service",
+        Step::DeleteEndpointLabels(_) => "unname address",
+    };
+    plan.steps.iter().map(kind).collect()
+}
+
+#[test]
+fn backends_are_switched_in_one_update_between_writing_and_releasing() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1, 2])]);
+    node.reconciler.handle(vec![slice("a", &[2, 3])]);
+    let expected = ["name address", "write backends", "put frontend", "release backends", "unname address"];
+    assert_eq!(kinds(&node.sync()), expected);
+}
+
+#[test]
+fn a_service_goes_from_the_outside_in() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    assert_eq!(
+        kinds(&node.sync()),
+        ["delete frontend", "release backends", "unname service", "unname address"]
+    );
+}
+
+#[test]
+fn an_object_sent_again_costs_nothing() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1, 2])]);
+    node.reconciler.handle(vec![service("a", 1), slice("a", &[1, 2])]);
+    assert!(!node.reconciler.needs_plan());
+    node.reconciler.handle(vec![slice("a", &[2, 1])]);
+    assert_eq!(kinds(&node.sync()), Vec::<&str>::new(), "another order of the same endpoints");
+}
+
+#[test]
+fn a_restart_with_the_same_objects_costs_nothing_and_keeps_the_ids() {
+    let objects = vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])];
+    let mut node = node(100, objects.clone());
+    let before = node.kernel.maps.clone();
+    node.restart();
+    node.reconciler.handle(objects);
+    assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
+    assert_eq!(node.kernel.maps, before);
+}
+
+#[test]
+fn the_first_plan_removes_what_no_source_knows() {
+    let mut node = node(100, vec![service("a", 1), service("b", 2), slice("a", &[1]), slice("b", &[2])]);
+    node.restart();
+    node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
+    assert_eq!(
+        kinds(&node.sync()),
+        ["delete frontend", "release backends", "unname service", "unname address"]
+    );
+    node.settle();
+}
+
+#[test]
+fn a_service_without_endpoints_keeps_its_frontend() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
+    node.reconciler.handle(vec![slice("a", &[])]);
+    assert_eq!(kinds(&node.sync()), ["put frontend", "release backends", "unname address"]);
+    assert!(node.kernel.resolved().values().all(Vec::is_empty));
+}
+
+#[test]
+fn a_taken_frontend_stays_with_the_smaller_name_and_passes_on_when_that_goes() {
+    for order in [["a", "b"], ["b", "a"]] {
+        let mut node = Node::new(100);
+        node.reconciler.handle(vec![slice("a", &[1]), slice("b", &[2])]);
+        for of in order {
+            node.reconciler.handle(vec![service(of, 1)]);
+            node.sync();
+        }
+        let problem = node.reconciler.problems().next().expect("a conflict");
+        assert_eq!(
+            problem.to_string(),
+            "10.96.0.1:80/TCP of default/b/TCP belongs to default/a/TCP already: give one of them another address or port"
+        );
+        assert_eq!(problem.service(), &name("b"));
+        assert!(node.kernel.dump().starts_with("default/a/TCP ClusterIP 10.96.0.1:80\n  10.0.0.1:8080\n"));
+        node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+        let plan = node.sync();
+        assert!(!kinds(&plan).contains(&"delete frontend"), "the frontend passes on in one update");
+        assert!(node.kernel.dump().starts_with("default/b/TCP ClusterIP 10.96.0.1:80\n  10.0.0.2:8080\n"));
+        assert_eq!(node.reconciler.problems().count(), 0);
+        node.settle();
+    }
+}
+
+#[test]
+fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
+    let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
+    node.reconciler.handle(vec![slice("a", &[4, 5]), slice("b", &[6])]);
+    let plan = node.sync();
+    let full = Problem::ArenaFull { service: name("a"), wanted: 2, free: 1, slots: 4 };
+    assert_eq!(plan.problems, [full.clone()]);
+    assert!(node.kernel.dump().contains("10.0.0.1:8080\n  10.0.0.2:8080"), "the last good state");
+    node.end_epoch();
+    node.grace();
+    assert!(node.reconciler.needs_plan(), "one slot came back");
+    assert_eq!(node.sync().steps, Vec::new());
+    assert_eq!(node.reconciler.problems().count(), 1, "in two pieces it is of no use");
+    node.reconciler.handle(vec![slice("b", &[])]);
+    node.settle();
+    assert!(node.kernel.dump().contains("10.0.0.4:8080\n  10.0.0.5:8080"));
+    assert_eq!(node.reconciler.problems().count(), 0);
+}
+
+#[test]
+fn a_failed_plan_gives_its_slots_back_and_is_planned_again() {
+    let mut node = Node::new(2);
+    node.reconciler.handle(vec![service("a", 1), slice("a", &[1, 2])]);
+    let first = node.sync_some(3);
+    assert_eq!(node.reconciler.arena().free_slots(), 2);
+    assert!(node.reconciler.needs_plan());
+    let second = node.sync();
+    assert_eq!(
+        kinds(&first),
+        ["name address", "name address", "name service", "write backends", "put frontend"]
+    );
+    assert_eq!(kinds(&second), ["write backends", "put frontend"], "what was applied is not done again");
+    node.settle();
+}
+
+#[test]
+fn a_new_service_never_takes_the_id_of_one_that_went() {
+    let mut node = node(100, vec![service("a", 1)]);
+    let id_of = |node: &Node| node.kernel.maps.frontends.values().map(|record| record.id).next();
+    let first = id_of(&node);
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    node.reconciler.handle(vec![service("b", 1)]);
+    node.settle();
+    assert_ne!(id_of(&node), first);
+}
+
+#[test]
+fn a_node_port_given_later_is_written_beside_the_name() {
+    let mut node = node(100, vec![service("a", 1)]);
+    let Change::Service(of, Some(mut changed)) = service("a", 1) else { unreachable!() };
+    changed.ports[0].node_port = Some(30080);
+    node.reconciler.handle(vec![Change::Service(of, Some(changed))]);
+    let plan = node.sync();
+    assert_eq!(kinds(&plan), ["name service"]);
+    assert!(matches!(
+        &plan.steps[0],
+        Step::PutServiceLabels(_, ServiceLabels { node_port: Some(30080), .. })
+    ));
+}
+
+#[test]
+fn a_pod_with_a_new_name_on_the_same_address_is_only_renamed() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
+    let Change::EndpointSlice(of, Some(mut changed)) = slice("a", &[1]) else { unreachable!() };
+    changed.endpoints[0].pod = Some("p".repeat(200).into());
+    let changed = Change::EndpointSlice(of, Some(changed));
+    node.reconciler.handle(vec![changed.clone()]);
+    let plan = node.sync();
+    assert_eq!(kinds(&plan), ["name address"]);
+    let Step::PutEndpointLabels(_, EndpointLabels { pod: Some(pod), .. }) = &plan.steps[0] else {
+        unreachable!()
+    };
+    assert_eq!(pod.len(), 95, "as long as the kernel keeps it, so that a restart finds it unchanged");
+}
