@@ -1,22 +1,42 @@
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::{
+    cmp::Ordering,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use bytemuck::{Pod, Zeroable};
 
 /// An IP address of either family in network byte order; IPv4 is v4-mapped (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2),
 /// so that one map and one code path serve both families.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Pod, Zeroable)]
+///
+/// Aligned like a word, so that BPF, which has no unaligned access to its stack, moves words and not octets.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Hash, Default, Pod, Zeroable)]
 pub struct Address {
     octets: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Address>() == 16);
 
+/// Third word of a v4-mapped address as it lies in memory.
+const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+
 impl Address {
     /// The v4-mapped form of four octets in network byte order.
     #[inline(always)]
-    pub const fn from_v4(v4: [u8; 4]) -> Self {
-        Self { octets: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, v4[0], v4[1], v4[2], v4[3]] }
+    pub fn from_v4(v4: [u8; 4]) -> Self {
+        Self::from_v4_word(u32::from_ne_bytes(v4))
+    }
+
+    /// The v4-mapped form of an address as it lies in memory, read as a word.
+    #[inline(always)]
+    pub fn from_v4_word(word: u32) -> Self {
+        Self { octets: bytemuck::must_cast([0, 0, V4_MAPPED, word]) }
+    }
+
+    /// An address of sixteen octets as they lie in memory, read as words.
+    #[inline(always)]
+    pub fn from_words(words: [u32; 4]) -> Self {
+        Self { octets: bytemuck::must_cast(words) }
     }
 
     /// Sixteen octets in network byte order.
@@ -28,21 +48,67 @@ impl Address {
     /// Whether this is an IPv4 address.
     #[inline(always)]
     pub fn is_v4(&self) -> bool {
-        let o = &self.octets;
-        u64::from_ne_bytes([o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]]) == 0
-            && u32::from_ne_bytes([o[8], o[9], o[10], o[11]]) == u32::from_ne_bytes([0, 0, 0xff, 0xff])
+        let [a, b, c, _]: [u32; 4] = bytemuck::must_cast(self.octets);
+        a | b == 0 && c == V4_MAPPED
     }
 
     /// The four octets of an IPv4 address; meaningless when [`Self::is_v4`] is false.
     #[inline(always)]
-    pub const fn v4_octets(&self) -> [u8; 4] {
-        [self.octets[12], self.octets[13], self.octets[14], self.octets[15]]
+    pub fn v4_octets(&self) -> [u8; 4] {
+        self.v4_word().to_ne_bytes()
+    }
+
+    /// An IPv4 address as it lies in memory; meaningless when [`Self::is_v4`] is false.
+    #[inline(always)]
+    pub fn v4_word(&self) -> u32 {
+        let [_, _, _, word]: [u32; 4] = bytemuck::must_cast(self.octets);
+        word
     }
 
     /// All sixteen octets, network byte order.
     #[inline(always)]
     pub const fn octets(&self) -> &[u8; 16] {
         &self.octets
+    }
+}
+
+impl Address {
+    /// The address as words whose order is the order of addresses. Comparing words rather than octets keeps
+    /// the BPF programs free of calls to `memcmp`.
+    #[inline(always)]
+    fn order(&self) -> [u32; 4] {
+        let words: [u32; 4] = bytemuck::must_cast(self.octets);
+        words.map(u32::from_be)
+    }
+}
+
+impl PartialEq for Address {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        let ([a, b, c, d], [e, f, g, h]) = (self.order(), other.order());
+        (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+    }
+}
+
+impl Eq for Address {}
+
+impl PartialOrd for Address {
+    #[inline(always)]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Address {
+    #[inline(always)]
+    fn cmp(&self, other: &Self) -> Ordering {
+        let (left, right) = (self.order(), other.order());
+        for index in 0..4 {
+            if left[index] != right[index] {
+                return left[index].cmp(&right[index]);
+            }
+        }
+        Ordering::Equal
     }
 }
 
@@ -80,6 +146,15 @@ impl core::fmt::Debug for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_order_is_that_of_the_octets() {
+        let sorted = ["192.0.2.1", "192.0.2.2", "198.51.100.0", "2001:db8::1", "2001:db8::1:0", "2001:db9::"];
+        let addresses = sorted.map(|text| Address::from(text.parse::<IpAddr>().expect("a literal address")));
+        for pair in addresses.windows(2) {
+            assert!(pair[0] < pair[1] && pair[0].octets() < pair[1].octets(), "{:?}", pair);
+        }
+    }
 
     #[test]
     fn both_families_survive_the_round_trip() {

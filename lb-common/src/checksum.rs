@@ -34,6 +34,13 @@ impl Sum {
         Self(self.0 + u64::from(word))
     }
 
+    /// Adds two 16-bit words in memory order at once.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_wide(self, words: u32) -> Self {
+        Self(self.0 + u64::from(words))
+    }
+
     /// Takes one 16-bit word in memory order away.
     #[inline(always)]
     #[must_use]

@@ -14,7 +14,8 @@ pub struct FragmentKey {
     pub identification: u32,
     /// IP protocol number of the datagram.
     pub protocol: u8,
-    zero: [u8; 3],
+    zero: u8,
+    zeros: u16,
 }
 
 const _: () = assert!(size_of::<FragmentKey>() == 40);
@@ -23,7 +24,7 @@ impl FragmentKey {
     /// The key of a datagram.
     #[inline(always)]
     pub const fn new(source: Address, destination: Address, identification: u32, protocol: u8) -> Self {
-        Self { source, destination, identification, protocol, zero: [0; 3] }
+        Self { source, destination, identification, protocol, zero: 0, zeros: 0 }
     }
 }
 

@@ -142,7 +142,8 @@ impl Service {
     #[inline(always)]
     fn digest(&self, key: &ServiceKey) -> u32 {
         let [k0, k1, k2, k3, k4]: [u32; 5] = bytemuck::must_cast(*key);
-        let key = k0.rotate_left(1) ^ k1.rotate_left(3) ^ k2.rotate_left(5) ^ k3.rotate_left(7) ^ k4.rotate_left(9);
+        let key =
+            k0.rotate_left(1) ^ k1.rotate_left(3) ^ k2.rotate_left(5) ^ k3.rotate_left(7) ^ k4.rotate_left(9);
         let policy = u32::from(self.scheduler) | u32::from(self.kind) << 8 | u32::from(self.flags) << 16;
         key ^ self.id.rotate_left(11)
             ^ self.backends_base.rotate_left(13)

@@ -1,8 +1,71 @@
-//! The BPF object: maps and entry points.
+//! The BPF object: entry points of the data plane. Its maps and what touches them are in `datapath`, what can be
+//! computed without the kernel is in the library beside it.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
+#[cfg(target_arch = "bpf")]
+mod datapath;
+
+#[cfg(target_arch = "bpf")]
+mod programs {
+    use aya_ebpf::{
+        bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC},
+        macros::classifier,
+        programs::TcContext,
+    };
+    use lb_common::Verdict;
+    use lb_ebpf::packet::Layer;
+
+    use crate::datapath::{Hook, Skb, process, stats};
+
+    /// Packets that enter the node through an Ethernet device: from a pod, or from the wire.
+    #[classifier]
+    fn tc_ingress(ctx: TcContext) -> i32 {
+        run(ctx, Hook::Ingress, Layer::Ethernet)
+    }
+
+    /// Packets that leave the node through an Ethernet device: to a pod, or to the wire.
+    #[classifier]
+    fn tc_egress(ctx: TcContext) -> i32 {
+        run(ctx, Hook::Egress, Layer::Ethernet)
+    }
+
+    /// As `tc_ingress`, for devices without link-layer header.
+    #[classifier]
+    fn tc_ingress_l3(ctx: TcContext) -> i32 {
+        run(ctx, Hook::Ingress, Layer::Ip)
+    }
+
+    /// As `tc_egress`, for devices without link-layer header.
+    #[classifier]
+    fn tc_egress_l3(ctx: TcContext) -> i32 {
+        run(ctx, Hook::Egress, Layer::Ip)
+    }
+
+    #[inline(always)]
+    fn run(ctx: TcContext, hook: Hook, layer: Layer) -> i32 {
+        let mut skb = Skb::new(ctx, layer);
+        let outcome = process(&mut skb, hook).unwrap_or_else(|early| early);
+        stats::count(outcome);
+        match outcome.verdict() {
+            // The next program on the hook, then the stack.
+            Verdict::Pass => TC_ACT_UNSPEC,
+            Verdict::Bounce => match skb.bounce() {
+                Ok(()) => TC_ACT_REDIRECT as i32,
+                Err(_) => TC_ACT_SHOT as i32,
+            },
+            Verdict::Drop => TC_ACT_SHOT as i32,
+        }
+    }
+
+    /// "GPL" would do for the kernel; the dual licence is that of the repository.
+    #[unsafe(link_section = "license")]
+    #[unsafe(no_mangle)]
+    static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+}
+
 #[cfg(not(target_arch = "bpf"))]
+#[expect(clippy::print_stderr, reason = "there is nothing else to do on a host")]
 fn main() {
     eprintln!("this is a BPF object: build it with `cargo xtask build-ebpf`");
 }
@@ -10,5 +73,6 @@ fn main() {
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
+    // Nothing panics; if something could, the verifier would refuse the endless loop.
     loop {}
 }

@@ -1,0 +1,106 @@
+//! Answering packets for a service that has no backends, so that clients fail at once instead of hanging.
+
+use aya_ebpf::helpers::generated::bpf_csum_diff;
+use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
+use lb_ebpf::{
+    packet::{Body, ICMP_HEADER, Packet},
+    reject::{
+        TCP_HEADER, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset,
+        reset_sum,
+    },
+};
+use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
+
+use super::{
+    maps::scratch,
+    skb::{ChecksumField, Skb},
+};
+
+/// Octets of the offending packet that an ICMP error quotes at most: its network header and 8 octets (RFC 792), for
+/// any IPv4 header and for IPv6 with a few extension headers.
+const QUOTE: u32 = 120;
+/// Octets of the shortest packet there is to quote.
+const SHORTEST_QUOTE: u32 = 28;
+/// Octets of the largest ICMP message.
+pub(super) const MESSAGE: usize = (ICMP_HEADER + QUOTE) as usize;
+
+/// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
+#[inline(never)]
+pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
+    try_reject(skb, packet).unwrap_or_else(|early| early)
+}
+
+#[inline(always)]
+fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
+    match packet.body {
+        Body::Tcp => tcp_reset(skb, packet),
+        Body::Udp => icmp_unreachable(skb, packet),
+        Body::LaterFragment | Body::IcmpError => Err(Outcome::UnknownFragment),
+    }
+}
+
+#[inline(always)]
+fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
+    let answer = packet.tuple.reversed();
+    let header = reset(&answer, &packet.segment);
+    let l4 = network_header(skb, packet, &answer, TCP_HEADER)?;
+    skb.store_anew(l4, &header)?;
+    // In two steps: where the checksum was left to the device, it stays so and needs only the pseudo header.
+    let checksum = ChecksumField::of(protocol::TCP, l4);
+    skb.update_checksum(checksum, reset_sum(&header).fold(), false)?;
+    skb.update_checksum(checksum, pseudo_header(&answer, TCP_HEADER as u16).fold(), true)?;
+    Ok(Outcome::RejectTcp)
+}
+
+#[inline(always)]
+fn icmp_unreachable(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
+    let headers = &packet.headers;
+    let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
+    // Network headers come in multiples of 4 octets, so the length is one too.
+    let quote = ((headers.l4 - headers.l3 + 8) & !3).clamp(SHORTEST_QUOTE, QUOTE);
+    let message = &mut scratch()?.message;
+    message[..ICMP_HEADER as usize].copy_from_slice(&port_unreachable(headers.is_v4));
+    skb.load_octets(headers.l3, &mut message[ICMP_HEADER as usize..], quote)?;
+    let length = ICMP_HEADER + quote;
+    let checksum = message_checksum(message, length, &answer);
+    message[2..4].copy_from_slice(&checksum.to_ne_bytes());
+    let l4 = network_header(skb, packet, &answer, length)?;
+    skb.store_octets(l4, message, length)?;
+    Ok(Outcome::RejectUdp)
+}
+
+/// The checksum of an ICMP message; ICMPv6 includes the pseudo header (RFC 4443 §2.3).
+#[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the length is at most MESSAGE; a sum is folded to 16 bits"
+)]
+fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) -> u16 {
+    let seed =
+        if answer.protocol == protocol::ICMPV6 { pseudo_header(answer, length as u16) } else { Sum::ZERO };
+    // SAFETY: `message` has at least `length` octets, a multiple of 4.
+    let sum = unsafe {
+        let to = message.as_mut_ptr().cast();
+        bpf_csum_diff(core::ptr::null_mut(), 0, to, length, u32::from(seed.fold()))
+    } as u32;
+    !Sum::ZERO.add_word(sum as u16).add_word((sum >> 16) as u16).fold()
+}
+
+/// Resizes the frame for an answer with `payload` octets and writes its network header; returns where the payload
+/// belongs.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE octets of payload")]
+fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
+    let l3 = packet.headers.l3;
+    if packet.headers.is_v4 {
+        let l4 = l3 + Ipv4Hdr::LEN as u32;
+        skb.resize(l4 + payload)?;
+        skb.store_anew(l3, &ipv4_header(answer, payload as u16))?;
+        Ok(l4)
+    } else {
+        let l4 = l3 + Ipv6Hdr::LEN as u32;
+        skb.resize(l4 + payload)?;
+        skb.store_anew(l3, &ipv6_header(answer, payload as u16))?;
+        Ok(l4)
+    }
+}

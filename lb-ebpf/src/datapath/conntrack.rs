@@ -1,0 +1,189 @@
+//! Flows in the kernel: finding, following and opening them. Their life cycle is `lb_common::conntrack`.
+
+use aya_ebpf::{
+    bindings::{BPF_ANY, BPF_NOEXIST},
+    helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns},
+};
+use lb_common::{
+    Outcome, Service,
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
+};
+use lb_ebpf::{
+    packet::{Body, Packet},
+    schedule,
+};
+
+use super::{
+    maps::{CONNTRACK, scratch},
+    services,
+};
+
+/// Source ports tried towards a backend before a connection is given up.
+const SOURCE_PORT_ATTEMPTS: u32 = 16;
+/// The lowest source port that is tried in place of the client's own.
+const LOWEST_SOURCE_PORT: u32 = 1024;
+
+const EEXIST: i32 = -17;
+
+#[inline(always)]
+fn now() -> Tick {
+    // SAFETY: takes nothing and has no side effects. Coarse time is as good as its tick of a second and far cheaper.
+    Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() })
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: takes nothing and has no side effects.
+    unsafe { bpf_get_prandom_u32() }
+}
+
+/// The entry of this direction.
+#[inline(always)]
+pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
+    // SAFETY: an element stays allocated while this program runs. Other CPUs may write its counters at the same time:
+    // they are plain integers of which any recent value will do; what is translated never changes in place. The agent
+    // deletes only entries that are long unused.
+    CONNTRACK.get_ptr_mut(tuple).map(|flow| unsafe { &mut *flow })
+}
+
+/// Whether the packet opens a connection of its own although its five-tuple has an entry: a SYN after the end of the
+/// last connection, or one that no backend will answer any more. A SYN for which the entry stands is a
+/// retransmission and goes where the first one went.
+#[inline(always)]
+pub(super) fn is_new_connection(packet: &Packet, flow: &Flow) -> bool {
+    packet.body == Body::Tcp && packet.segment.opens() && !flow.is_reply() && is_stale(packet, flow)
+}
+
+/// Whether the entry has nothing to say to a SYN any more.
+#[inline(never)]
+fn is_stale(packet: &Packet, flow: &Flow) -> bool {
+    is_over(flow) || has_lost_its_backend(packet, flow)
+}
+
+#[inline(always)]
+fn is_over(flow: &Flow) -> bool {
+    match lookup(&flow.to.reversed()) {
+        Some(reply) => Phase::of(flow, reply).is_over(),
+        None => true,
+    }
+}
+
+/// Whether the service of this packet has backends and that of the flow is none of them any more.
+#[inline(always)]
+fn has_lost_its_backend(packet: &Packet, flow: &Flow) -> bool {
+    match services::lookup(&packet.tuple) {
+        Ok(service) => {
+            service.backends_count > 0
+                && !schedule::is_backend(
+                    &service,
+                    &flow.to.destination,
+                    flow.to.destination_port,
+                    services::backend,
+                )
+        }
+        Err(_) => false,
+    }
+}
+
+/// Notes what a packet says about the life of its flow.
+#[inline(always)]
+pub(super) fn observe(packet: &Packet, flow: &mut Flow) {
+    match packet.body {
+        Body::Tcp if packet.segment.resets() => observe_reset(packet, flow),
+        Body::Tcp => flow.observe_segment(&packet.segment, now()),
+        Body::Udp | Body::LaterFragment => flow.observe_datagram(now()),
+        Body::IcmpError => {}
+    }
+}
+
+#[inline(never)]
+fn observe_reset(packet: &Packet, flow: &mut Flow) {
+    if let Some(peer) = lookup(&flow.to.reversed())
+        && flow.accepts_reset(&packet.segment, peer)
+    {
+        flow.seen |= seen::RST;
+        flow.last_seen = now();
+    }
+}
+
+/// Chooses a backend for the first packet of a flow and makes the entries of both directions; returns the tuple with
+/// which packets go on.
+#[inline(always)]
+pub(super) fn open(packet: &Packet, service: &Service) -> Result<Tuple, Outcome> {
+    let backend = services::backend(schedule::choose(service, random())).ok_or(Outcome::NoBackend)?;
+    let mut to = Tuple { destination: backend.address, destination_port: backend.port, ..packet.tuple };
+    if to.destination == to.source {
+        // A pod does not answer itself through the network: the VIP stands for it.
+        to.source = packet.tuple.destination;
+    }
+    claim(&packet.tuple, &mut to, service.id)?;
+    insert_forward(&packet.tuple, &to, service.id)?;
+    Ok(to)
+}
+
+/// Whether client and backend are the same pod, for which the VIP stands as the source.
+#[inline(always)]
+fn is_hairpin(tuple: &Tuple, to: &Tuple) -> bool {
+    to.source == tuple.destination
+}
+
+/// Makes the entry of the reply direction. Its key must be free: that claims the source port towards the backend,
+/// atomically against all other CPUs. The client's own port is taken where that is possible, else `to` gets another.
+#[inline(never)]
+fn claim(tuple: &Tuple, to: &mut Tuple, service: u32) -> Result<(), Outcome> {
+    let place = if is_hairpin(tuple, to) { flow_flags::HAIRPIN } else { flow_flags::AT_EGRESS };
+    for _ in 0..SOURCE_PORT_ATTEMPTS {
+        let key = to.reversed();
+        let reply = &mut scratch()?.flow;
+        *reply = Flow::new(&key, &tuple.reversed(), service, flow_flags::REPLY | place, now());
+        match CONNTRACK.insert(&key, &*reply, u64::from(BPF_NOEXIST)) {
+            Ok(()) => return Ok(()),
+            Err(EEXIST) => {}
+            Err(_) => return Err(Outcome::ConntrackFull),
+        }
+        if reclaim(&key, reply) {
+            return Ok(());
+        }
+        to.source_port = another_port();
+    }
+    Err(Outcome::NoSourcePort)
+}
+
+/// Takes over an entry of the reply direction that this very flow left behind.
+#[inline(always)]
+fn reclaim(key: &Tuple, reply: &Flow) -> bool {
+    match lookup(key) {
+        Some(existing) if existing.to == reply.to => {
+            *existing = *reply;
+            true
+        }
+        _ => false,
+    }
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "below 2^16 by construction")]
+fn another_port() -> u16 {
+    (LOWEST_SOURCE_PORT + schedule::scale(random(), 65_536 - LOWEST_SOURCE_PORT)) as u16
+}
+
+/// Makes the entry of the direction from the client, in place of one of an earlier connection.
+#[inline(never)]
+fn insert_forward(tuple: &Tuple, to: &Tuple, service: u32) -> Result<(), Outcome> {
+    let key = to.reversed();
+    if let Some(earlier) = lookup(tuple) {
+        let stale = earlier.to.reversed();
+        if stale != key {
+            // Nothing is lost if another CPU was faster.
+            CONNTRACK.remove(&stale).unwrap_or_default();
+        }
+    }
+    let flags = if is_hairpin(tuple, to) { flow_flags::HAIRPIN } else { 0 };
+    let flow = &mut scratch()?.flow;
+    *flow = Flow::new(tuple, to, service, flags, now());
+    if CONNTRACK.insert(tuple, &*flow, u64::from(BPF_ANY)).is_err() {
+        CONNTRACK.remove(&key).unwrap_or_default();
+        return Err(Outcome::ConntrackFull);
+    }
+    Ok(())
+}

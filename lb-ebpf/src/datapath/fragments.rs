@@ -1,0 +1,52 @@
+//! Fragments: only the first one of a datagram tells the ports.
+
+use lb_common::{FragmentKey, FragmentPorts, Outcome};
+use lb_ebpf::packet::{Packet, Part};
+
+use super::maps::FRAGMENTS;
+
+/// Gives a later fragment the ports of its datagram.
+///
+/// # Errors
+///
+/// [`Outcome::UnknownFragment`] where the first fragment was not one of ours, or did not come first.
+#[inline(always)]
+pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
+    let known = packet.fragment.part != Part::Later || find(packet);
+    if known { Ok(()) } else { Err(Outcome::UnknownFragment) }
+}
+
+#[inline(never)]
+fn find(packet: &mut Packet) -> bool {
+    // SAFETY: the value is copied at once; a racing reuse could only be by another fragmented datagram.
+    match unsafe { FRAGMENTS.get(&key(packet)) } {
+        Some(&FragmentPorts { source, destination }) => {
+            packet.tuple.source_port = source;
+            packet.tuple.destination_port = destination;
+            true
+        }
+        None => false,
+    }
+}
+
+/// Notes the ports of a datagram of ours for the fragments that follow.
+#[inline(always)]
+pub(super) fn remember(packet: &Packet) {
+    if packet.fragment.part == Part::First {
+        insert(packet);
+    }
+}
+
+#[inline(never)]
+fn insert(packet: &Packet) {
+    let ports =
+        FragmentPorts { source: packet.tuple.source_port, destination: packet.tuple.destination_port };
+    // An LRU map always has room; should the insertion fail nevertheless, the fragments that follow count as unknown.
+    FRAGMENTS.insert(&key(packet), &ports, 0).unwrap_or_default();
+}
+
+#[inline(always)]
+fn key(packet: &Packet) -> FragmentKey {
+    let tuple = &packet.tuple;
+    FragmentKey::new(tuple.source, tuple.destination, packet.fragment.identification, tuple.protocol)
+}

@@ -1,0 +1,33 @@
+//! Logging through aya-log. The level is a constant of the loaded program, "off" unless the agent was asked for
+//! more: then the verifier removes everything here.
+
+use aya_ebpf::EbpfContext;
+use aya_log_ebpf::debug;
+use lb_common::conntrack::Tuple;
+use lb_ebpf::packet::Packet;
+
+use super::skb::Skb;
+
+/// The context as aya-log wants it.
+struct Context(*mut core::ffi::c_void);
+
+impl EbpfContext for Context {
+    fn as_ptr(&self) -> *mut core::ffi::c_void {
+        self.0
+    }
+}
+
+/// Tells which backend a new flow got.
+#[inline(never)]
+pub(super) fn new_flow(skb: &Skb, packet: &Packet, to: &Tuple) {
+    debug!(
+        &Context(skb.as_ptr()),
+        "{:i}:{} -> {:i}:{} goes to {:i}:{}",
+        *packet.tuple.source.octets(),
+        packet.tuple.source_port,
+        *packet.tuple.destination.octets(),
+        packet.tuple.destination_port,
+        *to.destination.octets(),
+        to.destination_port
+    );
+}

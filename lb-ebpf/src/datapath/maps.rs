@@ -1,0 +1,67 @@
+//! All maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md.
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    macros::btf_map,
+};
+use lb_common::{
+    Address, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey, ServiceName,
+    capacity,
+    conntrack::{Flow, Tuple},
+};
+
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+/// Frontends: what a client speaks to → which backends serve it.
+#[btf_map]
+pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES }, NO_PREALLOC> =
+    HashMap::new();
+
+/// Endpoints: an arena in which every service port owns one sorted, contiguous slice for each address family.
+#[btf_map]
+pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
+
+/// Flows, an entry for each direction. Not an LRU map: a flood of new flows must not evict an established one.
+#[btf_map]
+pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
+
+/// Ports of datagrams whose first fragment was translated.
+#[btf_map]
+pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::FRAGMENTS }> =
+    LruHashMap::new();
+
+/// Packets by [`Outcome`].
+#[btf_map]
+pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
+
+/// Room that the stack has not.
+#[btf_map]
+pub(super) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
+
+/// Value of `SCRATCH`.
+pub(super) struct Scratch {
+    /// An entry of `CONNTRACK` that is being made.
+    pub(super) flow: Flow,
+    /// An ICMP message that is being built.
+    pub(super) message: [u8; super::answer::MESSAGE],
+}
+
+/// The scratch room of this CPU. One user at a time: what takes it must not call another that does.
+#[inline(always)]
+pub(super) fn scratch() -> Result<&'static mut Scratch, Outcome> {
+    let scratch = SCRATCH.get_ptr_mut(0).ok_or(Outcome::RewriteFailed)?;
+    // SAFETY: the slot is of this CPU alone, and programs on these hooks run with bottom halves disabled, so that no
+    // other of them can run here before this one is done.
+    Ok(unsafe { &mut *scratch })
+}
+
+/// Names of service ports by id. No program reads them; they are part of the state that outlives the agent.
+#[btf_map]
+pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
+    HashMap::new();
+
+/// Names of endpoints by address. No program reads them.
+#[btf_map]
+pub(super) static ENDPOINT_NAMES: HashMap<Address, EndpointName, { capacity::ENDPOINT_NAMES }, NO_PREALLOC> =
+    HashMap::new();

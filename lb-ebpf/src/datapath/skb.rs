@@ -1,0 +1,175 @@
+//! The packet buffer of the tc hooks.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes},
+    programs::TcContext,
+};
+use lb_common::{Outcome, protocol};
+use lb_ebpf::{
+    frame::{Frame, Header, MAX_OFFSET},
+    packet::Layer,
+};
+
+/// A socket buffer and what is known of its device.
+pub(crate) struct Skb {
+    pub(super) ctx: TcContext,
+    pub(super) layer: Layer,
+}
+
+/// Octets from the start of the frame that hold all headers we look at.
+const HEADERS: u32 = 256;
+
+impl Frame for Skb {
+    #[inline(always)]
+    fn len(&self) -> u32 {
+        self.ctx.len()
+    }
+
+    #[inline(always)]
+    fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
+        const { assert!(align_of::<T>() == 1) };
+        if offset > MAX_OFFSET {
+            return Err(Outcome::Malformed);
+        }
+        let start = self.ctx.data() + offset as usize;
+        if start + size_of::<T>() > self.ctx.data_end() {
+            return Err(Outcome::Malformed);
+        }
+        // SAFETY: the octets from `start` to `start + size_of::<T>()` lie between `data` and `data_end`, which the
+        // kernel guarantees to be readable until a helper moves the packet; what calls such a helper takes
+        // `&mut self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
+        Ok(unsafe { &*(start as *const T) })
+    }
+}
+
+impl Skb {
+    #[inline(always)]
+    pub(crate) const fn new(ctx: TcContext, layer: Layer) -> Self {
+        Self { ctx, layer }
+    }
+
+    /// Makes the headers linear; false where they were or cannot become so.
+    #[inline(always)]
+    pub(super) fn pull_headers(&mut self) -> bool {
+        let wanted = self.len().min(HEADERS);
+        let linear = self.ctx.data_end() - self.ctx.data();
+        linear < wanted as usize && self.ctx.pull_data(wanted).is_ok()
+    }
+
+    /// Writes `value` at `offset`, for fields whose checksums are updated apart.
+    #[inline(always)]
+    pub(super) fn store<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
+        self.ctx.store(offset as usize, value, 0).map_err(|_| Outcome::RewriteFailed)
+    }
+
+    /// Writes `value` at `offset`, for packets that we build ourselves: a checksum over the whole frame that the
+    /// device may have computed stays right.
+    #[inline(always)]
+    pub(super) fn store_anew<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
+        self.ctx
+            .store(offset as usize, value, u64::from(BPF_F_RECOMPUTE_CSUM))
+            .map_err(|_| Outcome::RewriteFailed)
+    }
+
+    /// As [`Self::store_anew`], for the first `length` octets of `octets`.
+    #[inline(always)]
+    pub(super) fn store_octets<const N: usize>(
+        &mut self,
+        offset: u32,
+        octets: &[u8; N],
+        length: u32,
+    ) -> Result<(), Outcome> {
+        let length = length.min(N as u32);
+        // SAFETY: `octets` has at least `length` octets; the kernel checks `offset`.
+        let result = unsafe {
+            let from = octets.as_ptr().cast_mut().cast();
+            bpf_skb_store_bytes(self.ctx.skb.skb, offset, from, length, u64::from(BPF_F_RECOMPUTE_CSUM))
+        };
+        if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
+    /// Copies `length` octets from `offset` on to the start of `octets`.
+    #[inline(always)]
+    pub(super) fn load_octets(&self, offset: u32, octets: &mut [u8], length: u32) -> Result<(), Outcome> {
+        // SAFETY: the caller's slice is written up to `length`, which the verifier checks against its memory.
+        let result = unsafe {
+            bpf_skb_load_bytes(self.ctx.skb.skb.cast(), offset, octets.as_mut_ptr().cast(), length)
+        };
+        if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
+    /// Adds `delta` to the IPv4 header checksum at `offset`.
+    #[inline(always)]
+    pub(super) fn update_ip_checksum(&mut self, offset: u32, delta: u16) -> Result<(), Outcome> {
+        self.ctx.l3_csum_replace(offset as usize, 0, u64::from(delta), 0).map_err(|_| Outcome::RewriteFailed)
+    }
+
+    /// Adds `delta` to the checksum that `checksum` describes. `pseudo` says that the change is one of the pseudo
+    /// header: a checksum that is left to the device to compute (`CHECKSUM_PARTIAL`) covers only that so far.
+    #[inline(always)]
+    pub(super) fn update_checksum(
+        &mut self,
+        checksum: ChecksumField,
+        delta: u16,
+        pseudo: bool,
+    ) -> Result<(), Outcome> {
+        let flags = checksum.flags | if pseudo { u64::from(BPF_F_PSEUDO_HDR) } else { 0 };
+        self.ctx
+            .l4_csum_replace(checksum.offset as usize, 0, u64::from(delta), flags)
+            .map_err(|_| Outcome::RewriteFailed)
+    }
+
+    /// Cuts or extends the frame to `length` octets.
+    #[inline(always)]
+    pub(super) fn resize(&mut self, length: u32) -> Result<(), Outcome> {
+        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the call.
+        let result = unsafe { bpf_skb_change_tail(self.ctx.skb.skb, length, 0) };
+        if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
+    /// Sends the packet back through its device to whom it came from.
+    #[inline(always)]
+    pub(crate) fn bounce(&mut self) -> Result<(), Outcome> {
+        if self.layer == Layer::Ethernet {
+            let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
+            self.store(0, &[from, to])?;
+        }
+        // SAFETY: the context is valid for the whole run of the program; the helper takes plain numbers.
+        let action = unsafe { bpf_redirect((*self.ctx.skb.skb).ifindex, 0) };
+        if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
+            Ok(())
+        } else {
+            Err(Outcome::RewriteFailed)
+        }
+    }
+
+    /// The raw context, for logging.
+    #[inline(always)]
+    pub(super) fn as_ptr(&self) -> *mut core::ffi::c_void {
+        self.ctx.as_ptr()
+    }
+}
+
+/// Where a transport checksum is and how it is updated: one value, so that the update for the addresses and that for
+/// the ports cannot disagree.
+#[derive(Clone, Copy)]
+pub(super) struct ChecksumField {
+    /// Octets from the start of the frame.
+    pub(super) offset: u32,
+    flags: u64,
+}
+
+impl ChecksumField {
+    /// The checksum of the transport header at `l4`.
+    #[inline(always)]
+    pub(super) fn of(protocol: u8, l4: u32) -> Self {
+        match protocol {
+            // A UDP checksum of 0 is none and stays so; one that becomes 0 is written as 0xffff (RFC 768).
+            protocol::UDP => Self { offset: l4 + 6, flags: u64::from(BPF_F_MARK_MANGLED_0) },
+            protocol::TCP => Self { offset: l4 + 16, flags: 0 },
+            _icmp => Self { offset: l4 + 2, flags: 0 },
+        }
+    }
+}

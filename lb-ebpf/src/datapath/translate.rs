@@ -1,0 +1,48 @@
+//! Rewriting a packet of a flow.
+
+use lb_common::{
+    Address, Outcome,
+    conntrack::{Flow, Tuple},
+};
+use lb_ebpf::packet::{Body, Headers, Packet};
+
+use super::skb::{ChecksumField, Skb};
+
+/// Gives the packet the addresses and ports with which packets of `flow` go on.
+#[inline(always)]
+pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    addresses(skb, &packet.headers, &flow.to.source, &flow.to.destination, flow.address_delta)?;
+    if packet.body == Body::LaterFragment {
+        return Ok(());
+    }
+    let checksum = ChecksumField::of(packet.tuple.protocol, packet.headers.l4);
+    skb.update_checksum(checksum, flow.address_delta, true)?;
+    if flow.port_delta != 0 {
+        skb.update_checksum(checksum, flow.port_delta, false)?;
+    }
+    ports(skb, packet.headers.l4, &flow.to)
+}
+
+/// Writes the addresses of a network header and updates its own checksum, which only IPv4 has.
+#[inline(always)]
+pub(super) fn addresses(
+    skb: &mut Skb,
+    headers: &Headers,
+    source: &Address,
+    destination: &Address,
+    delta: u16,
+) -> Result<(), Outcome> {
+    if headers.is_v4 {
+        skb.update_ip_checksum(headers.l3 + 10, delta)?;
+        skb.store(headers.l3 + 12, &[source.v4_octets(), destination.v4_octets()])
+    } else {
+        skb.store(headers.l3 + 8, source.octets())?;
+        skb.store(headers.l3 + 24, destination.octets())
+    }
+}
+
+/// Writes the ports, which TCP and UDP have at the same place.
+#[inline(always)]
+pub(super) fn ports(skb: &mut Skb, l4: u32, to: &Tuple) -> Result<(), Outcome> {
+    skb.store(l4, &[to.source_port.to_be_bytes(), to.destination_port.to_be_bytes()])
+}
