@@ -93,17 +93,12 @@ fn rustflags(linker: &Path, arch: &str) -> OsString {
     flags.join(&OsString::from("\x1f"))
 }
 
-const CODEGEN_FLAGS: [&str; 5] = [
+const CODEGEN_FLAGS: [&str; 3] = [
     // BTF is made from the debug information.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
     // 32-bit registers and jumps, in every kernel since 5.1; rustc hands it on to the linker as `--cpu`.
     "-Ctarget-cpu=v3",
-    // Headers and map values are byte arrays (alignment 1). Without this, LLVM reads them byte by byte; the
-    // machines we run on, and the verifier for packets and map values, allow unaligned access.
-    "-Clink-arg=--cpu-features=+allows-misaligned-mem-access",
-    // The default expands copies by the alignment of the type, that is byte by byte here, whatever the line above says.
-    "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
 /// Whether a variable was set by or for the cargo that runs us and would change what the inner one does:
