@@ -1,10 +1,94 @@
-//! `cargo xtask demo`.
+//! `cargo xtask demo`: the load balancer at work on this machine, in network namespaces.
+
+mod kept;
+mod report;
+mod scenario;
+
+use std::io::IsTerminal as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail, ensure};
+use lb_tests::cleanup;
+use lb_tests::cluster::{ClientLink, Cluster};
+
+use self::report::Report;
+use crate::test::is_root;
+
+/// Namespaces are called `lb-demo-client`, `lb-demo-node1` and so on.
+const PREFIX: &str = "lb-demo";
+
+/// Manifests, log and bpffs.
+const FOLDER: &str = "/run/lb-demo";
 
 /// Arguments of the demo.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Print the results as JSON, and nothing else, on standard output
+    #[arg(long)]
+    json: bool,
+    /// Leave everything up for looking around, and say how
+    #[arg(long)]
+    keep: bool,
+    /// Remove what an earlier `--keep` has left, and do nothing else
+    #[arg(long, conflicts_with_all = ["json", "keep"])]
+    remove: bool,
+    /// Be the pods' servers (what `--keep` leaves running)
+    #[arg(long, hide = true, conflicts_with_all = ["json", "keep", "remove"])]
+    serve: bool,
+}
 
-/// Runs the demo.
-pub(crate) fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("there is no demo yet")
+impl Args {
+    /// Whether the agent is needed: removing and serving do without.
+    pub(crate) fn needs_agent(&self) -> bool {
+        !self.remove && !self.serve
+    }
+}
+
+/// Runs the demo; fails when a promise is not kept.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(is_root()?, "the demo makes network namespaces and loads BPF programs: run it as root");
+    if args.remove {
+        return kept::remove();
+    }
+    if args.serve {
+        return kept::serve();
+    }
+    if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
+        bail!(
+            "a demo is up already, or an earlier one was killed: remove it with `cargo xtask demo --remove`"
+        );
+    }
+    cleanup::on_interrupt();
+    say("making namespaces for a client, two nodes and four pods");
+    let mut cluster =
+        Cluster::create(PREFIX, Path::new(FOLDER), ClientLink::Ethernet).context("making the namespaces")?;
+    scenario::write_manifests(&cluster)?;
+    say("starting lb-agent on node1");
+    let agent = cluster.start_agent(1)?;
+    let (report, agent) = scenario::play(&cluster, agent)?;
+    show(&report, args.json)?;
+    if args.keep {
+        kept::keep(&mut cluster)?;
+        // Their guards would remove what is to stay.
+        std::mem::forget((cluster, agent));
+    } else {
+        say("removing everything");
+        drop((agent, cluster));
+    }
+    report.verdict()
+}
+
+/// Progress goes to standard error: standard output is for the results.
+fn say(what: &str) {
+    eprintln!("· {what}");
+}
+
+fn show(report: &Report, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+    } else {
+        let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        println!("\n{}", report.text(colours));
+    }
+    Ok(())
 }

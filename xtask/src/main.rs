@@ -49,7 +49,9 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::BuildEbpf(args) => build_ebpf::run(args),
         Task::Demo(args) => {
-            prepare_agent()?;
+            if args.needs_agent() {
+                prepare_agent()?;
+            }
             demo::run(args)
         }
         Task::Test => test::run(),

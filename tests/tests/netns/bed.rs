@@ -1,9 +1,13 @@
 //! What most tests start from: the standard cluster, a service and an agent on node1.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use lb_tests::{
     agent::Agent,
+    client::ask_http,
     cluster::{ClientLink, Cluster, HTTP_PORT, UDP_PORT},
     manifests::{Port, Service},
     netns::Netns,
@@ -82,4 +86,12 @@ pub(crate) fn http(vip: IpAddr) -> SocketAddr {
 /// `vip:UDP`
 pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
+}
+
+/// Who answers, if somebody does at once. What is sent before the kernel knows the service, or has its programs on
+/// the device, is lost: waiting for a retransmission would measure TCP's patience.
+pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
+    let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
+    netns.run(connect).ok()?;
+    Some(ask_http(netns, http(vip)).ok()?.server)
 }

@@ -13,7 +13,7 @@ use lb_tests::{
     wait_for,
 };
 
-use crate::bed::{Bed, WEB, http, udp, vips};
+use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 /// What a client does with each family; `pod2` is local, `pod3` behind another node.
 fn assert_works_for_the_client(bed: &Bed) {
@@ -36,24 +36,17 @@ fn a_pod_made_later_is_served_within_a_second() {
     bed.cluster.add_pod("pod5", 1, 5).unwrap();
     let start = Instant::now();
     for vip in WEB {
-        let ask = || ask_http_briefly(bed.netns("pod5"), vip);
+        let ask = || ask_briefly(bed.netns("pod5"), vip);
         assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
     }
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     // And it is a backend like any other.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {
-        let ask = || ask_http_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
+        let ask = || ask_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "{vip}");
         assert_eq!(ask_http(bed.netns("pod5"), http(vip)).unwrap().server, "pod5", "hairpin of a late pod");
     }
-}
-
-/// A packet that leaves before the device has its program is lost or goes astray: no reason to wait for an answer.
-fn ask_http_briefly(netns: &Netns, vip: std::net::IpAddr) -> Option<String> {
-    let connect = || std::net::TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
-    netns.run(connect).ok()?;
-    Some(ask_http(netns, http(vip)).ok()?.server)
 }
 
 #[test]
@@ -61,7 +54,7 @@ fn pods_come_and_go() {
     let mut bed = Bed::with_web(&["pod2"]);
     for round in 0..5 {
         bed.cluster.add_pod("pod5", 1, 5).unwrap();
-        let ask = || ask_http_briefly(bed.netns("pod5"), WEB[round % 2]);
+        let ask = || ask_briefly(bed.netns("pod5"), WEB[round % 2]);
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
         bed.cluster.pods.retain(|pod| pod.name != "pod5");
         // The kernel removes a namespace's devices some time after its last user.

@@ -9,7 +9,7 @@ use lb_tests::{
     wait_for,
 };
 
-use crate::bed::{Bed, WEB, http, udp, vips};
+use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 /// Octets and octets per second of a transfer that outlives an agent: two seconds.
 const OCTETS: u64 = 20_000_000;
@@ -76,7 +76,7 @@ fn edits_while_the_agent_is_away_are_served_when_it_is_back() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.put("old", vips(11), &["pod2"]);
     let client = bed.cluster.client.clone();
-    wait_for(PATIENCE, || ask_http(&client, http(vips(11)[0])).ok()).unwrap();
+    wait_for(PATIENCE, || ask_briefly(&client, vips(11)[0])).unwrap();
     bed.agent.take().unwrap().kill().unwrap();
     bed.cluster.manifests.remove("old").unwrap();
     bed.put("new", vips(12), &["pod3"]);

@@ -1,0 +1,86 @@
+//! What `--keep` leaves, and how it goes.
+
+use std::env::current_exe;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use lb_tests::client::ask_http;
+use lb_tests::cluster::{CLIENT, Cluster, serve as serve_pod};
+use lb_tests::netns::Netns;
+use lb_tests::{agent, cleanup, wait_for};
+
+use super::{FOLDER, PREFIX, say};
+
+const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
+
+/// Hands the pods' servers to a process that stays, and says how to look around.
+pub(super) fn keep(cluster: &mut Cluster) -> Result<()> {
+    cluster.pods.iter_mut().for_each(lb_tests::cluster::Pod::stop_serving);
+    let log = File::create(Path::new(FOLDER).join("servers.log"))?;
+    // It lives in node2's namespace so that `remove` finds it; its sockets are in the pods'.
+    let mut servers = cluster.node2.command(current_exe().context("finding this program")?);
+    servers.args(["demo", "--serve"]).process_group(0);
+    servers.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    cleanup::Cleanup::spawn(&mut servers).context("starting the pods' servers")?.1.disarm();
+    let serving = || {
+        cluster.pods.iter().all(|pod| ask_http(&cluster.client, pod.http(CLIENT[0])).is_ok()).then_some(())
+    };
+    wait_for(Duration::from_secs(5), serving).with_context(|| format!("see {FOLDER}/servers.log"))?;
+    cleanup::keep_everything();
+    print_tour();
+    Ok(())
+}
+
+fn print_tour() {
+    let (agent, client) = (agent::binary(), format!("nsenter --net=/run/netns/{PREFIX}-client"));
+    let lb_agent = format!("nsenter --net=/run/netns/{PREFIX}-node1 {}", agent.display());
+    let bpffs = format!("--bpffs {FOLDER}/bpffs1");
+    eprintln!(
+        "\
+Everything is still up. Look around:
+  {client} curl http://10.96.0.20/                  who answers
+  {client} curl 'http://[fd00:10:96::20]/'
+  {client} curl -o /dev/null http://10.96.0.20/download/1000000000/10000000    slowly
+  {lb_agent} service list {bpffs}
+  {lb_agent} status {bpffs}
+  {lb_agent} conntrack list {bpffs}
+  ls {FOLDER}/manifests                             edit them: the agent follows
+  tail -f {FOLDER}/agent1.log
+Namespaces: {PREFIX}-client, {PREFIX}-node1 (the agent), {PREFIX}-node2, {PREFIX}-pod1 to {PREFIX}-pod4
+Remove it:
+  cargo xtask demo --remove"
+    );
+}
+
+/// Serves in the pods of a kept demo until it is killed.
+pub(super) fn serve() -> Result<()> {
+    let mut servers = Vec::new();
+    for pod in PODS {
+        servers.extend(serve_pod(&Netns::open(&format!("{PREFIX}-{pod}"))?, pod)?);
+    }
+    loop {
+        thread::park();
+    }
+}
+
+/// Removes a kept demo, or what a killed one has left.
+pub(super) fn remove() -> Result<()> {
+    let names = fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names: Vec<String> = names.filter(|name| name.starts_with(&format!("{PREFIX}-"))).collect();
+    let folder = Path::new(FOLDER);
+    if names.is_empty() && !folder.exists() {
+        bail!("there is no demo to remove");
+    }
+    for name in &names {
+        cleanup::remove_namespace_and_processes(name)?;
+    }
+    cleanup::remove_folder_and_mounts(folder)?;
+    say(&format!("removed {} namespaces and {FOLDER}", names.len()));
+    Ok(())
+}
