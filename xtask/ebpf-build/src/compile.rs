@@ -93,12 +93,17 @@ fn rustflags(linker: &Path, arch: &str) -> OsString {
     flags.join(&OsString::from("\x1f"))
 }
 
-const CODEGEN_FLAGS: [&str; 3] = [
+// Not here: `--cpu-features=+allows-misaligned-mem-access`. Packets and map values allow unaligned access, but the
+// stack does not, and LLVM has one setting for all: what it then makes of locals with an alignment below their
+// size is refused by the verifier ("misaligned stack access").
+const CODEGEN_FLAGS: [&str; 4] = [
     // BTF is made from the debug information.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
     // 32-bit registers and jumps, in every kernel since 5.1; rustc hands it on to the linker as `--cpu`.
     "-Ctarget-cpu=v3",
+    // The linker's default keeps each copy together for the sake of some JITs; 3 % fewer instructions without it.
+    "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
 /// Whether a variable was set by or for the cargo that runs us and would change what the inner one does:
