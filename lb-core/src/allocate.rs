@@ -604,3 +604,6 @@ fn write_node_ports(spec: &mut core::ServiceSpec, node_ports: &[Option<u16>]) {
         port.node_port = node_port.map(i32::from);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+use proptest::{collection, prelude::*, sample};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    convert,
+    model::{Change, Service},
+    reconciler::Reconciler,
+};
+
+fn allocator(ranges: &[&str]) -> Allocator {
+    let ranges: Vec<IpNet> = ranges.iter().map(|range| range.parse().unwrap()).collect();
+    Allocator::new(&ranges, DEFAULT_NODE_PORTS, Allocations::new())
+}
+
+fn dual() -> Allocator {
+    allocator(&["10.96.0.0/12", "fd00:10:96::/112"])
+}
+
+fn service(name: &str, mut spec: Value) -> core::Service {
+    if spec.get("ports").is_none() {
+        spec["ports"] = json!([{"port": 80}]);
+    }
+    serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+}
+
+fn assign(allocator: &mut Allocator, name: &str, spec: Value) -> core::ServiceSpec {
+    let mut service = service(name, spec);
+    allocator.assign(&mut service).unwrap();
+    service.spec.unwrap()
+}
+
+fn refused(allocator: &mut Allocator, name: &str, spec: Value) -> String {
+    let mut asked = service(name, spec);
+    let before = asked.clone();
+    let error = allocator.assign(&mut asked).unwrap_err();
+    assert_eq!(asked, before, "a refused Service is left alone");
+    error.to_string()
+}
+
+fn cluster_ips(spec: &core::ServiceSpec) -> Vec<&str> {
+    assert_eq!(spec.cluster_ip.as_ref(), spec.cluster_ips.as_ref().and_then(|ips| ips.first()));
+    spec.cluster_ips.iter().flatten().map(String::as_str).collect()
+}
+
+fn node_ports(spec: &core::ServiceSpec) -> Vec<Option<i32>> {
+    spec.ports.iter().flatten().map(|port| port.node_port).collect()
+}
+
+#[test]
+fn a_service_that_asks_for_nothing_gets_one_address_of_the_first_family() {
+    let spec = assign(&mut dual(), "web", json!({}));
+    assert_eq!(cluster_ips(&spec).len(), 1);
+    assert_eq!(spec.ip_families, Some(vec!["IPv4".to_owned()]));
+    assert_eq!(spec.ip_family_policy.as_deref(), Some("SingleStack"));
+    let spec = assign(&mut allocator(&["fd00::/112", "10.0.0.0/8"]), "web", json!({}));
+    assert_eq!(spec.ip_families, Some(vec!["IPv6".to_owned()]));
+}
+
+#[test]
+fn the_policy_decides_about_the_families() {
+    let mut both = dual();
+    let families = |spec: core::ServiceSpec| spec.ip_families.unwrap();
+    assert_eq!(
+        families(assign(&mut both, "a", json!({"ipFamilyPolicy": "PreferDualStack"}))),
+        ["IPv4", "IPv6"]
+    );
+    let asked = json!({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"]});
+    assert_eq!(families(assign(&mut both, "b", asked.clone())), ["IPv6", "IPv4"]);
+    assert_eq!(families(assign(&mut both, "c", json!({"ipFamilies": ["IPv6"]}))), ["IPv6"]);
+    assert_eq!(families(assign(&mut both, "d", json!({"ipFamilies": ["IPv6", "IPv4"]}))), ["IPv6", "IPv4"]);
+    let mut v4 = allocator(&["10.96.0.0/12"]);
+    assert_eq!(families(assign(&mut v4, "a", json!({"ipFamilyPolicy": "PreferDualStack"}))), ["IPv4"]);
+    assert!(
+        refused(&mut v4, "b", json!({"ipFamilyPolicy": "RequireDualStack"})).contains("spec.ipFamilyPolicy")
+    );
+    assert!(refused(&mut v4, "b", asked).contains("spec.ipFamilies[0]: Invalid value: \"IPv6\""));
+}
+
+#[test]
+fn a_requested_address_is_given_and_implies_its_family() {
+    let spec = assign(&mut dual(), "web", json!({"clusterIP": "fd00:10:96::5"}));
+    assert_eq!(
+        (cluster_ips(&spec), spec.ip_families.clone()),
+        (vec!["fd00:10:96::5"], Some(vec!["IPv6".to_owned()]))
+    );
+    let both = json!({"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9", "fd00:10:96::9"]});
+    let spec = assign(&mut dual(), "web", both);
+    assert_eq!(cluster_ips(&spec), ["10.96.0.9", "fd00:10:96::9"]);
+    assert_eq!(spec.ip_family_policy.as_deref(), Some("RequireDualStack"));
+    let one =
+        assign(&mut dual(), "web", json!({"clusterIP": "10.96.0.9", "ipFamilyPolicy": "PreferDualStack"}));
+    assert_eq!((cluster_ips(&one)[0], cluster_ips(&one).len()), ("10.96.0.9", 2));
+}
+
+#[test]
+fn a_refused_address_is_reported_in_the_words_of_an_api_server() {
+    let mut all = dual();
+    assert_eq!(
+        refused(&mut all, "my-service", json!({"clusterIP": "10.0.171.239"})),
+        "Service \"default/my-service\" is invalid: spec.clusterIPs: Invalid value: \"10.0.171.239\": failed to \
+         allocate IP 10.0.171.239: the provided IP is not in the valid range 10.96.0.0/12 (10.96.0.1 to 10.111.255.254)"
+    );
+    for edge in ["10.96.0.0", "10.111.255.255", "fd00:10:96::", "fd00:10:96::1:0"] {
+        assert!(
+            refused(&mut all, "edge", json!({"clusterIP": edge})).contains("not in the valid range"),
+            "{edge}"
+        );
+    }
+    assign(&mut all, "edge", json!({"clusterIP": "fd00:10:96::ffff"}));
+    assign(&mut all, "first", json!({"clusterIP": "10.96.0.9"}));
+    assert!(
+        refused(&mut all, "second", json!({"clusterIP": "10.96.0.9"}))
+            .ends_with("provided IP is already allocated to Service \"default/first\"")
+    );
+    assert!(
+        refused(&mut all, "typo", json!({"clusterIP": "10.96.0"})).contains("must be a valid IP address")
+    );
+    let mismatch = json!({"clusterIP": "10.96.0.7", "ipFamilies": ["IPv6"]});
+    assert!(refused(&mut all, "mismatch", mismatch).contains("does not match spec.ipFamilies[0]"));
+}
+
+#[test]
+fn headless_and_external_name_get_nothing_and_give_back_what_they_had() {
+    let mut all = dual();
+    assign(&mut all, "web", json!({"type": "NodePort"}));
+    assert_eq!(all.allocations().len(), 1);
+    let spec = assign(&mut all, "web", json!({"clusterIP": "None"}));
+    assert_eq!((spec.cluster_ip.as_deref(), all.allocations().len()), (Some("None"), 0));
+    assign(&mut all, "web", json!({}));
+    let spec = assign(&mut all, "web", json!({"type": "ExternalName", "externalName": "example.org"}));
+    assert_eq!((spec.cluster_ip, spec.cluster_ips, all.allocations().len()), (None, None, 0));
+}
+
+#[test]
+fn the_type_decides_about_node_ports() {
+    let mut all = dual();
+    assert_eq!(node_ports(&assign(&mut all, "a", json!({}))), [None]);
+    assert!(node_ports(&assign(&mut all, "a", json!({"type": "NodePort"})))[0].is_some());
+    assert!(node_ports(&assign(&mut all, "b", json!({"type": "LoadBalancer"})))[0].is_some());
+    let without = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false});
+    assert_eq!(node_ports(&assign(&mut all, "c", without)), [None]);
+    assert_eq!(node_ports(&assign(&mut all, "a", json!({"type": "ClusterIP"}))), [None]);
+    assert_eq!(all.port_owner.len(), 1, "only b has one");
+    let forbidden = refused(&mut all, "a", json!({"ports": [{"port": 80, "nodePort": 30080}]}));
+    assert!(
+        forbidden.contains("spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'")
+    );
+}
+
+#[test]
+fn a_requested_node_port_is_given_or_refused() {
+    let mut all = dual();
+    let asks = |port: i32| json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+    assert_eq!(node_ports(&assign(&mut all, "a", asks(30080))), [Some(30080)]);
+    assert!(refused(&mut all, "b", asks(30080)).ends_with(
+        "spec.ports[0].nodePort: Invalid value: \"30080\": provided port is already allocated to Service \"default/a\""
+    ));
+    assert!(refused(&mut all, "b", asks(80)).ends_with("The range of valid ports is 30000-32767"));
+    assert!(refused(&mut all, "b", asks(-1)).contains("not in the valid range"));
+    let twice =
+        json!([{"name": "x", "port": 1, "nodePort": 30001}, {"name": "y", "port": 2, "nodePort": 30001}]);
+    let error = refused(&mut all, "b", json!({"type": "NodePort", "ports": twice}));
+    assert!(error.contains("spec.ports[1].nodePort: Duplicate value"));
+}
+
+#[test]
+fn one_port_with_two_protocols_has_one_node_port() {
+    let dns = json!([{"name": "tcp", "port": 53}, {"name": "udp", "port": 53, "protocol": "UDP"}, {"name": "web", "port": 80}]);
+    let spec = assign(&mut dual(), "dns", json!({"type": "NodePort", "ports": dns}));
+    let ports = node_ports(&spec);
+    assert!(ports[0].is_some() && ports[0] == ports[1] && ports[1] != ports[2]);
+}
+
+#[test]
+fn a_service_keeps_what_it_has_while_other_things_change() {
+    let mut all = dual();
+    let before = assign(&mut all, "web", json!({"type": "NodePort", "clusterIP": "10.100.0.1"}));
+    let after = assign(&mut all, "web", json!({"type": "NodePort", "sessionAffinity": "ClientIP"}));
+    assert_eq!((cluster_ips(&before), node_ports(&before)), (cluster_ips(&after), node_ports(&after)));
+    refused(&mut all, "web", json!({"clusterIP": "1.2.3.4"}));
+    assert_eq!(all.ip_owner.len(), 1);
+    let moved = assign(&mut all, "web", json!({"clusterIP": "10.100.0.2"}));
+    assert_eq!(cluster_ips(&moved), ["10.100.0.2"]);
+    assign(&mut all, "other", json!({"clusterIP": "10.100.0.1"}));
+}
+
+#[test]
+fn a_full_range_is_an_error_and_a_released_address_ends_it() {
+    let mut tiny = allocator(&["10.0.0.0/30"]);
+    assign(&mut tiny, "a", json!({}));
+    assign(&mut tiny, "b", json!({}));
+    assert!(refused(&mut tiny, "c", json!({})).ends_with("range 10.0.0.0/30 is full"));
+    tiny.release(&ObjectName::new("default", "a"));
+    assign(&mut tiny, "c", json!({}));
+    assert!(refused(&mut allocator(&["10.0.0.0/31"]), "a", json!({})).ends_with("is full"));
+}
+
+#[test]
+fn the_low_addresses_are_left_to_those_who_ask_until_nothing_else_is_free() {
+    let mut small = allocator(&["10.0.0.0/26"]);
+    let low = |spec: &core::ServiceSpec| cluster_ips(spec)[0].parse::<Ipv4Addr>().unwrap().octets()[3] <= 16;
+    let given: Vec<bool> = (0..62).map(|n| low(&assign(&mut small, &format!("s{n}"), json!({})))).collect();
+    assert!(given[..46].iter().all(|low| !low) && given[46..].iter().all(|low| *low));
+}
+
+#[test]
+fn the_largest_ranges_cost_nothing() {
+    let mut huge = allocator(&["0.0.0.0/0", "::/0"]);
+    let spec = assign(&mut huge, "web", json!({"ipFamilyPolicy": "RequireDualStack"}));
+    assert_eq!(cluster_ips(&spec).len(), 2);
+}
+
+#[test]
+fn what_is_asked_for_goes_before_what_is_not_whatever_the_names() {
+    let automatic = cluster_ips(&assign(&mut dual(), "a", json!({})))[0].to_owned();
+    let mut services = [service("a", json!({})), service("z", json!({"clusterIP": automatic}))];
+    let mut all = dual();
+    assert!(all.assign_all(&mut services).is_empty());
+    assert_eq!(services[1].spec.as_ref().unwrap().cluster_ip.as_ref(), Some(&automatic));
+    assert_ne!(services[0].spec.as_ref().unwrap().cluster_ip.as_ref(), Some(&automatic));
+}
+
+#[test]
+fn services_may_exchange_what_they_ask_for() {
+    let ask =
+        |a: &str, b: &str| [service("a", json!({"clusterIP": a})), service("b", json!({"clusterIP": b}))];
+    let mut all = dual();
+    assert!(all.assign_all(&mut ask("10.96.0.1", "10.96.0.2")).is_empty());
+    assert!(all.assign_all(&mut ask("10.96.0.2", "10.96.0.3")).is_empty());
+}
+
+#[test]
+fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
+    let mut services =
+        [service("b", json!({"clusterIP": "10.96.0.1"})), service("a", json!({"clusterIP": "10.96.0.1"}))];
+    let errors = dual().assign_all(&mut services);
+    assert_eq!(errors.keys().copied().collect::<Vec<_>>(), [0]);
+}
+
+/// The kernel remembers what was given.
+fn restarted(services: &[core::Service]) -> Allocator {
+    let mut reconciler = Reconciler::new(Contents::default(), 100);
+    reconciler.handle(services.iter().filter_map(|service| convert::service(service).ok()).collect());
+    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
+    Allocator::new(&ranges, DEFAULT_NODE_PORTS, known_allocations(reconciler.contents()))
+}
+
+#[test]
+fn known_allocations_win_over_the_hash() {
+    let mut all = dual();
+    let first = service(
+        "web",
+        json!({"type": "NodePort", "clusterIP": "10.99.99.99", "ports": [{"port": 80, "nodePort": 31999}]}),
+    );
+    let mut services = [first];
+    assert!(all.assign_all(&mut services).is_empty());
+    let mut all = restarted(&services);
+    let spec = assign(&mut all, "web", json!({"type": "NodePort"}));
+    assert_eq!((cluster_ips(&spec), node_ports(&spec)), (vec!["10.99.99.99"], vec![Some(31999)]));
+    let mut all = restarted(&services);
+    all.retain(|_| false);
+    assign(&mut all, "other", json!({"clusterIP": "10.99.99.99"}));
+}
+
+fn spec() -> impl Strategy<Value = Value> {
+    let kind = sample::select(vec!["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]);
+    let ip = prop::option::weighted(
+        0.3,
+        sample::select(vec!["10.96.0.1", "10.96.0.2", "fd00:10:96::1", "None", "9.9.9.9"]),
+    );
+    let policy = prop::option::of(sample::select(vec!["SingleStack", "PreferDualStack", "RequireDualStack"]));
+    let node_port = prop::option::weighted(0.3, 30_000..30_003);
+    (kind, ip, policy, node_port).prop_map(|(kind, ip, policy, node_port)| {
+        let mut spec = json!({"type": kind, "ports": [
+            {"name": "a", "port": 53, "nodePort": node_port}, {"name": "b", "port": 53, "protocol": "UDP"},
+        ]});
+        ip.map(|ip| spec["clusterIP"] = ip.into());
+        policy.map(|policy| spec["ipFamilyPolicy"] = policy.into());
+        spec
+    })
+}
+
+/// Names with what they ask for.
+fn manifests() -> impl Strategy<Value = Vec<core::Service>> {
+    let manifests = collection::btree_map(0..8_u8, spec(), 0..8);
+    manifests.prop_map(|all| all.into_iter().map(|(name, spec)| service(&format!("s{name}"), spec)).collect())
+}
+
+fn converted(services: &[core::Service]) -> Vec<Service> {
+    let convert = |s: &core::Service| match convert::service(s) {
+        Ok(Change::Service(_, service)) => service,
+        Ok(Change::EndpointSlice(..)) | Err(_) => None,
+    };
+    services.iter().filter_map(convert).collect()
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_given_twice_and_nothing_leaks(generations in collection::vec(manifests(), 1..5)) {
+        let mut all = dual();
+        for mut services in generations {
+            all.assign_all(&mut services);
+            let ips: Vec<&IpAddr> = all.services.values().flat_map(|given| &given.cluster_ips).collect();
+            let owned: BTreeSet<&IpAddr> = all.ip_owner.keys().collect();
+            prop_assert_eq!(ips.len(), owned.len(), "one owner each");
+            prop_assert_eq!(ips.into_iter().collect::<BTreeSet<_>>(), owned);
+            let ports: BTreeSet<u16> = all.services.values().flat_map(|given| given.node_ports.values().copied()).collect();
+            prop_assert_eq!(ports, all.port_owner.keys().copied().collect::<BTreeSet<_>>());
+            for (name, given) in &all.services {
+                prop_assert!(given.node_ports.values().all(|port| all.port_owner[port] == *name));
+            }
+        }
+        let names: Vec<ObjectName> = all.services.keys().cloned().collect();
+        names.iter().for_each(|name| all.release(name));
+        prop_assert!(all.ip_owner.is_empty() && all.port_owner.is_empty());
+    }
+
+    #[test]
+    fn the_order_of_the_manifests_does_not_matter(mut services in manifests(), other in any::<u64>()) {
+        let mut shuffled = services.clone();
+        let length = shuffled.len().max(1) as u64;
+        shuffled.rotate_left(usize::try_from(other % length).unwrap());
+        dual().assign_all(&mut services);
+        dual().assign_all(&mut shuffled);
+        services.sort_by_key(|service| service.metadata.name.clone());
+        shuffled.sort_by_key(|service| service.metadata.name.clone());
+        prop_assert_eq!(services, shuffled);
+    }
+
+    #[test]
+    fn a_restart_changes_nothing(services in manifests()) {
+        let mut first = services.clone();
+        let errors = dual().assign_all(&mut first);
+        let mut kept: Vec<core::Service> =
+            services.iter().enumerate().filter(|(index, _)| !errors.contains_key(index)).map(|(_, s)| s.clone()).collect();
+        let given: Vec<core::Service> =
+            first.into_iter().enumerate().filter(|(index, _)| !errors.contains_key(index)).map(|(_, s)| s).collect();
+        let mut again = restarted(&given);
+        prop_assert!(again.assign_all(&mut kept).is_empty());
+        prop_assert_eq!(converted(&kept), converted(&given));
+    }
+}
