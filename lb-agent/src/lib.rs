@@ -1,4 +1,10 @@
 //! The agent: watches Services and EndpointSlices and keeps the maps of the data plane in step with them.
 
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod daemon;
 pub mod datapath;
+pub mod health;
 pub mod manifests;
+pub mod metrics;

@@ -1,0 +1,259 @@
+//! What can be typed: the grammar of the command line. [`crate::config`] checks and completes it.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lb_core::model::Protocol;
+
+/// Kubernetes Services in the kernel: an eBPF load balancer for a node, with or without Kubernetes.
+///
+/// Exit codes: 0 ok, 1 runtime failure, 2 bad usage or configuration.
+#[derive(Debug, Parser)]
+#[command(name = "lb-agent", version, max_term_width = 110)]
+pub struct Cli {
+    /// Where in the kernel.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Settings of every command that touches the kernel.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Settings of every command")]
+pub struct PlaceArgs {
+    /// BPF file system that holds the pinned maps and programs; mounted by `run` where there is none
+    /// [default: /sys/fs/bpf]
+    #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_BPFFS", hide_env_values = true)]
+    pub bpffs: Option<PathBuf>,
+    /// Control group whose sockets are served [default: the root of the cgroup2 mount]. This version has no socket
+    /// hooks yet: the folder is checked, nothing is attached to it
+    #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_CGROUP", hide_env_values = true)]
+    pub cgroup: Option<PathBuf>,
+    /// YAML file with the same settings, each named as its flag. A flag wins over the environment, that over the file
+    #[arg(long, global = true, value_name = "FILE", env = "LB_AGENT_CONFIG", hide_env_values = true)]
+    pub config: Option<PathBuf>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: keep the kernel's Services in step with the source. SIGTERM stops it and leaves the data
+    /// plane in place
+    Run(Box<RunArgs>),
+    /// Show attached programs, devices, map fill, outcome counters and the state of synchronisation
+    Status(StatusArgs),
+    /// Show the Services the kernel holds
+    #[command(subcommand)]
+    Service(ServiceCommand),
+    /// Show or forget the connections the kernel tracks
+    #[command(subcommand)]
+    Conntrack(ConntrackCommand),
+    /// Say whether this kernel and machine can run the agent, and what is missing
+    Check(CheckArgs),
+    /// Remove every program, map and device that any version of the agent ever made
+    Cleanup,
+    /// Print the completions for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Settings of `run`. Lists may be given as several values, by repeating the flag or with commas.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RunArgs {
+    /// Folder of YAML manifests with Services, EndpointSlices and Endpoints; watched for changes
+    #[arg(long, value_name = "DIR", env = "LB_AGENT_MANIFESTS", hide_env_values = true)]
+    pub manifests: Option<PathBuf>,
+    /// Name of this node, as endpoints name it [default: the host name]
+    #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME", hide_env_values = true)]
+    pub node_name: Option<String>,
+    /// Devices towards other machines [default: those with a default route or a global address of the node]
+    #[arg(long, value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_WIRE_DEVICE", hide_env_values = true)]
+    pub wire_device: Option<Vec<String>>,
+    /// Host side of pods' devices [default: veths whose peer is in another namespace]
+    #[arg(long, value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_WORKLOAD_DEVICE", hide_env_values = true)]
+    pub workload_device: Option<Vec<String>>,
+    /// Ranges from which cluster IPs are allocated, one of each family at most
+    /// [default: 10.96.0.0/12,fd00:10:96::/112]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_SERVICE_CLUSTER_IP_RANGE", hide_env_values = true)]
+    pub service_cluster_ip_range: Option<Vec<String>>,
+    /// Where /healthz and /livez are served; empty: nowhere [default: 0.0.0.0:10256]
+    #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS", hide_env_values = true)]
+    pub healthz_bind_address: Option<String>,
+    /// Where /metrics and /proxyMode are served; empty: nowhere [default: 127.0.0.1:10249]
+    #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_METRICS_BIND_ADDRESS", hide_env_values = true)]
+    pub metrics_bind_address: Option<String>,
+    /// What is logged: a level or a filter as in RUST_LOG, which is the next in line [default: info]
+    #[arg(long, value_name = "FILTER", env = "LB_AGENT_LOG_LEVEL", hide_env_values = true)]
+    pub log_level: Option<String>,
+    /// How log lines look [default: human]
+    #[arg(long, value_name = "FORMAT", env = "LB_AGENT_LOG_FORMAT", hide_env_values = true)]
+    pub log_format: Option<LogFormat>,
+    /// Let the BPF programs log, down to this level; costs time for every packet [default: off]
+    #[arg(long, value_name = "LEVEL", env = "LB_AGENT_BPF_LOG", hide_env_values = true)]
+    pub bpf_log: Option<BpfLog>,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people
+    Human,
+    /// One JSON object a line
+    Json,
+}
+
+/// The level of the BPF programs' log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum BpfLog {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Options of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// What to do with Services.
+#[derive(Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// List every service port with its frontends
+    List {
+        /// How to print it
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: ServiceOutput,
+        /// Only Services of this namespace
+        #[arg(short, long)]
+        namespace: Option<String>,
+    },
+    /// Show all ports of one Service with their backends
+    Show {
+        /// NAMESPACE/NAME, or NAME in the namespace `default`
+        name: String,
+        /// How to print it; `wide` adds ids, slots and the number of live flows of each backend
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: ServiceOutput,
+    },
+}
+
+/// What to do with tracked connections.
+#[derive(Debug, Subcommand)]
+pub enum ConntrackCommand {
+    /// List the flows, one a line
+    List {
+        /// How to print it
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+        /// Which flows
+        #[command(flatten)]
+        filter: FlowFilter,
+    },
+    /// Forget flows: established connections through a VIP break
+    Flush {
+        /// How to print what was done
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+    },
+}
+
+/// Which flows to show; every condition given must hold.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FlowFilter {
+    /// Only flows of this client
+    #[arg(long, value_name = "ADDR")]
+    pub client: Option<IpAddr>,
+    /// Only flows to this virtual address
+    #[arg(long, value_name = "ADDR")]
+    pub vip: Option<IpAddr>,
+    /// Only flows to this backend
+    #[arg(long, value_name = "ADDR")]
+    pub backend: Option<IpAddr>,
+    /// Only flows of this protocol
+    #[arg(long, value_name = "tcp|udp", value_parser = parse_protocol)]
+    pub protocol: Option<Protocol>,
+    /// Only flows of this Service: NAMESPACE/NAME, or NAME in the namespace `default`
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+}
+
+/// Output formats of most commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TableOrJson {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Output formats of `service`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ServiceOutput {
+    /// For people
+    Table,
+    /// A table with everything
+    Wide,
+    /// For programs
+    Json,
+    /// The same as YAML
+    Yaml,
+}
+
+fn parse_protocol(text: &str) -> Result<Protocol, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Protocol::Tcp),
+        "udp" => Ok(Protocol::Udp),
+        _ => Err("expected tcp or udp".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_are_repeated_or_separated() {
+        let typed = ["lb-agent", "run", "--wire-device", "eth0,bond*", "--wire-device", "wg0", "eth1"];
+        let cli = Cli::try_parse_from(typed).unwrap();
+        let Command::Run(run) = cli.command else { panic!("parsed as {:?}", cli.command) };
+        assert_eq!(run.wire_device.unwrap(), ["eth0", "bond*", "wg0", "eth1"]);
+    }
+
+    #[test]
+    fn the_place_may_stand_before_or_after_the_command() {
+        for typed in [["lb-agent", "--bpffs", "/b", "cleanup"], ["lb-agent", "cleanup", "--bpffs", "/b"]] {
+            assert_eq!(Cli::try_parse_from(typed).unwrap().place.bpffs.unwrap().to_str(), Some("/b"));
+        }
+    }
+}

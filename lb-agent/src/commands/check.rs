@@ -1,0 +1,88 @@
+//! `check`: can this machine run it.
+
+use anyhow::bail;
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::output::{Mood, cell, print_json, print_table, table};
+use crate::{
+    cli::TableOrJson,
+    config::Place,
+    datapath::{self, Probe, ProbeResult},
+};
+
+#[derive(Debug, Serialize)]
+struct ProbeView<'a> {
+    name: &'a str,
+    result: &'a str,
+    detail: &'a str,
+    advice: &'a str,
+}
+
+/// Runs `check`.
+///
+/// # Errors
+/// Something is missing that the data plane needs.
+pub fn check(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
+    let probes = datapath::check(&place.bpffs);
+    match output {
+        TableOrJson::Table => print_table(&probe_table(&probes))?,
+        TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,
+    }
+    let missing: Vec<_> =
+        probes.iter().filter(|probe| probe.result == ProbeResult::Missing).map(|probe| probe.name).collect();
+    if !missing.is_empty() {
+        bail!(
+            "this machine cannot run the data plane: {} missing; the advice beside it says what to do",
+            missing.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn view(probe: &Probe) -> ProbeView<'_> {
+    ProbeView { name: probe.name, result: probe.result.as_str(), detail: &probe.detail, advice: probe.advice }
+}
+
+fn probe_table(probes: &[Probe]) -> Table {
+    let mut table = table(&["PROBE", "RESULT", "FOUND", "ADVICE"]);
+    for probe in probes {
+        let mood = match probe.result {
+            ProbeResult::Ok => Mood::Good,
+            ProbeResult::Degraded => Mood::Odd,
+            ProbeResult::Missing => Mood::Bad,
+        };
+        // The verifier's log has many lines.
+        let detail = probe.detail.lines().next().unwrap_or_default().to_owned();
+        let advice = super::service::or_nothing(probe.advice).to_owned();
+        table.add_row(vec![
+            probe.name.into(),
+            cell(probe.result.as_str(), mood),
+            detail.into(),
+            advice.into(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::output::render;
+
+    #[test]
+    fn the_table_of_probes() {
+        let probe =
+            |name, result, detail: &str, advice| Probe { name, result, detail: detail.into(), advice };
+        let probes = [
+            probe("tcx", ProbeResult::Ok, "there", ""),
+            probe("BPF programs", ProbeResult::Missing, "refused\nlong log", "do this"),
+        ];
+        let expected = "\
+PROBE         RESULT   FOUND    ADVICE
+tcx           ok       there    -
+BPF programs  missing  refused  do this
+";
+        assert_eq!(render(&probe_table(&probes)), expected);
+    }
+}

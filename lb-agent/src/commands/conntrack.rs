@@ -1,0 +1,204 @@
+//! `conntrack list` and `conntrack flush`: the connections the kernel tracks.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use comfy_table::Table;
+use lb_common::conntrack::{Phase, Tick, Tuple, seconds_left};
+use serde::Serialize;
+
+use super::{
+    output::{NOTHING, print, print_json, print_table, table},
+    service::split_name,
+    service_view::protocol_name,
+};
+use crate::{
+    cli::{FlowFilter, TableOrJson},
+    datapath::Connection,
+};
+
+/// One flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FlowView {
+    /// `TCP` or `UDP`
+    protocol: &'static str,
+    client: SocketAddr,
+    /// The virtual address the client speaks to.
+    vip: SocketAddr,
+    backend: SocketAddr,
+    phase: &'static str,
+    /// Seconds since the last packet of either direction.
+    idle_seconds: u32,
+    /// Seconds until it is forgotten if no packet comes.
+    seconds_left: u32,
+    /// `namespace/name` of the Service; `None` for one that is gone.
+    service: Option<String>,
+    /// Whether the entry of the replies is missing; the agent gives it back within seconds.
+    half: bool,
+}
+
+/// The flows that `filter` lets through, in the order of `connections`; `services` are names by id.
+pub(super) fn flows(
+    connections: &[Connection],
+    services: &BTreeMap<u32, String>,
+    filter: &FlowFilter,
+    now: Tick,
+) -> Vec<FlowView> {
+    let flows = connections.iter().map(|connection| flow(connection, services, now));
+    flows.filter(|flow| filter.lets_through(flow)).collect()
+}
+
+fn flow(
+    Connection { from, forward, reply }: &Connection,
+    services: &BTreeMap<u32, String>,
+    now: Tick,
+) -> FlowView {
+    // A lost reply half has sent nothing as far as anyone knows.
+    let half = reply.is_none();
+    let reply = reply.unwrap_or(lb_common::conntrack::Flow { seen: 0, ..*forward });
+    let last_seen = forward.last_seen.max(reply.last_seen);
+    let Tuple { destination, destination_port, .. } = forward.to;
+    FlowView {
+        protocol: protocol_name(from.protocol),
+        client: SocketAddr::new(from.source.into(), from.source_port),
+        vip: SocketAddr::new(from.destination.into(), from.destination_port),
+        backend: SocketAddr::new(destination.into(), destination_port),
+        phase: Phase::of(forward, &reply).as_str(),
+        idle_seconds: now.seconds_since(last_seen),
+        seconds_left: seconds_left(forward, &reply, now),
+        service: services.get(&forward.service).cloned(),
+        half,
+    }
+}
+
+impl FlowFilter {
+    fn lets_through(&self, flow: &FlowView) -> bool {
+        let Self { client, vip, backend, protocol, service } = self;
+        let is =
+            |wanted: &Option<IpAddr>, found: SocketAddr| wanted.is_none_or(|wanted| wanted == found.ip());
+        let service = service.as_deref().map(|name| {
+            let (namespace, name) = split_name(name);
+            format!("{namespace}/{name}")
+        });
+        is(client, flow.client)
+            && is(vip, flow.vip)
+            && is(backend, flow.backend)
+            && protocol.is_none_or(|protocol| protocol.as_str() == flow.protocol)
+            && (service.is_none() || service == flow.service)
+    }
+}
+
+/// Prints flows.
+pub(super) fn list(flows: &[FlowView], output: TableOrJson) -> anyhow::Result<()> {
+    match output {
+        TableOrJson::Table => print_table(&flow_table(flows)),
+        TableOrJson::Json => print_json(&flows),
+    }
+}
+
+fn flow_table(flows: &[FlowView]) -> Table {
+    let mut table = table(&["PROTOCOL", "CLIENT", "VIP", "BACKEND", "PHASE", "IDLE", "LEFT", "SERVICE"]);
+    for flow in flows {
+        table.add_row([
+            flow.protocol.to_owned(),
+            flow.client.to_string(),
+            flow.vip.to_string(),
+            flow.backend.to_string(),
+            format!("{}{}", flow.phase, if flow.half { " (half)" } else { "" }),
+            duration(flow.idle_seconds),
+            duration(flow.seconds_left),
+            flow.service.clone().unwrap_or_else(|| NOTHING.to_owned()),
+        ]);
+    }
+    table
+}
+
+/// Seconds in the two largest units that matter, such as `23h59m`.
+fn duration(seconds: u32) -> String {
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+/// Says what `conntrack flush` did.
+pub(super) fn flushed(entries: usize, output: TableOrJson) -> anyhow::Result<()> {
+    match output {
+        TableOrJson::Table => print(&format!("Forgot {entries} entries; a connection has two.\n")),
+        TableOrJson::Json => print_json(&serde_json::json!({ "entries": entries })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::{output::render, service_view::testdata};
+
+    fn names() -> BTreeMap<u32, String> {
+        BTreeMap::from([(7, "default/web".to_owned())])
+    }
+
+    fn all(connection: Connection) -> Vec<FlowView> {
+        flows(&[connection], &names(), &FlowFilter::default(), Tick(100))
+    }
+
+    #[test]
+    fn the_table_of_flows() {
+        let expected = "\
+PROTOCOL  CLIENT           VIP            BACKEND        PHASE        IDLE  LEFT    SERVICE
+TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h59m  default/web
+";
+        assert_eq!(render(&flow_table(&all(testdata::flow()))), expected);
+    }
+
+    #[test]
+    fn the_json_of_a_flow() {
+        let expected = serde_json::json!([{
+            "protocol": "TCP", "client": "192.0.2.1:40000", "vip": "10.96.0.10:80", "backend": "10.1.0.5:8080",
+            "phase": "established", "idleSeconds": 39, "secondsLeft": 86361, "service": "default/web", "half": false,
+        }]);
+        assert_eq!(serde_json::to_value(all(testdata::flow())).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_flow_whose_other_half_is_lost_is_shown() {
+        let lost = Connection { reply: None, ..testdata::flow() };
+        assert_eq!((all(lost)[0].phase, all(lost)[0].half), ("opening", true));
+    }
+
+    #[test]
+    fn every_condition_of_a_filter_must_hold() {
+        let shown = |filter: FlowFilter| flows(&[testdata::flow()], &names(), &filter, Tick(100)).len();
+        let address = |text: &str| Some(text.parse().unwrap());
+        assert_eq!(
+            shown(FlowFilter { client: address("192.0.2.1"), service: Some("web".into()), ..<_>::default() }),
+            1
+        );
+        assert_eq!(
+            shown(FlowFilter { client: address("192.0.2.2"), service: Some("web".into()), ..<_>::default() }),
+            0
+        );
+        assert_eq!(
+            shown(FlowFilter {
+                client: address("192.0.2.1"),
+                service: Some("x/web".into()),
+                ..<_>::default()
+            }),
+            0
+        );
+        assert_eq!(shown(FlowFilter { protocol: Some(lb_core::model::Protocol::Udp), ..<_>::default() }), 0);
+        assert_eq!(
+            shown(FlowFilter { vip: address("10.96.0.10"), backend: address("10.1.0.5"), ..<_>::default() }),
+            1
+        );
+    }
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!([5, 65, 3600, 86399].map(duration), ["5s", "1m05s", "1h00m", "23h59m"]);
+    }
+}

@@ -1,0 +1,85 @@
+//! The commands besides `run`: they look at the kernel, or clean it up, and need no running agent.
+
+mod check;
+mod conntrack;
+mod output;
+mod service;
+mod service_view;
+mod status;
+
+use std::collections::BTreeMap;
+
+use clap::CommandFactory as _;
+
+use crate::{
+    cli::{Cli, ConntrackCommand, FlowFilter, ServiceCommand, ServiceOutput, TableOrJson},
+    config::Place,
+    datapath::{self, Conntrack, Pinned, Removed},
+};
+
+pub use self::{check::check, status::status};
+
+/// Runs `service`.
+///
+/// # Errors
+/// There is no data plane, it cannot be read, or it has no such Service.
+pub fn service(place: &Place, command: ServiceCommand) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&place.bpffs)?;
+    let mut services = service_view::services(&pinned.maps().contents()?);
+    match command {
+        ServiceCommand::List { output, namespace } => service::list(services, namespace.as_deref(), output),
+        ServiceCommand::Show { name, output } => {
+            if output != ServiceOutput::Table {
+                service_view::count_flows(&mut services, &pinned.conntrack().list()?);
+            }
+            service::show(services, &name, output)
+        }
+    }
+}
+
+/// Runs `conntrack`.
+///
+/// # Errors
+/// There is no data plane, or it cannot be read or written.
+pub fn conntrack(place: &Place, command: ConntrackCommand) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&place.bpffs)?;
+    match command {
+        ConntrackCommand::List { output, filter } => list_flows(&pinned, output, &filter),
+        ConntrackCommand::Flush { output } => conntrack::flushed(pinned.conntrack().flush()?, output),
+    }
+}
+
+fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyhow::Result<()> {
+    let labels = pinned.maps().contents()?.service_labels;
+    let services: BTreeMap<_, _> =
+        labels.into_iter().map(|(id, labels)| (id, labels.name.service.to_string())).collect();
+    let connections = pinned.conntrack().list()?;
+    conntrack::list(&conntrack::flows(&connections, &services, filter, Conntrack::now()), output)
+}
+
+/// Runs `cleanup`.
+///
+/// # Errors
+/// An agent runs, or something cannot be removed.
+pub fn cleanup(place: &Place) -> anyhow::Result<()> {
+    let Removed { attachments, programs, maps, unmounted } = datapath::cleanup(&place.bpffs)?;
+    let bpffs = place.bpffs.display();
+    let text = match (attachments + programs + maps, unmounted) {
+        (0, false) => format!("Nothing to remove on {bpffs}.\n"),
+        (_, unmounted) => format!(
+            "Removed {attachments} programs from devices, {programs} pinned programs and {maps} pinned maps{}.\n",
+            if unmounted { format!("; unmounted {bpffs}") } else { String::new() }
+        ),
+    };
+    output::print(&text)
+}
+
+/// Runs `completions`.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "lb-agent", &mut script);
+    output::print(&String::from_utf8(script)?)
+}

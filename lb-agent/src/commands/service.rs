@@ -1,0 +1,244 @@
+//! `service list` and `service show`: what the kernel holds.
+
+use std::{fmt::Write as _, net::SocketAddr};
+
+use anyhow::bail;
+use comfy_table::Table;
+
+use super::{
+    output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, table},
+    service_view::{BackendView, FrontendView, ServiceView},
+};
+use crate::cli::ServiceOutput;
+
+/// Splits `NAMESPACE/NAME`; a name alone is in the namespace `default`.
+pub(super) fn split_name(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or(("default", name))
+}
+
+/// Prints all `services`, or those of one namespace.
+pub(super) fn list(
+    mut services: Vec<ServiceView>,
+    namespace: Option<&str>,
+    output: ServiceOutput,
+) -> anyhow::Result<()> {
+    services.retain(|service| namespace.is_none_or(|namespace| service.namespace == namespace));
+    match output {
+        ServiceOutput::Json => print_json(&services),
+        ServiceOutput::Yaml => print_yaml(&services),
+        ServiceOutput::Table => print_table(&list_table(&services, false)),
+        ServiceOutput::Wide => print_table(&list_table(&services, true)),
+    }
+}
+
+/// Prints the ports of one Service.
+pub(super) fn show(mut services: Vec<ServiceView>, name: &str, output: ServiceOutput) -> anyhow::Result<()> {
+    let (namespace, name) = split_name(name);
+    services.retain(|service| service.namespace == namespace && service.name == name);
+    if services.is_empty() {
+        bail!("the kernel has no Service {namespace}/{name}: `lb-agent service list` shows those it has");
+    }
+    match output {
+        ServiceOutput::Json => print_json(&services),
+        ServiceOutput::Yaml => print_yaml(&services),
+        ServiceOutput::Table => print(&page(&services, false)),
+        ServiceOutput::Wide => print(&page(&services, true)),
+    }
+}
+
+fn list_table(services: &[ServiceView], wide: bool) -> Table {
+    let mut heads = vec!["NAMESPACE", "NAME", "PORT", "PORT-NAME", "NODE-PORT", "FRONTENDS", "BACKENDS"];
+    if wide {
+        heads.extend(["AFFINITY", "SCHEDULER", "ID", "ENDPOINTS"]);
+    }
+    let mut table = table(&heads);
+    for service in services {
+        let frontends: Vec<_> = service.frontends.iter().map(FrontendView::socket).collect();
+        let mut row = vec![
+            service.namespace.clone().into(),
+            service.name.clone().into(),
+            format!("{}/{}", service.port, service.protocol).into(),
+            or_nothing(&service.port_name).into(),
+            service.node_port.map_or_else(|| NOTHING.to_owned(), |port| port.to_string()).into(),
+            frontends.join(",").into(),
+            backend_count(service),
+        ];
+        if wide {
+            let backends: Vec<_> = service.backends.iter().map(BackendView::socket).collect();
+            row.extend([
+                service.affinity().into(),
+                service.scheduler.into(),
+                service.id.into(),
+                or_nothing(&backends.join(",")).into(),
+            ]);
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+/// How many backends, and how many of them only serve because no others are left.
+fn backend_count(service: &ServiceView) -> comfy_table::Cell {
+    let terminating = service.backends.iter().filter(|backend| backend.state == "terminating").count();
+    match (service.backends.len(), terminating) {
+        (0, _) => cell("0", Mood::Bad),
+        (count, 0) => cell(count, Mood::Good),
+        (count, terminating) => cell(format!("{count} ({terminating} terminating)"), Mood::Odd),
+    }
+}
+
+/// One paragraph for each port.
+fn page(services: &[ServiceView], wide: bool) -> String {
+    let mut text = String::new();
+    for service in services {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&heading(service, wide));
+        text.push('\n');
+        text.push_str(&render(&frontend_table(service, wide)));
+        text.push('\n');
+        if service.backends.is_empty() {
+            text.push_str("No backends: new connections are refused.\n");
+        } else {
+            text.push_str(&render(&backend_table(service, wide)));
+        }
+    }
+    text
+}
+
+fn heading(service: &ServiceView, wide: bool) -> String {
+    let ServiceView { namespace, name, port, port_name, protocol, node_port, scheduler, id, .. } = service;
+    let mut text = format!("Service    {namespace}/{name}\n");
+    let port_name = if port_name.is_empty() { String::new() } else { format!(" ({port_name})") };
+    let node_port = node_port.map_or_else(String::new, |port| format!(", node port {port}"));
+    // Writing to a String cannot fail.
+    writeln!(text, "Port       {port}/{protocol}{port_name}{node_port}").unwrap_or_default();
+    writeln!(text, "Affinity   {}", service.affinity()).unwrap_or_default();
+    writeln!(text, "Scheduler  {scheduler}").unwrap_or_default();
+    if wide {
+        writeln!(text, "Id         {id}").unwrap_or_default();
+    }
+    text
+}
+
+fn frontend_table(service: &ServiceView, wide: bool) -> Table {
+    let mut table = table(if wide { &["FRONTEND", "KIND", "SLOTS"] } else { &["FRONTEND", "KIND"] });
+    for frontend in &service.frontends {
+        let mut row = vec![frontend.socket(), frontend.kind.to_owned()];
+        if wide {
+            row.push(frontend.slot_range());
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+fn backend_table(service: &ServiceView, wide: bool) -> Table {
+    let mut heads = vec!["BACKEND", "STATE", "NODE", "ZONE", "POD"];
+    if wide {
+        heads.push("FLOWS");
+    }
+    let mut table = table(&heads);
+    for backend in &service.backends {
+        let label = |label: &Option<String>| or_nothing(label.as_deref().unwrap_or("")).to_owned();
+        let mood = if backend.state == "active" { Mood::Good } else { Mood::Odd };
+        let mut row = vec![
+            backend.socket().into(),
+            cell(backend.state, mood),
+            label(&backend.node).into(),
+            label(&backend.zone).into(),
+            label(&backend.pod).into(),
+        ];
+        if wide {
+            row.push(backend.flows.map_or_else(|| NOTHING.to_owned(), |flows| flows.to_string()).into());
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+pub(super) fn or_nothing(text: &str) -> &str {
+    if text.is_empty() { NOTHING } else { text }
+}
+
+impl ServiceView {
+    fn affinity(&self) -> String {
+        match self.session_affinity_seconds {
+            Some(seconds) => format!("{} ({seconds} s)", self.session_affinity),
+            None => self.session_affinity.to_owned(),
+        }
+    }
+}
+
+impl FrontendView {
+    fn socket(&self) -> String {
+        SocketAddr::new(self.address, self.port).to_string()
+    }
+
+    /// First and last slot.
+    fn slot_range(&self) -> String {
+        match self.slots {
+            0 => NOTHING.to_owned(),
+            slots => format!("{}-{}", self.slot, self.slot + (slots - 1)),
+        }
+    }
+}
+
+impl BackendView {
+    fn socket(&self) -> String {
+        SocketAddr::new(self.address, self.port).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::service_view::{self, testdata};
+
+    #[test]
+    fn the_table_of_all_services() {
+        let services = service_view::services(&testdata::contents());
+        let expected = "\
+NAMESPACE    NAME  PORT    PORT-NAME  NODE-PORT  FRONTENDS                         BACKENDS
+default      web   80/TCP  http       30080      10.96.0.10:80,[fd00:10:96::a]:80  3 (1 terminating)
+kube-system  dns   53/UDP  -          -          10.96.0.53:53                     0
+";
+        assert_eq!(render(&list_table(&services, false)), expected);
+    }
+
+    #[test]
+    fn the_page_of_one_service() {
+        let mut services = service_view::services(&testdata::contents());
+        service_view::count_flows(&mut services, &[testdata::flow()]);
+        let expected = "\
+Service    default/web
+Port       80/TCP (http), node port 30080
+Affinity   ClientIP (10800 s)
+Scheduler  random
+Id         7
+
+FRONTEND            KIND       SLOTS
+10.96.0.10:80       ClusterIP  64-65
+[fd00:10:96::a]:80  ClusterIP  80-80
+
+BACKEND         STATE        NODE  ZONE  POD    FLOWS
+10.1.0.5:8080   active       a     z1    web-0  1
+10.1.0.6:8080   terminating  -     -     -      0
+[fd00::5]:8080  active       -     -     -      0
+";
+        assert_eq!(page(&services[..1], true), expected);
+    }
+
+    #[test]
+    fn a_service_without_backends_says_what_that_means() {
+        let services = service_view::services(&testdata::contents());
+        assert!(page(&services[1..], false).ends_with("No backends: new connections are refused.\n"));
+    }
+
+    #[test]
+    fn a_name_alone_is_in_the_default_namespace() {
+        assert_eq!(split_name("web"), ("default", "web"));
+        assert_eq!(split_name("shop/web"), ("shop", "web"));
+    }
+}

@@ -1,0 +1,326 @@
+//! Services as people know them, put together from what the kernel holds. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use lb_common::{
+    Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags,
+    conntrack::{Phase, Tuple},
+};
+use lb_core::plan::{Contents, EndpointLabels, ServiceLabels};
+use serde::Serialize;
+
+use crate::datapath::Connection;
+
+/// One service port. The JSON shape is an interface: keys may be added, never renamed or removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ServiceView {
+    /// `metadata.namespace`
+    pub(super) namespace: String,
+    /// `metadata.name`
+    pub(super) name: String,
+    /// `spec.ports[].port`
+    pub(super) port: u16,
+    /// `spec.ports[].name`; empty for an unnamed port.
+    pub(super) port_name: String,
+    /// `TCP` or `UDP`
+    pub(super) protocol: &'static str,
+    /// `spec.ports[].nodePort`
+    pub(super) node_port: Option<u16>,
+    /// Where clients reach it; sorted.
+    pub(super) frontends: Vec<FrontendView>,
+    /// Where packets go; sorted.
+    pub(super) backends: Vec<BackendView>,
+    /// `None` or `ClientIP`
+    pub(super) session_affinity: &'static str,
+    /// Timeout of `ClientIP` affinity.
+    pub(super) session_affinity_seconds: Option<u32>,
+    /// How a backend is chosen.
+    pub(super) scheduler: &'static str,
+    /// Identity of the service port in the maps.
+    pub(super) id: u32,
+}
+
+/// One frontend of a service port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FrontendView {
+    /// The virtual address.
+    pub(super) address: IpAddr,
+    /// The port clients use.
+    pub(super) port: u16,
+    /// What kind of address it is.
+    pub(super) kind: &'static str,
+    /// First of its slots in `BACKENDS`.
+    pub(super) slot: u32,
+    /// How many slots it has.
+    pub(super) slots: u32,
+}
+
+/// One backend of a service port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct BackendView {
+    /// The endpoint's address.
+    pub(super) address: IpAddr,
+    /// The endpoint's port.
+    pub(super) port: u16,
+    /// `active` or `terminating`
+    pub(super) state: &'static str,
+    /// Node it runs on.
+    pub(super) node: Option<String>,
+    /// Zone of that node.
+    pub(super) zone: Option<String>,
+    /// Name of its pod.
+    pub(super) pod: Option<String>,
+    /// Live flows; counted only where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) flows: Option<u64>,
+}
+
+/// Every service port that has a frontend, by namespace, name, port and protocol.
+pub(super) fn services(contents: &Contents) -> Vec<ServiceView> {
+    let mut frontends: BTreeMap<u32, Vec<(&ServiceKey, &Service)>> = BTreeMap::new();
+    for (key, record) in &contents.frontends {
+        frontends.entry(record.id).or_default().push((key, record));
+    }
+    let mut views: Vec<_> =
+        frontends.iter().filter_map(|(id, of_port)| service(contents, *id, of_port)).collect();
+    views.sort_by(|a, b| {
+        let order = |view: &ServiceView| (view.port, view.protocol, view.id);
+        (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)).then_with(|| order(a).cmp(&order(b)))
+    });
+    views
+}
+
+fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) -> Option<ServiceView> {
+    let (first_key, record) = of_port.iter().min_by_key(|(key, record)| (record.kind, **key))?;
+    let (namespace, name, port_name, node_port) = match contents.service_labels.get(&id) {
+        Some(ServiceLabels { name, node_port }) => {
+            let service = &name.service;
+            (service.namespace.to_string(), service.name.to_string(), name.port.to_string(), *node_port)
+        }
+        None => (String::new(), format!("#{id}"), String::new(), None),
+    };
+    let mut frontends: Vec<_> = of_port.iter().map(|(key, record)| frontend(key, record)).collect();
+    frontends.sort_by_key(|view| (view.kind_order(), view.address, view.port));
+    let backends: BTreeSet<_> = of_port.iter().flat_map(|(_, record)| slots(contents, record)).collect();
+    Some(ServiceView {
+        namespace,
+        name,
+        port: first_key.port,
+        port_name,
+        protocol: protocol_name(first_key.protocol),
+        node_port,
+        frontends,
+        backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
+        session_affinity: if record.affinity_seconds == 0 { "None" } else { "ClientIP" },
+        session_affinity_seconds: (record.affinity_seconds != 0).then_some(record.affinity_seconds),
+        scheduler: Scheduler::try_from(record.scheduler).map_or("unknown", Scheduler::as_str),
+        id,
+    })
+}
+
+/// The backends a frontend refers to.
+fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &'a Backend> {
+    let end = record.backends_base.saturating_add(record.backends_count);
+    contents.backends.range(record.backends_base..end).map(|(_, backend)| backend)
+}
+
+fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
+    FrontendView {
+        address: key.address.into(),
+        port: key.port,
+        kind: FrontendKind::try_from(record.kind).map_or("unknown", FrontendKind::as_str),
+        slot: record.backends_base,
+        slots: record.backends_count,
+    }
+}
+
+impl FrontendView {
+    /// Cluster IPs come first, as everyone has one.
+    fn kind_order(&self) -> usize {
+        ["ClusterIP", "NodePort", "LoadBalancer", "ExternalIP"]
+            .iter()
+            .position(|kind| *kind == self.kind)
+            .unwrap_or(usize::MAX)
+    }
+}
+
+fn backend(contents: &Contents, backend: &Backend) -> BackendView {
+    let address = IpAddr::from(backend.address);
+    let unknown = EndpointLabels::default();
+    let EndpointLabels { node, zone, pod } = contents.endpoint_labels.get(&address).unwrap_or(&unknown);
+    let text = |label: &Option<std::sync::Arc<str>>| label.as_deref().map(str::to_owned);
+    BackendView {
+        address,
+        port: backend.port,
+        state: if backend.flags & backend_flags::TERMINATING == 0 { "active" } else { "terminating" },
+        node: text(node),
+        zone: text(zone),
+        pod: text(pod),
+        flows: None,
+    }
+}
+
+/// Counts the live flows of every backend.
+pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
+    let mut counts: BTreeMap<(u32, IpAddr, u16), u64> = BTreeMap::new();
+    for Connection { forward, reply, .. } in connections {
+        if reply.is_some_and(|reply| !Phase::of(forward, &reply).is_over()) {
+            let Tuple { destination, destination_port, .. } = forward.to;
+            *counts.entry((forward.service, destination.into(), destination_port)).or_default() += 1;
+        }
+    }
+    for service in services {
+        for backend in &mut service.backends {
+            let key = (service.id, backend.address, backend.port);
+            backend.flows = Some(counts.get(&key).copied().unwrap_or(0));
+        }
+    }
+}
+
+/// The name of an IP protocol as Kubernetes spells it.
+pub(super) fn protocol_name(number: u8) -> &'static str {
+    match number {
+        lb_common::protocol::TCP => "TCP",
+        lb_common::protocol::UDP => "UDP",
+        _ => "unknown",
+    }
+}
+
+/// A kernel with two Services.
+#[cfg(test)]
+pub(super) mod testdata {
+    use bytemuck::Zeroable as _;
+    use lb_common::{
+        Address,
+        conntrack::{Flow, Tick, flow_flags, seen},
+        protocol,
+    };
+    use lb_core::model::{ObjectName, Protocol, ServicePortName};
+
+    use super::*;
+
+    fn key(address: &str, port: u16, protocol: u8) -> ServiceKey {
+        ServiceKey::new(ip(address), port, protocol)
+    }
+
+    fn ip(text: &str) -> Address {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn labels(
+        namespace: &str,
+        name: &str,
+        port: &str,
+        protocol: Protocol,
+        node_port: Option<u16>,
+    ) -> ServiceLabels {
+        let name = ServicePortName { service: ObjectName::new(namespace, name), port: port.into(), protocol };
+        ServiceLabels { name, node_port }
+    }
+
+    pub(in crate::commands) fn contents() -> Contents {
+        let web = Service {
+            id: 7,
+            backends_base: 64,
+            backends_count: 2,
+            affinity_seconds: 10800,
+            ..Service::zeroed()
+        };
+        let web_v6 = Service { backends_base: 80, backends_count: 1, ..web };
+        let dns = Service { id: 9, ..Service::zeroed() };
+        let backend = |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1 };
+        let pod =
+            EndpointLabels { node: Some("a".into()), zone: Some("z1".into()), pod: Some("web-0".into()) };
+        Contents {
+            frontends: BTreeMap::from([
+                (key("10.96.0.10", 80, protocol::TCP), web),
+                (key("fd00:10:96::a", 80, protocol::TCP), web_v6),
+                (key("10.96.0.53", 53, protocol::UDP), dns),
+            ]),
+            backends: BTreeMap::from([
+                (64, backend("10.1.0.5", 0)),
+                (65, backend("10.1.0.6", backend_flags::TERMINATING)),
+                (80, backend("fd00::5", 0)),
+                (90, backend("10.1.0.9", 0)),
+            ]),
+            service_labels: BTreeMap::from([
+                (7, labels("default", "web", "http", Protocol::Tcp, Some(30_080))),
+                (9, labels("kube-system", "dns", "", Protocol::Udp, None)),
+            ]),
+            endpoint_labels: BTreeMap::from([("10.1.0.5".parse().unwrap(), pod)]),
+        }
+    }
+
+    /// An established connection to the first backend of the first Service, 40 s idle at tick 100.
+    pub(in crate::commands) fn flow() -> Connection {
+        let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.10"), 40_000, 80, protocol::TCP);
+        let to = Tuple { destination: ip("10.1.0.5"), destination_port: 8080, ..from };
+        let then = Tick(63);
+        let mut forward = Flow::new(&from, &to, 7, 0, then);
+        let mut reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY, then);
+        forward.seen = seen::PACKET | seen::SYN | seen::ACK;
+        reply.seen = forward.seen;
+        Connection { from, forward, reply: Some(reply) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_json_has_the_shape_that_was_promised() {
+        let services = services(&testdata::contents());
+        let backend = |address, state, node, zone, pod| {
+            let nothing = serde_json::Value::Null;
+            let text = |text: Option<&str>| text.map_or(nothing.clone(), Into::into);
+            json!({"address": address, "port": 8080, "state": state,
+                "node": text(node), "zone": text(zone), "pod": text(pod)})
+        };
+        let expected = json!({
+            "namespace": "default", "name": "web", "port": 80, "portName": "http", "protocol": "TCP", "nodePort": 30080,
+            "frontends": [
+                {"address": "10.96.0.10", "port": 80, "kind": "ClusterIP", "slot": 64, "slots": 2},
+                {"address": "fd00:10:96::a", "port": 80, "kind": "ClusterIP", "slot": 80, "slots": 1},
+            ],
+            "backends": [
+                backend("10.1.0.5", "active", Some("a"), Some("z1"), Some("web-0")),
+                backend("10.1.0.6", "terminating", None, None, None),
+                backend("fd00::5", "active", None, None, None),
+            ],
+            "sessionAffinity": "ClientIP", "sessionAffinitySeconds": 10800, "scheduler": "random", "id": 7,
+        });
+        assert_eq!(serde_json::to_value(&services).unwrap()[0], expected);
+        assert_eq!(services.len(), 2);
+    }
+
+    #[test]
+    fn a_service_port_without_a_name_is_shown_all_the_same() {
+        let mut contents = testdata::contents();
+        contents.service_labels.clear();
+        let names: Vec<_> = services(&contents).into_iter().map(|service| service.name).collect();
+        assert_eq!(names, ["#7", "#9"]);
+    }
+
+    #[test]
+    fn only_live_flows_of_the_service_itself_count() {
+        let mut services = services(&testdata::contents());
+        let mut over = testdata::flow();
+        over.forward.seen |= lb_common::conntrack::seen::RST;
+        let mut other = testdata::flow();
+        other.forward.service = 9;
+        count_flows(&mut services, &[testdata::flow(), over, other]);
+        assert_eq!(
+            services[0].backends.iter().map(|backend| backend.flows).collect::<Vec<_>>(),
+            [Some(1), Some(0), Some(0)]
+        );
+    }
+}

@@ -1,0 +1,332 @@
+//! `status`: the kernel's side from the pins, the agent's side from the agent if there is one.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, Table};
+use jiff::Timestamp;
+use lb_common::{Outcome, Verdict};
+use serde::Serialize;
+
+use super::output::{Mood, NOTHING, cell, print, print_json, render, table};
+use crate::{
+    cli::TableOrJson,
+    config::Place,
+    daemon::{
+        socket,
+        state::{DeviceReport, Report},
+    },
+    datapath::{Attachment, MapFill, Pinned},
+};
+
+/// Everything `status` shows.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    agent: Agent,
+    /// Folder of the pins.
+    folder: String,
+    programs: Vec<ProgramView>,
+    maps: Vec<MapView>,
+    outcomes: Vec<OutcomeView>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Agent {
+    running: bool,
+    /// Who works with the data plane, as far as the kernel tells.
+    process: Option<String>,
+    /// Why an agent that runs does not report.
+    silent: Option<String>,
+    #[serde(flatten)]
+    report: Option<Report>,
+}
+
+/// A program on one side of a device of this network namespace.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProgramView {
+    device: String,
+    /// `wire` or `workload`; only the agent knows.
+    kind: Option<String>,
+    direction: &'static str,
+    /// `tcx` or `clsact`
+    layer: &'static str,
+    program: String,
+    program_id: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct MapView {
+    name: &'static str,
+    entries: usize,
+    capacity: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct OutcomeView {
+    outcome: &'static str,
+    verdict: &'static str,
+    packets: u64,
+}
+
+/// Runs `status`.
+///
+/// # Errors
+/// There is no data plane, or it cannot be read.
+pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&place.bpffs)?;
+    let agent = agent(place, &pinned);
+    let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
+    let status = Status {
+        programs: pinned.attachments()?.iter().map(|attachment| program(attachment, devices)).collect(),
+        maps: pinned.fill()?.into_iter().map(map).collect(),
+        outcomes: outcomes(pinned.stats().read()?),
+        folder: pinned.folder().display().to_string(),
+        agent,
+    };
+    match output {
+        TableOrJson::Json => print_json(&status),
+        TableOrJson::Table => print(&page(&status, Timestamp::now())),
+    }
+}
+
+fn agent(place: &Place, pinned: &Pinned) -> Agent {
+    let process = pinned.agent();
+    let (report, silent) = match socket::ask(&place.bpffs) {
+        Ok(report) => (report, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    Agent { running: process.is_some() || report.is_some(), process, silent, report }
+}
+
+fn program(attachment: &Attachment, devices: &[DeviceReport]) -> ProgramView {
+    let Attachment { index, device, direction, mode, program } = attachment;
+    let known = devices.iter().find(|known| known.index == *index && known.name == *device);
+    ProgramView {
+        device: device.clone(),
+        kind: known.map(|known| known.kind.clone()),
+        direction: direction.as_str(),
+        layer: mode.as_str(),
+        program: program.name.clone(),
+        program_id: program.id,
+    }
+}
+
+fn map(MapFill { name, entries, capacity }: MapFill) -> MapView {
+    MapView { name, entries, capacity }
+}
+
+fn outcomes(packets: [u64; Outcome::COUNT]) -> Vec<OutcomeView> {
+    let view = |(outcome, packets): (Outcome, u64)| OutcomeView {
+        outcome: outcome.as_str(),
+        verdict: verdict_name(outcome.verdict()),
+        packets,
+    };
+    Outcome::ALL.into_iter().zip(packets).map(view).collect()
+}
+
+const fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Bounce => "bounce",
+        Verdict::Drop => "drop",
+    }
+}
+
+fn page(status: &Status, now: Timestamp) -> String {
+    let mut text = heading(&status.agent, now);
+    // Writing to a String cannot fail.
+    writeln!(text, "Pins      {}\n", status.folder).unwrap_or_default();
+    if status.programs.is_empty() {
+        text.push_str("No programs on the devices of this network namespace.\n");
+    } else {
+        text.push_str(&render(&program_table(&status.programs)));
+    }
+    text.push('\n');
+    text.push_str(&render(&map_table(&status.maps)));
+    text.push('\n');
+    text.push_str(&render(&outcome_table(&status.outcomes)));
+    text
+}
+
+fn heading(agent: &Agent, now: Timestamp) -> String {
+    let Some(report) = &agent.report else {
+        let process = agent.process.as_deref().unwrap_or("not running; the data plane works without it");
+        let silent =
+            agent.silent.as_ref().map_or_else(String::new, |why| format!(", does not answer: {why}"));
+        return format!("Agent     {process}{silent}\n");
+    };
+    let mut text = format!(
+        "Agent     running, pid {}, version {}, node {}, up {}\n",
+        report.pid,
+        report.version,
+        report.node_name,
+        ago(report.started, now)
+    );
+    let state = if report.healthy { "healthy" } else { "not healthy" };
+    let last =
+        report.last_sync.map_or_else(|| "never yet".to_owned(), |last| format!("{} ago", ago(last, now)));
+    let Report { services, endpoints, pending, .. } = report;
+    let lines = [
+        format!("Sync      {state}, last change written {last}"),
+        format!("Services  {services} service ports, {endpoints} backends"),
+    ];
+    let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
+        let since =
+            report.pending_since.map_or_else(String::new, |since| format!(", since {}", ago(since, now)));
+        format!("Pending   {pending} changes of maps{since}")
+    });
+    let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
+    let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
+    for line in lines.into_iter().chain(pending).chain(failures).chain(problems) {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+/// The time between in its two largest units.
+fn ago(then: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(then).as_secs().max(0);
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+        (days, hours, ..) => format!("{days}d{hours:02}h"),
+    }
+}
+
+fn program_table(programs: &[ProgramView]) -> Table {
+    let mut table = table(&["DEVICE", "KIND", "DIRECTION", "LAYER", "PROGRAM", "ID"]);
+    for ProgramView { device, kind, direction, layer, program, program_id } in programs {
+        let kind = kind.as_deref().unwrap_or(NOTHING);
+        table.add_row([device, kind, direction, layer, program, &program_id.to_string()]);
+    }
+    table
+}
+
+fn map_table(maps: &[MapView]) -> Table {
+    let mut table = table(&["MAP", "ENTRIES", "CAPACITY", "FILL"]);
+    for MapView { name, entries, capacity } in maps {
+        let percent = *entries as u64 * 100 / u64::from(*capacity).max(1);
+        let mood = match percent {
+            0..75 => Mood::Good,
+            75..95 => Mood::Odd,
+            _ => Mood::Bad,
+        };
+        table.add_row(vec![
+            Cell::new(name),
+            Cell::new(entries),
+            Cell::new(capacity),
+            cell(format!("{percent}%"), mood),
+        ]);
+    }
+    table
+}
+
+fn outcome_table(outcomes: &[OutcomeView]) -> Table {
+    let mut table = table(&["OUTCOME", "VERDICT", "PACKETS"]);
+    for OutcomeView { outcome, verdict, packets } in outcomes {
+        let mood = if *verdict == "drop" && *packets > 0 { Mood::Odd } else { Mood::Good };
+        table.add_row(vec![Cell::new(outcome), Cell::new(verdict), cell(packets, mood)]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-11-21T03:00:00Z";
+
+    fn report() -> Report {
+        Report {
+            pid: 17,
+            version: "0.1.0".into(),
+            node_name: "a".into(),
+            started: "2026-11-20T01:00:00Z".parse().unwrap(),
+            synchronised: true,
+            healthy: true,
+            last_sync: Some("2026-11-21T02:59:57Z".parse().unwrap()),
+            services: 2,
+            endpoints: 3,
+            pending: 0,
+            pending_since: None,
+            failures: Vec::new(),
+            problems: vec!["a.yaml, document 2 (line 9): bad".into()],
+            devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into() }],
+        }
+    }
+
+    fn status(agent: Agent) -> Status {
+        let program = ProgramView {
+            device: "eth0".into(),
+            kind: Some("wire".into()),
+            direction: "ingress",
+            layer: "tcx",
+            program: "tc_ingress".into(),
+            program_id: 70,
+        };
+        let mut packets = [0; Outcome::COUNT];
+        packets[Outcome::Forward as usize] = 12;
+        let mut outcomes = outcomes(packets);
+        outcomes.retain(|outcome| ["forward", "no_backend"].contains(&outcome.outcome));
+        Status {
+            agent,
+            folder: "/sys/fs/bpf/lb/v1".into(),
+            programs: vec![program],
+            maps: vec![MapView { name: "SERVICES", entries: 3, capacity: 4 }],
+            outcomes,
+        }
+    }
+
+    #[test]
+    fn the_page_of_a_running_agent() {
+        let agent = Agent { running: true, process: None, silent: None, report: Some(report()) };
+        let expected = "\
+Agent     running, pid 17, version 0.1.0, node a, up 1d02h
+Sync      healthy, last change written 3s ago
+Services  2 service ports, 3 backends
+Problem   a.yaml, document 2 (line 9): bad
+Pins      /sys/fs/bpf/lb/v1
+
+DEVICE  KIND  DIRECTION  LAYER  PROGRAM     ID
+eth0    wire  ingress    tcx    tc_ingress  70
+
+MAP       ENTRIES  CAPACITY  FILL
+SERVICES  3        4         75%
+
+OUTCOME     VERDICT  PACKETS
+forward     pass     12
+no_backend  drop     0
+";
+        assert_eq!(page(&status(agent), NOW.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn without_an_agent_the_kernel_is_shown_all_the_same() {
+        let agent = Agent { running: false, process: None, silent: None, report: None };
+        let text = page(&status(agent), NOW.parse().unwrap());
+        assert!(text.starts_with("Agent     not running; the data plane works without it\nPins "), "{text}");
+        assert!(text.contains("SERVICES  3 "), "{text}");
+    }
+
+    #[test]
+    fn the_json_says_whether_an_agent_runs() {
+        let agent = Agent {
+            running: true,
+            process: Some("pid 17 lb-agent".into()),
+            silent: None,
+            report: Some(report()),
+        };
+        let json = serde_json::to_value(status(agent)).unwrap();
+        assert_eq!(json["agent"]["running"], true);
+        assert_eq!(json["agent"]["lastSync"], "2026-11-21T02:59:57Z");
+        assert_eq!(json["programs"][0]["layer"], "tcx");
+        assert_eq!(
+            json["outcomes"][0],
+            serde_json::json!({"outcome": "forward", "verdict": "pass", "packets": 12})
+        );
+    }
+}

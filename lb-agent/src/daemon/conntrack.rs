@@ -1,0 +1,134 @@
+//! Forgetting connections: those whose time is over, and UDP flows whose backend has gone.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use lb_common::{
+    ServiceKey,
+    conntrack::{Flow, Tuple},
+};
+use tokio::{sync::mpsc, task, time};
+use tracing::{debug, info, warn};
+
+use super::writer::Moved;
+use crate::{
+    datapath::{Conntrack, DatapathError, Sweep, grace},
+    metrics::Metrics,
+};
+
+/// From one sweep to the next, and when the map is nearly full.
+const CALM: Duration = Duration::from_secs(5);
+const PRESSED: Duration = Duration::from_secs(1);
+
+/// Runs for ever.
+pub(super) async fn run(
+    conntrack: Conntrack,
+    metrics: Arc<Metrics>,
+    mut moved: mpsc::UnboundedReceiver<Moved>,
+) -> anyhow::Result<Infallible> {
+    let mut filled = Fill::Calm;
+    let mut failing = false;
+    loop {
+        let result = tokio::select! {
+            () = time::sleep(if filled == Fill::Calm { CALM } else { PRESSED }) => {
+                sweep(conntrack.clone(), &metrics, &mut filled).await?
+            }
+            frontends = moved.recv() => {
+                let mut frontends = frontends.context("the writer has ended")?;
+                while let Ok(mut more) = moved.try_recv() {
+                    frontends.append(&mut more);
+                }
+                forget(conntrack.clone(), frontends).await?
+            }
+        };
+        match result {
+            Ok(()) => failing = false,
+            Err(error) if failing => debug!("{error}"),
+            Err(error) => {
+                failing = true;
+                warn!("connections cannot be forgotten: {error}; trying again");
+            }
+        }
+    }
+}
+
+/// How full the map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    Calm,
+    /// Over three quarters.
+    Pressed,
+}
+
+async fn sweep(
+    conntrack: Conntrack,
+    metrics: &Metrics,
+    filled: &mut Fill,
+) -> anyhow::Result<Result<(), DatapathError>> {
+    let capacity = conntrack.table().capacity();
+    let swept = task::spawn_blocking(move || conntrack.expire(Conntrack::now())).await?;
+    let Sweep { entries, expired, rebuilt, orphans } = match swept {
+        Ok(sweep) => sweep,
+        Err(error) => return Ok(Err(error)),
+    };
+    let left = entries.saturating_sub(2 * expired + orphans);
+    metrics.set_map("CONNTRACK", left, capacity);
+    metrics.swept(left / 2, expired);
+    debug!(entries, expired, rebuilt, orphans, "swept the connections");
+    let full = left > capacity as usize / 4 * 3;
+    if full && *filled == Fill::Calm {
+        warn!(
+            entries = left,
+            capacity, "CONNTRACK is nearly full: new connections will be dropped when it is"
+        );
+    }
+    *filled = if full { Fill::Pressed } else { Fill::Calm };
+    Ok(Ok(()))
+}
+
+/// Forgets UDP flows to backends that their frontend does not have any more, once no program can make new ones.
+async fn forget(conntrack: Conntrack, frontends: Moved) -> anyhow::Result<Result<(), DatapathError>> {
+    let forgotten = task::spawn_blocking(move || {
+        grace::wait()?;
+        conntrack.purge(|key, flow| is_stale(&frontends, key, flow))
+    });
+    Ok(forgotten.await?.map(|flows| {
+        if flows > 0 {
+            info!(flows, "forgot UDP flows to backends that are gone");
+        }
+    }))
+}
+
+fn is_stale(frontends: &Moved, key: &Tuple, flow: &Flow) -> bool {
+    let frontend = ServiceKey::new(key.destination, key.destination_port, key.protocol);
+    let backend = (flow.to.destination, flow.to.destination_port);
+    frontends.get(&frontend).is_some_and(|backends| !backends.contains(&backend))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, net::IpAddr};
+
+    use lb_common::{Address, conntrack::Tick, protocol};
+
+    use super::*;
+
+    fn ip(text: &str) -> Address {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn only_flows_of_the_frontend_to_other_backends_are_stale() {
+        let frontend = ServiceKey::new(ip("10.96.0.53"), 53, protocol::UDP);
+        let frontends = Moved::from([(frontend, BTreeSet::from([(ip("10.1.0.5"), 5353)]))]);
+        let stale = |vip: &str, backend: &str, port| {
+            let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);
+            let to = Tuple { destination: ip(backend), destination_port: port, ..key };
+            is_stale(&frontends, &key, &Flow::new(&key, &to, 1, 0, Tick(0)))
+        };
+        assert!(stale("10.96.0.53", "10.1.0.6", 5353));
+        assert!(stale("10.96.0.53", "10.1.0.5", 53));
+        assert!(!stale("10.96.0.53", "10.1.0.5", 5353));
+        assert!(!stale("10.96.0.54", "10.1.0.6", 5353), "another frontend");
+    }
+}

@@ -1,0 +1,91 @@
+//! Keeping our programs on the devices of the node, which come and go with its pods.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::{task, time};
+use tracing::{debug, info, warn};
+
+use super::state::{DeviceReport, State};
+use crate::{
+    datapath::{
+        Attacher, DatapathError, Device, DeviceKind, DevicePatterns, DeviceWatcher, Place, SyncReport,
+    },
+    metrics::Metrics,
+};
+
+/// How often devices are looked at without a reason: others may have detached our programs.
+const ROUTINE: Duration = Duration::from_secs(30);
+/// How soon after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// State of the task.
+#[derive(Debug)]
+pub(super) struct Devices {
+    watcher: DeviceWatcher,
+    attacher: Attacher,
+    state: Arc<State>,
+    metrics: Arc<Metrics>,
+    /// What failed last time, so that it is said once.
+    failed: Vec<Place>,
+}
+
+impl Devices {
+    /// Watches this network namespace.
+    pub(super) fn new(
+        attacher: Attacher,
+        patterns: DevicePatterns,
+        state: Arc<State>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, DatapathError> {
+        Ok(Self { watcher: DeviceWatcher::open(patterns)?, attacher, state, metrics, failed: Vec::new() })
+    }
+
+    /// Puts the programs where they belong now; whether all are there.
+    pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
+        let devices = self.watcher.devices()?;
+        let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
+        for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
+            if !places.is_empty() {
+                let places: Vec<_> = places.iter().map(ToString::to_string).collect();
+                info!(mode = self.attacher.mode().as_str(), devices = places.join(", "), "{said}");
+            }
+        }
+        for (place, error) in &failed {
+            if self.failed.contains(place) {
+                debug!("{error}");
+            } else {
+                warn!("{error}; trying again");
+            }
+        }
+        for kind in [DeviceKind::Wire, DeviceKind::Workload] {
+            let count = devices.iter().filter(|device| device.kind == kind).count();
+            self.metrics.set_devices(kind.as_str(), count);
+        }
+        let report = |device: Device| {
+            let Device { index, name, kind, .. } = device;
+            DeviceReport { index, name, kind: kind.as_str().to_owned() }
+        };
+        self.state.set_devices(devices.into_iter().map(report).collect());
+        self.failed = failed.into_iter().map(|(place, _)| place).collect();
+        Ok(self.failed.is_empty())
+    }
+
+    /// Runs for ever, after a first [`Self::sync`].
+    pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
+        let mut well = true;
+        loop {
+            let pause = if well { ROUTINE } else { RETRY };
+            tokio::select! {
+                changed = self.watcher.changed() => changed?,
+                () = time::sleep(pause) => {}
+            }
+            well = match task::block_in_place(|| self.sync()) {
+                Ok(well) => well,
+                Err(error) => {
+                    warn!("{error}; trying again");
+                    false
+                }
+            };
+        }
+    }
+}

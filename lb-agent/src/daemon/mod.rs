@@ -1,0 +1,195 @@
+//! The agent itself: tasks around one writer.
+//!
+//! ```text
+//! manifests ──events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
+//!     │                    │  └──moved UDP frontends──▶ conntrack    devices: programs on devices
+//!     └──problems──▶     State  ◀── healthz, metrics, status socket
+//! ```
+//!
+//! A task that ends takes the agent with it: nothing dies silently. The data plane does not care.
+
+mod conntrack;
+mod devices;
+mod http;
+pub mod logging;
+pub mod socket;
+pub mod state;
+mod sync_log;
+mod writer;
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use lb_common::Outcome;
+use lb_core::plan::Contents;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tracing::{info, warn};
+
+use self::{devices::Devices, state::State, writer::Writer};
+use crate::{
+    config::Config,
+    datapath::{BpfLogger, Datapath, Options, Stats},
+    health,
+    manifests::{self, ManifestsOptions, Problem},
+    metrics::{self, Metrics, PacketCounters},
+};
+
+/// The tasks mostly wait; two threads let the health check answer while the writer writes.
+const THREADS: usize = 2;
+/// Batches of changes that may wait for the writer.
+const QUEUE: usize = 64;
+/// How long a thread may finish what it does when the agent stops.
+const LAST_MOMENT: Duration = Duration::from_secs(2);
+
+/// Runs the agent until a signal stops it. The data plane stays in place.
+///
+/// # Errors
+/// The data plane cannot be opened, or a task has failed.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .context("cannot start the threads of the agent")?;
+    let result = runtime.block_on(serve(config));
+    runtime.shutdown_timeout(LAST_MOMENT);
+    result
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
+    if config.place.cgroup.is_some() {
+        warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
+    }
+    let mut tasks = Tasks::default();
+    let bpffs = config.place.bpffs.clone();
+    start(config, &mut tasks)?;
+    let result = tokio::select! {
+        signal = stop_signal() => signal.map(|name| info!("{name}: stopping; the data plane stays in place")),
+        error = tasks.failure() => Err(error),
+    };
+    socket::unbind(&bpffs);
+    result
+}
+
+/// Opens the data plane and starts every task.
+fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
+    let options = Options { bpf_log: config.bpf_log, ..Options::new(&config.place.bpffs) };
+    let mut datapath = Datapath::open(&options)?;
+    let contents = datapath.maps().contents()?;
+    let adopted = contents.service_labels.len();
+    info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
+
+    let state = Arc::new(State::new(config.node_name));
+    let metrics = Arc::new(Metrics::new(datapath.stats()?));
+    if let Some(logger) = datapath.take_logger() {
+        tasks.spawn("log of the BPF programs", forward_log(logger));
+    }
+
+    // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
+    let attacher = datapath.attacher()?;
+    let mut devices = Devices::new(attacher, config.devices, Arc::clone(&state), Arc::clone(&metrics))?;
+    devices.sync()?;
+    tasks.spawn("devices", devices.run());
+
+    if let Some(address) = config.healthz {
+        let router = health::router(Arc::clone(&state), Arc::clone(&metrics));
+        tasks.spawn("healthz", http::serve("/healthz", address, router));
+    }
+    if let Some(address) = config.metrics {
+        tasks.spawn("metrics", http::serve("/metrics", address, metrics::router(Arc::clone(&metrics))));
+    }
+    tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
+
+    let (moved_sender, moved) = mpsc::unbounded_channel();
+    tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
+
+    let (event_sender, events) = mpsc::channel(QUEUE);
+    let (problem_sender, problems) = watch::channel(Vec::new());
+    tasks.spawn("problems", follow_problems(problems, Arc::clone(&state)));
+    let manifests = ManifestsOptions {
+        dir: config.manifests,
+        cluster_ip_ranges: config.service_ranges,
+        node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
+    };
+    // What the source needs of it: which addresses and node ports were given out.
+    let given_out = Contents {
+        frontends: contents.frontends.clone(),
+        service_labels: contents.service_labels.clone(),
+        ..Contents::default()
+    };
+    tasks.spawn("manifests", async move {
+        manifests::run(manifests, &given_out, event_sender, problem_sender).await?;
+        Err(anyhow!("the writer does not listen"))
+    });
+    tasks.spawn("writer", Writer::new(datapath, contents, state, metrics, moved_sender).run(events));
+    Ok(())
+}
+
+/// The tasks of the agent. None of them ever ends well.
+#[derive(Default)]
+struct Tasks(JoinSet<(&'static str, anyhow::Error)>);
+
+impl Tasks {
+    fn spawn(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = anyhow::Result<Infallible>> + Send + 'static,
+    ) {
+        self.0.spawn(async move {
+            let Err(error) = task.await;
+            (name, error)
+        });
+    }
+
+    /// Why the first task has ended.
+    async fn failure(&mut self) -> anyhow::Error {
+        match self.0.join_next().await {
+            Some(Ok((name, error))) => error.context(format!("the task `{name}` has failed")),
+            Some(Err(panic)) => anyhow!(panic).context("a task has panicked, which is a bug"),
+            None => anyhow!("there is no task, which is a bug"),
+        }
+    }
+}
+
+/// The name of the signal that stops the agent.
+async fn stop_signal() -> anyhow::Result<&'static str> {
+    let listen = |kind| signal(kind).context("cannot listen for signals");
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
+}
+
+async fn follow_problems(
+    mut problems: watch::Receiver<Vec<Problem>>,
+    state: Arc<State>,
+) -> anyhow::Result<Infallible> {
+    loop {
+        problems.changed().await.context("the source of Services has ended")?;
+        let texts = problems.borrow_and_update().iter().map(ToString::to_string).collect();
+        state.set_source_problems(texts);
+    }
+}
+
+async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
+    let mut logger = AsyncFd::with_interest(logger, Interest::READABLE)?;
+    loop {
+        let mut ready = logger.readable_mut().await?;
+        ready.get_inner_mut().flush();
+        ready.clear_ready();
+    }
+}
+
+impl PacketCounters for Stats {
+    fn packets(&self) -> Option<[u64; Outcome::COUNT]> {
+        self.read().inspect_err(|error| warn!("a scrape goes without packet counters: {error}")).ok()
+    }
+}

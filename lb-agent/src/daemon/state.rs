@@ -1,0 +1,203 @@
+//! What the tasks of the agent know of each other: how far synchronisation is. Read by health, metrics and `status`.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// A change that waits longer than this makes the agent unhealthy: twice kube-proxy's period of synchronisation.
+const STALE: Duration = Duration::from_secs(60);
+
+/// The agent's side of `lb-agent status`; what the status socket hands out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Process id of the agent.
+    pub pid: u32,
+    /// Version of the agent.
+    pub version: String,
+    /// Name of the node.
+    pub node_name: String,
+    /// When the agent started.
+    pub started: Timestamp,
+    /// Whether everything that existed at the start is in the kernel.
+    pub synchronised: bool,
+    /// Whether `/healthz` says 200.
+    pub healthy: bool,
+    /// When the kernel last was what it should be.
+    pub last_sync: Option<Timestamp>,
+    /// Service ports in the kernel.
+    pub services: usize,
+    /// Backends of all service ports in the kernel.
+    pub endpoints: usize,
+    /// Changes that are not in the kernel yet.
+    pub pending: usize,
+    /// Since when changes have been waiting.
+    pub pending_since: Option<Timestamp>,
+    /// What the kernel refused at the last attempt.
+    pub failures: Vec<String>,
+    /// What is wrong with the objects: bad documents, addresses that two Services claim.
+    pub problems: Vec<String>,
+    /// The devices that are served.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// A device that the agent serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceReport {
+    /// Interface index in the agent's network namespace.
+    pub index: u32,
+    /// Interface name.
+    pub name: String,
+    /// `wire` or `workload`
+    pub kind: String,
+}
+
+/// How healthy the agent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Synchronised once, and no change is waiting for long.
+    pub healthy: bool,
+    /// Now while healthy, else when the kernel last was what it should be.
+    pub last_updated: Option<Timestamp>,
+}
+
+/// What the writer has to say after an attempt to bring the kernel up to date.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) services: usize,
+    pub(super) endpoints: usize,
+    /// Steps that could not be done yet.
+    pub(super) pending: usize,
+    pub(super) failures: Vec<String>,
+    pub(super) conflicts: Vec<String>,
+}
+
+/// Shared by all tasks.
+#[derive(Debug)]
+pub struct State {
+    node_name: String,
+    started: Timestamp,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    synchronised: bool,
+    last_sync: Option<Timestamp>,
+    waiting: Option<(Instant, Timestamp)>,
+    progress: Progress,
+    source_problems: Vec<String>,
+    devices: Vec<DeviceReport>,
+}
+
+impl State {
+    /// The state of an agent that has just started.
+    pub fn new(node_name: String) -> Self {
+        Self { node_name, started: Timestamp::now(), inner: Mutex::default() }
+    }
+
+    /// A panic while the lock is held ends the process anyway; what is inside is valid at any time.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes have come that are not in the kernel yet.
+    pub(super) fn changed(&self) {
+        self.lock().waiting.get_or_insert_with(|| (Instant::now(), Timestamp::now()));
+    }
+
+    /// What is wrong with the objects, as their source sees it; replaces what it said before.
+    pub(super) fn set_source_problems(&self, problems: Vec<String>) {
+        self.lock().source_problems = problems;
+    }
+
+    /// The devices that are served; replaces those before.
+    pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
+        self.lock().devices = devices;
+    }
+
+    /// The kernel has been brought as far as possible.
+    pub(super) fn progressed(&self, progress: Progress) {
+        let mut inner = self.lock();
+        if progress.pending == 0 {
+            inner.synchronised = true;
+            inner.last_sync = Some(Timestamp::now());
+            inner.waiting = None;
+        }
+        inner.progress = progress;
+    }
+
+    /// How healthy the agent is.
+    pub fn health(&self) -> Health {
+        self.lock().health()
+    }
+
+    /// Everything `status` shows.
+    pub fn report(&self) -> Report {
+        let inner = self.lock();
+        let Inner { synchronised, last_sync, waiting, progress, source_problems, devices } = &*inner;
+        Report {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node_name: self.node_name.clone(),
+            started: self.started,
+            synchronised: *synchronised,
+            healthy: inner.health().healthy,
+            last_sync: *last_sync,
+            services: progress.services,
+            endpoints: progress.endpoints,
+            pending: progress.pending,
+            pending_since: waiting.map(|(_, since)| since),
+            failures: progress.failures.clone(),
+            problems: [source_problems.as_slice(), &progress.conflicts].concat(),
+            devices: devices.clone(),
+        }
+    }
+}
+
+impl Inner {
+    fn health(&self) -> Health {
+        let stale = self.waiting.is_some_and(|(since, _)| since.elapsed() > STALE);
+        let healthy = self.synchronised && !stale;
+        Health { healthy, last_updated: if healthy { Some(Timestamp::now()) } else { self.last_sync } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pending(pending: usize) -> Progress {
+        Progress { pending, ..Progress::default() }
+    }
+
+    #[test]
+    fn healthy_only_after_everything_was_in_the_kernel_once() {
+        let state = State::new("a".to_owned());
+        assert!(!state.health().healthy);
+        state.changed();
+        state.progressed(pending(3));
+        assert_eq!(state.health(), Health { healthy: false, last_updated: None });
+        state.progressed(pending(0));
+        assert!(state.health().healthy);
+        assert!(state.report().last_sync.is_some());
+    }
+
+    #[test]
+    fn a_change_that_waits_for_long_makes_it_unhealthy_until_it_is_done() {
+        let state = State::new("a".to_owned());
+        state.progressed(pending(0));
+        let long_ago = Instant::now().checked_sub(STALE + Duration::from_secs(1)).unwrap();
+        state.lock().waiting = Some((long_ago, Timestamp::now()));
+        state.changed();
+        state.progressed(pending(1));
+        assert!(!state.health().healthy, "a later change does not make the first one younger");
+        state.progressed(pending(0));
+        assert!(state.health().healthy);
+    }
+}

@@ -1,0 +1,83 @@
+//! One line of log for each synchronisation, but not for each of hundreds in a second.
+
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+/// How far apart lines are at least.
+const APART: Duration = Duration::from_secs(1);
+
+/// What happened since the last line.
+#[derive(Debug, Default)]
+pub(super) struct SyncLog {
+    synchronisations: usize,
+    /// Changes of objects.
+    changes: usize,
+    /// Changes of maps.
+    steps: usize,
+    slowest: Duration,
+    services: usize,
+    endpoints: usize,
+    last_line: Option<Instant>,
+}
+
+impl SyncLog {
+    pub(super) const fn count_changes(&mut self, changes: usize) {
+        self.changes += changes;
+    }
+
+    pub(super) const fn count_steps(&mut self, steps: usize) {
+        self.steps += steps;
+    }
+
+    /// Everything that had changed is in the kernel, `took` after the first change arrived; so many service ports
+    /// and backends are there now.
+    pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
+        self.synchronisations += 1;
+        self.slowest = self.slowest.max(took);
+        (self.services, self.endpoints) = (services, endpoints);
+        if self.due().is_none_or(|due| due <= Instant::now()) {
+            self.flush();
+        }
+    }
+
+    /// When the next line may be written, if there is something to say.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let last = self.last_line.filter(|_| self.synchronisations > 0)?;
+        Some(last + APART)
+    }
+
+    /// Writes the line.
+    pub(super) fn flush(&mut self) {
+        let Self { synchronisations, changes, steps, slowest, services, endpoints, .. } = *self;
+        let milliseconds = slowest.as_secs_f64() * 1e3;
+        let elapsed = format_args!("{milliseconds:.1}ms");
+        if synchronisations == 1 {
+            info!(services, endpoints, changes, steps, %elapsed, "synchronised");
+        } else {
+            info!(services, endpoints, changes, steps, slowest = %elapsed, "synchronised {synchronisations} times");
+        }
+        *self = Self { services, endpoints, last_line: Some(Instant::now()), ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_comes_at_once_and_the_next_ones_are_gathered() {
+        let mut log = SyncLog::default();
+        assert_eq!(log.due(), None);
+        log.count_changes(3);
+        log.synchronised(Duration::from_millis(2), 1, 2);
+        assert_eq!((log.synchronisations, log.changes), (0, 0), "it was written");
+        assert_eq!(log.due(), None, "nothing to say");
+        log.synchronised(Duration::from_millis(2), 1, 2);
+        log.synchronised(Duration::from_millis(5), 1, 3);
+        assert_eq!((log.synchronisations, log.slowest), (2, Duration::from_millis(5)));
+        assert!(log.due().unwrap() > Instant::now());
+        log.flush();
+        assert_eq!(log.due(), None);
+    }
+}

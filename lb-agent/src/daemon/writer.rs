@@ -1,0 +1,253 @@
+//! The one task that writes Services to the kernel.
+//!
+//! It takes changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
+//! before slots are used again. A lone change is applied at once; what has arrived meanwhile is applied together.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use lb_common::{Address, ServiceKey, protocol};
+use lb_core::{
+    arena::Epoch,
+    model::{Change, SourceEvent},
+    plan::{Contents, Plan, Step},
+    reconciler::Reconciler,
+};
+use tokio::{
+    sync::mpsc,
+    task::{self, JoinHandle},
+    time::sleep_until,
+};
+use tracing::{debug, error, warn};
+
+use super::{
+    state::{Progress, State},
+    sync_log::SyncLog,
+};
+use crate::{
+    datapath::{ApplyError, Datapath, DatapathError, grace},
+    metrics::Metrics,
+};
+
+/// Pauses between attempts at what the kernel refused, doubled every time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// UDP frontends whose backends have changed, with those they have now: flows to any other must be forgotten, since
+/// no closing packet ever ends them.
+pub(super) type Moved = BTreeMap<ServiceKey, BTreeSet<(Address, u16)>>;
+
+/// State of the task.
+#[derive(Debug)]
+pub(super) struct Writer {
+    datapath: Datapath,
+    reconciler: Reconciler,
+    state: Arc<State>,
+    metrics: Arc<Metrics>,
+    moved: mpsc::UnboundedSender<Moved>,
+    log: SyncLog,
+    /// Whether the source has sent everything there is. Nothing is written before.
+    source_ready: bool,
+    /// Whether everything was in the kernel once.
+    synchronised: bool,
+    /// When the first change arrived that is not in the kernel yet.
+    waiting_since: Option<Instant>,
+    retry: Option<Retry>,
+    grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
+    /// Problems that were logged, so that each is said once.
+    said: BTreeSet<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Writer {
+    /// Takes over what the kernel holds.
+    pub(super) fn new(
+        datapath: Datapath,
+        contents: Contents,
+        state: Arc<State>,
+        metrics: Arc<Metrics>,
+        moved: mpsc::UnboundedSender<Moved>,
+    ) -> Self {
+        let slots = datapath.maps().backend_slots();
+        Self {
+            datapath,
+            reconciler: Reconciler::new(contents, slots),
+            state,
+            metrics,
+            moved,
+            log: SyncLog::default(),
+            source_ready: false,
+            synchronised: false,
+            waiting_since: None,
+            retry: None,
+            grace: None,
+            said: BTreeSet::new(),
+        }
+    }
+
+    /// Runs for ever.
+    pub(super) async fn run(mut self, mut events: mpsc::Receiver<SourceEvent>) -> anyhow::Result<Infallible> {
+        loop {
+            tokio::select! {
+                event = events.recv() => {
+                    self.take(event.context("the source of Services has ended")?);
+                    while let Ok(event) = events.try_recv() {
+                        self.take(event);
+                    }
+                }
+                epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
+                () = at(self.retry.map(|retry| retry.at)) => {}
+                () = at(self.log.due()) => self.log.flush(),
+            }
+            let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
+            if self.source_ready && !held_back && (!self.synchronised || self.reconciler.needs_plan()) {
+                task::block_in_place(|| self.synchronise());
+            }
+            self.start_grace();
+        }
+    }
+
+    fn take(&mut self, event: SourceEvent) {
+        match event {
+            SourceEvent::Changes(changes) => {
+                let services = changes.iter().filter(|change| matches!(change, Change::Service(..))).count();
+                self.metrics.count_changes(services, changes.len() - services);
+                self.log.count_changes(changes.len());
+                self.waiting_since.get_or_insert_with(Instant::now);
+                self.state.changed();
+                self.reconciler.handle(changes);
+            }
+            SourceEvent::Synchronised => self.source_ready = true,
+        }
+    }
+
+    /// Brings the kernel up to date as far as it lets us.
+    fn synchronise(&mut self) {
+        let started = Instant::now();
+        let Plan { steps, .. } = self.reconciler.plan();
+        let result = self.datapath.maps().apply(&steps);
+        let applied = result.as_ref().map_or_else(|error| error.applied, |()| steps.len());
+        for step in &steps[..applied] {
+            self.reconciler.applied(step);
+        }
+        self.log.count_steps(applied);
+        self.forget_moved_flows(&steps[..applied]);
+        let failure = result.err();
+        match &failure {
+            None => self.succeeded(started),
+            Some(error) => self.put_off(error, steps.len() - applied),
+        }
+        self.tell(steps.len() - applied, failure.map(|error| error.to_string()));
+    }
+
+    fn succeeded(&mut self, started: Instant) {
+        self.retry = None;
+        let took = self.waiting_since.take().unwrap_or(started).elapsed();
+        self.metrics.synchronised(took);
+        let contents = self.reconciler.contents();
+        self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
+        if !std::mem::replace(&mut self.synchronised, true)
+            && let Err(error) = self.datapath.retire_other_versions()
+        {
+            warn!("the data plane of another version stays behind: {error}");
+        }
+    }
+
+    /// What the kernel refuses is planned anew after a pause.
+    fn put_off(&mut self, error: &ApplyError, pending: usize) {
+        self.reconciler.failed();
+        self.metrics.count_sync_failure();
+        let pause = self.retry.map_or(FIRST_PAUSE, |retry| LONGEST_PAUSE.min(retry.pause * 2));
+        if self.retry.is_none() {
+            error!(pending, "{error}; the rest waits and is tried again");
+        } else {
+            debug!(pending, ?pause, "{error}");
+        }
+        self.retry = Some(Retry { at: Instant::now() + pause, pause });
+    }
+
+    /// Tells everyone how far we are.
+    fn tell(&mut self, pending: usize, failure: Option<String>) {
+        let contents = self.reconciler.contents();
+        let (services, endpoints) = (contents.service_labels.len(), contents.backends.len());
+        let maps = self.datapath.maps();
+        let arena = self.reconciler.arena();
+        self.metrics.set_services(services, endpoints, pending);
+        self.metrics.set_map("SERVICES", contents.frontends.len(), maps.frontend_capacity());
+        self.metrics.set_map("BACKENDS", (arena.slots() - arena.free_slots()) as usize, arena.slots());
+        let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
+        for problem in &conflicts {
+            if !self.said.contains(problem) {
+                warn!("{problem}");
+            }
+        }
+        self.said = conflicts.iter().cloned().collect();
+        let failures = failure.into_iter().collect();
+        self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
+    }
+
+    fn forget_moved_flows(&self, steps: &[Step]) {
+        let mut moved = Moved::new();
+        for step in steps {
+            if let Step::PutFrontend(key, record) = step
+                && key.protocol == protocol::UDP
+                && record.backends_count > 0
+            {
+                let slots = record.backends_base..record.backends_base.saturating_add(record.backends_count);
+                let backends = self.reconciler.contents().backends.range(slots);
+                moved.insert(*key, backends.map(|(_, backend)| (backend.address, backend.port)).collect());
+            }
+        }
+        if !moved.is_empty() && self.moved.send(moved).is_err() {
+            debug!("nobody forgets flows any more: the agent is stopping");
+        }
+    }
+
+    /// Waits for a grace period in the background if slots were released; one at a time, so that under churn the
+    /// next one serves all that was released meanwhile.
+    fn start_grace(&mut self) {
+        if self.grace.is_none()
+            && let Some(epoch) = self.reconciler.end_epoch()
+        {
+            self.grace = Some(task::spawn_blocking(move || grace::wait().map(|()| epoch)));
+        }
+    }
+
+    fn grace_elapsed(&mut self, epoch: Result<Epoch, DatapathError>) {
+        self.grace = None;
+        match epoch {
+            Ok(epoch) => self.reconciler.grace_elapsed(epoch),
+            // The slots of this epoch stay in quarantine until a later grace period succeeds.
+            Err(error) => error!("{error}; slots of BACKENDS that were released cannot be used again yet"),
+        }
+    }
+}
+
+/// The outcome of the grace period that is under way, if any. May be cancelled.
+async fn elapsed(
+    grace: &mut Option<JoinHandle<Result<Epoch, DatapathError>>>,
+) -> anyhow::Result<Result<Epoch, DatapathError>> {
+    match grace {
+        Some(handle) => handle.await.context("waiting for a grace period"),
+        None => future::pending().await,
+    }
+}
+
+/// Sleeps until then; for ever when there is no then.
+async fn at(then: Option<Instant>) {
+    match then {
+        Some(then) => sleep_until(then.into()).await,
+        None => future::pending().await,
+    }
+}
