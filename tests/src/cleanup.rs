@@ -167,19 +167,31 @@ pub fn keep_everything() {
     live().resources.clear();
 }
 
-/// Removes the namespaces, and the processes in them, that test processes which are gone have left.
+/// Removes the namespaces, the processes in them and the folders that test processes which are gone have left.
 pub fn remove_stale() -> Result<()> {
-    let Ok(folder) = fs::read_dir(NETNS_FOLDER) else { return Ok(()) };
-    for entry in folder {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        let owner = name.strip_prefix("lb-").and_then(|rest| rest.split('-').next()).map(str::parse::<u32>);
-        if let Some(Ok(pid)) = owner
-            && !Path::new("/proc").join(pid.to_string()).exists()
-        {
-            remove_namespace_and_processes(&name)?;
-        }
+    for name in names_in(Path::new(NETNS_FOLDER)).filter(|name| is_stale(name)) {
+        remove_namespace_and_processes(&name)?;
+    }
+    let temporary = std::env::temp_dir();
+    for name in names_in(&temporary).filter(|name| is_stale(name)) {
+        remove_folder_and_mounts(&temporary.join(name))?;
     }
     Ok(())
+}
+
+fn names_in(folder: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}
+
+/// Whether a name is one that [`crate::netns::unique_prefix`] makes, of a process that is gone.
+fn is_stale(name: &str) -> bool {
+    let mut parts = name.split('-');
+    let (Some("lb"), Some(pid), Some(number)) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let numbers = pid.parse::<u32>().is_ok() && number.parse::<u32>().is_ok();
+    numbers && !Path::new("/proc").join(pid).exists()
 }
 
 /// Ends the processes of a namespace and removes its name.

@@ -37,21 +37,23 @@ pub(super) fn keep(cluster: &mut Cluster) -> Result<()> {
 }
 
 fn print_tour() {
-    let (agent, client) = (agent::binary(), format!("nsenter --net=/run/netns/{PREFIX}-client"));
-    let lb_agent = format!("nsenter --net=/run/netns/{PREFIX}-node1 {}", agent.display());
+    let client = format!("nsenter --net=/run/netns/{PREFIX}-client");
+    let lb_agent = format!("nsenter --net=/run/netns/{PREFIX}-node1 {}", agent::binary().display());
     let bpffs = format!("--bpffs {FOLDER}/bpffs1");
     eprintln!(
-        "\
-Everything is still up. Look around:
-  {client} curl http://10.96.0.20/                  who answers
+        "
+Everything is still up: {PREFIX}-client, {PREFIX}-node1 (where the agent is), {PREFIX}-node2, {PREFIX}-pod1 to -pod4.
+Be the client:
+  {client} curl http://10.96.0.20/
   {client} curl 'http://[fd00:10:96::20]/'
-  {client} curl -o /dev/null http://10.96.0.20/download/1000000000/10000000    slowly
+  {client} curl -o /dev/null http://10.96.0.20/download/100000000/5000000
+See what the kernel holds:
   {lb_agent} service list {bpffs}
-  {lb_agent} status {bpffs}
   {lb_agent} conntrack list {bpffs}
-  ls {FOLDER}/manifests                             edit them: the agent follows
+  {lb_agent} status {bpffs}
+Edit the manifests, the agent follows:
+  ls {FOLDER}/manifests
   tail -f {FOLDER}/agent1.log
-Namespaces: {PREFIX}-client, {PREFIX}-node1 (the agent), {PREFIX}-node2, {PREFIX}-pod1 to {PREFIX}-pod4
 Remove it:
   cargo xtask demo --remove"
     );

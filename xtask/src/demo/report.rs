@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 /// Length of the longest bar, in characters.
-const BAR: usize = 24;
+const BAR: usize = 16;
 
 /// Everything the demo prints; `--json` prints just this.
 #[derive(Debug, Default, Serialize)]
@@ -73,7 +73,7 @@ impl Report {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY).force_no_tty();
-        table.set_header(["service", "virtual address", "client", "pod", "answers", ""]);
+        table.set_header(["service", "virtual address", "pod", "answers", ""]);
         for traffic in &self.traffic {
             // One row for each virtual address, with one line for each pod.
             let lines = |line: &dyn Fn((&String, &u32)) -> String| {
@@ -82,14 +82,13 @@ impl Report {
             let most = traffic.answers.values().copied().max().unwrap_or_default();
             table.add_row([
                 traffic.service.clone(),
-                format!("{}\n{}", traffic.address, traffic.protocol),
-                traffic.client.clone(),
+                format!("{}\n{} from {}", traffic.address, traffic.protocol, traffic.client),
                 lines(&|(pod, _)| pod.clone()),
                 lines(&|(_, answers)| answers.to_string()),
                 lines(&|(_, answers)| bar(*answers, most)),
             ]);
         }
-        if let Some(column) = table.column_mut(4) {
+        if let Some(column) = table.column_mut(3) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table
