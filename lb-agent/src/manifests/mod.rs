@@ -1,1 +1,47 @@
 //! The source that needs no Kubernetes: a folder of manifests.
+//!
+//! The folder is taken as `kubectl apply -f DIR` takes it: every `*.yaml`, `*.yml` and `*.json` file in it, but not in
+//! folders within it, with any number of documents. `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints`
+//! and lists of them count; objects of other kinds may lie beside them. Hidden files are left alone.
+//!
+//! The agent stands in for the API server: it fills in the same defaults, refuses what the API server would refuse,
+//! and gives out cluster IPs and node ports. A mistake costs only the object it is in, and that object stays in its
+//! last good state as long as the agent runs. (An agent that is started with the mistake has no such state.)
+
+mod addresses;
+mod defaults;
+mod documents;
+mod file;
+mod folder;
+mod names;
+mod parse;
+mod problem;
+mod read;
+mod run;
+mod settle;
+#[cfg(test)]
+mod tests;
+mod validate;
+mod watch;
+
+use std::{ops::RangeInclusive, path::PathBuf};
+
+use ipnet::IpNet;
+
+pub use self::{
+    folder::{Content, Edit, Manifests, Update},
+    problem::{DocumentPlace, Place, Problem, Severity},
+    run::{ManifestsError, run},
+};
+
+/// What the source needs to know.
+#[derive(Clone, Debug)]
+pub struct ManifestsOptions {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Where cluster IPs are taken from; one range of each family at most. The family of the first is the one of
+    /// Services that ask for none.
+    pub cluster_ip_ranges: Vec<IpNet>,
+    /// Where node ports are taken from; [`lb_core::allocate::DEFAULT_NODE_PORTS`] where nothing else is said.
+    pub node_port_range: RangeInclusive<u16>,
+}

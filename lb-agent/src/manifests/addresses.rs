@@ -1,0 +1,91 @@
+//! Cluster IPs and node ports for the Services of the folder.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as core;
+use lb_core::{
+    allocate::{Allocator, known_allocations},
+    convert::{self, ConvertError},
+    model::{Change, ObjectName, Service},
+    plan::Contents,
+};
+
+use super::{ManifestsOptions, problem::Fault};
+
+/// What became of a request: the Service with its addresses (`None` for one without virtual addresses), or why not.
+pub(super) type Outcome = Result<Option<Service>, Fault>;
+
+#[derive(Debug)]
+pub(super) struct Addresses {
+    allocator: Allocator,
+}
+
+impl Addresses {
+    pub(super) fn new(options: &ManifestsOptions, contents: &Contents) -> Self {
+        let known = known_allocations(contents);
+        Self { allocator: Allocator::new(&options.cluster_ip_ranges, options.node_port_range.clone(), known) }
+    }
+
+    /// Takes back everything from Services that do not exist.
+    pub(super) fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
+        self.allocator.retain(exists);
+    }
+
+    /// Takes back everything from a Service that is gone.
+    pub(super) fn release(&mut self, service: &ObjectName) {
+        self.allocator.release(service);
+    }
+
+    /// Gives addresses to Services, in whatever order works. One that is refused keeps what it had.
+    pub(super) fn assign(&mut self, requests: &[&core::Service]) -> Vec<Outcome> {
+        let mut services: Vec<core::Service> = requests.iter().map(|service| (*service).clone()).collect();
+        let mut errors = self.allocator.assign_all(&mut services);
+        self.assign_swapped(&mut services, &mut errors);
+        let outcome = |(index, service): (usize, &core::Service)| match errors.remove(&index) {
+            Some(error) => Err(fault(error)),
+            None => convert(service),
+        };
+        services.iter().enumerate().map(outcome).collect()
+    }
+
+    /// Services that take each other's addresses can only be served together, by first taking back what they have.
+    fn assign_swapped(&mut self, services: &mut [core::Service], errors: &mut BTreeMap<usize, ConvertError>) {
+        let holds_addresses = |index: &usize| {
+            let name = convert::object_name("Service", &services[*index].metadata);
+            name.is_ok_and(|name| self.allocator.allocations().contains_key(&name))
+        };
+        let mut open: Vec<usize> = errors.keys().copied().filter(holds_addresses).collect();
+        while open.len() > 1 {
+            let mut trial = self.allocator.clone();
+            let mut together: Vec<core::Service> =
+                open.iter().map(|index| services[*index].clone()).collect();
+            for service in &together {
+                if let Ok(name) = convert::object_name("Service", &service.metadata) {
+                    trial.release(&name);
+                }
+            }
+            let refused = trial.assign_all(&mut together);
+            if refused.is_empty() {
+                for (index, service) in open.drain(..).zip(together) {
+                    errors.remove(&index);
+                    services[index] = service;
+                }
+                self.allocator = trial;
+            }
+            let mut place = 0..;
+            open.retain(|_| place.next().is_some_and(|place| !refused.contains_key(&place)));
+        }
+    }
+}
+
+fn convert(service: &core::Service) -> Outcome {
+    match convert::service(service).map_err(fault)? {
+        Change::Service(_, service) => Ok(service),
+        Change::EndpointSlice(..) => Ok(None),
+    }
+}
+
+/// The words of an error without its object, which is told apart.
+pub(super) fn fault(error: ConvertError) -> Fault {
+    Fault::new(error.field, error.why)
+}

@@ -1,0 +1,155 @@
+//! One file of the folder: its documents, each parsed once.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    thread,
+};
+
+use twox_hash::XxHash3_128;
+
+use super::{
+    documents::{DocumentText, split},
+    parse::{Parsed, parse},
+    problem::DocumentPlace,
+};
+
+/// Below this many new documents threads cost more than they save.
+const PARALLEL_THRESHOLD: usize = 64;
+
+/// A file as it was last read.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    pub(super) documents: Vec<Document>,
+    /// Why the file cannot be read at this moment; the documents are those of the last time it could.
+    pub(super) unreadable: Option<String>,
+}
+
+/// A document of a file.
+#[derive(Debug)]
+pub(super) struct Document {
+    /// Tells it from every other document there ever was; stays while its text does.
+    pub(super) id: u64,
+    digest: u128,
+    /// Line of the file on which its text starts, from 1.
+    pub(super) first_line: usize,
+    /// Line of the file on which its content starts, from 1.
+    line: usize,
+    pub(super) parsed: Arc<Parsed>,
+}
+
+impl File {
+    /// Whether there may be objects in the file that cannot be told at this moment.
+    pub(super) fn is_obscure(&self) -> bool {
+        self.unreadable.is_some() || self.documents.iter().any(|document| !document.parsed.faults.is_empty())
+    }
+
+    /// The place of the document at `index`.
+    pub(super) fn place(&self, index: usize) -> DocumentPlace {
+        DocumentPlace {
+            number: index + 1,
+            line: self.documents.get(index).map_or(1, |document| document.line),
+        }
+    }
+}
+
+/// The text of a file, split, with a digest of each document.
+pub(super) struct Text<'a> {
+    documents: Vec<(u128, DocumentText<'a>)>,
+}
+
+impl<'a> Text<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        let digest = |document: DocumentText<'a>| (XxHash3_128::oneshot(document.text.as_bytes()), document);
+        Self { documents: split(text).into_iter().map(digest).collect() }
+    }
+
+    /// The documents that `old` has not.
+    pub(super) fn news(&self, old: Option<&File>) -> Vec<(u128, &'a str)> {
+        let old = old.map_or(&[][..], |file| &file.documents);
+        let (start, end) = self.common_ends(old);
+        let known: HashSet<u128> =
+            old[start..old.len() - end].iter().map(|document| document.digest).collect();
+        let middle = &self.documents[start..self.documents.len() - end];
+        let is_new = |(digest, _): &&(u128, DocumentText<'a>)| !known.contains(digest);
+        middle.iter().filter(is_new).map(|(digest, document)| (*digest, document.text)).collect()
+    }
+
+    /// How many documents are the same as in `old` from the start on, and how many of the others from the end on.
+    fn common_ends(&self, old: &[Document]) -> (usize, usize) {
+        let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
+        let start = old.iter().zip(&self.documents).take_while(same).count();
+        let rest = old[start..].iter().rev().zip(self.documents[start..].iter().rev());
+        (start, rest.take_while(same).count())
+    }
+}
+
+/// What changed in a file.
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    /// Documents that are gone.
+    pub(super) removed: Vec<Document>,
+    /// Ids of documents that are new.
+    pub(super) added: Vec<u64>,
+    /// Ids of documents that may stand in another order than before.
+    pub(super) moved: Vec<u64>,
+}
+
+impl File {
+    /// Takes over a new text. What [`Text::news`] told to parse is in `parsed`; ids are taken from `next_id` on.
+    pub(super) fn update(
+        &mut self,
+        text: &Text<'_>,
+        parsed: &HashMap<u128, Arc<Parsed>>,
+        next_id: &mut u64,
+    ) -> Difference {
+        self.unreadable = None;
+        let (start, end) = text.common_ends(&self.documents);
+        let old_middle = start..self.documents.len() - end;
+        let new_middle = &text.documents[start..text.documents.len() - end];
+        let mut difference = Difference::default();
+        let mut pool: HashMap<u128, Vec<Document>> = HashMap::new();
+        for document in self.documents.drain(old_middle) {
+            pool.entry(document.digest).or_default().push(document);
+        }
+        let mut middle = Vec::with_capacity(new_middle.len());
+        for (digest, text) in new_middle {
+            let kept = pool.get_mut(digest).and_then(Vec::pop);
+            let list = if kept.is_some() { &mut difference.moved } else { &mut difference.added };
+            let document = kept.unwrap_or_else(|| {
+                *next_id += 1;
+                let parsed = parsed.get(digest).cloned().unwrap_or_else(|| Arc::new(parse(text.text)));
+                Document { id: *next_id, digest: *digest, first_line: 0, line: 0, parsed }
+            });
+            list.push(document.id);
+            middle.push(document);
+        }
+        self.documents.splice(start..start, middle);
+        for (document, (_, text)) in self.documents.iter_mut().zip(&text.documents) {
+            (document.first_line, document.line) = (text.first_line, text.line);
+        }
+        difference.removed = pool.into_values().flatten().collect();
+        difference
+    }
+}
+
+/// Parses documents; many of them on all processors.
+pub(super) fn parse_all(documents: &[(u128, &str)]) -> HashMap<u128, Arc<Parsed>> {
+    let parse_some = |documents: &[(u128, &str)]| -> Vec<(u128, Arc<Parsed>)> {
+        documents.iter().map(|(digest, text)| (*digest, Arc::new(parse(text)))).collect()
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    if threads == 1 || documents.len() < PARALLEL_THRESHOLD {
+        return parse_some(documents).into_iter().collect();
+    }
+    thread::scope(|scope| {
+        let share = documents.len().div_ceil(threads);
+        let workers: Vec<_> =
+            documents.chunks(share).map(|share| scope.spawn(move || parse_some(share))).collect();
+        let results = workers.into_iter().map(|worker| match worker.join() {
+            Ok(parsed) => parsed,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        results.flatten().collect()
+    })
+}

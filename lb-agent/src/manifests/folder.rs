@@ -1,0 +1,415 @@
+//! The state of the folder: which objects it defines, what is wrong with it, and what changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use lb_core::{
+    model::{Change, ObjectName, Service},
+    plan::Contents,
+};
+
+use super::{
+    ManifestsOptions,
+    addresses::Addresses,
+    file::{Difference, Document, File, Text, parse_all},
+    parse::{Key, Kind, Parsed, Resource, Slices},
+    problem::{Fault, Place, Problem, Severity},
+};
+
+/// News about one file of the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// Its name within the folder.
+    pub file: OsString,
+    /// What became of it.
+    pub content: Content,
+}
+
+/// What became of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// It holds this text.
+    Text(String),
+    /// It is there but cannot be read, for this reason.
+    Unreadable(String),
+    /// It is gone.
+    Gone,
+}
+
+/// What followed from edits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Update {
+    /// Only what is different from before.
+    pub changes: Vec<Change>,
+    /// Everything that is wrong with the folder now, by file and document.
+    pub problems: Vec<Problem>,
+    /// Places of objects of kinds that this source does not take, and their kinds; each kind only once.
+    pub ignored: Vec<(Place, String)>,
+}
+
+/// Everything that is known about a folder of manifests. Does no IO.
+#[derive(Debug)]
+pub struct Manifests {
+    dir: PathBuf,
+    files: BTreeMap<Arc<OsStr>, File>,
+    next_id: u64,
+    /// Who defines an object. More than one is a mistake of the user: the first of them counts.
+    claims: HashMap<Key, Vec<Claim>>,
+    objects: HashMap<Key, Known>,
+    addresses: Addresses,
+    /// Whether `addresses` may know Services of an earlier life that exist no more.
+    remembers: bool,
+    /// Why the folder cannot be read at this moment.
+    unreadable: Option<String>,
+    /// Services that could not get the addresses or ports they want.
+    refused: BTreeMap<Key, Fault>,
+    /// Objects that more than one document defines.
+    disputed: BTreeSet<Key>,
+    /// Objects that no document defines, but that may be in one that cannot be read at this moment.
+    missing: BTreeSet<Key>,
+    ignored_kinds: BTreeSet<String>,
+}
+
+/// A document that defines an object.
+#[derive(Debug)]
+struct Claim {
+    file: Arc<OsStr>,
+    document: u64,
+    parsed: Arc<Parsed>,
+    /// Place among the objects of the document.
+    index: usize,
+}
+
+impl Claim {
+    fn resource(&self) -> Option<&Arc<Resource>> {
+        self.parsed.objects.get(self.index)?.resource.as_ref().ok()
+    }
+}
+
+/// An object in its last good state.
+#[derive(Debug)]
+struct Known {
+    /// The file that defines it.
+    file: Arc<OsStr>,
+    resource: Arc<Resource>,
+    /// A Service with the addresses and node ports it got; `None` for one without virtual addresses.
+    service: Option<Service>,
+}
+
+/// What is to become of an object.
+enum Verdict {
+    Keep,
+    Remove,
+    Set(Arc<OsStr>, Arc<Resource>),
+}
+
+impl Manifests {
+    /// An empty folder. `contents` is what the kernel holds from an earlier run: Services get the addresses and node
+    /// ports again that they had.
+    pub fn new(options: &ManifestsOptions, contents: &Contents) -> Self {
+        Self {
+            dir: options.dir.clone(),
+            files: BTreeMap::new(),
+            next_id: 0,
+            claims: HashMap::new(),
+            objects: HashMap::new(),
+            addresses: Addresses::new(options, contents),
+            remembers: true,
+            unreadable: None,
+            refused: BTreeMap::new(),
+            disputed: BTreeSet::new(),
+            missing: BTreeSet::new(),
+            ignored_kinds: BTreeSet::new(),
+        }
+    }
+
+    /// Names of the files it knows.
+    pub fn files(&self) -> impl Iterator<Item = &OsStr> {
+        self.files.keys().map(AsRef::as_ref)
+    }
+
+    /// Takes note of whether the folder can be read. While it cannot, everything stays as it is.
+    pub fn set_unreadable(&mut self, why: Option<String>) {
+        self.unreadable = why;
+    }
+
+    /// Takes note of edits and tells what followed.
+    pub fn apply(&mut self, edits: &[Edit]) -> Update {
+        let mut touched = self.take_edits(edits);
+        touched.extend(self.refused.keys().cloned());
+        touched.append(&mut self.missing);
+        self.forget_earlier_life();
+        let changes = self.settle(&touched);
+        Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
+    }
+
+    /// Once it is certain which Services exist, the addresses that others had in an earlier life are free.
+    fn forget_earlier_life(&mut self) {
+        if self.remembers && !self.files.values().any(File::is_obscure) {
+            let key = |name: &ObjectName| Key { kind: Kind::Service, name: name.clone() };
+            self.addresses.retain(|name| self.claims.contains_key(&key(name)));
+            self.remembers = false;
+        }
+    }
+
+    /// Brings files and claims up to date; the objects that may have changed.
+    fn take_edits(&mut self, edits: &[Edit]) -> BTreeSet<Key> {
+        let texts: Vec<_> = edits
+            .iter()
+            .filter_map(|edit| match &edit.content {
+                Content::Text(text) => Some((&edit.file, Text::new(text))),
+                Content::Unreadable(_) | Content::Gone => None,
+            })
+            .collect();
+        let old = |file: &OsString| self.files.get(file.as_os_str());
+        let news: Vec<_> = texts.iter().flat_map(|(file, text)| text.news(old(file))).collect();
+        let parsed = parse_all(&news);
+        let mut touched = BTreeSet::new();
+        for (name, text) in &texts {
+            let name: Arc<OsStr> = name.as_os_str().into();
+            let file = self.files.entry(name.clone()).or_default();
+            let difference = file.update(text, &parsed, &mut self.next_id);
+            self.reclaim(&name, &difference, &mut touched);
+        }
+        for edit in edits {
+            match &edit.content {
+                Content::Text(_) => {}
+                Content::Unreadable(why) => {
+                    self.files.entry(edit.file.as_os_str().into()).or_default().unreadable =
+                        Some(why.clone());
+                }
+                Content::Gone => self.forget(&edit.file, &mut touched),
+            }
+        }
+        touched
+    }
+
+    fn forget(&mut self, file: &OsStr, touched: &mut BTreeSet<Key>) {
+        if let Some((name, file)) = self.files.remove_entry(file) {
+            let difference = Difference { removed: file.documents, ..Difference::default() };
+            self.reclaim(&name, &difference, touched);
+        }
+    }
+
+    /// Brings the claims of a file up to date.
+    fn reclaim(&mut self, name: &Arc<OsStr>, difference: &Difference, touched: &mut BTreeSet<Key>) {
+        for document in &difference.removed {
+            for object in &document.parsed.objects {
+                touched.insert(object.key.clone());
+                if let Some(claims) = self.claims.get_mut(&object.key) {
+                    claims.retain(|claim| claim.document != document.id);
+                }
+            }
+        }
+        let Some(file) = self.files.get(name) else { return };
+        let changed: BTreeSet<u64> = difference.added.iter().chain(&difference.moved).copied().collect();
+        let added: BTreeSet<u64> = difference.added.iter().copied().collect();
+        for document in file.documents.iter().filter(|document| changed.contains(&document.id)) {
+            for (index, object) in document.parsed.objects.iter().enumerate() {
+                touched.insert(object.key.clone());
+                if added.contains(&document.id) {
+                    let (file, parsed) = (name.clone(), document.parsed.clone());
+                    let claim = Claim { file, document: document.id, parsed, index };
+                    self.claims.entry(object.key.clone()).or_default().push(claim);
+                }
+            }
+        }
+    }
+
+    /// Decides what becomes of the objects. Addresses are given back before others are given out.
+    fn settle(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut services = Vec::new();
+        for key in touched {
+            self.order_claims(key);
+            self.refused.remove(key);
+            match self.judge(key) {
+                Verdict::Keep => {}
+                Verdict::Remove => self.remove(key, &mut changes),
+                Verdict::Set(file, resource) if matches!(*resource, Resource::Service(_)) => {
+                    services.push((key, file, resource));
+                }
+                Verdict::Set(file, resource) => {
+                    self.set(key, Known { file, resource, service: None }, &mut changes);
+                }
+            }
+        }
+        let requests = services.iter().filter_map(|(_, _, resource)| match &**resource {
+            Resource::Service(service) => Some(&**service),
+            Resource::Slices(_) => None,
+        });
+        let outcomes = self.addresses.assign(&requests.collect::<Vec<_>>());
+        for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(service) => self.set(key, Known { file, resource, service }, &mut changes),
+                Err(fault) => {
+                    self.refused.insert(key.clone(), fault);
+                }
+            }
+        }
+        changes
+    }
+
+    /// Puts the claims for an object in the order of files and documents.
+    fn order_claims(&mut self, key: &Key) {
+        let Some(claims) = self.claims.get_mut(key) else { return };
+        if claims.is_empty() {
+            self.claims.remove(key);
+            self.disputed.remove(key);
+        } else if claims.len() == 1 {
+            self.disputed.remove(key);
+        } else {
+            let files = &self.files;
+            claims.sort_by_cached_key(|claim| (claim.file.clone(), position(files, claim), claim.index));
+            self.disputed.insert(key.clone());
+        }
+    }
+
+    fn judge(&mut self, key: &Key) -> Verdict {
+        let known = self.objects.get_mut(key);
+        let Some(claim) = self.claims.get(key).and_then(|claims| claims.first()) else {
+            let is_missing = |known: &mut Known| self.files.get(&known.file).is_some_and(File::is_obscure);
+            if known.is_some_and(is_missing) {
+                self.missing.insert(key.clone());
+                return Verdict::Keep;
+            }
+            return Verdict::Remove;
+        };
+        let resource = claim.resource();
+        match known {
+            Some(known) if resource.is_none_or(|resource| *resource == known.resource) => {
+                known.file = claim.file.clone();
+                Verdict::Keep
+            }
+            Some(_) | None => match resource {
+                Some(resource) => Verdict::Set(claim.file.clone(), resource.clone()),
+                None => Verdict::Keep,
+            },
+        }
+    }
+
+    fn remove(&mut self, key: &Key, changes: &mut Vec<Change>) {
+        let Some(known) = self.objects.remove(key) else { return };
+        match &*known.resource {
+            Resource::Service(_) => {
+                self.addresses.release(&key.name);
+                if known.service.is_some() {
+                    changes.push(Change::Service(key.name.clone(), None));
+                }
+            }
+            Resource::Slices(slices) => {
+                changes.extend(slices.keys().map(|name| Change::EndpointSlice(name.clone(), None)));
+            }
+        }
+    }
+
+    fn set(&mut self, key: &Key, known: Known, changes: &mut Vec<Change>) {
+        let old = self.objects.get(key);
+        match &*known.resource {
+            Resource::Service(_) => {
+                if known.service.as_ref() != old.and_then(|old| old.service.as_ref()) {
+                    changes.push(Change::Service(key.name.clone(), known.service.clone()));
+                }
+            }
+            Resource::Slices(slices) => {
+                let old = old.map(|old| &*old.resource).and_then(Resource::slices);
+                changes.extend(slice_changes(old.unwrap_or(&BTreeMap::new()), slices));
+            }
+        }
+        self.objects.insert(key.clone(), known);
+    }
+
+    /// Everything that is wrong, in the order of files and documents.
+    fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let unreadable = |file: PathBuf, why: &String| {
+            let place = Place { file, document: None };
+            Problem {
+                severity: Severity::Error,
+                place,
+                object: None,
+                field: String::new(),
+                message: why.clone(),
+            }
+        };
+        problems.extend(self.unreadable.as_ref().map(|why| unreadable(self.dir.clone(), why)));
+        for (name, file) in &self.files {
+            problems.extend(file.unreadable.as_ref().map(|why| unreadable(self.dir.join(&**name), why)));
+            for (index, document) in file.documents.iter().enumerate() {
+                self.problems_of(name, index, document, &mut problems);
+            }
+        }
+        problems
+    }
+
+    fn problems_of(&self, name: &Arc<OsStr>, index: usize, document: &Document, problems: &mut Vec<Problem>) {
+        let mut report = |severity, object: Option<&Key>, fault: &Fault| {
+            let place = self.place(name, index);
+            let (object, field) = (object.map(Key::to_string), fault.field.clone());
+            let message = fault.message_at(document.first_line);
+            problems.push(Problem { severity, place, object, field, message });
+        };
+        for fault in &document.parsed.faults {
+            report(Severity::Error, None, fault);
+        }
+        for (index, object) in document.parsed.objects.iter().enumerate() {
+            let key = &object.key;
+            if self.disputed.contains(key)
+                && let Some(first) = self.claims.get(key).and_then(|claims| claims.first())
+                && (first.document, first.index) != (document.id, index)
+            {
+                let place = self.place(&first.file, position(&self.files, first));
+                let fault =
+                    Fault::new("", format_args!("is defined already in {place}; this one is ignored"));
+                report(Severity::Error, Some(key), &fault);
+                continue;
+            }
+            let faults = object.resource.as_ref().err().into_iter().flatten();
+            for fault in faults.chain(self.refused.get(key)) {
+                report(Severity::Error, Some(key), fault);
+            }
+            for fault in &object.warnings {
+                report(Severity::Warning, Some(key), fault);
+            }
+        }
+    }
+
+    /// Kinds that are of no concern, where they are seen for the first time.
+    fn newly_ignored(&mut self) -> Vec<(Place, String)> {
+        let mut found = Vec::new();
+        for (name, file) in &self.files {
+            for (index, document) in file.documents.iter().enumerate() {
+                for kind in &document.parsed.ignored {
+                    if self.ignored_kinds.insert(kind.clone()) {
+                        found.push((self.place(name, index), kind.clone()));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn place(&self, file: &Arc<OsStr>, document: usize) -> Place {
+        let place = self.files.get(file).map(|file| file.place(document));
+        Place { file: self.dir.join(&**file), document: place }
+    }
+}
+
+/// Which document of its file a claim is in.
+fn position(files: &BTreeMap<Arc<OsStr>, File>, claim: &Claim) -> usize {
+    let documents = files.get(&claim.file).map(|file| &file.documents[..]).unwrap_or_default();
+    documents.iter().position(|document| document.id == claim.document).unwrap_or(usize::MAX)
+}
+
+/// Slices that are gone, and slices that are new or different.
+fn slice_changes(old: &Slices, new: &Slices) -> Vec<Change> {
+    let gone = old.keys().filter(|name| !new.contains_key(name));
+    let gone = gone.map(|name| Change::EndpointSlice(name.clone(), None));
+    let set = new.iter().filter(|(name, slice)| old.get(name) != Some(slice));
+    let set = set.map(|(name, slice)| Change::EndpointSlice(name.clone(), Some(slice.clone())));
+    gone.chain(set).collect()
+}

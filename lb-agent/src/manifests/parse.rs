@@ -1,0 +1,318 @@
+//! From the text of one document to the objects in it.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use lb_core::{
+    convert,
+    model::{Change, EndpointSlice, ObjectName},
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_saphyr::{MessageFormatter, UserMessageFormatter};
+
+use super::{addresses::fault, defaults, problem::Fault, validate};
+
+/// How much aliases may repeat within one document.
+const MAX_REPLAYED_EVENTS: usize = 100_000;
+
+/// The kinds of objects this source takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Kind {
+    Service,
+    EndpointSlice,
+    Endpoints,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Endpoints];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Endpoints => "Endpoints",
+        }
+    }
+
+    const fn api_version(self) -> &'static str {
+        match self {
+            Self::Service | Self::Endpoints => "v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+        }
+    }
+}
+
+/// Which object of the folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    pub(super) kind: Kind,
+    pub(super) name: ObjectName,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.name)
+    }
+}
+
+/// EndpointSlices by name.
+pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
+
+/// A valid object.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Resource {
+    /// As the API server would store it, but for its addresses and node ports, which depend on the other Services.
+    Service(Box<core::Service>),
+    /// What an EndpointSlice or Endpoints come to.
+    Slices(Slices),
+}
+
+impl Resource {
+    pub(super) fn slices(&self) -> Option<&Slices> {
+        match self {
+            Self::Service(_) => None,
+            Self::Slices(slices) => Some(slices),
+        }
+    }
+}
+
+/// An object that could be told by its kind and name.
+#[derive(Debug, PartialEq)]
+pub(super) struct Object {
+    pub(super) key: Key,
+    pub(super) resource: Result<Arc<Resource>, Vec<Fault>>,
+    pub(super) warnings: Vec<Fault>,
+}
+
+/// What is in a document.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Parsed {
+    pub(super) objects: Vec<Object>,
+    /// Why there may be objects in it that could not be told.
+    pub(super) faults: Vec<Fault>,
+    /// `apiVersion, kind` of objects that are of no concern here.
+    pub(super) ignored: Vec<String>,
+}
+
+/// Parses one document.
+pub(super) fn parse(text: &str) -> Parsed {
+    let mut parsed = Parsed::default();
+    match to_value(text) {
+        Ok(Value::Null) => {}
+        Ok(value) => take(&value, "", &Type::default(), &mut parsed),
+        Err(fault) => parsed.faults.push(fault),
+    }
+    parsed
+}
+
+/// YAML becomes JSON first, as in kubectl. JSON is tried first where the text looks like it: it is much faster.
+fn to_value(text: &str) -> Result<Value, Fault> {
+    if text.trim_start().starts_with('{')
+        && let Ok(value) = serde_json::from_str(text)
+    {
+        return Ok(value);
+    }
+    // A List may hold the whole folder, so the limits grow with the text. Only aliases can exceed them.
+    let defaults = serde_saphyr::Budget::default();
+    let budget = serde_saphyr::budget! {
+        max_events: defaults.max_events.max(2 * text.len()),
+        max_nodes: defaults.max_nodes.max(text.len()),
+        max_total_scalar_bytes: defaults.max_total_scalar_bytes.max(text.len()),
+    };
+    let limits = serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED_EVENTS };
+    let options = serde_saphyr::options! { budget: budget, alias_limits: limits, with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let message = UserMessageFormatter.format_message(error.without_snippet()).into_owned();
+        let position = error.location().and_then(|location| {
+            Some((usize::try_from(location.line()).ok()?, usize::try_from(location.column()).ok()?))
+        });
+        Fault { field: String::new(), message: format!("invalid YAML: {message}"), position }
+    })
+}
+
+/// `apiVersion` and `kind`; what an item of a list inherits where it says nothing.
+#[derive(Clone, Default)]
+struct Type {
+    api_version: Option<String>,
+    kind: Option<String>,
+}
+
+impl Type {
+    fn of(value: &Value, inherited: &Self) -> Self {
+        let text = |field: &str| value.get(field).and_then(Value::as_str).map(str::to_owned);
+        Self {
+            api_version: text("apiVersion").or_else(|| inherited.api_version.clone()),
+            kind: text("kind").or_else(|| inherited.kind.clone()),
+        }
+    }
+}
+
+/// Takes an object, or the items of a list; `prefix` is the path of `value` within the document.
+fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
+    if !value.is_object() {
+        let field = prefix.trim_end_matches('.');
+        parsed.faults.push(Fault::new(
+            field,
+            "this is no Kubernetes object: apiVersion, kind and metadata are expected",
+        ));
+        return;
+    }
+    let Type { api_version: Some(api_version), kind: Some(kind) } = Type::of(value, inherited) else {
+        let missing = if Type::of(value, inherited).kind.is_none() { "kind" } else { "apiVersion" };
+        parsed.faults.push(Fault::new(format_args!("{prefix}{missing}"), "Required value"));
+        return;
+    };
+    if let Some(item_kind) = list_of(&kind) {
+        let item_type = item_kind.map_or_else(Type::default, |kind| Type {
+            api_version: Some(api_version),
+            kind: Some(kind.as_str().to_owned()),
+        });
+        let items = value.get("items").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        for (index, item) in items.iter().enumerate() {
+            take(item, &format!("{prefix}items[{index}]."), &item_type, parsed);
+        }
+        return;
+    }
+    match recognise(&api_version, &kind) {
+        Recognised::Ours(kind) => take_object(kind, value, prefix, parsed),
+        Recognised::Ignored => parsed.ignored.push(format!("{api_version} {kind}")),
+        Recognised::Mistaken(meant) => parsed.faults.push(Fault::new(
+            format_args!("{prefix}kind"),
+            format_args!(
+                "no matches for kind {kind:?} in version {api_version:?}; apiVersion: {}, kind: {} is meant?",
+                meant.api_version(),
+                meant.as_str()
+            ),
+        )),
+    }
+}
+
+/// `Some` for a list; the kind of its items where the list's own kind tells it.
+fn list_of(kind: &str) -> Option<Option<Kind>> {
+    let item = kind.strip_suffix("List")?;
+    let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
+    (item.is_empty() || kind.is_some()).then_some(kind)
+}
+
+enum Recognised {
+    Ours(Kind),
+    Ignored,
+    Mistaken(Kind),
+}
+
+/// A kind of ours under another version, or in other letters, is a mistake; under a foreign group (such as
+/// Knative's Service) it is of no concern.
+fn recognise(api_version: &str, kind: &str) -> Recognised {
+    let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
+        return Recognised::Ignored;
+    };
+    if known.as_str() == kind && known.api_version() == api_version {
+        return Recognised::Ours(known);
+    }
+    match api_version.split_once('/') {
+        None | Some(("discovery.k8s.io" | "core", _)) => Recognised::Mistaken(known),
+        Some(_) => Recognised::Ignored,
+    }
+}
+
+fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
+    let metadata = |field: &str| value.get("metadata").and_then(|metadata| metadata.get(field));
+    let Some(name) = metadata("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+        let why = match metadata("name") {
+            None | Some(Value::Null) => "Required value".to_owned(),
+            Some(Value::String(_)) => "Required value: not empty".to_owned(),
+            Some(other) => format!("Invalid value: {other}: must be a string; quote it"),
+        };
+        parsed.faults.push(Fault::new(
+            format_args!("{prefix}metadata.name"),
+            format_args!("{why} ({})", kind.as_str()),
+        ));
+        return;
+    };
+    let namespace = metadata("namespace").and_then(Value::as_str).filter(|namespace| !namespace.is_empty());
+    let key = Key { kind, name: ObjectName::new(namespace.unwrap_or("default"), name) };
+    let mut warnings = Vec::new();
+    let resource = match kind {
+        Kind::Service => service(value, &mut warnings),
+        Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
+        Kind::Endpoints => endpoints(value, &mut warnings),
+    };
+    let resource = resource.map(Arc::new).map_err(|faults| under(prefix, faults));
+    parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
+}
+
+fn service(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
+    let mut service: core::Service = typed(value, warnings)?;
+    defaults::service(&mut service);
+    validate::service(&service)?;
+    // Annotations may be many times larger than the rest and mean nothing here.
+    let ObjectMeta { name, namespace, labels, .. } = service.metadata;
+    service.metadata = ObjectMeta { name, namespace, labels, ..ObjectMeta::default() };
+    Ok(Resource::Service(Box::new(service)))
+}
+
+fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
+    let mut slice: discovery::EndpointSlice = typed(value, warnings)?;
+    defaults::endpoint_slice(&mut slice);
+    validate::endpoint_slice(&slice, warnings)?;
+    match convert::endpoint_slice(&slice).map_err(|error| vec![fault(error)])? {
+        Change::EndpointSlice(name, Some(slice)) => Ok(Resource::Slices(Slices::from([(name, slice)]))),
+        Change::EndpointSlice(_, None) | Change::Service(..) => Ok(Resource::Slices(Slices::new())),
+    }
+}
+
+fn endpoints(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
+    let mut endpoints: core::Endpoints = typed(value, warnings)?;
+    defaults::endpoints(&mut endpoints);
+    validate::endpoints(&endpoints)?;
+    let slices = convert::endpoints(&endpoints).map_err(|error| vec![fault(error)])?;
+    Ok(Resource::Slices(slices.into_iter().collect()))
+}
+
+/// The faults with the object's own place in the document before each field.
+fn under(prefix: &str, mut faults: Vec<Fault>) -> Vec<Fault> {
+    if !prefix.is_empty() {
+        for fault in &mut faults {
+            fault.field = format!("{prefix}{}", fault.field);
+        }
+    }
+    faults
+}
+
+/// The object in its Rust type; fields that the type has not are warned of.
+fn typed<T: DeserializeOwned>(value: &Value, warnings: &mut Vec<Fault>) -> Result<T, Vec<Fault>> {
+    let mut track = serde_path_to_error::Track::new();
+    let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
+    let unknown = |path: serde_ignored::Path<'_>| {
+        warnings.push(Fault::new(FieldPath(&path), "unknown field (ignored)"));
+    };
+    serde_ignored::deserialize(deserializer, unknown).map_err(|error| {
+        let field = track.path().to_string();
+        vec![Fault::new(if field == "." { "" } else { &field }, error)]
+    })
+}
+
+/// A path as Kubernetes writes it: `spec.ports[0].port`.
+struct FieldPath<'a>(&'a serde_ignored::Path<'a>);
+
+impl fmt::Display for FieldPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use serde_ignored::Path;
+        match self.0 {
+            Path::Root => Ok(()),
+            Path::Seq { parent, index } => write!(f, "{}[{index}]", FieldPath(parent)),
+            Path::Map { parent, key } => {
+                let parent = FieldPath(parent).to_string();
+                let dot = if parent.is_empty() { "" } else { "." };
+                write!(f, "{parent}{dot}{key}")
+            }
+            Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+                FieldPath(parent).fmt(f)
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+use std::{fmt, path::PathBuf};
+
+/// How bad a [`Problem`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// What was written has no effect, or perhaps another one than meant.
+    Warning,
+    /// What was written was refused; the last good state, if there was one, stays in force.
+    Error,
+}
+
+/// Something in the manifests that a person should put right.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where it was found.
+    pub place: Place,
+    /// The object it is about, as `Service default/web`; `None` where that could not be made out.
+    pub object: Option<String>,
+    /// Path of the field within the object, as `spec.ports[0].port`; empty where it is about the whole object.
+    pub field: String,
+    /// What is wrong; in the words of the API server where it has the same rule.
+    pub message: String,
+}
+
+/// A place in the manifests.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The file, or the folder itself.
+    pub file: PathBuf,
+    /// The document; `None` for what concerns the whole file.
+    pub document: Option<DocumentPlace>,
+}
+
+/// A document within a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocumentPlace {
+    /// Number of the document among those that have content, from 1.
+    pub number: usize,
+    /// Line of the file where its content starts, from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        match self.document {
+            Some(DocumentPlace { number, line }) => write!(f, ", document {number} (line {line})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.place)?;
+        if let Some(object) = &self.object {
+            write!(f, ", {object}")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, ": {}", self.field)?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// Something wrong with one field, before it is known where the document lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Path of the field; empty for the whole document.
+    pub(super) field: String,
+    /// What is wrong.
+    pub(super) message: String,
+    /// Line and column within the text of the document, from 1, where the fault is one of syntax.
+    pub(super) position: Option<(usize, usize)>,
+}
+
+impl Fault {
+    pub(super) fn new(field: impl fmt::Display, message: impl fmt::Display) -> Self {
+        Self { field: field.to_string(), message: message.to_string(), position: None }
+    }
+
+    /// The message, with its line counted from the top of the file whose line `first_line` starts the document.
+    pub(super) fn message_at(&self, first_line: usize) -> String {
+        match self.position {
+            Some((line, column)) => {
+                format!("{} at line {}, column {column}", self.message, first_line + line - 1)
+            }
+            None => self.message.clone(),
+        }
+    }
+}
+
+/// The faults of one object, in the words of the API server (`k8s.io/apimachinery/pkg/util/validation/field`).
+#[derive(Debug, Default)]
+pub(super) struct Faults(pub(super) Vec<Fault>);
+
+impl Faults {
+    pub(super) fn invalid(
+        &mut self,
+        field: impl fmt::Display,
+        value: impl fmt::Debug,
+        why: impl fmt::Display,
+    ) {
+        self.0.push(Fault::new(field, format_args!("Invalid value: {value:?}: {why}")));
+    }
+
+    pub(super) fn required(&mut self, field: impl fmt::Display, why: &str) {
+        let colon = if why.is_empty() { "" } else { ": " };
+        self.0.push(Fault::new(field, format_args!("Required value{colon}{why}")));
+    }
+
+    pub(super) fn unsupported(&mut self, field: impl fmt::Display, value: &str, supported: &[&str]) {
+        let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
+        let supported = supported.join(", ");
+        self.0.push(Fault::new(
+            field,
+            format_args!("Unsupported value: {value:?}: supported values: {supported}"),
+        ));
+    }
+
+    pub(super) fn duplicate(&mut self, field: impl fmt::Display, value: impl fmt::Debug) {
+        self.0.push(Fault::new(field, format_args!("Duplicate value: {value:?}")));
+    }
+
+    pub(super) fn forbidden(&mut self, field: impl fmt::Display, why: impl fmt::Display) {
+        self.0.push(Fault::new(field, format_args!("Forbidden: {why}")));
+    }
+
+    pub(super) fn too_many(&mut self, field: impl fmt::Display, count: usize, limit: usize) {
+        self.0.push(Fault::new(field, format_args!("Too many: {count}: must have at most {limit} items")));
+    }
+}

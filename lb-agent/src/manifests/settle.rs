@@ -1,0 +1,145 @@
+//! When to look at a file after something happened to it.
+//!
+//! A finished write or a rename onto a name counts at once. Everything else may be half of something: an editor
+//! moves a file away before it writes the new one, a shell empties it before it fills it. Such files are left alone
+//! for a moment, so that no Service vanishes for the time in between.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    time::{Duration, Instant},
+};
+
+/// How long a file that is gone, or was only just created, may stay so before it counts.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long a file counts as being written after a write that was not followed by a close.
+const QUIET: Duration = Duration::from_millis(400);
+/// The longest that writing can put off that a file is read.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// Files that something happened to.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled {
+    files: BTreeMap<OsString, Due>,
+    everything: bool,
+}
+
+#[derive(Debug)]
+struct Due {
+    since: Instant,
+    at: Instant,
+}
+
+/// What to look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// These files.
+    Files(BTreeSet<OsString>),
+    /// All files, and whether there are others.
+    Everything,
+}
+
+impl Unsettled {
+    /// A file has its new content.
+    pub(super) fn finished(&mut self, file: &OsStr, now: Instant) {
+        self.set(file, now, Duration::ZERO);
+    }
+
+    /// A file came or went.
+    pub(super) fn came_or_went(&mut self, file: &OsStr, now: Instant) {
+        self.set(file, now, SETTLE);
+    }
+
+    /// Somebody writes to a file.
+    pub(super) fn writing(&mut self, file: &OsStr, now: Instant) {
+        self.set(file, now, QUIET);
+    }
+
+    /// It is not known what happened.
+    pub(super) fn everything(&mut self) {
+        self.everything = true;
+    }
+
+    fn set(&mut self, file: &OsStr, now: Instant, wait: Duration) {
+        let due = self.files.entry(file.to_owned()).or_insert(Due { since: now, at: now });
+        let at = if wait.is_zero() { now } else { due.at.max(now + wait) };
+        due.at = at.min(due.since + PATIENCE);
+    }
+
+    /// Whether nothing waits to be looked at.
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty() && !self.everything
+    }
+
+    /// Whether the file is better not looked at now.
+    pub(super) fn contains(&self, file: &OsStr) -> bool {
+        self.files.contains_key(file)
+    }
+
+    /// When there will be something to look at.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
+    }
+
+    /// What is to be looked at now.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Work> {
+        let due: BTreeSet<_> =
+            self.files.extract_if(.., |_, due| due.at <= now).map(|(file, _)| file).collect();
+        if std::mem::take(&mut self.everything) {
+            return Some(Work::Everything);
+        }
+        (!due.is_empty()).then_some(Work::Files(due))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: Instant, millis: u64) -> Instant {
+        start + Duration::from_millis(millis)
+    }
+
+    fn file(name: &str) -> Option<Work> {
+        Some(Work::Files([name.into()].into()))
+    }
+
+    #[test]
+    fn a_finished_write_counts_at_once() {
+        let (mut unsettled, start) = (Unsettled::default(), Instant::now());
+        unsettled.writing(OsStr::new("a"), start);
+        assert_eq!(unsettled.take_due(at(start, 100)), None);
+        unsettled.finished(OsStr::new("a"), at(start, 100));
+        assert_eq!(unsettled.take_due(at(start, 100)), file("a"));
+        assert!(unsettled.is_empty());
+    }
+
+    #[test]
+    fn a_removal_counts_unless_the_file_comes_back_soon() {
+        let (mut unsettled, start) = (Unsettled::default(), Instant::now());
+        unsettled.came_or_went(OsStr::new("a"), start);
+        assert_eq!(unsettled.next_due(start), Some(at(start, 50)));
+        assert_eq!(unsettled.take_due(at(start, 49)), None);
+        assert_eq!(unsettled.take_due(at(start, 50)), file("a"));
+    }
+
+    #[test]
+    fn endless_writing_delays_by_less_than_a_second() {
+        let (mut unsettled, start) = (Unsettled::default(), Instant::now());
+        for millis in 0..700 {
+            unsettled.writing(OsStr::new("a"), at(start, millis));
+            assert_eq!(unsettled.take_due(at(start, millis)), None);
+        }
+        unsettled.writing(OsStr::new("a"), at(start, 700));
+        assert_eq!(unsettled.take_due(at(start, 700)), file("a"));
+    }
+
+    #[test]
+    fn a_finished_file_does_not_wait_for_another() {
+        let (mut unsettled, start) = (Unsettled::default(), Instant::now());
+        unsettled.writing(OsStr::new("slow"), start);
+        unsettled.finished(OsStr::new("a"), start);
+        assert_eq!(unsettled.take_due(start), file("a"));
+        assert!(unsettled.contains(OsStr::new("slow")) && !unsettled.contains(OsStr::new("a")));
+    }
+}

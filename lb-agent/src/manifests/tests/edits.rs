@@ -1,0 +1,227 @@
+//! What follows from edits of the folder.
+
+use std::net::IpAddr;
+
+use lb_common::{Address, FrontendKind, ServiceKey};
+use lb_core::{
+    model::{ObjectName, Protocol, ServicePortName},
+    plan::{Contents, ServiceLabels},
+};
+
+use super::{Content, Folder, edit, options, service, service_at, slice};
+
+fn documents(documents: &[&str]) -> String {
+    documents.join("---\n")
+}
+
+#[test]
+fn only_what_changed_is_told() {
+    let (a, b) = (service("a", 1), service("b", 2));
+    let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &b]))]);
+    assert_eq!(folder.update.changes.len(), 2);
+    folder.write(&[("all.yaml", &documents(&[&a, &b]))]);
+    assert_eq!(folder.update.changes, []);
+    folder.write(&[("all.yaml", &documents(&[&a, &service("b", 3)]))]);
+    assert_eq!((folder.update.changes.len(), folder.ports("b")), (1, vec![3]));
+    folder.write(&[("all.yaml", &documents(&["# moved\n", &service("b", 3), &a]))]);
+    assert_eq!(folder.update.changes, []);
+}
+
+#[test]
+fn a_removed_document_removes_the_object_and_so_does_a_removed_file() {
+    let mut folder = Folder::of(&[
+        ("ab.yaml", &documents(&[&service("a", 1), &service("b", 2)])),
+        ("c.yaml", &service("c", 3)),
+    ]);
+    folder.write(&[("ab.yaml", &service("b", 2))]);
+    assert_eq!(folder.names(), ["b", "c"]);
+    folder.remove("c.yaml");
+    assert_eq!(folder.names(), ["b"]);
+    folder.remove("never-was.yaml");
+    assert_eq!(folder.update.changes, []);
+}
+
+#[test]
+fn a_bad_field_keeps_the_last_good_state_of_its_object() {
+    let mut folder = Folder::of(&[("all.yaml", &documents(&[&service("a", 1), &service("b", 2)]))]);
+    folder.write(&[("all.yaml", &documents(&[&service("a", 0), &service("b", 3)]))]);
+    assert_eq!((folder.ports("a"), folder.ports("b"), folder.problems().len()), (vec![1], vec![3], 2));
+    folder.write(&[("all.yaml", &documents(&[&service("a", 4), &service("b", 3)]))]);
+    assert_eq!((folder.ports("a"), folder.problems().len()), (vec![4], 0));
+}
+
+#[test]
+fn a_broken_document_keeps_what_the_file_defined() {
+    let (a, b, c) = (service("a", 1), service("b", 2), service("c", 3));
+    let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &b, &c])), ("d.yaml", &service("d", 4))]);
+    let broken = b.replace("spec:", "spec: {");
+    folder.write(&[("all.yaml", &documents(&[&service("a", 5), &broken, &service("c", 6)]))]);
+    assert_eq!((folder.ports("a"), folder.ports("b"), folder.ports("c")), (vec![5], vec![2], vec![6]));
+    assert_eq!(folder.problems().len(), 1);
+    folder.remove("d.yaml");
+    assert_eq!(folder.names(), ["a", "b", "c"], "other files have their own fate");
+    folder.write(&[("all.yaml", &documents(&[&a, &c]))]);
+    assert_eq!(folder.names(), ["a", "c"], "the broken document is gone, and with it its object");
+}
+
+#[test]
+fn a_broken_document_at_the_start_harms_no_other() {
+    let folder =
+        Folder::of(&[("all.yaml", &documents(&["a: [\n", &service("a", 1), "\tb\n", &service("b", 2)]))]);
+    assert_eq!((folder.names(), folder.problems().len()), (vec!["a", "b"], 2));
+}
+
+#[test]
+fn an_object_of_a_broken_file_may_move_to_another_file() {
+    let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
+    folder.write(&[("a.yaml", "{")]);
+    folder.write(&[("b.yaml", &service("a", 2))]);
+    assert_eq!(folder.ports("a"), [2]);
+    folder.remove("a.yaml");
+    assert_eq!(folder.ports("a"), [2]);
+}
+
+#[test]
+fn an_unreadable_file_keeps_what_it_defined() {
+    let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
+    folder.apply(&[edit("a.yaml", Content::Unreadable("cannot be read: why not".into()))]);
+    assert_eq!(
+        (folder.names(), folder.problems()),
+        (vec!["a"], vec!["services/a.yaml: cannot be read: why not".into()])
+    );
+    folder.write(&[("a.yaml", "")]);
+    assert_eq!((folder.names().len(), folder.problems().len()), (0, 0));
+}
+
+#[test]
+fn of_two_definitions_the_first_by_file_and_document_counts() {
+    let mut folder = Folder::of(&[
+        ("b.yaml", &documents(&[&service("x", 1), &service("x", 2)])),
+        ("c.yaml", &service("x", 3)),
+    ]);
+    assert_eq!((folder.ports("x"), folder.problems().len()), (vec![1], 2));
+    folder.write(&[("a.yaml", &service("x", 4))]);
+    assert_eq!((folder.ports("x"), folder.problems().len()), (vec![4], 3));
+    folder.remove("a.yaml");
+    folder.write(&[("b.yaml", &documents(&[&service("x", 2), &service("x", 1)]))]);
+    assert_eq!(folder.ports("x"), [2]);
+    folder.remove("b.yaml");
+    assert_eq!((folder.ports("x"), folder.problems().len()), (vec![3], 0));
+}
+
+#[test]
+fn a_problem_tells_the_line_where_the_document_is_now() {
+    let (a, bad) = (service("a", 1), service("b", 0));
+    let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &bad, "x: [\n"]))]);
+    assert!(folder.problems()[0].contains("document 2 (line 9)"), "{:?}", folder.problems());
+    let before = folder.problems()[2].clone();
+    folder.write(&[("all.yaml", &documents(&["# one\n# two\n", &a, &bad, "x: [\n"]))]);
+    assert!(folder.problems()[0].contains("document 2 (line 12)"), "{:?}", folder.problems());
+    let line = |problem: &str| {
+        problem.rsplit("line ").next().unwrap().split(',').next().unwrap().parse::<usize>().unwrap()
+    };
+    assert_eq!(line(&folder.problems()[2]), line(&before) + 3);
+}
+
+#[test]
+fn a_refused_address_keeps_the_last_good_state_and_is_tried_again_when_it_is_free() {
+    let mut folder =
+        Folder::of(&[("a.yaml", &service_at("a", "10.96.0.1")), ("b.yaml", &service_at("b", "10.96.0.2"))]);
+    folder.write(&[("b.yaml", &service_at("b", "10.96.0.1"))]);
+    let ip = |text: &str| vec![text.parse::<IpAddr>().unwrap()];
+    assert_eq!((folder.problems().len(), &folder.service("b").cluster_ips), (1, &ip("10.96.0.2")));
+    folder.remove("a.yaml");
+    assert_eq!((folder.problems().len(), &folder.service("b").cluster_ips), (0, &ip("10.96.0.1")));
+}
+
+#[test]
+fn two_services_may_swap_their_addresses() {
+    let both = |a: &str, b: &str| documents(&[&service_at("a", a), &service_at("b", b)]);
+    let mut folder = Folder::of(&[("all.yaml", &both("10.96.0.1", "10.96.0.2"))]);
+    folder.write(&[("all.yaml", &both("10.96.0.2", "10.96.0.1"))]);
+    assert_eq!(folder.problems(), [""; 0]);
+    assert_eq!(folder.service("a").cluster_ips, ["10.96.0.2".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_given_address_stays_while_the_service_changes() {
+    let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
+    let before = folder.service("a").cluster_ips.clone();
+    folder.write(&[("a.yaml", &service("a", 2)), ("b.yaml", &service("b", 2))]);
+    assert_eq!((&folder.service("a").cluster_ips, folder.ports("a")), (&before, vec![2]));
+    assert_ne!(folder.service("b").cluster_ips, before);
+}
+
+#[test]
+fn addresses_and_node_ports_of_an_earlier_life_stay() {
+    let node_port = service("a", 80).replace("spec:", "spec:\n  type: NodePort");
+    let mut contents = Contents::default();
+    let name = ServicePortName {
+        service: ObjectName::new("default", "a"),
+        port: "".into(),
+        protocol: Protocol::Tcp,
+    };
+    contents.service_labels.insert(7, ServiceLabels { name, node_port: Some(31_234) });
+    let address = Address::from_v4([10, 99, 1, 2]);
+    let key = ServiceKey::new(address, 80, lb_common::protocol::TCP);
+    let record = lb_common::Service {
+        id: 7,
+        backends_base: 0,
+        backends_count: 0,
+        affinity_seconds: 0,
+        scheduler: 0,
+        kind: FrontendKind::ClusterIp as u8,
+        flags: 0,
+        seal: 0,
+    };
+    contents.frontends.insert(key, record.sealed(&key));
+    for broken in ["", "---\n{"] {
+        let mut folder = Folder::with(options(), &contents);
+        folder.write(&[("a.yaml", &format!("{}{broken}", service("a", 0)))]);
+        assert_eq!(folder.names().len(), 0, "the mistake is older than this agent");
+        folder.write(&[("a.yaml", &node_port)]);
+        let service = folder.service("a");
+        assert_eq!(service.cluster_ips, [IpAddr::from([10, 99, 1, 2])]);
+        assert_eq!(service.ports[0].node_port, Some(31_234));
+    }
+}
+
+#[test]
+fn the_address_of_an_earlier_life_is_free_once_its_service_is_known_to_be_gone() {
+    let mut contents = Contents::default();
+    let name = ServicePortName {
+        service: ObjectName::new("default", "gone"),
+        port: "".into(),
+        protocol: Protocol::Tcp,
+    };
+    contents.service_labels.insert(7, ServiceLabels { name, node_port: Some(31_234) });
+    let mut folder = Folder::with(options(), &contents);
+    let wanted = service("a", 80)
+        .replace("spec:", "spec:\n  type: NodePort")
+        .replace("port: 80", "port: 80\n    nodePort: 31234");
+    folder.write(&[("a.yaml", &wanted), ("b.yaml", "{")]);
+    assert_eq!(folder.names().len(), 0, "the Service may be in the broken file");
+    folder.write(&[("b.yaml", "")]);
+    assert_eq!(folder.service("a").ports[0].node_port, Some(31_234));
+}
+
+#[test]
+fn a_changed_endpoint_is_one_change() {
+    let mut folder =
+        Folder::of(&[("all.yaml", &documents(&[&service("a", 1), &slice("a-1", "a", "10.0.0.1")]))]);
+    folder.write(&[("all.yaml", &documents(&[&service("a", 1), &slice("a-1", "a", "10.0.0.2")]))]);
+    assert_eq!((folder.update.changes.len(), folder.endpoints("a")), (1, vec!["10.0.0.2:8080".to_owned()]));
+}
+
+#[test]
+fn endpoints_that_lose_a_family_lose_its_slice() {
+    let endpoints = |addresses: &str| {
+        format!(
+            "apiVersion: v1\nkind: Endpoints\nmetadata: {{name: a}}\nsubsets:\n- addresses: [{addresses}]\n  ports: [{{port: 1}}]\n"
+        )
+    };
+    let mut folder = Folder::of(&[("a.yaml", &endpoints("{ip: 10.0.0.1}, {ip: '2001:db8::1'}"))]);
+    assert_eq!(folder.endpoints("a").len(), 2);
+    folder.write(&[("a.yaml", &endpoints("{ip: '2001:db8::1'}"))]);
+    assert_eq!((folder.update.changes.len(), folder.endpoints("a")), (1, vec!["2001:db8::1:1".to_owned()]));
+}

@@ -1,0 +1,413 @@
+//! The validation of the API server (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`), as far as it concerns
+//! what a service proxy looks at. Objects have their defaults already.
+
+use std::{
+    collections::HashSet,
+    fmt::Display,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+
+use lb_core::convert;
+
+use super::{
+    names,
+    problem::{Fault, Faults},
+};
+
+/// Label of an EndpointSlice that names its Service.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
+const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
+const MAX_ENDPOINTS: usize = 1000;
+const MAX_ADDRESSES: usize = 100;
+
+type Outcome = Result<(), Vec<Fault>>;
+
+/// Checks a Service; addresses and node ports against their ranges is the allocator's part.
+pub(super) fn service(service: &core::Service) -> Outcome {
+    let mut faults = Faults::default();
+    metadata(&service.metadata, names::dns_1035_label, &mut faults);
+    let Some(spec) = &service.spec else {
+        faults.required("spec", "");
+        return finish(faults);
+    };
+    let types = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+    one_of("spec.type", &spec.type_, &types, &mut faults);
+    cluster_ips(spec, &mut faults);
+    if spec.type_.as_deref() == Some("ExternalName") {
+        external_name(spec, &mut faults);
+    }
+    service_ports(spec, &mut faults);
+    session_affinity(spec, &mut faults);
+    external_addresses(spec, service.status.as_ref(), &mut faults);
+    traffic_policies(spec, &mut faults);
+    finish(faults)
+}
+
+/// Whether clients outside the cluster are meant to reach it.
+fn is_exposed(spec: &core::ServiceSpec) -> bool {
+    matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
+}
+
+fn cluster_ips(spec: &core::ServiceSpec, faults: &mut Faults) {
+    families(spec, faults);
+    let single = spec.cluster_ip.as_slice().iter().filter(|address| !address.is_empty());
+    let single: Vec<&String> = single.collect();
+    let list: Vec<&String> = spec.cluster_ips.iter().flatten().collect();
+    let (field, addresses) =
+        if list.is_empty() { ("spec.clusterIP", &single) } else { ("spec.clusterIPs", &list) };
+    if spec.type_.as_deref() == Some("ExternalName") {
+        if !addresses.is_empty() {
+            faults.forbidden(field, "may not be set for ExternalName services");
+        }
+        return;
+    }
+    if let ([single], [first, ..]) = (&single[..], &list[..])
+        && single != first
+    {
+        faults.invalid(field, &list, "first value must match `clusterIP`");
+    }
+    if convert::is_headless(spec) {
+        headless(spec, field, addresses, faults);
+        return;
+    }
+    if addresses.len() > 2 {
+        faults.invalid(field, addresses, "may only hold up to 2 values");
+    }
+    let parsed: Vec<_> =
+        addresses.iter().filter_map(|address| parse_address(field, address, faults)).collect();
+    if let [first, second] = parsed[..]
+        && first.is_ipv4() == second.is_ipv4()
+    {
+        faults.invalid(field, addresses, "may specify no more than one IP for each IP family");
+    }
+}
+
+fn headless(spec: &core::ServiceSpec, field: &str, addresses: &[&String], faults: &mut Faults) {
+    if addresses.len() > 1 {
+        faults.invalid(field, addresses, "'None' must be the first and only value");
+    }
+    if is_exposed(spec) {
+        let kind = spec.type_.as_deref().unwrap_or_default();
+        faults.invalid(field, "None", format_args!("may not be set to 'None' for {kind} services"));
+    }
+}
+
+fn families(spec: &core::ServiceSpec, faults: &mut Faults) {
+    let policies = ["SingleStack", "PreferDualStack", "RequireDualStack"];
+    if spec.ip_family_policy.is_some() {
+        one_of("spec.ipFamilyPolicy", &spec.ip_family_policy, &policies, faults);
+    }
+    let mut seen = HashSet::new();
+    for (index, family) in spec.ip_families.iter().flatten().enumerate() {
+        if !["IPv4", "IPv6"].contains(&family.as_str()) {
+            faults.unsupported(format_args!("spec.ipFamilies[{index}]"), family, &["IPv4", "IPv6"]);
+        } else if !seen.insert(family) {
+            faults.duplicate(format_args!("spec.ipFamilies[{index}]"), family);
+        }
+    }
+}
+
+fn external_name(spec: &core::ServiceSpec, faults: &mut Faults) {
+    match spec.external_name.as_deref().map(|name| name.strip_suffix('.').unwrap_or(name)) {
+        None | Some("") => faults.required("spec.externalName", ""),
+        Some(name) => {
+            if let Some(why) = names::dns_1123_subdomain(name) {
+                faults.invalid("spec.externalName", name, why);
+            }
+        }
+    }
+}
+
+fn service_ports(spec: &core::ServiceSpec, faults: &mut Faults) {
+    let ports = spec.ports.as_deref().unwrap_or_default();
+    if ports.is_empty() && !convert::is_headless(spec) && spec.type_.as_deref() != Some("ExternalName") {
+        faults.required("spec.ports", "");
+    }
+    let (mut numbers, mut node_ports) = (HashSet::new(), HashSet::new());
+    check_port_names("spec.ports", ports.iter().map(|port| port.name.as_deref()), ports.len() > 1, faults);
+    for (index, port) in ports.iter().enumerate() {
+        let path = format!("spec.ports[{index}]");
+        port_number(format_args!("{path}.port"), port.port, faults);
+        one_of(format_args!("{path}.protocol"), &port.protocol, &PROTOCOLS, faults);
+        target_port(&path, port.target_port.as_ref(), faults);
+        if !numbers.insert((port.port, &port.protocol)) {
+            faults.duplicate(&path, Shown(port.port, &port.protocol));
+        }
+        let Some(node_port) = port.node_port.filter(|number| *number != 0) else { continue };
+        if !is_exposed(spec) {
+            let kind = spec.type_.as_deref().unwrap_or_default();
+            let why = format!("may not be used when `type` is '{kind}'");
+            faults.forbidden(format_args!("{path}.nodePort"), why);
+        } else if !(1..=65535).contains(&node_port) {
+            faults.invalid(format_args!("{path}.nodePort"), node_port, PORT_RANGE);
+        } else if !node_ports.insert((node_port, &port.protocol)) {
+            faults.duplicate(format_args!("{path}.nodePort"), node_port);
+        }
+    }
+}
+
+/// A port and its protocol in an error message.
+struct Shown<'a>(i32, &'a Option<String>);
+
+impl std::fmt::Debug for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "port {}, protocol {}", self.0, self.1.as_deref().unwrap_or_default())
+    }
+}
+
+fn target_port(path: &str, port: Option<&IntOrString>, faults: &mut Faults) {
+    match port {
+        None => {}
+        Some(IntOrString::Int(number)) => port_number(format_args!("{path}.targetPort"), *number, faults),
+        Some(IntOrString::String(name)) => {
+            if let Some(why) = names::port_name(name) {
+                faults.invalid(format_args!("{path}.targetPort"), name, why);
+            }
+        }
+    }
+}
+
+fn session_affinity(spec: &core::ServiceSpec, faults: &mut Faults) {
+    one_of("spec.sessionAffinity", &spec.session_affinity, &["ClientIP", "None"], faults);
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    if let Some(seconds) = config.and_then(|config| config.timeout_seconds)
+        && !(1..=86400).contains(&seconds)
+    {
+        let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
+        faults.invalid(field, seconds, "must be greater than 0 and less than 86400");
+    }
+}
+
+/// `externalIPs`, source ranges and the addresses of a load balancer.
+fn external_addresses(spec: &core::ServiceSpec, status: Option<&core::ServiceStatus>, faults: &mut Faults) {
+    for (index, address) in spec.external_ips.iter().flatten().enumerate() {
+        usable_address(format_args!("spec.externalIPs[{index}]"), address, faults);
+    }
+    let is_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+    let ranges = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
+    if !ranges.is_empty() && !is_load_balancer {
+        let why = "may only be used when `type` is 'LoadBalancer'";
+        faults.forbidden("spec.loadBalancerSourceRanges", why);
+    }
+    for (index, range) in ranges.iter().enumerate() {
+        if !is_cidr(range.trim()) {
+            let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+            faults.invalid(format_args!("spec.loadBalancerSourceRanges[{index}]"), range, why);
+        }
+    }
+    let load_balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingress = load_balancer.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
+    if !ingress.is_empty() && !is_load_balancer {
+        let why = "may only be used when `spec.type` is \"LoadBalancer\"";
+        faults.forbidden("status.loadBalancer.ingress", why);
+    }
+    for (index, ingress) in ingress.iter().enumerate() {
+        if let Some(address) = ingress.ip.as_deref().filter(|address| !address.is_empty()) {
+            parse_address(format_args!("status.loadBalancer.ingress[{index}].ip"), address, faults);
+        }
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else { return false };
+    let limit = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.parse::<u8>().is_ok_and(|length| length <= limit)
+}
+
+fn traffic_policies(spec: &core::ServiceSpec, faults: &mut Faults) {
+    let policies = ["Cluster", "Local"];
+    if spec.internal_traffic_policy.is_some() {
+        one_of("spec.internalTrafficPolicy", &spec.internal_traffic_policy, &policies, faults);
+    }
+    let Some(policy) = &spec.external_traffic_policy else { return };
+    let has_external_ips = spec.external_ips.as_ref().is_some_and(|addresses| !addresses.is_empty());
+    if is_exposed(spec) || has_external_ips {
+        one_of("spec.externalTrafficPolicy", &spec.external_traffic_policy, &policies, faults);
+    } else {
+        let why = "may only be set for externally-accessible services";
+        faults.invalid("spec.externalTrafficPolicy", policy, why);
+    }
+}
+
+/// Checks an EndpointSlice. One that belongs to no Service is valid, but probably not meant.
+pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice, warnings: &mut Vec<Fault>) -> Outcome {
+    let mut faults = Faults::default();
+    metadata(&slice.metadata, names::dns_1123_subdomain, &mut faults);
+    let types = ["FQDN", "IPv4", "IPv6"];
+    one_of("addressType", &Some(slice.address_type.clone()), &types, &mut faults);
+    let endpoints = slice.endpoints.as_deref().unwrap_or_default();
+    if endpoints.len() > MAX_ENDPOINTS {
+        faults.too_many("endpoints", endpoints.len(), MAX_ENDPOINTS);
+    }
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        slice_addresses(index, &slice.address_type, &endpoint.addresses, &mut faults);
+    }
+    let ports = slice.ports.as_deref().unwrap_or_default();
+    check_port_names("ports", ports.iter().map(|port| port.name.as_deref()), false, &mut faults);
+    for (index, port) in ports.iter().enumerate() {
+        one_of(format_args!("ports[{index}].protocol"), &port.protocol, &PROTOCOLS, &mut faults);
+        if let Some(number) = port.port {
+            port_number(format_args!("ports[{index}].port"), number, &mut faults);
+        }
+    }
+    let service = slice.metadata.labels.iter().find_map(|labels| labels.get(SERVICE_NAME_LABEL));
+    if service.is_none_or(String::is_empty) {
+        let message = "label kubernetes.io/service-name is missing: these endpoints belong to no Service";
+        warnings.push(Fault::new("metadata.labels", message));
+    }
+    finish(faults)
+}
+
+fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], faults: &mut Faults) {
+    let path = format!("endpoints[{endpoint}].addresses");
+    if addresses.is_empty() {
+        faults.required(&path, "must contain at least 1 address");
+    } else if addresses.len() > MAX_ADDRESSES {
+        faults.too_many(&path, addresses.len(), MAX_ADDRESSES);
+    }
+    for (index, address) in addresses.iter().enumerate() {
+        let field = format_args!("{path}[{index}]");
+        let right_family = |ip: &IpAddr| ip.is_ipv4() == (address_type == "IPv4");
+        match (address_type, address.parse::<IpAddr>()) {
+            ("IPv4" | "IPv6", Ok(ip)) if right_family(&ip) => usable_address(field, address, faults),
+            ("IPv4" | "IPv6", _) => {
+                faults.invalid(field, address, format_args!("must be a valid {address_type} address"));
+            }
+            // Neither kube-proxy nor this agent uses slices of names.
+            _ => {}
+        }
+    }
+}
+
+/// Checks Endpoints.
+pub(super) fn endpoints(endpoints: &core::Endpoints) -> Outcome {
+    let mut faults = Faults::default();
+    metadata(&endpoints.metadata, names::dns_1123_subdomain, &mut faults);
+    for (index, subset) in endpoints.subsets.iter().flatten().enumerate() {
+        let path = format!("subsets[{index}]");
+        let ready = subset.addresses.as_deref().unwrap_or_default();
+        let not_ready = subset.not_ready_addresses.as_deref().unwrap_or_default();
+        if ready.is_empty() && not_ready.is_empty() {
+            faults.required(&path, "must specify `addresses` or `notReadyAddresses`");
+        }
+        for (field, addresses) in [("addresses", ready), ("notReadyAddresses", not_ready)] {
+            for (index, address) in addresses.iter().enumerate() {
+                usable_address(format_args!("{path}.{field}[{index}].ip"), &address.ip, &mut faults);
+            }
+        }
+        let ports = subset.ports.as_deref().unwrap_or_default();
+        let names = ports.iter().map(|port| port.name.as_deref());
+        check_port_names(&format!("{path}.ports"), names, ports.len() > 1, &mut faults);
+        for (index, port) in ports.iter().enumerate() {
+            port_number(format_args!("{path}.ports[{index}].port"), port.port, &mut faults);
+            one_of(format_args!("{path}.ports[{index}].protocol"), &port.protocol, &PROTOCOLS, &mut faults);
+        }
+    }
+    finish(faults)
+}
+
+fn finish(Faults(faults): Faults) -> Outcome {
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+fn metadata(metadata: &ObjectMeta, name_form: fn(&str) -> Option<String>, faults: &mut Faults) {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    if let Some(why) = name_form(name) {
+        faults.invalid("metadata.name", name, why);
+    }
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    if let Some(why) = names::dns_1123_label(namespace) {
+        faults.invalid("metadata.namespace", namespace, why);
+    }
+}
+
+fn one_of(field: impl Display, value: &Option<String>, supported: &[&str], faults: &mut Faults) {
+    match value.as_deref() {
+        None | Some("") => faults.required(field, ""),
+        Some(value) if supported.contains(&value) => {}
+        Some(value) => faults.unsupported(field, value, supported),
+    }
+}
+
+fn port_number(field: impl Display, number: i32, faults: &mut Faults) {
+    if !(1..=65535).contains(&number) {
+        faults.invalid(field, number, PORT_RANGE);
+    }
+}
+
+/// Names are labels and differ; without a name there may be only one port where names are `required`.
+fn check_port_names<'a>(
+    path: &str,
+    names: impl Iterator<Item = Option<&'a str>>,
+    required: bool,
+    faults: &mut Faults,
+) {
+    let mut seen = HashSet::new();
+    for (index, name) in names.map(Option::unwrap_or_default).enumerate() {
+        let field = format_args!("{path}[{index}].name");
+        if name.is_empty() && required {
+            faults.required(field, "");
+        } else if let Some(why) = names::dns_1123_label(name).filter(|_| !name.is_empty()) {
+            faults.invalid(field, name, why);
+        } else if !seen.insert(name) {
+            faults.duplicate(field, name);
+        }
+    }
+}
+
+fn parse_address(field: impl Display, text: &str, faults: &mut Faults) -> Option<IpAddr> {
+    match text.parse() {
+        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
+            faults.invalid(field, text, "must not be an IPv4-mapped IPv6 address");
+            None
+        }
+        Ok(address) => Some(address),
+        Err(_) => {
+            faults.invalid(field, text, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
+            None
+        }
+    }
+}
+
+/// An address that packets can be sent to from another machine (`ValidateNonSpecialIP`).
+fn usable_address(field: impl Display, text: &str, faults: &mut Faults) {
+    let Some(address) = parse_address(&field, text, faults) else { return };
+    let why = if address.is_unspecified() {
+        "may not be unspecified (0.0.0.0 or ::)"
+    } else if address.is_loopback() {
+        "may not be in the loopback range (127.0.0.0/8, ::1/128)"
+    } else if is_link_local(address) {
+        "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
+    } else if is_link_local_multicast(address) {
+        "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
+    } else {
+        return;
+    };
+    faults.invalid(field, text, why);
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+/// Go's `IsLinkLocalMulticast`: `ff02::/16` whatever the flags are.
+fn is_link_local_multicast(address: IpAddr) -> bool {
+    let v6 = |address: Ipv6Addr| address.octets()[0] == 0xff && address.octets()[1] & 0x0f == 0x02;
+    match address {
+        IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(address) => v6(address),
+    }
+}

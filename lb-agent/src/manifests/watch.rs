@@ -1,0 +1,225 @@
+//! What happens in the folder.
+//!
+//! The folder is watched, not its files: editors put new files in the place of old ones. What inotify cannot see
+//! (files behind links, another folder in the place of this one) is looked at a few times a second.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use tokio::io::unix::AsyncFd;
+
+use super::{
+    read::is_manifest,
+    settle::{Unsettled, Work},
+};
+
+/// How often links and the folder itself are looked at.
+const POLL: Duration = Duration::from_millis(200);
+const EVENT_BUFFER: usize = 64 * 1024;
+
+/// Watches a folder.
+pub(super) struct Watch {
+    dir: PathBuf,
+    inotify: AsyncFd<Inotify>,
+    /// The folder that is watched: its device and inode, and its watch. `None` while there is none.
+    watched: Option<((u64, u64), WatchDescriptor)>,
+    /// Whether there was no folder when it was last looked for.
+    is_gone: bool,
+    unsettled: Unsettled,
+    links: BTreeMap<OsString, Link>,
+    next_poll: Instant,
+}
+
+/// A manifest that is a link. Nothing happens in the folder when what it leads to is written.
+#[derive(Debug)]
+struct Link {
+    read: Option<Signature>,
+    seen: Option<Signature>,
+}
+
+/// Tells two states of a file apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Signature {
+    file: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Signature {
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self {
+            file: identity(&metadata),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+impl Watch {
+    /// Starts watching. What happens from now on will be told.
+    pub(super) fn new(dir: &Path) -> io::Result<Self> {
+        // SAFETY: Inotify owns its descriptor until it is dropped and always gives the same one.
+        let inotify = unsafe { AsyncFd::register(Inotify::init()?) }?;
+        let (unsettled, links) = (Unsettled::default(), BTreeMap::new());
+        let next_poll = Instant::now() + POLL;
+        let mut watch =
+            Self { dir: dir.to_owned(), inotify, watched: None, is_gone: false, unsettled, links, next_poll };
+        watch.attach()?;
+        Ok(watch)
+    }
+
+    /// Watches what is at the path now. Its identity is taken first: if another folder comes in between, the next look
+    /// at the identity tells.
+    fn attach(&mut self) -> io::Result<()> {
+        self.detach();
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::MODIFY
+            | WatchMask::CREATE
+            | WatchMask::MOVE
+            | WatchMask::DELETE
+            | WatchMask::ATTRIB
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        let folder = identity(&fs::metadata(&self.dir)?);
+        let descriptor = self.inotify.get_ref().watches().add(&self.dir, mask)?;
+        self.watched = Some((folder, descriptor));
+        Ok(())
+    }
+
+    fn detach(&mut self) {
+        if let Some((_, descriptor)) = self.watched.take() {
+            // The watch of a removed folder is gone already.
+            self.inotify.get_ref().watches().remove(descriptor).ok();
+        }
+    }
+
+    /// Waits until there is something to look at.
+    pub(super) async fn next(&mut self) -> io::Result<Work> {
+        loop {
+            self.drain()?;
+            let now = Instant::now();
+            if now >= self.next_poll {
+                self.poll();
+                self.next_poll = now + POLL;
+            }
+            if let Some(work) = self.unsettled.take_due(now) {
+                return Ok(self.all_if_replaced(work));
+            }
+            let wake = self.unsettled.next_due(now).map_or(self.next_poll, |due| due.min(self.next_poll));
+            tokio::select! {
+                ready = self.inotify.readable() => ready?.clear_ready(),
+                () = tokio::time::sleep_until(wake.into()) => {}
+            }
+        }
+    }
+
+    /// A file that is missing because the folder is was not removed by the user.
+    fn all_if_replaced(&mut self, work: Work) -> Work {
+        if self.is_attached() { work } else { Work::Everything }
+    }
+
+    fn is_attached(&self) -> bool {
+        let there = fs::metadata(&self.dir).ok().map(|metadata| identity(&metadata));
+        there.is_some() && there == self.watched.as_ref().map(|(folder, _)| *folder)
+    }
+
+    /// Takes note of everything that has happened.
+    pub(super) fn drain(&mut self) -> io::Result<()> {
+        let mut buffer = [0; EVENT_BUFFER];
+        loop {
+            let events = match self.inotify.get_mut().read_events(&mut buffer) {
+                Ok(events) => events,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let now = Instant::now();
+            for event in events {
+                let current = self.watched.as_ref().is_some_and(|(_, watch)| *watch == event.wd);
+                if event.mask.contains(EventMask::Q_OVERFLOW) {
+                    self.unsettled.everything();
+                } else if current && event.name.is_none() {
+                    // The folder itself was removed, moved or unmounted; another one may have its inode soon.
+                    self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
+                    self.next_poll = now;
+                } else if current {
+                    note(&mut self.unsettled, event.mask, event.name, now);
+                }
+            }
+        }
+    }
+
+    /// Looks at what inotify does not tell.
+    fn poll(&mut self) {
+        if !self.is_attached() {
+            self.detach();
+            let attached = self.attach().is_ok();
+            if attached || !self.is_gone {
+                self.unsettled.everything();
+            }
+            self.is_gone = !attached;
+        }
+        for (name, link) in &mut self.links {
+            let signature = Signature::of(&self.dir.join(name));
+            // Seen twice: whoever writes to it has come to an end.
+            if signature != link.read && signature == link.seen {
+                self.unsettled.finished(name, Instant::now());
+            }
+            link.seen = signature;
+        }
+    }
+
+    /// To be called before a file is read.
+    pub(super) fn before_read(&mut self, name: &OsStr) {
+        let path = self.dir.join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
+            let read = Signature::of(&path);
+            self.links.insert(name.to_owned(), Link { read, seen: read });
+        } else {
+            self.links.remove(name);
+        }
+    }
+
+    /// Whether something has happened to the file that is still to be looked at.
+    pub(super) fn is_unsettled(&self, name: &OsStr) -> bool {
+        self.unsettled.contains(name)
+    }
+
+    /// Whether nothing waits to be looked at.
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled.is_empty()
+    }
+}
+
+fn note(unsettled: &mut Unsettled, mask: EventMask, name: Option<&OsStr>, now: Instant) {
+    let Some(name) = name else { return };
+    // The kubelet swaps the link `..data` that all files of a ConfigMap lead through.
+    if name == "..data" && mask.intersects(EventMask::MOVED_TO | EventMask::CREATE) {
+        unsettled.everything();
+    }
+    if !is_manifest(name) {
+        return;
+    }
+    if mask.intersects(EventMask::CLOSE_WRITE | EventMask::MOVED_TO | EventMask::ATTRIB) {
+        unsettled.finished(name, now);
+    } else if mask.contains(EventMask::MODIFY) {
+        unsettled.writing(name, now);
+    } else if mask.intersects(EventMask::CREATE | EventMask::DELETE | EventMask::MOVED_FROM) {
+        unsettled.came_or_went(name, now);
+    }
+}
