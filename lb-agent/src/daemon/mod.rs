@@ -180,7 +180,9 @@ async fn follow_problems(
 }
 
 async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
-    let mut logger = AsyncFd::with_interest(logger, Interest::READABLE)?;
+    // SAFETY: the logger owns the descriptor of its ring buffer and keeps it open as long as it lives.
+    let mut logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
+        .map_err(|refused| refused.into_parts().1)?;
     loop {
         let mut ready = logger.readable_mut().await?;
         ready.get_inner_mut().flush();
