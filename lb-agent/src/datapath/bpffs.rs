@@ -125,7 +125,9 @@ impl Folder {
 
     /// Unmounts the BPF file system if the agent has mounted it and nobody else uses it; whether it did.
     pub(super) fn unmount(&self) -> Result<bool, DatapathError> {
-        if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.is_empty() {
+        // The kernel itself puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
+        let is_kernels = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
+        if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_kernels) {
             return Ok(false);
         }
         rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
