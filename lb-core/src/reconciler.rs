@@ -220,11 +220,10 @@ impl Reconciler {
             concerned.append(&mut self.claims.set(&service, &ports));
             desired.insert(service, ports);
         }
+        concerned.retain(|service| !desired.contains_key(service));
         for service in concerned {
-            if !desired.contains_key(&service) {
-                let ports = self.desired_ports(&service);
-                desired.insert(service, ports);
-            }
+            let ports = self.desired_ports(&service);
+            desired.insert(service, ports);
         }
         desired
     }

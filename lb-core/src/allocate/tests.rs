@@ -276,8 +276,12 @@ fn spec() -> impl Strategy<Value = Value> {
         let mut spec = json!({"type": kind, "ports": [
             {"name": "a", "port": 53, "nodePort": node_port}, {"name": "b", "port": 53, "protocol": "UDP"},
         ]});
-        ip.map(|ip| spec["clusterIP"] = ip.into());
-        policy.map(|policy| spec["ipFamilyPolicy"] = policy.into());
+        if let Some(ip) = ip {
+            spec["clusterIP"] = ip.into();
+        }
+        if let Some(policy) = policy {
+            spec["ipFamilyPolicy"] = policy.into();
+        }
         spec
     })
 }

@@ -149,7 +149,7 @@ fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     node.reconciler.handle(vec![slice("a", &[4, 5]), slice("b", &[6])]);
     let plan = node.sync();
     let full = Problem::ArenaFull { service: name("a"), wanted: 2, free: 1, slots: 4 };
-    assert_eq!(plan.problems, [full.clone()]);
+    assert_eq!(plan.problems, [full]);
     assert!(node.kernel.dump().contains("10.0.0.1:8080\n  10.0.0.2:8080"), "the last good state");
     node.end_epoch();
     node.grace();
