@@ -1,7 +1,7 @@
 //! One file of the folder: its documents, each parsed once.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     thread,
 };
@@ -108,7 +108,7 @@ impl File {
         let old_middle = start..self.documents.len() - end;
         let new_middle = &text.documents[start..text.documents.len() - end];
         let mut difference = Difference::default();
-        let mut pool: HashMap<u128, Vec<Document>> = HashMap::new();
+        let mut pool: BTreeMap<u128, Vec<Document>> = BTreeMap::new();
         for document in self.documents.drain(old_middle) {
             pool.entry(document.digest).or_default().push(document);
         }

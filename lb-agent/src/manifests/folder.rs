@@ -137,7 +137,7 @@ impl Manifests {
         self.unreadable = why;
     }
 
-    /// Takes note of edits and tells what followed.
+    /// Takes note of edits, of each file at most one, and tells what followed.
     pub fn apply(&mut self, edits: &[Edit]) -> Update {
         let mut touched = self.take_edits(edits);
         touched.extend(self.refused.keys().cloned());

@@ -156,9 +156,11 @@ impl Follower {
             info!("{place}: {kind} is of no concern for load balancing; objects of this kind are ignored");
         }
         self.problems.send_if_modified(|problems| {
-            log_difference(problems, &update.problems);
             let modified = *problems != update.problems;
-            *problems = update.problems;
+            if modified {
+                log_difference(problems, &update.problems);
+                *problems = update.problems;
+            }
             modified
         });
         (!update.changes.is_empty()).then_some(SourceEvent::Changes(update.changes))

@@ -69,7 +69,7 @@ impl Folder {
                     assert_ne!(self.services.insert(name, service.clone()), Some(service), "no change");
                 }
                 Change::Service(name, None) => {
-                    assert!(self.services.remove(&name).is_some(), "{name} was not there")
+                    assert!(self.services.remove(&name).is_some(), "{name} was not there");
                 }
                 Change::EndpointSlice(name, Some(slice)) => {
                     assert_ne!(self.slices.insert(name, slice.clone()), Some(slice), "no change");
