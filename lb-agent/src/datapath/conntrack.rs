@@ -3,7 +3,10 @@
 //! Programs change `CONNTRACK` at any time. So an entry is read again right before it is deleted, and whatever a
 //! race leaves behind (a flow with one half) the next sweep repairs.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher as _, RandomState},
+};
 
 use lb_common::{
     conntrack::{Flow, Tick, Tuple, flow_flags, seconds_left, seen},
@@ -108,13 +111,13 @@ impl Conntrack {
 
     /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
     pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
-        let mut sweep = Sweep::default();
+        let halves = self.halves()?;
+        let mut sweep = Sweep { entries: halves.entries.len(), ..Sweep::default() };
         // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
         // when the sweep is through.
         let mut alone = Vec::new();
         self.table.for_each(|key, flow| {
-            sweep.entries += 1;
-            match self.peer_of(key, flow)? {
+            match halves.peer_of(key, flow) {
                 Some(reply) if !flow.is_reply() && seconds_left(flow, &reply, now) == 0 => {
                     sweep.expired += usize::from(self.forget(key, flow, now)?);
                 }
@@ -127,6 +130,15 @@ impl Conntrack {
             self.mend(&key, now, &mut sweep)?;
         }
         Ok(sweep)
+    }
+
+    fn halves(&self) -> Result<Halves, DatapathError> {
+        let mut halves = Halves::default();
+        self.table.for_each(|key, flow| {
+            halves.note(key, flow);
+            Ok(())
+        })?;
+        Ok(halves)
     }
 
     /// The other half of the flow of this entry.
@@ -167,6 +179,36 @@ impl Conntrack {
             sweep.rebuilt += usize::from(self.table.insert_new(&peer_key, &peer)?);
         }
         Ok(())
+    }
+}
+
+/// What a sweep must know of every entry to judge its peer, in a fraction of the room; a system call for each entry
+/// would make a sweep many times as long. Tells only where to look: what is done rests on entries read afresh.
+#[derive(Default)]
+struct Halves {
+    hasher: RandomState,
+    entries: HashMap<u64, Half>,
+}
+
+struct Half {
+    /// Digest of the key of its peer.
+    peer: u64,
+    last_seen: Tick,
+    seen: u8,
+}
+
+impl Halves {
+    fn note(&mut self, key: &Tuple, flow: &Flow) {
+        let peer = self.hasher.hash_one(flow.to.reversed());
+        let half = Half { peer, last_seen: flow.last_seen, seen: flow.seen };
+        self.entries.insert(self.hasher.hash_one(key), half);
+    }
+
+    /// What the phase of the flow depends on, in the shape of an entry.
+    fn peer_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
+        let half = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
+        let is_peer = half.peer == self.hasher.hash_one(key);
+        is_peer.then_some(Flow { last_seen: half.last_seen, seen: half.seen, ..*flow })
     }
 }
 

@@ -16,7 +16,7 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 use super::{
     Hook, conntrack,
     skb::{ChecksumField, Skb},
-    translate,
+    translate::{self, Compensation},
 };
 
 /// Translates an ICMP error back to where the packet that it quotes came from.
@@ -51,7 +51,8 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
 fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) -> Result<u16, Outcome> {
     let to = flow.to.reversed();
     let checksum = transport_checksum(skb, quoted, protocol);
-    translate::addresses(skb, quoted, &to.source, &to.destination, flow.address_delta)?;
+    let (source, destination) = (&to.source, &to.destination);
+    translate::addresses(skb, quoted, source, destination, flow.address_delta, Compensation::Message)?;
     translate::ports(skb, quoted.l4, &to)?;
     let mut delta = Sum::ZERO.add_word(flow.port_delta);
     // The header checksum of IPv4 makes up for the addresses; IPv6 has none.
@@ -90,7 +91,7 @@ fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> 
         .add_16(source.octets())
         .add_16(destination.octets())
         .fold();
-    translate::addresses(skb, headers, &source, &destination, delta)?;
+    translate::addresses(skb, headers, &source, &destination, delta, Compensation::Pseudo)?;
     Ok(delta)
 }
 

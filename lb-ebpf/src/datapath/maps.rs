@@ -10,6 +10,7 @@ use lb_common::{
     capacity,
     conntrack::{Flow, Tuple},
 };
+use lb_ebpf::packet::Packet;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -54,6 +55,21 @@ pub(super) fn scratch() -> Result<&'static mut Scratch, Outcome> {
     // SAFETY: the slot is of this CPU alone, and programs on these hooks run with bottom halves disabled, so that no
     // other of them can run here before this one is done.
     Ok(unsafe { &mut *scratch })
+}
+
+/// The packet that this CPU works on.
+///
+/// It lies in a map rather than on the stack because the verifier follows every value on the stack: there it would walk
+/// the rest of the program once for each combination of what parsing can find out.
+#[btf_map]
+pub(super) static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
+
+/// Room for the packet of this CPU.
+#[inline(always)]
+pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
+    let packet = PACKET.get_ptr_mut(0).ok_or(Outcome::RewriteFailed)?;
+    // SAFETY: as for `scratch`. The kernel fills new maps with zeros, which are a valid packet.
+    Ok(unsafe { &mut *packet })
 }
 
 /// Names of service ports by id. No program reads them; they are part of the state that outlives the agent.

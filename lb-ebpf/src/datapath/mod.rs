@@ -19,8 +19,6 @@ mod skb;
 pub(crate) mod stats;
 mod translate;
 
-use core::mem::MaybeUninit;
-
 use lb_common::{
     Outcome,
     conntrack::{Flow, flow_flags},
@@ -50,10 +48,8 @@ impl Hook {
 /// out.
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
-    let mut packet = MaybeUninit::uninit();
-    read(skb, &mut packet)?;
-    // SAFETY: `read` has succeeded.
-    let packet = unsafe { packet.assume_init_mut() };
+    let packet = maps::packet()?;
+    read(skb, packet)?;
     if packet.body == Body::IcmpError {
         return Ok(icmp::translate(skb, &packet.headers, hook));
     }
@@ -78,14 +74,13 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     }
 }
 
-/// Parses the packet; where headers lie outside the linear part of the buffer, they are pulled in first. `packet` is
-/// initialised if and only if the result is `Ok`.
+/// Parses the packet; where headers lie outside the linear part of the buffer, they are pulled in first.
 #[inline(never)]
-fn read(skb: &mut Skb, packet: &mut MaybeUninit<Packet>) -> Result<(), Outcome> {
+fn read(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     for _ in 0..2 {
         match parse(skb, skb.layer) {
             Ok(parsed) => {
-                packet.write(parsed);
+                *packet = parsed;
                 return Ok(());
             }
             Err(Outcome::Malformed) if skb.pull_headers() => {}

@@ -11,7 +11,8 @@ use super::skb::{ChecksumField, Skb};
 /// Gives the packet the addresses and ports with which packets of `flow` go on.
 #[inline(always)]
 pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
-    addresses(skb, &packet.headers, &flow.to.source, &flow.to.destination, flow.address_delta)?;
+    let headers = &packet.headers;
+    addresses(skb, headers, &flow.to.source, &flow.to.destination, flow.address_delta, Compensation::Pseudo)?;
     if packet.body == Body::LaterFragment {
         return Ok(());
     }
@@ -23,6 +24,17 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), 
     ports(skb, packet.headers.l4, &flow.to)
 }
 
+/// What makes up for a change of IPv6 addresses, which no checksum of their own covers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compensation {
+    /// A checksum over the pseudo header. To update it, the kernel takes the change out of its sum over the frame
+    /// (`CHECKSUM_COMPLETE`) as if the addresses were not in there, so we must put them in; IPv4 addresses are made up
+    /// for by the header's checksum. (`BPF_F_IPV6` says the same, to Linux 6.16 and newer.)
+    Pseudo,
+    /// The checksum of an ICMP message that quotes them.
+    Message,
+}
+
 /// Writes the addresses of a network header and updates its own checksum, which only IPv4 has.
 #[inline(always)]
 pub(super) fn addresses(
@@ -31,10 +43,14 @@ pub(super) fn addresses(
     source: &Address,
     destination: &Address,
     delta: u16,
+    compensation: Compensation,
 ) -> Result<(), Outcome> {
     if headers.is_v4 {
         skb.update_ip_checksum(headers.l3 + 10, delta)?;
         skb.store(headers.l3 + 12, &[source.v4_octets(), destination.v4_octets()])
+    } else if compensation == Compensation::Pseudo {
+        skb.store_anew(headers.l3 + 8, source.octets())?;
+        skb.store_anew(headers.l3 + 24, destination.octets())
     } else {
         skb.store(headers.l3 + 8, source.octets())?;
         skb.store(headers.l3 + 24, destination.octets())

@@ -1,0 +1,837 @@
+//! The agent's side of the kernel: pins, maps, attachment, devices, conntrack. Needs root.
+//!
+//! Each test runs in network and mount namespaces of its own, so nothing it makes outlives it.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use lb_agent::datapath::{
+    AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
+    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, check, cleanup, detect_devices, grace,
+};
+use lb_common::{
+    Address, Backend, Outcome, Service, ServiceKey,
+    conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
+    protocol,
+};
+use lb_core::{
+    model::{ObjectName, Protocol, ServicePortName},
+    plan::{Contents, EndpointLabels, ServiceLabels, Step},
+};
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, unshare},
+};
+
+// ---- the stage
+
+/// A folder for pins, in namespaces of this thread alone.
+struct Sandbox {
+    folder: PathBuf,
+}
+
+impl Sandbox {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("lb-datapath-{}-{number}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        ip("link set lo up");
+        Self { folder }
+    }
+
+    fn bpffs(&self) -> PathBuf {
+        self.folder.join("bpffs")
+    }
+
+    /// Small maps, so that the tests need little memory.
+    fn options(&self) -> Options {
+        let capacities = Capacities { services: 1024, backends: 4096, conntrack: 1024 };
+        Options { capacities, ..Options::new(self.bpffs()) }
+    }
+
+    fn open(&self) -> Datapath {
+        Datapath::open(&self.options()).unwrap()
+    }
+
+    fn pin(&self, path: &str) -> PathBuf {
+        self.bpffs().join("lb/v1").join(path)
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        while umount2(&self.bpffs(), MntFlags::MNT_DETACH).is_ok() {}
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!("cannot remove {}: {error}", self.folder.display());
+        }
+    }
+}
+
+/// A network namespace that lives as long as this value.
+struct OtherNamespace(Child);
+
+impl OtherNamespace {
+    fn new() -> Self {
+        let child = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+        let namespace = |pid: &str| fs::metadata(format!("/proc/{pid}/ns/net")).map(|file| file.ino()).ok();
+        let (pid, own) = (child.id().to_string(), namespace("thread-self"));
+        let start = Instant::now();
+        while namespace(&pid).is_none() || namespace(&pid) == own {
+            assert!(start.elapsed() < Duration::from_secs(10), "unshare does not start");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Self(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for OtherNamespace {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
+            eprintln!("cannot end {}: {error}", self.0.id());
+        }
+    }
+}
+
+fn run(program: &str, arguments: &str) -> String {
+    let output = Command::new(program).args(arguments.split(' ')).stderr(Stdio::piped()).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ip(arguments: &str) {
+    run("ip", arguments);
+}
+
+fn tc(arguments: &str) -> String {
+    run("tc", arguments)
+}
+
+/// One end of a pair of devices that both stay here. (Not every kernel has dummy devices.)
+fn wire(name: &str, index: u32) -> Device {
+    ip(&format!("link add {name} index {index} type veth peer name {name}-far"));
+    ip(&format!("link set {name} up"));
+    ip(&format!("link set {name}-far up"));
+    Device { index, name: name.to_owned(), kind: DeviceKind::Wire, layer: Layer::Ethernet }
+}
+
+/// The programs on a tcx hook by id, in the order they run.
+fn tcx(device: &str, direction: TcAttachType) -> Vec<u32> {
+    SchedClassifier::query_tcx(device, direction).unwrap().1.iter().map(|info| info.id()).collect()
+}
+
+/// Waits for the kernel, which frees links and programs in the background.
+fn eventually(mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(5), "this never became true");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn program_id(datapath: &Pinned, name: &str) -> u32 {
+    datapath.programs().unwrap().iter().find(|program| program.name == name).unwrap().id
+}
+
+fn sync(attacher: &mut Attacher, devices: &[Device]) -> (usize, usize) {
+    let report = attacher.sync(devices).unwrap();
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    (report.attached.len(), report.detached.len())
+}
+
+// ---- maps
+
+fn key(number: u32) -> ServiceKey {
+    ServiceKey::new(Address::from(IpAddr::from((0x0a60_0000 + number).to_be_bytes())), 80, protocol::TCP)
+}
+
+fn backend(number: u32) -> Backend {
+    let address = Address::from(IpAddr::from((0x0af4_0000 + number).to_be_bytes()));
+    Backend { address, port: 8080, flags: 0, weight: 1 }
+}
+
+fn endpoint(number: u32) -> IpAddr {
+    backend(number).address.into()
+}
+
+fn service(id: u32, base: u32, count: u32) -> Service {
+    let record = Service {
+        id,
+        backends_base: base,
+        backends_count: count,
+        affinity_seconds: 0,
+        scheduler: 0,
+        kind: 0,
+        flags: 0,
+        seal: 0,
+    };
+    record.sealed(&key(id))
+}
+
+fn service_labels(id: u32) -> ServiceLabels {
+    ServiceLabels {
+        name: ServicePortName {
+            service: ObjectName::new("default", &format!("service-{id}")),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        },
+        node_port: (id % 2 == 0).then_some(30_000),
+    }
+}
+
+fn endpoint_labels(number: u32) -> EndpointLabels {
+    EndpointLabels { node: Some("a".into()), zone: None, pod: Some(format!("pod-{number}").into()) }
+}
+
+/// The steps that make `services` services with `size` endpoints each, and what the kernel holds after them.
+fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
+    let (mut steps, mut contents) = (Vec::new(), Contents::default());
+    let ids = 1..=services;
+    let slice =
+        |id: u32| ((id - 1) * (size + 3), (id * size..(id + 1) * size).map(backend).collect::<Vec<_>>());
+    for id in ids.clone() {
+        let (base, backends) = slice(id);
+        contents.backends.extend((base..).zip(backends.iter().copied()));
+        steps.push(Step::WriteBackends { base, backends });
+    }
+    for id in ids.clone() {
+        contents.service_labels.insert(id, service_labels(id));
+        steps.push(Step::PutServiceLabels(id, service_labels(id)));
+    }
+    for number in size..(services + 1) * size {
+        contents.endpoint_labels.insert(endpoint(number), endpoint_labels(number));
+        steps.push(Step::PutEndpointLabels(endpoint(number), endpoint_labels(number)));
+    }
+    for id in ids {
+        let record = service(id, slice(id).0, size);
+        contents.frontends.insert(key(id), record);
+        steps.push(Step::PutFrontend(key(id), record));
+    }
+    (steps, contents)
+}
+
+#[test]
+fn what_is_applied_is_read_back() {
+    for batches in [true, false] {
+        let sandbox = Sandbox::new();
+        let datapath = sandbox.open();
+        datapath.maps().use_batches(batches);
+        let (steps, mut contents) = steps(50, 3);
+        datapath.maps().apply(&steps).unwrap();
+        assert_eq!(datapath.maps().contents().unwrap(), contents, "batches: {batches}");
+
+        contents.frontends.remove(&key(7));
+        contents.service_labels.remove(&7);
+        contents.endpoint_labels.remove(&endpoint(21));
+        let base = contents.frontends[&key(8)].backends_base;
+        contents.backends.retain(|slot, _| !(base - 6..base).contains(slot));
+        let deletions = [
+            Step::DeleteFrontend(key(7)),
+            Step::DeleteFrontend(key(600)),
+            Step::DeleteFrontend(key(601)),
+            Step::ReleaseBackends { base: base - 6, count: 3 },
+            Step::DeleteServiceLabels(7),
+            Step::DeleteEndpointLabels(endpoint(21)),
+        ];
+        datapath.maps().apply(&deletions).unwrap();
+        assert_eq!(datapath.maps().contents().unwrap(), contents, "batches: {batches}");
+        datapath.maps().apply(&deletions).unwrap();
+        assert_eq!(datapath.maps().contents().unwrap(), contents, "what is gone may be deleted again");
+    }
+}
+
+#[test]
+fn a_failure_tells_which_steps_are_in_the_kernel() {
+    for batches in [true, false] {
+        let sandbox = Sandbox::new();
+        let datapath = sandbox.open();
+        datapath.maps().use_batches(batches);
+        let slots = datapath.maps().backend_slots();
+        let steps = [
+            Step::PutServiceLabels(1, service_labels(1)),
+            Step::WriteBackends { base: 0, backends: vec![backend(1)] },
+            Step::WriteBackends { base: slots - 1, backends: vec![backend(2), backend(3)] },
+            Step::PutFrontend(key(1), service(1, 0, 1)),
+        ];
+        let error = datapath.maps().apply(&steps).unwrap_err();
+        assert_eq!(error.applied, 2, "batches: {batches}");
+        assert!(error.to_string().contains("2 backends at slot"), "{error}");
+        let contents = datapath.maps().contents().unwrap();
+        assert!(contents.frontends.is_empty(), "no step after the one that failed");
+
+        let many: Vec<Step> = (1..=2000).map(|id| Step::PutFrontend(key(id), service(id, 0, 1))).collect();
+        let error = datapath.maps().apply(&many).unwrap_err();
+        assert_eq!(datapath.maps().contents().unwrap().frontends.len(), error.applied, "batches: {batches}");
+        assert!(error.to_string().contains("the map is full"), "{error}");
+    }
+}
+
+#[test]
+fn ten_thousand_services_are_programmed_at_once() {
+    let sandbox = Sandbox::new();
+    let datapath = Datapath::open(&Options::new(sandbox.bpffs())).unwrap();
+    let (steps, contents) = steps(10_000, 5);
+    let start = Instant::now();
+    datapath.maps().apply(&steps).unwrap();
+    let applied = start.elapsed();
+    let start = Instant::now();
+    assert!(datapath.maps().contents().unwrap() == contents);
+    println!("{} steps in {applied:?}, read back in {:?}", steps.len(), start.elapsed());
+    assert!(applied < Duration::from_secs(1), "{applied:?}");
+}
+
+#[test]
+fn a_grace_period_ends() {
+    let _sandbox = Sandbox::new();
+    let start = Instant::now();
+    grace::wait().unwrap();
+    println!("grace period: {:?}", start.elapsed());
+}
+
+// ---- pins
+
+#[test]
+fn a_map_of_another_shape_is_refused() {
+    let sandbox = Sandbox::new();
+    drop(sandbox.open());
+    let path = sandbox.pin("SERVICES");
+    fs::remove_file(&path).unwrap();
+    let map = aya::maps::HashMap::<_, [u8; 20], [u8; 16]>::create(8, 0).unwrap();
+    map.pin(&path).unwrap();
+    let datapath = Datapath::open(&sandbox.options()).unwrap_err();
+    let pinned = Pinned::open(&sandbox.bpffs()).unwrap_err();
+    for error in [datapath, pinned] {
+        assert!(matches!(error, DatapathError::Layout { .. }), "{error}");
+        for part in ["SERVICES", "16-byte values", "24-byte values", "lb-agent cleanup"] {
+            assert!(error.to_string().contains(part), "{part} is missing in: {error}");
+        }
+    }
+    assert!(cleanup(&sandbox.bpffs()).unwrap().maps > 0, "cleanup needs no fitting maps");
+}
+
+#[test]
+fn a_second_agent_is_told_who_is_there() {
+    let sandbox = Sandbox::new();
+    let first = sandbox.open();
+    let error = Datapath::open(&sandbox.options()).unwrap_err().to_string();
+    assert!(error.contains(&format!("pid {} ", std::process::id())), "{error}");
+    let error = cleanup(&sandbox.bpffs()).unwrap_err().to_string();
+    assert!(error.contains("another lb-agent"), "{error}");
+    assert!(Pinned::open(&sandbox.bpffs()).unwrap().agent().is_some());
+    drop(first);
+    assert_eq!(Pinned::open(&sandbox.bpffs()).unwrap().agent(), None);
+    drop(sandbox.open());
+}
+
+#[test]
+fn a_command_without_a_data_plane_says_so() {
+    let sandbox = Sandbox::new();
+    let error = Pinned::open(&sandbox.bpffs()).unwrap_err().to_string();
+    assert!(error.contains("lb-agent run"), "{error}");
+    assert!(!sandbox.bpffs().exists(), "looking makes nothing");
+}
+
+#[test]
+fn a_restart_keeps_maps_and_replaces_programs() {
+    let sandbox = Sandbox::new();
+    let devices = [wire("wire0", 50), Device { layer: Layer::Ip, ..wire("tun0", 51) }];
+    let (steps, contents) = steps(10, 2);
+    let datapath = sandbox.open();
+    datapath.maps().apply(&steps).unwrap();
+    assert_eq!(sync(&mut datapath.attacher().unwrap(), &devices), (4, 0));
+    drop(datapath);
+    let before = Pinned::open(&sandbox.bpffs()).unwrap().attachments().unwrap();
+    let names: Vec<&str> = before.iter().map(|attachment| attachment.program.name.as_str()).collect();
+    assert_eq!(names, ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"]);
+    assert!(before.iter().all(|attachment| attachment.mode == AttachMode::Tcx));
+    let links = link_inodes(&sandbox);
+
+    let options = Options { capacities: Capacities::default(), ..sandbox.options() };
+    let datapath = Datapath::open(&options).unwrap();
+    assert_eq!(datapath.maps().backend_slots(), 4096, "a pinned map keeps its size");
+    assert_eq!(datapath.maps().contents().unwrap(), contents);
+    let mut attacher = datapath.attacher().unwrap();
+    assert_eq!(sync(&mut attacher, &devices), (4, 0));
+    assert_eq!(sync(&mut attacher, &devices), (0, 0), "nothing is left to do");
+    assert_eq!(link_inodes(&sandbox), links, "the links stay, so no packet passed without a program");
+    let after = Pinned::open(&sandbox.bpffs()).unwrap().attachments().unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        assert_ne!(before.program.id, after.program.id);
+        assert_eq!(before.program.tag, after.program.tag);
+    }
+}
+
+/// The pins of links; a new link would be a new file.
+fn link_inodes(sandbox: &Sandbox) -> Vec<u64> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(sandbox.pin("links")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::symlink_metadata(path).unwrap().ino()).collect()
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let datapath = sandbox.open();
+    sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
+    drop(datapath);
+    fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
+    fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
+    let removed = cleanup(&sandbox.bpffs()).unwrap();
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 7, true));
+    eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
+    eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
+    assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
+    assert_eq!(cleanup(&sandbox.bpffs()).unwrap().attachments, 0, "cleaning up twice is no error");
+}
+
+#[test]
+fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
+    let sandbox = Sandbox::new();
+    let outer = sandbox.bpffs();
+    fs::create_dir(&outer).unwrap();
+    let none: Option<&str> = None;
+    mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
+    let inner = outer.join("nodes/a");
+    drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
+    assert!(outer.join("nodes/a/lb/v1/SERVICES").exists());
+    assert!(!cleanup(&inner).unwrap().unmounted);
+    drop(sandbox.open());
+    assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
+}
+
+#[test]
+fn another_version_is_retired() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let old = sandbox.open();
+    sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
+    drop(old);
+    fs::rename(sandbox.bpffs().join("lb/v1"), sandbox.bpffs().join("lb/v0")).unwrap();
+
+    let datapath = sandbox.open();
+    sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
+    assert_eq!(tcx("wire0", TcAttachType::Ingress).len(), 2);
+    datapath.retire_other_versions().unwrap();
+    let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Ingress) == [program_id(&pinned, "tc_ingress")]);
+    assert!(!sandbox.bpffs().join("lb/v0").exists());
+}
+
+// ---- attachment
+
+#[test]
+fn we_come_first_at_ingress_and_last_at_egress() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    // Another program: that of a data plane with other pins.
+    let other = sandbox.folder.join("other");
+    let options = Options { bpffs: other.clone(), ..sandbox.options() };
+    sync(&mut Datapath::open(&options).unwrap().attacher().unwrap(), &wire);
+    sync(&mut sandbox.open().attacher().unwrap(), &wire);
+
+    let (ours, theirs) = (Pinned::open(&sandbox.bpffs()).unwrap(), Pinned::open(&other).unwrap());
+    let ids = |name| [program_id(&ours, name), program_id(&theirs, name)];
+    assert_eq!(tcx("wire0", TcAttachType::Ingress), ids("tc_ingress"));
+    let [our_egress, their_egress] = ids("tc_egress");
+    assert_eq!(tcx("wire0", TcAttachType::Egress), [their_egress, our_egress]);
+
+    let [_, their_ingress] = ids("tc_ingress");
+    cleanup(&sandbox.bpffs()).unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Ingress) == [their_ingress]);
+    while umount2(&other, MntFlags::MNT_DETACH).is_ok() {}
+}
+
+#[test]
+fn without_tcx_filters_are_used_beside_those_of_others() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let options = Options { attach: Some(AttachMode::Clsact), ..sandbox.options() };
+    tc("qdisc add dev wire0 clsact");
+    tc("filter add dev wire0 ingress prio 1 protocol ip u32 match u32 0 0 flowid 1:1");
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let datapath = Datapath::open(&options).unwrap();
+        let mut attacher = datapath.attacher().unwrap();
+        assert_eq!(sync(&mut attacher, &wire), (2, 0));
+        assert_eq!(sync(&mut attacher, &wire), (0, 0));
+        let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+        let attachments = pinned.attachments().unwrap();
+        assert_eq!(attachments.len(), 2);
+        assert!(attachments.iter().all(|attachment| attachment.mode == AttachMode::Clsact));
+        ids.push(attachments[0].program.id);
+        for direction in ["ingress", "egress"] {
+            let filters = tc(&format!("filter show dev wire0 {direction}"));
+            assert_eq!(filters.matches("lb:tc_").count(), 1, "{filters}");
+            assert!(filters.contains("direct-action"), "{filters}");
+        }
+        assert!(tcx("wire0", TcAttachType::Ingress).is_empty());
+    }
+    assert_ne!(ids[0], ids[1], "a new agent puts its own programs in");
+
+    let removed = cleanup(&sandbox.bpffs()).unwrap();
+    assert_eq!(removed.attachments, 2);
+    let filters = tc("filter show dev wire0 ingress");
+    assert!(filters.contains("u32") && !filters.contains("lb:"), "{filters}");
+    assert!(tc("qdisc show dev wire0").contains("clsact"), "a qdisc of others stays");
+}
+
+#[test]
+fn our_own_qdisc_goes_with_us() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50), wire("wire1", 51)];
+    let options = Options { attach: Some(AttachMode::Clsact), ..sandbox.options() };
+    let datapath = Datapath::open(&options).unwrap();
+    let mut attacher = datapath.attacher().unwrap();
+    sync(&mut attacher, &wire);
+    assert_eq!(sync(&mut attacher, &wire[..1]), (0, 2));
+    assert!(!tc("qdisc show dev wire1").contains("clsact"));
+    tc("filter add dev wire0 egress prio 9 protocol ip u32 match u32 0 0 flowid 1:1");
+    drop((attacher, datapath));
+    cleanup(&sandbox.bpffs()).unwrap();
+    assert!(tc("qdisc show dev wire0").contains("clsact"), "somebody else uses it now");
+}
+
+#[test]
+fn a_change_of_mode_leaves_one_program_on_a_device() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    for mode in [AttachMode::Tcx, AttachMode::Clsact, AttachMode::Tcx] {
+        let datapath = Datapath::open(&Options { attach: Some(mode), ..sandbox.options() }).unwrap();
+        sync(&mut datapath.attacher().unwrap(), &wire);
+        let filters = tc("filter show dev wire0 egress").matches("lb:tc_egress").count();
+        let (links, expected) = if mode == AttachMode::Tcx { (1, 0) } else { (0, 1) };
+        assert_eq!(filters, expected);
+        eventually(|| tcx("wire0", TcAttachType::Egress).len() == links);
+    }
+}
+
+#[test]
+fn an_index_that_another_device_got_is_noticed() {
+    let sandbox = Sandbox::new();
+    let first = [wire("wire0", 50)];
+    let datapath = sandbox.open();
+    let mut attacher = datapath.attacher().unwrap();
+    sync(&mut attacher, &first);
+    ip("link del wire0");
+    let second = [wire("wire1", 50)];
+    assert_eq!(sync(&mut attacher, &second), (2, 0));
+    assert_eq!(tcx("wire1", TcAttachType::Ingress).len(), 1);
+    ip("link del wire1");
+    assert_eq!(sync(&mut attacher, &[]), (0, 2));
+    assert!(link_inodes(&sandbox).is_empty());
+}
+
+#[test]
+fn a_link_into_another_network_namespace_is_not_taken_over() {
+    let sandbox = Sandbox::new();
+    sync(&mut sandbox.open().attacher().unwrap(), &[wire("wire0", 50)]);
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    let here = [wire("wire0", 50)];
+    assert_eq!(sync(&mut sandbox.open().attacher().unwrap(), &here), (2, 0));
+    assert_eq!(tcx("wire0", TcAttachType::Ingress).len(), 1);
+}
+
+#[test]
+fn what_others_detach_is_attached_again() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let datapath = sandbox.open();
+    let mut attacher = datapath.attacher().unwrap();
+    sync(&mut attacher, &wire);
+    fs::remove_file(sandbox.pin("links/50-ingress")).unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
+    assert_eq!(sync(&mut attacher, &wire), (1, 0));
+    assert_eq!(tcx("wire0", TcAttachType::Ingress).len(), 1);
+}
+
+// ---- devices
+
+fn found(devices: &[Device]) -> Vec<(&str, DeviceKind, Layer)> {
+    devices.iter().map(|device| (device.name.as_str(), device.kind, device.layer)).collect()
+}
+
+#[test]
+fn devices_are_detected_from_the_kernel() {
+    let _sandbox = Sandbox::new();
+    let pod = OtherNamespace::new();
+    wire("wire0", 50);
+    ip("addr add 192.0.2.1/24 dev wire0");
+    wire("idle0", 51);
+    wire("up0", 52);
+    ip("route add default dev up0");
+    ip(&format!("link add pod0 index 53 type veth peer name eth0 netns {}", pod.pid()));
+    ip("link add here0 index 54 type veth peer name here1");
+    ip(&format!("link add node0 index 56 type veth peer name uplink netns {}", pod.pid()));
+    ip("addr add 2001:db8::1/64 dev node0 nodad");
+    ip("tuntap add tun0 mode tun");
+    ip("addr add 192.0.2.9/32 dev tun0");
+
+    use DeviceKind::{Wire, Workload};
+    let devices = detect_devices(&DevicePatterns::default()).unwrap();
+    let mut devices = found(&devices);
+    devices.sort_unstable();
+    let expected = [
+        ("node0", Wire, Layer::Ethernet),
+        ("pod0", Workload, Layer::Ethernet),
+        ("tun0", Wire, Layer::Ip),
+        ("up0", Wire, Layer::Ethernet),
+        ("wire0", Wire, Layer::Ethernet),
+    ];
+    assert_eq!(devices, expected);
+}
+
+#[test]
+fn a_late_device_gets_its_programs_at_once() {
+    let sandbox = Sandbox::new();
+    let pod = OtherNamespace::new();
+    let datapath = sandbox.open();
+    let mut attacher = datapath.attacher().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut watcher = DeviceWatcher::open(DevicePatterns::default()).unwrap();
+        assert_eq!(sync(&mut attacher, &watcher.devices().unwrap()), (0, 0));
+        let start = Instant::now();
+        let mut create = Command::new("ip")
+            .args(format!("link add pod0 index 53 type veth peer name eth0 netns {}", pod.pid()).split(' '))
+            .spawn()
+            .unwrap();
+        let limit = Duration::from_secs(1);
+        while sync(&mut attacher, &watcher.devices().unwrap()) != (2, 0) {
+            tokio::time::timeout(limit, watcher.changed()).await.expect("an event").unwrap();
+        }
+        println!("programs {:?} after `ip link add` was started", start.elapsed());
+        assert!(create.wait().unwrap().success());
+        assert_eq!(tcx("pod0", TcAttachType::Ingress).len(), 1);
+        assert!(start.elapsed() < limit);
+
+        ip("link set pod0 name renamed0");
+        ip("addr add 192.0.2.1/24 dev renamed0");
+        until(&mut watcher, |devices| found(devices) == [("renamed0", DeviceKind::Wire, Layer::Ethernet)])
+            .await;
+        ip("addr del 192.0.2.1/24 dev renamed0");
+        until(&mut watcher, |devices| devices.iter().all(|device| device.kind == DeviceKind::Workload)).await;
+        drop(pod);
+        until(&mut watcher, |devices| devices.is_empty()).await;
+        assert_eq!(sync(&mut attacher, &watcher.devices().unwrap()), (0, 2));
+        assert!(link_inodes(&sandbox).is_empty(), "a device that is gone is forgotten");
+    });
+}
+
+async fn until(watcher: &mut DeviceWatcher, wanted: impl Fn(&[Device]) -> bool) {
+    while !wanted(&watcher.devices().unwrap()) {
+        tokio::time::timeout(Duration::from_secs(5), watcher.changed()).await.expect("an event").unwrap();
+    }
+}
+
+#[test]
+fn lost_events_do_not_lose_devices() {
+    let _sandbox = Sandbox::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut watcher = DeviceWatcher::open(DevicePatterns::default()).unwrap();
+        assert!(watcher.devices().unwrap().is_empty());
+        wire("wire0", 50);
+        // More events than a socket holds.
+        let batch: String =
+            (0..3000).map(|n| format!("addr add 10.1.{}.{}/32 dev wire0\n", n / 250, n % 250 + 1)).collect();
+        let file = std::env::temp_dir().join(format!("lb-datapath-{}-batch", std::process::id()));
+        fs::write(&file, batch).unwrap();
+        run("ip", &format!("-batch {}", file.display()));
+        fs::remove_file(&file).unwrap();
+        until(&mut watcher, |devices| devices.len() == 1).await;
+    });
+}
+
+// ---- conntrack
+
+const NOW: Tick = Tick(1_000_000);
+
+fn ago(seconds: u64) -> Tick {
+    Tick(NOW.0 - u32::try_from((seconds * 1_000_000_000) >> 30).unwrap())
+}
+
+/// Both entries of a flow of a client port, last seen at `last`, and their keys.
+fn flow(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
+    let address = |last| Address::from_v4([192, 0, 2, last]);
+    let from = Tuple::new(address(1), address(10), port, 80, protocol);
+    let to = Tuple::new(address(1), address(20), port, 8080, protocol);
+    let mut forward = Flow::new(&from, &to, 7, 0, last);
+    let mut reply =
+        Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY | flow_flags::AT_EGRESS, last);
+    let segment = |flags, seq, ack| Segment { flags, seq, ack, payload: 0 };
+    if protocol == protocol::TCP {
+        forward.observe_segment(&segment(tcp_flags::SYN, 100, 0), last);
+        reply.observe_segment(&segment(tcp_flags::SYN | tcp_flags::ACK, 500, 101), last);
+        forward.observe_segment(&segment(tcp_flags::ACK, 101, 501), last);
+    } else {
+        forward.observe_datagram(last);
+        reply.observe_datagram(last);
+    }
+    [(from, forward), (to.reversed(), reply)]
+}
+
+fn insert(conntrack: &Conntrack, entries: &[(Tuple, Flow)]) {
+    for (key, entry) in entries {
+        assert!(conntrack.table().insert_new(key, entry).unwrap());
+    }
+}
+
+#[test]
+fn flows_are_forgotten_when_their_time_is_over() {
+    for batches in [true, false] {
+        let sandbox = Sandbox::new();
+        let conntrack = sandbox.open().conntrack();
+        conntrack.table().use_batches(batches);
+        insert(&conntrack, &flow(protocol::TCP, 1, ago(23 * 3600)));
+        insert(&conntrack, &flow(protocol::TCP, 2, ago(25 * 3600)));
+        insert(&conntrack, &flow(protocol::UDP, 3, ago(60)));
+        insert(&conntrack, &flow(protocol::UDP, 4, ago(180)));
+        let [mut forward, reply] = flow(protocol::UDP, 5, ago(180));
+        forward.1.last_seen = ago(1);
+        insert(&conntrack, &[forward, reply]);
+        let sweep = conntrack.expire(NOW).unwrap();
+        assert_eq!((sweep.entries, sweep.expired, sweep.rebuilt, sweep.orphans), (10, 2, 0, 0));
+        let left = conntrack.list().unwrap();
+        let ports: Vec<u16> = left.iter().map(|connection| connection.from.source_port).collect();
+        assert_eq!(ports, [1, 3, 5]);
+        assert!(left.iter().all(|connection| connection.reply.is_some()));
+        assert_eq!(conntrack.table().count().unwrap(), 6);
+    }
+}
+
+#[test]
+fn a_flow_gets_its_lost_half_back() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let flows = [1, 2].map(|port| flow(protocol::TCP, port, ago(3600)));
+    insert(&conntrack, &[flows[0][0], flows[1][1]]);
+    let orphan = flow(protocol::UDP, 3, ago(3600));
+    insert(&conntrack, &orphan[1..]);
+    let sweep = conntrack.expire(NOW).unwrap();
+    assert_eq!((sweep.expired, sweep.rebuilt, sweep.orphans), (0, 2, 1));
+    for [(key, forward), (reply_key, reply)] in flows {
+        let now = conntrack.table().get(&key).unwrap().unwrap();
+        let reply_now = conntrack.table().get(&reply_key).unwrap().unwrap();
+        assert_eq!(
+            (now.to, now.flags, now.address_delta),
+            (forward.to, forward.flags, forward.address_delta)
+        );
+        assert_eq!((reply_now.to, reply_now.flags), (reply.to, reply.flags));
+        assert_eq!(Phase::of(&now, &reply_now), Phase::Established);
+        assert_ne!(now.seen & reply_now.seen & seen::ACK, 0);
+    }
+    let sweep = conntrack.expire(NOW).unwrap();
+    assert_eq!((sweep.entries, sweep.rebuilt), (4, 0), "a second sweep finds nothing to do");
+}
+
+#[test]
+fn flows_can_be_purged_and_flushed() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    for port in 1..=100 {
+        insert(&conntrack, &flow(if port % 2 == 0 { protocol::UDP } else { protocol::TCP }, port, ago(1)));
+    }
+    assert_eq!(conntrack.purge(|from, _| from.protocol == protocol::UDP).unwrap(), 50);
+    let left = conntrack.list().unwrap();
+    assert_eq!(left.len(), 50);
+    assert!(left.iter().all(|connection| connection.from.protocol == protocol::TCP));
+    assert_eq!(conntrack.flush().unwrap(), 100);
+    assert_eq!(conntrack.table().count().unwrap(), 0);
+}
+
+#[test]
+fn a_full_conntrack_table_is_swept_in_a_second() {
+    let sandbox = Sandbox::new();
+    let conntrack = Datapath::open(&Options::new(sandbox.bpffs())).unwrap().conntrack();
+    let (mut keys, mut entries) = (Vec::new(), Vec::new());
+    for number in 0..100_000u32 {
+        let port = u16::try_from(number % 50_000 + 1).unwrap();
+        for (key, entry) in flow(if number < 50_000 { protocol::TCP } else { protocol::UDP }, port, ago(1)) {
+            keys.push(key);
+            entries.push(entry);
+        }
+    }
+    conntrack.table().update(&keys, &entries).map_err(|(_, error)| error).unwrap();
+    let start = Instant::now();
+    let sweep = conntrack.expire(NOW).unwrap();
+    let swept = start.elapsed();
+    assert_eq!((sweep.entries, sweep.expired), (200_000, 0));
+    let start = Instant::now();
+    let sweep = conntrack.expire(Tick(NOW.0 + 100_000)).unwrap();
+    assert_eq!((sweep.expired, sweep.orphans), (100_000, 0));
+    println!("200,000 entries: sweep {swept:?}, expiry of all {:?}", start.elapsed());
+    assert_eq!(conntrack.table().count().unwrap(), 0);
+    assert!(swept < Duration::from_secs(1), "{swept:?}");
+}
+
+// ---- status and checks
+
+#[test]
+fn status_shows_what_the_kernel_holds() {
+    let sandbox = Sandbox::new();
+    let datapath = sandbox.open();
+    datapath.maps().apply(&steps(10, 4).0).unwrap();
+    insert(&datapath.conntrack(), &flow(protocol::TCP, 1, NOW));
+    sync(&mut datapath.attacher().unwrap(), &[wire("wire0", 50)]);
+    let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+    let fill: Vec<_> =
+        pinned.fill().unwrap().iter().map(|map| (map.name, map.entries, map.capacity)).collect();
+    let expected = [
+        ("SERVICES", 10, 1024),
+        ("BACKENDS", 40, 4096),
+        ("CONNTRACK", 2, 1024),
+        ("SERVICE_NAMES", 10, 1024),
+        ("ENDPOINT_NAMES", 40, 4096),
+    ];
+    assert_eq!(fill, expected);
+    let attachments = pinned.attachments().unwrap();
+    let places: Vec<_> = attachments.iter().map(|at| (at.device.as_str(), at.direction)).collect();
+    assert_eq!(places, [("wire0", Direction::Ingress), ("wire0", Direction::Egress)]);
+}
+
+#[test]
+fn packets_are_counted() {
+    let sandbox = Sandbox::new();
+    let datapath = sandbox.open();
+    let stats = datapath.stats().unwrap();
+    assert_eq!(stats.read().unwrap(), [0; Outcome::COUNT]);
+    sync(&mut datapath.attacher().unwrap(), &[wire("wire0", 50)]);
+    ip("addr add 192.0.2.1/24 dev wire0");
+    let socket = std::net::UdpSocket::bind("192.0.2.1:0").unwrap();
+    ip("neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev wire0");
+    for _ in 0..5 {
+        socket.send_to(b"datagram", "192.0.2.2:9").unwrap();
+    }
+    let counters = stats.read().unwrap();
+    assert_eq!(counters[Outcome::NoService as usize], 5, "{counters:?}");
+}
+
+#[test]
+fn this_machine_can_run_it() {
+    let sandbox = Sandbox::new();
+    let probes = check(&sandbox.bpffs());
+    for probe in &probes {
+        println!("{:<16} {:<9} {} {}", probe.name, probe.result.as_str(), probe.detail, probe.advice);
+    }
+    assert!(probes.iter().all(|probe| probe.result != ProbeResult::Missing));
+    assert!(!sandbox.bpffs().exists(), "checking makes nothing");
+}
