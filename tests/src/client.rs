@@ -5,9 +5,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{JoinHandle, spawn},
+    thread::{JoinHandle, sleep, spawn},
     time::Duration,
 };
 
@@ -22,6 +22,10 @@ pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The error of a connection, or of a datagram, that was refused.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
+
+/// A slow download reads so much, then pauses.
+const SLOW_PIECE: usize = 50_000;
+const SLOW_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a server says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,31 +121,36 @@ impl Connection {
 
     /// Receives so much of the pattern, compares every octet, and returns the server's name.
     pub fn download(&mut self, octets: u64) -> io::Result<String> {
-        self.receive_content(&format!("GET /download/{octets}"), &AtomicU64::new(0))
+        self.receive_content(&format!("GET /download/{octets}"), &Progress::default())
     }
 
-    /// Starts a download of `octets` at `rate` octets per second that goes on in the background.
-    pub fn download_slowly(mut self, octets: u64, rate: u64) -> Transfer {
-        let received = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&received);
-        let request = format!("GET /download/{octets}/{rate}");
-        let thread = spawn(move || self.receive_content(&request, &counter));
-        Transfer { received, octets, thread }
+    /// Starts a download in the background that is read at about 10 MB/s until [`Transfer::hurry`] is called.
+    pub fn download_slowly(mut self, octets: u64) -> Transfer {
+        let progress = Arc::new(Progress::default());
+        progress.slow.store(true, Ordering::Relaxed);
+        let shared = Arc::clone(&progress);
+        let thread = spawn(move || self.receive_content(&format!("GET /download/{octets}"), &shared));
+        Transfer { progress, octets, thread }
     }
 
-    fn receive_content(&mut self, request: &str, received: &AtomicU64) -> io::Result<String> {
+    fn receive_content(&mut self, request: &str, progress: &Progress) -> io::Result<String> {
         self.send_head(request, 0)?;
         let (octets, server) = self.receive_head()?;
         let mut buffer = vec![0; pattern::MAX_PIECE];
         let mut offset = 0;
         while offset < octets {
-            let len = self.reader.read(&mut buffer)?;
+            let slow = progress.slow.load(Ordering::Relaxed);
+            let at_most = if slow { SLOW_PIECE } else { pattern::MAX_PIECE };
+            let len = self.reader.read(&mut buffer[..at_most])?;
             if len == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             pattern::check(offset, &buffer[..len]).map_err(io::Error::other)?;
             offset += len as u64;
-            received.store(offset, Ordering::Relaxed);
+            progress.received.store(offset, Ordering::Relaxed);
+            if slow {
+                sleep(SLOW_PAUSE);
+            }
         }
         Ok(server)
     }
@@ -178,10 +187,17 @@ impl Connection {
     }
 }
 
+/// What a download and its [`Transfer`] share.
+#[derive(Debug, Default)]
+struct Progress {
+    received: AtomicU64,
+    slow: AtomicBool,
+}
+
 /// A download in the background.
 #[derive(Debug)]
 pub struct Transfer {
-    received: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     octets: u64,
     thread: JoinHandle<io::Result<String>>,
 }
@@ -189,7 +205,12 @@ pub struct Transfer {
 impl Transfer {
     /// Octets so far.
     pub fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+        self.progress.received.load(Ordering::Relaxed)
+    }
+
+    /// Receives the rest as fast as it can.
+    pub fn hurry(&self) {
+        self.progress.slow.store(false, Ordering::Relaxed);
     }
 
     /// Octets in all.
@@ -202,8 +223,9 @@ impl Transfer {
         self.thread.is_finished()
     }
 
-    /// Waits for the end; the server's name.
+    /// Receives the rest as fast as it can; the server's name.
     pub fn join(self) -> io::Result<String> {
+        self.hurry();
         self.thread.join().unwrap_or_else(|_panic| Err(io::Error::other("the transfer's thread panicked")))
     }
 }

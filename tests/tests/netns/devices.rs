@@ -72,7 +72,9 @@ fn devices(netns: &Netns) -> String {
 #[test]
 fn a_vlan_device() {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
-    if probe.client.ip("link add link eth0 name probe type vlan id 100\n").is_err() && !Path::new("/lib/modules").exists() {
+    if probe.client.ip("link add link eth0 name probe type vlan id 100\n").is_err()
+        && !Path::new("/lib/modules").exists()
+    {
         eprintln!("SKIPPED: this kernel has no 802.1Q devices (CONFIG_VLAN_8021Q); priority tags are tested");
         return;
     }

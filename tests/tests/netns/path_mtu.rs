@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use lb_tests::{
-    client::{REFUSED, Connection, PATIENCE, ask_http, udp_socket},
+    client::{Connection, PATIENCE, REFUSED, ask_http, udp_socket},
     cluster::{CLIENT, CLOSED_PORT, ClientLink},
     manifests::Port,
     netns::Netns,
@@ -49,7 +49,11 @@ fn tcp_downloads_pass_a_narrow_hop_before_the_client() {
         let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
         let server = connection.download(4 << 20).unwrap();
         let pod = bed.cluster.pod(&server).unwrap();
-        assert_eq!(known_mtu(&pod.netns, client), 1400, "{server} has learned the MTU of the way to {client}");
+        assert_eq!(
+            known_mtu(&pod.netns, client),
+            1400,
+            "{server} has learned the MTU of the way to {client}"
+        );
     }
 }
 
