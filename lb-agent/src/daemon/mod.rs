@@ -12,6 +12,7 @@ mod conntrack;
 mod devices;
 mod http;
 pub mod logging;
+mod memory;
 pub mod socket;
 pub mod state;
 mod sync_log;
@@ -25,7 +26,7 @@ use lb_core::plan::Contents;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
 };
@@ -52,6 +53,7 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 /// # Errors
 /// The data plane cannot be opened, or a task has failed.
 pub fn run(config: Config) -> anyhow::Result<()> {
+    memory::use_one_heap();
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
@@ -67,11 +69,15 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if config.place.cgroup.is_some() {
         warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
     }
+    let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.place.bpffs.clone();
     start(config, &mut tasks)?;
     let result = tokio::select! {
-        signal = stop_signal() => signal.map(|name| info!("{name}: stopping; the data plane stays in place")),
+        name = signals.next() => {
+            info!("{name}: stopping; the data plane stays in place");
+            Ok(())
+        }
         error = tasks.failure() => Err(error),
     };
     socket::unbind(&bpffs);
@@ -158,14 +164,25 @@ impl Tasks {
     }
 }
 
-/// The name of the signal that stops the agent.
-async fn stop_signal() -> anyhow::Result<&'static str> {
-    let listen = |kind| signal(kind).context("cannot listen for signals");
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    })
+/// The signals that stop the agent.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }
 
 async fn follow_problems(
