@@ -1,5 +1,6 @@
 use core::{
     cmp::Ordering,
+    hash::{Hash, Hasher},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -10,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 ///
 /// Aligned like a word, so that BPF, which has no unaligned access to its stack, moves words and not octets.
 #[repr(C, align(4))]
-#[derive(Clone, Copy, Hash, Default, Pod, Zeroable)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub struct Address {
     octets: [u8; 16],
 }
@@ -91,6 +92,12 @@ impl PartialEq for Address {
 }
 
 impl Eq for Address {}
+
+impl Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.octets.hash(state);
+    }
+}
 
 impl PartialOrd for Address {
     #[inline(always)]

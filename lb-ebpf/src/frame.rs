@@ -109,7 +109,31 @@ pub struct TcpHeader {
     pub urgent: [u8; 2],
 }
 
-const _: () = assert!(size_of::<TcpHeader>() == 20);
+/// Lengths of headers without options, in octets.
+pub mod lengths {
+    use network_types::{
+        eth::EthHdr,
+        ip::{Ipv4Hdr, Ipv6Hdr},
+        vlan::VlanHdr,
+    };
+
+    /// Ethernet.
+    pub const ETHERNET: u32 = 14;
+    /// A VLAN tag.
+    pub const VLAN: u32 = 4;
+    /// IPv4.
+    pub const IPV4: u32 = 20;
+    /// IPv6.
+    pub const IPV6: u32 = 40;
+    /// TCP.
+    pub const TCP: u32 = 20;
+    /// ICMP of both versions, up to the packet that an error quotes.
+    pub const ICMP: u32 = 8;
+
+    const _: () = assert!(ETHERNET as usize == EthHdr::LEN && VLAN as usize == VlanHdr::LEN);
+    const _: () = assert!(IPV4 as usize == Ipv4Hdr::LEN && IPV6 as usize == Ipv6Hdr::LEN);
+    const _: () = assert!(TCP as usize == size_of::<super::TcpHeader>());
+}
 
 /// A packet as a hook shows it: an `skb`, an XDP frame, or a slice in a test.
 ///
@@ -117,7 +141,7 @@ const _: () = assert!(size_of::<TcpHeader>() == 20);
 /// what the verifier would refuse: a header used after that.
 pub trait Frame {
     /// The length in octets, including what is not linear.
-    fn len(&self) -> u32;
+    fn length(&self) -> u32;
 
     /// The header that starts `offset` octets into the frame.
     ///
@@ -135,8 +159,8 @@ pub trait Frame {
 pub const MAX_OFFSET: u32 = 0x3ff;
 
 impl Frame for [u8] {
-    fn len(&self) -> u32 {
-        u32::try_from(<[u8]>::len(self)).unwrap_or(u32::MAX)
+    fn length(&self) -> u32 {
+        u32::try_from(self.len()).unwrap_or(u32::MAX)
     }
 
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {

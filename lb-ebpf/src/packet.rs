@@ -6,13 +6,11 @@ use lb_common::{
     protocol,
 };
 use network_types::{
-    eth::EthHdr,
     ip::{Ipv4Hdr, Ipv6Hdr},
     udp::UdpHdr,
-    vlan::VlanHdr,
 };
 
-use crate::frame::{Frame, TcpHeader, half_word, v4_address, v6_address, word};
+use crate::frame::{Frame, TcpHeader, half_word, lengths, v4_address, v6_address, word};
 
 /// Where the network header begins in the frames of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,9 +130,6 @@ const NO_SEGMENT: Segment = Segment { flags: 0, seq: 0, ack: 0, payload: 0 };
 /// How many extension headers are walked: each kind once, destination options twice (RFC 8200 §4.1).
 const MAX_EXTENSIONS: u32 = 6;
 
-/// Octets an ICMP header takes before the packet it quotes, in both versions.
-pub const ICMP_HEADER: u32 = 8;
-
 /// Parses the frame of a device of this `layer`.
 ///
 /// # Errors
@@ -164,14 +159,14 @@ pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outco
 /// the device has taken out of the frame are not seen and need not be.
 #[inline(always)]
 fn skip_ethernet<F: Frame + ?Sized>(frame: &F) -> Result<u32, Outcome> {
-    // The EtherType is the last field of both headers; `EthHdr` itself has an alignment.
-    let mut offset = EthHdr::LEN as u32;
+    // The EtherType is the last field of both headers; `EthHdr` itself wants to be aligned.
+    let mut offset = lengths::ETHERNET;
     let mut ether_type = half_word(frame.header(offset - 2)?);
     for _ in 0..2 {
         if ether_type != ether_type::VLAN && ether_type != ether_type::QINQ {
             break;
         }
-        offset += VlanHdr::LEN as u32;
+        offset += lengths::VLAN;
         ether_type = half_word(frame.header(offset - 2)?);
     }
     match ether_type {
@@ -207,7 +202,7 @@ impl Ip {
         let header: &Ipv4Hdr = frame.header(l3)?;
         let header_length = u32::from(header.vihl & 0xf) * 4;
         let length = u32::from(u16::from_be(half_word(&header.tot_len)));
-        if header_length < Ipv4Hdr::LEN as u32 || (length != 0 && length < header_length) {
+        if header_length < lengths::IPV4 || (length != 0 && length < header_length) {
             return Err(Outcome::Malformed);
         }
         let flags = u16::from_be(half_word(&header.frags));
@@ -231,10 +226,10 @@ impl Ip {
             source: v6_address(&header.src_addr),
             destination: v6_address(&header.dst_addr),
             protocol: header.next_hdr,
-            headers: Headers { l3, l4: l3 + Ipv6Hdr::LEN as u32, is_v4: false },
+            headers: Headers { l3, l4: l3 + lengths::IPV6, is_v4: false },
             fragment: Fragment { part: Part::Whole, identification: 0 },
             // A length of 0 is a jumbogram (RFC 2675) or, inside a host, a BIG TCP packet.
-            length: if payload == 0 { 0 } else { payload + Ipv6Hdr::LEN as u32 },
+            length: if payload == 0 { 0 } else { payload + lengths::IPV6 },
         };
         for _ in 0..MAX_EXTENSIONS {
             if !ip.skip_extension(frame)? {
@@ -294,7 +289,7 @@ fn tcp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet
     let header: &TcpHeader = frame.header(ip.headers.l4)?;
     tuple.source_port = u16::from_be(half_word(&header.source));
     tuple.destination_port = u16::from_be(half_word(&header.destination));
-    let end = if ip.length == 0 { frame.len() } else { ip.headers.l3 + ip.length };
+    let end = if ip.length == 0 { frame.length() } else { ip.headers.l3 + ip.length };
     let payload_start = ip.headers.l4 + u32::from(header.data_offset >> 4) * 4;
     let segment = Segment {
         flags: header.flags,
@@ -335,7 +330,7 @@ fn icmp_error<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Pac
 /// message.
 #[inline(always)]
 pub fn parse_quoted<F: Frame + ?Sized>(frame: &F, headers: &Headers) -> Result<Quoted, Outcome> {
-    let ip = Ip::read(frame, headers.l4 + ICMP_HEADER)?;
+    let ip = Ip::read(frame, headers.l4 + lengths::ICMP)?;
     let has_ports = matches!(ip.protocol, protocol::TCP | protocol::UDP);
     if ip.fragment.part == Part::Later || !has_ports || ip.headers.is_v4 != headers.is_v4 {
         return Err(Outcome::UnknownIcmpError);

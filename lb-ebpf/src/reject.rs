@@ -10,8 +10,8 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::frame::TcpHeader;
 
-/// Octets of a TCP header without options.
-pub const TCP_HEADER: u32 = size_of::<TcpHeader>() as u32;
+/// Octets of an IPv4 header, as its length field counts them.
+const IPV4_HEADER: u16 = 20;
 
 /// Hop limit of our answers: what Linux uses.
 const HOP_LIMIT: u8 = 64;
@@ -22,7 +22,7 @@ pub fn ipv4_header(tuple: &Tuple, payload: u16) -> Ipv4Hdr {
     let mut header = Ipv4Hdr {
         vihl: 0x45,
         tos: 0,
-        tot_len: (payload + Ipv4Hdr::LEN as u16).to_be_bytes(),
+        tot_len: (payload + IPV4_HEADER).to_be_bytes(),
         id: [0; 2],
         frags: 0x4000_u16.to_be_bytes(),
         ttl: HOP_LIMIT,

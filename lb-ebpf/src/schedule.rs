@@ -15,7 +15,6 @@ pub fn choose(service: &Service, random: u32) -> u32 {
 
 /// Maps 32 random bits evenly to `0..count`, by a multiplication where a remainder would cost a division.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "a product of two u32, shifted right by 32")]
 pub fn scale(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
 }
@@ -97,7 +96,7 @@ mod tests {
         #[test]
         fn a_search_finds_exactly_the_members(members in proptest::collection::btree_set(0u32..400, 0..200)) {
             let slots: Vec<Backend> = members.iter().map(|index| backend(*index)).collect();
-            let service = service(5, slots.len() as u32);
+            let service = service(5, u32::try_from(slots.len()).unwrap_or(u32::MAX));
             for index in 0..400 {
                 let Backend { address, port, .. } = backend(index);
                 let found = is_backend(&service, &address, port, |slot| slots.get(slot as usize - 5));

@@ -3,13 +3,10 @@
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
-    packet::{Body, ICMP_HEADER, Packet},
-    reject::{
-        TCP_HEADER, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset,
-        reset_sum,
-    },
+    frame::lengths,
+    packet::{Body, Packet},
+    reject::{icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum},
 };
-use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
     maps::scratch,
@@ -22,7 +19,7 @@ const QUOTE: u32 = 120;
 /// Octets of the shortest packet there is to quote.
 const SHORTEST_QUOTE: u32 = 28;
 /// Octets of the largest ICMP message.
-pub(super) const MESSAGE: usize = (ICMP_HEADER + QUOTE) as usize;
+pub(super) const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
 #[inline(never)]
@@ -43,12 +40,12 @@ fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
 fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let answer = packet.tuple.reversed();
     let header = reset(&answer, &packet.segment);
-    let l4 = network_header(skb, packet, &answer, TCP_HEADER)?;
+    let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_anew(l4, &header)?;
     // In two steps: where the checksum was left to the device, it stays so and needs only the pseudo header.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     skb.update_checksum(checksum, reset_sum(&header).fold(), false)?;
-    skb.update_checksum(checksum, pseudo_header(&answer, TCP_HEADER as u16).fold(), true)?;
+    skb.update_checksum(checksum, pseudo_header(&answer, lengths::TCP as u16).fold(), true)?;
     Ok(Outcome::RejectTcp)
 }
 
@@ -59,9 +56,9 @@ fn icmp_unreachable(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> 
     // Network headers come in multiples of 4 octets, so the length is one too.
     let quote = ((headers.l4 - headers.l3 + 8) & !3).clamp(SHORTEST_QUOTE, QUOTE);
     let message = &mut scratch()?.message;
-    message[..ICMP_HEADER as usize].copy_from_slice(&port_unreachable(headers.is_v4));
-    skb.load_octets(headers.l3, &mut message[ICMP_HEADER as usize..], quote)?;
-    let length = ICMP_HEADER + quote;
+    message[..lengths::ICMP as usize].copy_from_slice(&port_unreachable(headers.is_v4));
+    skb.load_octets(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;
+    let length = lengths::ICMP + quote;
     let checksum = message_checksum(message, length, &answer);
     message[2..4].copy_from_slice(&checksum.to_ne_bytes());
     let l4 = network_header(skb, packet, &answer, length)?;
@@ -93,12 +90,12 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
 fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
     let l3 = packet.headers.l3;
     if packet.headers.is_v4 {
-        let l4 = l3 + Ipv4Hdr::LEN as u32;
+        let l4 = l3 + lengths::IPV4;
         skb.resize(l4 + payload)?;
         skb.store_anew(l3, &ipv4_header(answer, payload as u16))?;
         Ok(l4)
     } else {
-        let l4 = l3 + Ipv6Hdr::LEN as u32;
+        let l4 = l3 + lengths::IPV6;
         skb.resize(l4 + payload)?;
         skb.store_anew(l3, &ipv6_header(answer, payload as u16))?;
         Ok(l4)

@@ -23,7 +23,7 @@ const HEADERS: u32 = 256;
 
 impl Frame for Skb {
     #[inline(always)]
-    fn len(&self) -> u32 {
+    fn length(&self) -> u32 {
         self.ctx.len()
     }
 
@@ -53,7 +53,7 @@ impl Skb {
     /// Makes the headers linear; false where they were or cannot become so.
     #[inline(always)]
     pub(super) fn pull_headers(&mut self) -> bool {
-        let wanted = self.len().min(HEADERS);
+        let wanted = self.length().min(HEADERS);
         let linear = self.ctx.data_end() - self.ctx.data();
         linear < wanted as usize && self.ctx.pull_data(wanted).is_ok()
     }
