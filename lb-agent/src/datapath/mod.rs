@@ -35,6 +35,9 @@ use std::{
 
 use tracing::info;
 
+/// A name or glob of devices.
+pub use glob::Pattern as DevicePattern;
+
 pub use self::{
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
     check::{Probe, ProbeResult, check},
