@@ -56,6 +56,22 @@ pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
+/// Adds something that does nothing to the header of everything this socket sends: IPv4 options, or an IPv6
+/// extension header with destination options.
+pub fn lengthen_headers(socket: &UdpSocket) -> io::Result<()> {
+    // Four times "no operation" (RFC 791 §3.1); one header of 8 octets with 4 octets of padding (RFC 8200 §4.2, §4.6).
+    let (level, name, value): (_, _, &[u8]) = if socket.local_addr()?.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_OPTIONS, &[1, 1, 1, 1])
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0])
+    };
+    let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `len` octets of `value`, which is that long.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), len) };
+    nix::Error::result(result)?;
+    Ok(())
+}
+
 /// Queue ICMP errors for [`next_error`].
 pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
     if socket.local_addr()?.is_ipv4() {

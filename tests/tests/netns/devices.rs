@@ -2,7 +2,6 @@
 
 use std::{
     fs, io,
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -72,10 +71,11 @@ fn devices(netns: &Netns) -> String {
 #[test]
 fn a_vlan_device() {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
-    if probe.client.ip("link add link eth0 name probe type vlan id 100\n").is_err()
-        && !Path::new("/lib/modules").exists()
-    {
-        eprintln!("SKIPPED: this kernel has no 802.1Q devices (CONFIG_VLAN_8021Q); priority tags are tested");
+    // `ip` has the kernel load the module if there is one.
+    if let Err(error) = probe.client.ip("link add link eth0 name probe type vlan id 100\n") {
+        eprintln!(
+            "SKIPPED: this kernel has no 802.1Q devices (priority tags are tested all the same): {error:#}"
+        );
         return;
     }
     drop(probe);

@@ -1,6 +1,10 @@
 //! Much data: TCP with segmentation offload, UDP in fragments.
 
-use lb_tests::client::{Connection, ask_udp};
+use lb_tests::{
+    client::{Connection, ask_udp, echo, udp_socket},
+    pattern,
+    socket::lengthen_headers,
+};
 
 use crate::bed::{Bed, WEB, http, udp};
 
@@ -46,6 +50,21 @@ fn udp_datagrams_of_8_kilobytes() {
                     let answer = ask_udp(bed.netns(who), udp(vip), octets).unwrap();
                     assert_eq!(answer.server, backend, "{octets} octets from {who} to {vip}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn udp_with_ip_options_and_extension_headers() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    for who in ["client", "pod1"] {
+        for vip in WEB {
+            for octets in [64, 8_192] {
+                let socket = udp_socket(bed.netns(who), udp(vip)).unwrap();
+                lengthen_headers(&socket).unwrap();
+                let answer = echo(&socket, pattern::at(0, octets)).unwrap();
+                assert_eq!(answer.seen, answer.local, "{octets} octets from {who} to {vip}");
             }
         }
     }
