@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn idle_connections_live_as_long_as_with_kube_proxy() {
         let (forward, reply) = established();
-        let day_in_ticks = (24 * 60 * 60 * 1_000_000_000u64 >> 30) as u32;
+        let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
         assert!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
         assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
     }
