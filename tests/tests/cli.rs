@@ -1,0 +1,369 @@
+//! The command line as users and their scripts see it: exit codes, what goes to which stream, shapes of output.
+//!
+//! Needs root and `target/release/lb-agent`, and fails without, like the other tests of this package.
+#![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use lb_agent::datapath::{Conntrack, Pinned};
+use lb_common::{
+    conntrack::{Flow, Tuple, flow_flags, seen},
+    protocol,
+};
+use lb_tests::{
+    agent::{Agent, Settings, binary},
+    cleanup::{Cleanup, Resource},
+    netns::{Netns, unique_prefix},
+    wait_for,
+};
+use serde_json::Value;
+
+/// Two ports and two endpoints, one of them named.
+const WEB: &str = "\
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.10
+  sessionAffinity: ClientIP
+  ports:
+  - {name: http, port: 80, targetPort: 8080}
+  - {name: dns, port: 53, targetPort: 5353, protocol: UDP}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]
+endpoints:
+- {addresses: [198.51.100.1], nodeName: a, zone: z1, targetRef: {kind: Pod, name: web-0}}
+- {addresses: [198.51.100.2]}
+";
+
+/// A network namespace with a wire device, and a folder for everything else.
+struct Bed {
+    netns: Netns,
+    folder: PathBuf,
+    _cleanup: Cleanup,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let name = format!("{}cli", unique_prefix());
+        let folder = std::env::temp_dir().join(&name);
+        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+        fs::create_dir_all(folder.join("manifests")).unwrap();
+        let netns = Netns::create(&name).unwrap();
+        netns.ip("link add wire0 type veth peer name wire1\nlink set wire0 up\naddress add 192.0.2.1/24 dev wire0").unwrap();
+        Self { netns, folder, _cleanup: cleanup }
+    }
+
+    fn with_web() -> (Self, Agent) {
+        let bed = Self::new();
+        fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
+        let agent = Agent::start(&bed.netns, bed.settings("bpf", &[])).unwrap();
+        (bed, agent)
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.folder.join("manifests")
+    }
+
+    fn bpffs(&self) -> PathBuf {
+        self.folder.join("bpf")
+    }
+
+    fn settings(&self, bpffs: &str, arguments: &[&str]) -> Settings {
+        Settings {
+            node_name: "a".to_owned(),
+            manifests: self.manifests(),
+            bpffs: self.folder.join(bpffs),
+            log: self.folder.join(format!("{bpffs}.log")),
+            arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        }
+    }
+
+    /// Runs a command beside the agent.
+    fn ask(&self, arguments: &[&str]) -> Output {
+        self.netns.command(binary()).args(arguments).arg("--bpffs").arg(self.bpffs()).output().unwrap()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.ask(&[arguments, &["-o", "json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.ask(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A connection in the kernel, as the programs make them.
+    fn add_flow(&self, client_port: u16) {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap().into();
+        let from = Tuple::new(ip("192.0.2.9"), ip("10.96.0.10"), client_port, 80, protocol::TCP);
+        let to = Tuple::new(ip("192.0.2.9"), ip("198.51.100.1"), client_port, 8080, protocol::TCP);
+        let service = self.json(&["service", "show", "web"])[1]["id"].as_u64().unwrap();
+        let (service, now) = (u32::try_from(service).unwrap(), Conntrack::now());
+        let mut forward = Flow::new(&from, &to, service, 0, now);
+        let mut reply = Flow::new(&to.reversed(), &from.reversed(), service, flow_flags::REPLY, now);
+        (forward.seen, reply.seen) =
+            (seen::PACKET | seen::SYN | seen::ACK, seen::PACKET | seen::SYN | seen::ACK);
+        let pinned = Pinned::open(&self.bpffs()).unwrap();
+        let table = pinned.conntrack().table();
+        assert!(table.insert_new(&from, &forward).unwrap());
+        assert!(table.insert_new(&to.reversed(), &reply).unwrap());
+    }
+}
+
+fn lb_agent(arguments: &[&str]) -> Output {
+    Command::new(binary()).args(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Asserts the exit code and that the error has all these parts, on standard error and nowhere else.
+fn assert_refused(arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = lb_agent(arguments);
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert_eq!(output.stdout, b"", "{arguments:?}");
+    for part in parts {
+        assert!(error.contains(part), "{arguments:?}: {part:?} is missing in: {error}");
+    }
+}
+
+fn write(path: &Path, text: &str) -> String {
+    fs::write(path, text).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn bad_usage_ends_with_2() {
+    assert_refused(&[], 2, &["Usage"]);
+    assert_refused(&["fly"], 2, &["fly"]);
+    assert_refused(&["run", "--fly"], 2, &["--fly"]);
+    assert_refused(&["service", "show"], 2, &["<NAME>"]);
+    assert_refused(&["service", "list", "-o", "xml"], 2, &["xml", "json"]);
+}
+
+#[test]
+fn bad_configuration_ends_with_2_and_says_what_to_do() {
+    let bed = Bed::new();
+    let manifests = bed.manifests().display().to_string();
+    assert_refused(&["run"], 2, &["--manifests DIR", "not there yet"]);
+    assert_refused(&["run", "--manifests", "/nowhere"], 2, &["--manifests", "/nowhere", "No such file"]);
+    let range = ["run", "--manifests", &manifests, "--service-cluster-ip-range", "10.96.0.0/40"];
+    assert_refused(&range, 2, &["--service-cluster-ip-range", "10.96.0.0/40", "10.96.0.0/12"]);
+    let healthz = ["run", "--manifests", &manifests, "--healthz-bind-address", "everywhere"];
+    assert_refused(&healthz, 2, &["--healthz-bind-address", "everywhere", "0.0.0.0:10256"]);
+    let cgroup = ["run", "--manifests", &manifests, "--cgroup", "/tmp"];
+    assert_refused(&cgroup, 2, &["--cgroup", "/tmp", "cgroup2"]);
+}
+
+#[test]
+fn bad_configuration_files_end_with_2_and_are_named() {
+    let bed = Bed::new();
+    let file = write(&bed.folder.join("a.yaml"), "manifests: /tmp\nnode-nmae: b\n");
+    for command in [&["run"][..], &["status"], &["service", "list"], &["cleanup"]] {
+        assert_refused(&[command, &["--config", &file]].concat(), 2, &[&file, "node-nmae"]);
+    }
+    assert_refused(&["status", "--config", "/nowhere"], 2, &["/nowhere", "--config"]);
+}
+
+#[test]
+fn flag_beats_environment_beats_file_beats_default() {
+    let bed = Bed::new();
+    let file = write(&bed.folder.join("a.yaml"), "bpffs: /from/file\n");
+    let refusal = |environment: Option<&str>, arguments: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(["service", "list"]).args(arguments).env_remove("LB_AGENT_BPFFS");
+        command.envs(environment.map(|value| ("LB_AGENT_BPFFS", value)));
+        stderr(&command.output().unwrap())
+    };
+    let with_file = ["--config", &file];
+    assert!(refusal(None, &with_file).contains("/from/file"));
+    assert!(refusal(Some("/from/environment"), &with_file).contains("/from/environment"));
+    let with_flag = ["--config", &file, "--bpffs", "/from/flag"];
+    assert!(refusal(Some("/from/environment"), &with_flag).contains("/from/flag"));
+}
+
+#[test]
+fn without_a_data_plane_commands_end_with_1_and_say_so() {
+    let bed = Bed::new();
+    for command in
+        [&["service", "list"][..], &["service", "show", "web"], &["conntrack", "list"], &["status"]]
+    {
+        let output = bed.ask(command);
+        assert_eq!(output.status.code(), Some(1), "{command:?}");
+        assert!(stderr(&output).contains("no data plane"), "{command:?}: {}", stderr(&output));
+    }
+    assert!(bed.text(&["cleanup"]).contains("Nothing to remove"));
+}
+
+#[test]
+fn completions_know_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = lb_agent(&["completions", shell]);
+        assert!(output.status.success(), "{shell}");
+        let script = String::from_utf8(output.stdout).unwrap();
+        for word in ["conntrack", "cleanup", "wire-device"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+}
+
+#[test]
+fn check_lists_its_probes() {
+    let bed = Bed::new();
+    let probes = bed.json(&["check"]);
+    let probes = probes.as_array().unwrap();
+    assert!(
+        probes.iter().any(|probe| probe["name"] == "BPF programs" && probe["result"] == "ok"),
+        "{probes:?}"
+    );
+    assert!(bed.text(&["check"]).starts_with("PROBE"));
+}
+
+#[test]
+fn services_are_shown_as_promised() {
+    let (bed, _agent) = Bed::with_web();
+    let backend = |address: &str, port: u16, labels: [Value; 3]| {
+        let [node, zone, pod] = labels;
+        serde_json::json!({"address": address, "port": port, "state": "active",
+            "node": node, "zone": zone, "pod": pod})
+    };
+    let http = &bed.json(&["service", "list"])[1];
+    let expected = serde_json::json!({
+        "namespace": "default", "name": "web", "port": 80, "protocol": "TCP", "portName": "http",
+        "sessionAffinity": "ClientIP", "scheduler": "random",
+        "backends": [
+            backend("198.51.100.1", 8080, ["a".into(), "z1".into(), "web-0".into()]),
+            backend("198.51.100.2", 8080, [Value::Null, Value::Null, Value::Null]),
+        ],
+    });
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(http[key], *value, "{key}");
+    }
+    let frontend = &http["frontends"][0];
+    assert_eq!((&frontend["address"], &frontend["port"]), (&"10.96.0.10".into(), &80.into()));
+    assert_eq!(frontend["kind"], "ClusterIP");
+    assert_eq!(bed.json(&["service", "show", "default/web"]).as_array().unwrap().len(), 2);
+    assert!(
+        bed.text(&["service", "list"]).lines().nth(2).unwrap().starts_with("default    web   80/TCP  http")
+    );
+    assert!(bed.text(&["service", "list", "-n", "other"]).lines().count() == 1);
+    let unknown = bed.ask(&["service", "show", "other/web"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("no Service other/web"), "{}", stderr(&unknown));
+}
+
+#[test]
+fn flows_are_listed_counted_and_flushed() {
+    let (bed, _agent) = Bed::with_web();
+    bed.add_flow(40_000);
+    bed.add_flow(40_001);
+    let flows = bed.json(&["conntrack", "list"]);
+    assert_eq!(flows.as_array().unwrap().len(), 2);
+    let expected = [
+        ("protocol", "TCP"),
+        ("client", "192.0.2.9:40000"),
+        ("vip", "10.96.0.10:80"),
+        ("backend", "198.51.100.1:8080"),
+        ("phase", "established"),
+        ("service", "default/web"),
+    ];
+    for (key, value) in expected {
+        assert_eq!(flows[0][key], value, "{key}");
+    }
+    assert!(flows[0]["secondsLeft"].as_u64().unwrap() > 86_000);
+    let other = ["conntrack", "list", "--client", "192.0.2.8"];
+    assert_eq!(bed.json(&other).as_array().unwrap().len(), 0);
+    let shown = bed.json(&["service", "show", "web"]);
+    assert_eq!(shown[1]["backends"][0]["flows"], 2);
+    assert_eq!(bed.json(&["conntrack", "flush"])["entries"], 4);
+    assert_eq!(bed.json(&["conntrack", "list"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn status_shows_the_agent_and_survives_it() {
+    let (bed, agent) = Bed::with_web();
+    let status = bed.json(&["status"]);
+    assert_eq!(status["agent"]["running"], true);
+    assert_eq!(status["agent"]["pid"], agent.pid());
+    assert_eq!(status["agent"]["nodeName"], "a");
+    assert_eq!((&status["agent"]["services"], &status["agent"]["endpoints"]), (&2.into(), &4.into()));
+    assert_eq!(status["agent"]["problems"], serde_json::json!([]));
+    let programs = status["programs"].as_array().unwrap();
+    let ingress = programs.iter().find(|program| program["direction"] == "ingress").unwrap();
+    assert_eq!((&ingress["device"], &ingress["kind"]), (&"wire0".into(), &"wire".into()));
+    let map = |name: &str| {
+        status["maps"].as_array().unwrap().iter().find(|map| map["name"] == name).cloned().unwrap()
+    };
+    assert_eq!(map("SERVICES")["entries"], 2);
+    assert!(status["outcomes"].as_array().unwrap().iter().any(|outcome| outcome["outcome"] == "new_flow"));
+
+    assert!(agent.terminate().unwrap().success());
+    let status = bed.json(&["status"]);
+    assert_eq!(status["agent"]["running"], false);
+    assert_eq!(status["programs"].as_array().unwrap().len(), programs.len(), "the data plane stays");
+    assert!(bed.text(&["status"]).starts_with("Agent     not running"));
+    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_bad_manifest_is_a_problem_in_status_until_it_is_put_right() {
+    let (bed, _agent) = Bed::with_web();
+    let problems = || bed.json(&["status"])["agent"]["problems"].as_array().unwrap().clone();
+    fs::write(bed.manifests().join("bad.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {name: X}\n")
+        .unwrap();
+    let limit = Duration::from_secs(5);
+    let found = wait_for(limit, || problems().first().cloned()).expect("a problem");
+    assert!(found.as_str().unwrap().contains("bad.yaml"), "{found}");
+    fs::remove_file(bed.manifests().join("bad.yaml")).unwrap();
+    wait_for(limit, || problems().is_empty().then_some(())).expect("no problem");
+}
+
+#[test]
+fn two_agents_never_share_a_data_plane() {
+    let (bed, agent) = Bed::with_web();
+    let manifests = bed.manifests();
+    let second = bed.ask(&["run", "--manifests", manifests.to_str().unwrap()]);
+    assert_eq!(second.status.code(), Some(1));
+    let error = stderr(&second);
+    assert!(error.contains("another lb-agent") && error.contains(&agent.pid().to_string()), "{error}");
+    let cleanup = bed.ask(&["cleanup"]);
+    assert_eq!(cleanup.status.code(), Some(1), "cleanup under a running agent: {}", stderr(&cleanup));
+    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_busy_port_stops_no_agent() {
+    let (bed, agent) = Bed::with_web();
+    let second = Agent::spawn(&bed.netns, bed.settings("bpf2", &[])).unwrap();
+    let busy = || second.log().contains("cannot serve /healthz").then_some(());
+    wait_for(Duration::from_secs(15), busy).expect("a warning");
+    assert!(agent.terminate().unwrap().success());
+    second.wait_until_healthy().unwrap();
+    assert!(second.terminate().unwrap().success());
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    let (bed, agent) = Bed::with_web();
+    assert!(agent.terminate().unwrap().success());
+    assert!(bed.text(&["cleanup"]).starts_with("Removed "));
+    assert!(!bed.bpffs().join("lb").exists());
+    assert_eq!(bed.ask(&["status"]).status.code(), Some(1));
+    assert!(bed.text(&["cleanup"]).contains("Nothing to remove"));
+}
