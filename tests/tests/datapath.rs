@@ -192,7 +192,7 @@ fn service_labels(id: u32) -> ServiceLabels {
             port: "http".into(),
             protocol: Protocol::Tcp,
         },
-        node_port: (id % 2 == 0).then_some(30_000),
+        node_port: id.is_multiple_of(2).then_some(30_000),
     }
 }
 

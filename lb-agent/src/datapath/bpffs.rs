@@ -11,6 +11,8 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use lb_common::LAYOUT_VERSION;
@@ -27,6 +29,10 @@ use super::error::DatapathError;
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
 const MOUNT_SOURCE: &str = "lb-agent";
+
+/// How often and how long apart the lock is tried.
+const LOCK_ATTEMPTS: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The folder `DIR/lb` of one data plane.
 #[derive(Clone, Debug)]
@@ -104,19 +110,30 @@ impl Folder {
 
     /// Who has locked the folder, if anybody has.
     pub(super) fn holder(&self) -> Option<String> {
-        match self.lock() {
+        match self.try_lock(FlockOperation::NonBlockingLockShared) {
             Err(DatapathError::Locked { holder, .. }) => Some(holder),
             Ok(_) | Err(_) => None,
         }
     }
 
-    /// Locks the folder, or says who has.
+    /// Locks the folder, or says who has. A command that looks whether an agent runs has it for a moment, hence
+    /// the attempts.
     pub(super) fn lock(&self) -> Result<Lock, DatapathError> {
+        for _ in 0..LOCK_ATTEMPTS {
+            match self.try_lock(FlockOperation::NonBlockingLockExclusive) {
+                Err(DatapathError::Locked { .. }) => thread::sleep(LOCK_PAUSE),
+                result => return result,
+            }
+        }
+        self.try_lock(FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn try_lock(&self, operation: FlockOperation) -> Result<Lock, DatapathError> {
         let root = self.root();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&root, flags, Mode::empty())
             .map_err(|error| DatapathError::file("open", &root, error))?;
-        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(&folder, operation) {
             Ok(()) => Ok(Lock { _folder: folder }),
             Err(Errno::WOULDBLOCK) => Err(DatapathError::Locked { holder: holder(&folder), folder: root }),
             Err(error) => Err(DatapathError::file("lock", root, error)),
