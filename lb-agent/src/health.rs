@@ -71,14 +71,12 @@ pub fn router(state: Arc<State>, metrics: Arc<Metrics>) -> Router {
     Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state((state, metrics))
 }
 
-#[expect(clippy::unused_async, reason = "handlers of axum are async")]
 async fn healthz(Shared((state, metrics)): Shared<(Arc<State>, Arc<Metrics>)>) -> impl IntoResponse {
     let body = Body::new(state.health(), Some(true));
     metrics.count_healthz(body.code().as_u16());
     body.response()
 }
 
-#[expect(clippy::unused_async, reason = "handlers of axum are async")]
 async fn livez(Shared((state, metrics)): Shared<(Arc<State>, Arc<Metrics>)>) -> impl IntoResponse {
     let body = Body::new(state.health(), None);
     metrics.count_livez(body.code().as_u16());

@@ -247,7 +247,6 @@ pub fn router(metrics: Arc<Metrics>) -> Router {
         .with_state(metrics)
 }
 
-#[expect(clippy::unused_async, reason = "handlers of axum are async")]
 async fn scrape(Shared(metrics): Shared<Arc<Metrics>>) -> Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     match metrics.text() {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use lb_agent::datapath::{Conntrack, Pinned};
+use lb_agent::datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
 use lb_common::{
     conntrack::{Flow, Tuple, flow_flags, seen},
     protocol,
@@ -356,6 +356,68 @@ fn a_busy_port_stops_no_agent() {
     assert!(agent.terminate().unwrap().success());
     second.wait_until_healthy().unwrap();
     assert!(second.terminate().unwrap().success());
+}
+
+/// A Service without endpoints, with its cluster IP from the range.
+fn empty_service(number: usize) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {{ports: [{{port: 80}}]}}\n---\n"
+    )
+}
+
+#[test]
+fn a_full_map_is_said_and_heals() {
+    let bed = Bed::new();
+    let capacities = Capacities { services: 4, ..Capacities::default() };
+    drop(Datapath::open(&Options { capacities, ..Options::new(bed.bpffs()) }).unwrap());
+    let services: String = (0..6).map(empty_service).collect();
+    fs::write(bed.manifests().join("many.yaml"), services).unwrap();
+    let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
+
+    let limit = Duration::from_secs(15);
+    let refused = || {
+        let status = bed.ask(&["status", "-o", "json"]);
+        let status: Value = serde_json::from_slice(&status.stdout).ok()?;
+        (status["agent"]["pending"].as_u64()? > 0).then_some(status)
+    };
+    let status = wait_for(limit, refused).expect("changes that wait");
+    assert_eq!(status["agent"]["healthy"], false, "the first synchronisation is not complete");
+    let failure = status["agent"]["failures"][0].as_str().unwrap();
+    assert!(failure.contains("SERVICE_NAMES") && failure.contains("full"), "{failure}");
+    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 4, "what fits is served");
+    assert_eq!(agent.log().matches("the map is full").count(), 1, "said once: {}", agent.log());
+
+    fs::write(bed.manifests().join("many.yaml"), empty_service(1)).unwrap();
+    agent.wait_until_healthy().unwrap();
+    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 1);
+    assert_eq!(bed.json(&["status"])["agent"]["failures"], serde_json::json!([]));
+}
+
+#[test]
+fn backends_that_do_not_fit_wait_until_there_is_room() {
+    let bed = Bed::new();
+    let capacities = Capacities { backends: 3, ..Capacities::default() };
+    drop(Datapath::open(&Options { capacities, ..Options::new(bed.bpffs()) }).unwrap());
+    // Two ports with two backends each.
+    fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
+    let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
+    wait_for(Duration::from_secs(15), || agent.log().contains("of 3 slots").then_some(()))
+        .expect("a warning");
+    assert_eq!(bed.json(&["status"])["agent"]["healthy"], false);
+    fs::write(bed.manifests().join("web.yaml"), WEB.replace("- {addresses: [198.51.100.2]}\n", "")).unwrap();
+    agent.wait_until_healthy().unwrap();
+    assert_eq!(bed.json(&["status"])["agent"]["problems"], serde_json::json!([]));
+    // Switching needs new slots beside the old ones: those come back after a grace period.
+    for last in 3..9 {
+        let one =
+            WEB.replace("- {addresses: [198.51.100.2]}\n", "").replace("100.1]", &format!("100.{last}]"));
+        fs::write(bed.manifests().join("web.yaml"), one.replace("  - {name: dns", "  # {name: dns")).unwrap();
+        let switched = || {
+            let services = bed.json(&["service", "list"]);
+            (services[0]["backends"][0]["address"] == format!("198.51.100.{last}")).then_some(())
+        };
+        wait_for(Duration::from_secs(5), switched).unwrap_or_else(|| panic!("{last}: {}", agent.log()));
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use lb_common::{Address, ServiceKey, protocol};
 use lb_core::{
     arena::Epoch,
     model::{Change, SourceEvent},
-    plan::{Contents, Plan, Step},
+    plan::{Contents, Plan, Problem, Step},
     reconciler::Reconciler,
 };
 use tokio::{
@@ -54,6 +54,8 @@ pub(super) struct Writer {
     log: SyncLog,
     /// Whether the source has sent everything there is. Nothing is written before.
     source_ready: bool,
+    /// Whether there was a plan; the first one is due even if nothing has changed.
+    planned: bool,
     /// Whether everything was in the kernel once.
     synchronised: bool,
     /// When the first change arrived that is not in the kernel yet.
@@ -88,6 +90,7 @@ impl Writer {
             moved,
             log: SyncLog::default(),
             source_ready: false,
+            planned: false,
             synchronised: false,
             waiting_since: None,
             retry: None,
@@ -111,7 +114,8 @@ impl Writer {
                 () = at(self.log.due()) => self.log.flush(),
             }
             let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
-            if self.source_ready && !held_back && (!self.synchronised || self.reconciler.needs_plan()) {
+            if self.source_ready && !held_back && (!self.planned || self.reconciler.needs_plan()) {
+                self.planned = true;
                 task::block_in_place(|| self.synchronise());
             }
             self.start_grace();
@@ -144,11 +148,15 @@ impl Writer {
         self.log.count_steps(applied);
         self.forget_moved_flows(&steps[..applied]);
         let failure = result.err();
+        // A Service that waits for slots is not in the kernel as it should be either.
+        let waits = |problem: &&Problem| matches!(problem, Problem::ArenaFull { .. });
+        let pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         match &failure {
-            None => self.succeeded(started),
-            Some(error) => self.put_off(error, steps.len() - applied),
+            Some(error) => self.put_off(error, pending),
+            None if pending == 0 => self.succeeded(started),
+            None => self.retry = None,
         }
-        self.tell(steps.len() - applied, failure.map(|error| error.to_string()));
+        self.tell(pending, failure.map(|error| error.to_string()));
     }
 
     fn succeeded(&mut self, started: Instant) {
