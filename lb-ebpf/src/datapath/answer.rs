@@ -44,7 +44,9 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     skb.store_anew(l4, &header)?;
     // In two steps: where the checksum was left to the device, it stays so and needs only the pseudo header.
     let checksum = ChecksumField::of(protocol::TCP, l4);
-    skb.update_checksum(checksum, reset_sum(&header).fold(), false)?;
+    let sum = reset_sum(&header).fold();
+    skb.update_checksum(checksum, sum, false)?;
+    skb.update_frame_sum(!sum);
     skb.update_checksum(checksum, pseudo_header(&answer, lengths::TCP as u16).fold(), true)?;
     Ok(Outcome::RejectTcp)
 }

@@ -3,7 +3,9 @@
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
-    helpers::generated::{bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes},
+    helpers::generated::{
+        bpf_csum_update, bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    },
     programs::TcContext,
 };
 use lb_common::{Outcome, protocol};
@@ -119,6 +121,14 @@ impl Skb {
         self.ctx
             .l4_csum_replace(checksum.offset as usize, 0, u64::from(delta), flags)
             .map_err(|_| Outcome::RewriteFailed)
+    }
+
+    /// Adds `delta` to the sum over the frame that the device may have computed (`CHECKSUM_COMPLETE`): for a change
+    /// that [`Self::update_checksum`] took for one that its checksum makes up for, and which it does not.
+    #[inline(always)]
+    pub(super) fn update_frame_sum(&mut self, delta: u16) {
+        // SAFETY: `skb` is this program's context. Where there is no such sum the helper says so, and that is fine.
+        let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
     }
 
     /// Cuts or extends the frame to `length` octets.
