@@ -20,7 +20,8 @@ use super::{
     sys,
 };
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
+/// The BPF object, for tests that load it themselves.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
 /// Lines of the verifier's log that go into an error: the last ones say what was wrong.
 const LOG_LINES: usize = 15;

@@ -45,7 +45,7 @@ pub use self::{
     conntrack::{Connection, Conntrack, Sweep},
     devices::{Device, DeviceKind, DevicePatterns, Layer, Link, classify},
     error::DatapathError,
-    loader::BpfLogger,
+    loader::{BpfLogger, OBJECT},
     maps::{ApplyError, ServiceMaps},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus},
     stats::Stats,
