@@ -8,6 +8,9 @@ use serde::Serialize;
 /// What is printed where a value is unknown or does not exist.
 pub(super) const NOTHING: &str = "-";
 
+/// Columns of the narrowest terminal that tables are wrapped for.
+const NARROWEST: u16 = 40;
+
 /// A table with these column heads, without borders, as `kubectl` prints them. On a terminal long cells are
 /// wrapped to its width; elsewhere a row is one line whatever its length.
 pub(super) fn table(heads: &[&str]) -> Table {
@@ -15,7 +18,10 @@ pub(super) fn table(heads: &[&str]) -> Table {
     table.load_preset(presets::NOTHING);
     table.set_header(heads.iter().map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
     if io::stdout().is_terminal() {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
+        // A terminal that nobody looks at, such as one of `script`, may have no width.
+        if table.width().is_some_and(|width| width >= NARROWEST) {
+            table.set_content_arrangement(ContentArrangement::Dynamic);
+        }
         if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
             table.style_text_only();
         }
