@@ -13,7 +13,8 @@ const BPF: &str = "lb::=trace";
 /// programs log.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
-    let filter = filter.map(EnvFilter::new).or_else(from_environment).unwrap_or_else(|| EnvFilter::new(default));
+    let filter =
+        filter.map(EnvFilter::new).or_else(from_environment).unwrap_or_else(|| EnvFilter::new(default));
     let filter = match BPF.parse() {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
