@@ -38,6 +38,7 @@ fn main() {
     );
     let start = Instant::now();
     let mut again = Reconciler::new(reconciler.contents().clone(), SLOTS);
+    again.sources_complete();
     let adopted = start.elapsed();
     let steps = again.plan().steps.len();
     println!(

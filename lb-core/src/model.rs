@@ -149,6 +149,8 @@ pub enum Change {
 pub enum SourceEvent {
     /// Changes that belong together.
     Changes(Vec<Change>),
-    /// Everything that exists has been sent at least once.
+    /// Everything that could be read has been sent at least once.
     Synchronised,
+    /// Nothing exists but what has been sent: what the kernel has beyond that may go. Comes after `Synchronised`, once.
+    Complete,
 }

@@ -28,9 +28,9 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only Services that something has changed for are computed anew. The first plan also covers everything that
-/// the kernel held at the start, and removes what no source knows: so it must not be asked for before every
-/// source has synchronised.
+/// Only Services that something has changed for are computed anew. What the kernel held at the start stays until the
+/// sources have shown that Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that
+/// is bad when the agent starts must not cost the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -43,6 +43,9 @@ pub struct Reconciler {
     distrusted: BTreeSet<ServiceKey>,
     /// Ids that the agent found in the kernel and that nobody has: their names go with the first plan.
     stale_ids: BTreeSet<u32>,
+    /// Services that the agent found in the kernel and that the sources have not shown whole yet; empty once they are
+    /// complete.
+    earlier: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, Vec<Problem>>,
     in_flight: InFlight,
 }
@@ -66,19 +69,17 @@ impl Reconciler {
     /// ids) is replaced by the first plan.
     pub fn new(contents: Contents, slots: u32) -> Self {
         let adopted = adopt::adopt(contents, slots);
-        let mut store = Store::default();
-        adopted.ids.names().for_each(|name| store.mark_dirty(name.service.clone()));
-        let mut labels = AddressLabels::default();
-        adopted.mirror.contents().endpoint_labels.keys().for_each(|address| labels.mark_dirty(*address));
+        let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
-            store,
+            store: Store::default(),
             claims: Claims::default(),
             ids: adopted.ids,
-            labels,
+            labels: AddressLabels::default(),
             slices: adopted.slices,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
+            earlier,
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
         }
@@ -87,6 +88,19 @@ impl Reconciler {
     /// Takes note of changes.
     pub fn handle(&mut self, changes: Vec<Change>) {
         changes.into_iter().for_each(|change| self.store.apply(change));
+    }
+
+    /// The sources have shown everything there is: what the kernel has beyond that goes with the next plan.
+    pub fn sources_complete(&mut self) {
+        for service in std::mem::take(&mut self.earlier) {
+            self.store.mark_dirty(service);
+        }
+        self.mirror.contents().endpoint_labels.keys().for_each(|address| self.labels.mark_dirty(*address));
+    }
+
+    /// The Services that stay as the agent found them, because the sources have not shown them yet.
+    pub const fn kept(&self) -> &BTreeSet<ObjectName> {
+        &self.earlier
     }
 
     /// Whether [`Self::plan`] may have something to say: an object changed, a plan failed, or slots became free
@@ -110,9 +124,13 @@ impl Reconciler {
         let mut given_up = self.distrusted.clone();
         for (service, ports) in self.desired() {
             self.problems.remove(&service);
-            if let Some(keys) = self.plan_service(&service, ports, &mut draft) {
-                given_up.extend(self.frontends_of(&service));
-                wanted.extend(keys);
+            match self.plan_service(&service, ports, &mut draft) {
+                Some(keys) => {
+                    given_up.extend(self.frontends_of(&service));
+                    wanted.extend(keys);
+                }
+                // It keeps what it has, but for names that a failed plan left without a frontend.
+                None => draft.delete_service_labels.extend(self.idle_ids(&service)),
             }
             draft.problems.extend(self.problems.get(&service).into_iter().flatten().cloned());
             services.push(service);
@@ -212,7 +230,8 @@ impl Reconciler {
     /// The Services to plan for with what they should be: the dirty ones, and those whose frontends get another
     /// owner by that.
     fn desired(&mut self) -> BTreeMap<ObjectName, Vec<Port>> {
-        let dirty = self.store.take_dirty();
+        let mut dirty = self.store.take_dirty();
+        dirty.retain(|service| self.is_shown(service));
         let mut desired: BTreeMap<ObjectName, Vec<Port>> = BTreeMap::new();
         let mut concerned = BTreeSet::new();
         for service in dirty {
@@ -226,6 +245,15 @@ impl Reconciler {
             desired.insert(service, ports);
         }
         desired
+    }
+
+    /// Whether the Service may be planned for; from then on it is one like any other.
+    fn is_shown(&mut self, name: &ObjectName) -> bool {
+        let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
+        if whole {
+            self.earlier.remove(name);
+        }
+        whole || !self.earlier.contains(name)
     }
 
     fn desired_ports(&self, name: &ObjectName) -> Vec<Port> {
@@ -355,6 +383,13 @@ impl Reconciler {
     /// The frontends a Service has in the kernel.
     fn frontends_of(&self, service: &ObjectName) -> impl Iterator<Item = ServiceKey> {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
+    }
+
+    /// The ids of a Service that have a name in the kernel but no frontend.
+    fn idle_ids(&self, service: &ObjectName) -> Vec<u32> {
+        let named = |id: &u32| self.mirror.contents().service_labels.contains_key(id);
+        let idle = |id: &u32| self.mirror.frontends_of(*id).next().is_none();
+        self.ids.of_service(service).map(|(_, id)| id).filter(named).filter(idle).collect()
     }
 
     fn plan_labels(&mut self, draft: &mut Draft) -> BTreeSet<IpAddr> {

@@ -133,6 +133,7 @@ impl Writer {
                 self.reconciler.handle(changes);
             }
             SourceEvent::Synchronised => self.source_ready = true,
+            SourceEvent::Complete => self.reconciler.sources_complete(),
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! The agent stands in for the API server: it fills in the same defaults, refuses what the API server would refuse,
 //! and gives out cluster IPs and node ports. A mistake costs only the object it is in, and that object stays in its
-//! last good state as long as the agent runs. (An agent that is started with the mistake has no such state.)
+//! last good state; for an agent that is started with the mistake that is what the kernel holds of it.
 
 mod addresses;
 mod defaults;

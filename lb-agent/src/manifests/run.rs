@@ -55,7 +55,8 @@ pub enum ManifestsError {
 }
 
 /// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends what changes, and
-/// [`SourceEvent::Synchronised`] once after everything was read for the first time, also when some of it is bad.
+/// [`SourceEvent::Synchronised`] once after everything was read for the first time, also when some of it is bad, and
+/// [`SourceEvent::Complete`] as soon as none of it is: until then nobody knows what the bad documents describe.
 /// `problems` always has all that is wrong now. `contents` is what the kernel holds from an earlier run.
 ///
 /// # Errors
@@ -86,14 +87,20 @@ impl Follower {
     async fn follow(mut self, mut manifests: Manifests) -> Result<(), ManifestsError> {
         let started = Instant::now();
         let mut synchronised = false;
+        let mut complete = false;
         let mut work = Work::Everything;
         loop {
             let update;
             (manifests, update) = self.load(manifests, work).await?;
+            let sound = !update.problems.iter().any(|problem| problem.severity == Severity::Error);
             let mut events = Vec::from_iter(self.tell(update));
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
                 synchronised = true;
                 events.push(SourceEvent::Synchronised);
+            }
+            if synchronised && sound && !complete {
+                complete = true;
+                events.push(SourceEvent::Complete);
             }
             for event in events {
                 if self.events.send(event).await.is_err() {

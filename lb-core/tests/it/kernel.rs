@@ -168,7 +168,14 @@ impl Node {
         Self::started_on(Kernel::default(), slots)
     }
 
-    pub(crate) fn started_on(mut kernel: Kernel, slots: u32) -> Self {
+    pub(crate) fn started_on(kernel: Kernel, slots: u32) -> Self {
+        let mut node = Self::started_incomplete_on(kernel, slots);
+        node.reconciler.sources_complete();
+        node
+    }
+
+    /// The sources have not shown everything there is yet.
+    pub(crate) fn started_incomplete_on(mut kernel: Kernel, slots: u32) -> Self {
         Self { reconciler: Reconciler::new(kernel.read_back(), slots), kernel, slots, epochs: Vec::new() }
     }
 

@@ -111,6 +111,29 @@ fn the_first_plan_removes_what_no_source_knows() {
 }
 
 #[test]
+fn what_the_sources_have_not_shown_stays_until_they_are_complete() {
+    let objects = vec![service("a", 1), service("b", 2), slice("a", &[1]), slice("b", &[2])];
+    let first = node(100, objects);
+    let before = first.kernel.maps.clone();
+    let mut node = Node::started_incomplete_on(first.kernel, 100);
+    // Neither the object nor the endpoints of the other one could be read.
+    node.reconciler.handle(vec![service("b", 2)]);
+    assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
+    assert_eq!(node.kernel.maps, before);
+    assert_eq!(node.reconciler.kept().len(), 2);
+    // One is shown whole and from then on is one like any other.
+    node.reconciler.handle(vec![slice("b", &[3])]);
+    node.sync();
+    node.reconciler.handle(vec![slice("b", &[])]);
+    node.sync();
+    assert_eq!(node.kernel.resolved().values().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
+    node.reconciler.sources_complete();
+    node.sync();
+    assert_eq!(node.kernel.resolved().len(), 1);
+    node.settle();
+}
+
+#[test]
 fn a_service_without_endpoints_keeps_its_frontend() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     node.reconciler.handle(vec![slice("a", &[])]);

@@ -47,6 +47,7 @@ impl Source {
             match source.event(Duration::from_secs(5)).await {
                 Some(SourceEvent::Changes(some)) => changes.extend(some.iter().map(show)),
                 Some(SourceEvent::Synchronised) => return (source, changes),
+                Some(SourceEvent::Complete) => panic!("complete before it was synchronised"),
                 None => panic!("never synchronised; {:?}", source.problems.borrow()),
             }
         }
@@ -60,16 +61,24 @@ impl Source {
         tokio::time::timeout(limit, self.events.recv()).await.ok().flatten()
     }
 
+    /// The next event but [`SourceEvent::Complete`].
+    async fn event_of_objects(&mut self, limit: Duration) -> Option<SourceEvent> {
+        match self.event(limit).await {
+            Some(SourceEvent::Complete) => self.event(limit).await,
+            other => other,
+        }
+    }
+
     /// The next changes, which must come within a second.
     async fn changes(&mut self) -> Vec<String> {
-        match self.event(Duration::from_secs(1)).await {
+        match self.event_of_objects(Duration::from_secs(1)).await {
             Some(SourceEvent::Changes(changes)) => changes.iter().map(show).collect(),
             other => panic!("no changes within a second but {other:?}; {:?}", self.problems.borrow()),
         }
     }
 
     async fn assert_quiet(&mut self, limit: Duration) {
-        let event = self.event(limit).await;
+        let event = self.event_of_objects(limit).await;
         assert_eq!(event, None);
     }
 
@@ -94,6 +103,22 @@ fn show(change: &Change) -> String {
 
 fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     fs::rename(from, to).unwrap();
+}
+
+#[tokio::test]
+async fn a_folder_is_complete_once_nothing_in_it_is_bad() {
+    let limit = Duration::from_secs(1);
+    let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1))]).await;
+    assert_eq!(source.event(limit).await, Some(SourceEvent::Complete));
+
+    let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1)), ("bad.yaml", "{")]).await;
+    assert_eq!(source.event(Duration::from_millis(300)).await, None);
+    fs::write(source.path("b.yaml"), service("b", 2)).unwrap();
+    assert!(matches!(source.event(limit).await, Some(SourceEvent::Changes(_))));
+    fs::remove_file(source.path("bad.yaml")).unwrap();
+    assert_eq!(source.event(limit).await, Some(SourceEvent::Complete));
+    fs::write(source.path("bad.yaml"), "{").unwrap();
+    source.assert_quiet(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]
