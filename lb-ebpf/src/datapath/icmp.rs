@@ -4,7 +4,7 @@
 use lb_common::{
     Address, Outcome,
     checksum::Sum,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, Tuple, flow_flags},
 };
 use lb_ebpf::{
     frame::{Frame as _, half_word, v4_address, v6_address},
@@ -43,7 +43,9 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     if !headers.is_v4 {
         skb.update_checksum(checksum, outer, true)?;
     }
-    Ok(Outcome::IcmpError)
+    // A pod's error about its own packet: the stack might refuse the VIP as a source on the pod's device.
+    let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
+    Ok(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError })
 }
 
 /// Rewrites the quoted packet; returns by how much that changes the ICMP checksum, which covers it.
