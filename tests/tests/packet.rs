@@ -1,0 +1,29 @@
+//! The four tc programs, packet by packet, through `BPF_PROG_TEST_RUN`. Needs root, but no devices: nothing is attached.
+//!
+//! A case is a base packet, a mutation that shows the one thing that matters, and what becomes of it: the return code,
+//! the packet (built anew by etherparse, checksums from scratch, never with our own checksum code), the counters (that
+//! of the outcome moved by one and *no other one moved*), and the entries of `CONNTRACK` where they matter.
+//!
+//! ```text
+//! bench     loads the object, runs a packet through a program      packets   builds packets: input and expectation
+//! stage     the addresses and services the cases share             report    what a failure prints and writes
+//! ```
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod packet {
+    pub(crate) mod bench;
+    pub(crate) mod packets;
+    pub(crate) mod report;
+    pub(crate) mod stage;
+
+    mod early;
+    mod fragments;
+    mod full;
+    mod headers;
+    mod icmp;
+    mod life;
+    mod new_flow;
+    mod random;
+    mod reject;
+    mod verifier;
+}

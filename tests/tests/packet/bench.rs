@@ -1,0 +1,410 @@
+//! The loaded object, and one packet through one of its programs.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
+    maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
+    programs::SchedClassifier,
+    util::nr_cpus,
+};
+use bytemuck::Zeroable as _;
+use lb_common::{
+    Address, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
+    conntrack::{Flow, Phase, Tuple, flow_flags},
+};
+use nix::libc;
+
+use super::{packets::Packet, report::assert_same_packet};
+
+pub(crate) use lb_common::protocol::{TCP, UDP};
+
+pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+
+/// The maps whose default sizes would cost memory for nothing.
+const SIZES: [(&str, u32); 6] = [
+    ("SERVICES", 64),
+    ("BACKENDS", 64),
+    ("CONNTRACK", 256),
+    ("FRAGMENTS", 64),
+    ("SERVICE_NAMES", 1),
+    ("ENDPOINT_NAMES", 1),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    pub(crate) const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+/// What kind of device the packet passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Ethernet,
+    /// It has summed up the whole packet (`CHECKSUM_COMPLETE`). The kernel fails the run if that sum is not right
+    /// afterwards. Linux 6.17 and newer can do that.
+    EthernetWithSum,
+    /// There is no link-layer header.
+    Bare,
+}
+
+impl Device {
+    pub(crate) const ALL: [Self; 3] = [Self::Ethernet, Self::EthernetWithSum, Self::Bare];
+
+    fn program(self, hook: Hook) -> &'static str {
+        match (self, hook) {
+            (Self::Ethernet | Self::EthernetWithSum, Hook::Ingress) => "tc_ingress",
+            (Self::Ethernet | Self::EthernetWithSum, Hook::Egress) => "tc_egress",
+            (Self::Bare, Hook::Ingress) => "tc_ingress_l3",
+            (Self::Bare, Hook::Egress) => "tc_egress_l3",
+        }
+    }
+}
+
+/// What `linux/pkt_cls.h` calls the return code.
+fn action_name(action: i32) -> String {
+    match action {
+        -1 => "TC_ACT_UNSPEC".into(),
+        0 => "TC_ACT_OK".into(),
+        2 => "TC_ACT_SHOT".into(),
+        7 => "TC_ACT_REDIRECT".into(),
+        other => format!("action {other}"),
+    }
+}
+
+pub(crate) struct Bench {
+    ebpf: Ebpf,
+    device: Device,
+    case: String,
+    /// What of it is going on.
+    label: String,
+    step: u32,
+    /// The next free slot of `BACKENDS`.
+    slot: u32,
+}
+
+/// Loading and emptying.
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::with_size("SERVICES", 64)
+    }
+
+    /// With one map of another size.
+    pub(crate) fn with_size(map: &str, entries: u32) -> Self {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+        for (name, default) in SIZES {
+            loader.map_max_entries(name, if name == map { entries } else { default });
+        }
+        let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
+        for name in PROGRAMS {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
+        Self { ebpf, device: Device::Ethernet, case: String::new(), label: String::new(), step: 0, slot: 0 }
+    }
+
+    /// Empties all maps and starts a case; false where this kernel cannot do it.
+    pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
+        (self.case, self.device, self.slot) = (case.to_owned(), device, 0);
+        self.label("");
+        self.clear::<ServiceKey, Service>("SERVICES");
+        self.clear::<Tuple, Flow>("CONNTRACK");
+        self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
+        let runs = device != Device::EthernetWithSum || self.can_sum();
+        self.clear_counters();
+        if !runs {
+            eprintln!("skipped, since this kernel is older than 6.17: {case}");
+        }
+        runs
+    }
+
+    /// Names what comes next.
+    pub(crate) fn label(&mut self, label: &str) {
+        label.clone_into(&mut self.label);
+        self.step = 0;
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Where in which case we are.
+    fn place(&self) -> String {
+        let Self { case, label, step, .. } = self;
+        if label.is_empty() {
+            format!("{case}, step {step}")
+        } else {
+            format!("{case}: {label}, step {step}")
+        }
+    }
+
+    pub(crate) fn forget_flows(&mut self) {
+        self.clear::<Tuple, Flow>("CONNTRACK");
+    }
+
+    fn clear<K: aya::Pod, V: aya::Pod>(&mut self, map: &str) {
+        let mut map: HashMap<_, K, V> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
+        let keys: Vec<K> = map.keys().map(Result::unwrap).collect();
+        for key in keys {
+            map.remove(&key).unwrap();
+        }
+    }
+
+    fn clear_counters(&mut self) {
+        let mut stats: PerCpuArray<_, u64> = self.ebpf.map_mut("STATS").unwrap().try_into().unwrap();
+        for outcome in Outcome::ALL {
+            let zeros = PerCpuValues::try_from(vec![0; nr_cpus().unwrap()]).unwrap();
+            stats.set(outcome as u32, zeros, 0).unwrap();
+        }
+    }
+}
+
+/// The state.
+impl Bench {
+    /// Makes `backends`, which must be sorted, the backends of `vip`.
+    pub(crate) fn service(&mut self, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
+        let record = Service {
+            id: 1,
+            backends_base: self.slot,
+            backends_count: u32::try_from(backends.len()).unwrap(),
+            ..Service::zeroed()
+        };
+        for backend in backends {
+            let backend =
+                Backend { address: Address::from(backend.ip()), port: backend.port(), flags: 0, weight: 1 };
+            let mut map: Array<_, Backend> = self.ebpf.map_mut("BACKENDS").unwrap().try_into().unwrap();
+            map.set(self.slot, backend, 0).unwrap();
+            self.slot += 1;
+        }
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Writes a record of `SERVICES` as it is.
+    pub(crate) fn record(&mut self, key: &ServiceKey, record: &Service) {
+        let mut map: HashMap<_, ServiceKey, Service> =
+            self.ebpf.map_mut("SERVICES").unwrap().try_into().unwrap();
+        map.insert(key, record, 0).unwrap();
+    }
+
+    pub(crate) fn conntrack(&mut self) -> HashMap<&mut MapData, Tuple, Flow> {
+        self.ebpf.map_mut("CONNTRACK").unwrap().try_into().unwrap()
+    }
+
+    pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
+        let map: HashMap<_, Tuple, Flow> = self.ebpf.map("CONNTRACK").unwrap().try_into().unwrap();
+        map.iter().map(Result::unwrap).collect()
+    }
+
+    fn counters(&self) -> Vec<u64> {
+        let stats: PerCpuArray<_, u64> = self.ebpf.map("STATS").unwrap().try_into().unwrap();
+        let total = |outcome: Outcome| stats.get(&(outcome as u32), 0).unwrap().iter().sum();
+        Outcome::ALL.into_iter().map(total).collect()
+    }
+
+    /// Whether `CONNTRACK` holds just this many flows, two entries each.
+    #[track_caller]
+    pub(crate) fn assert_flows(&self, count: usize) {
+        let flows = self.flows();
+        assert_eq!(flows.len(), 2 * count, "{}: {flows:#?}", self.place());
+    }
+
+    /// Whether both entries are there for the flow in which `sent` becomes `translated`, and in this phase.
+    #[track_caller]
+    pub(crate) fn assert_flow(&self, sent: &Packet, translated: &Packet, phase: Phase) {
+        let flows = self.flows();
+        let (from, to) = (sent.tuple(), translated.tuple());
+        let context = format!("{}: {from:?} -> {to:?} in {flows:#?}", self.place());
+        let (Some(forward), Some(reply)) = (flows.get(&from), flows.get(&to.reversed())) else {
+            panic!("{context}");
+        };
+        assert_eq!(forward.to, to, "{context}");
+        assert_eq!(reply.to, from.reversed(), "{context}");
+        let hairpin = to.source == from.destination;
+        let (sends, answers) = if hairpin {
+            (flow_flags::HAIRPIN, flow_flags::REPLY | flow_flags::HAIRPIN)
+        } else {
+            (0, flow_flags::REPLY | flow_flags::AT_EGRESS)
+        };
+        assert_eq!((forward.flags, reply.flags), (sends, answers), "{context}");
+        assert_eq!(Phase::of(forward, reply), phase, "{context}");
+    }
+}
+
+/// Running.
+impl Bench {
+    /// Runs a packet through the program of this hook.
+    #[track_caller]
+    pub(crate) fn send(&mut self, hook: Hook, packet: &Packet) -> Sent {
+        let packet = self.on_device(packet);
+        self.run(hook, &packet.bytes())
+    }
+
+    /// Runs any octets, the first 14 of them an Ethernet header, which is taken off for a bare device.
+    #[track_caller]
+    pub(crate) fn send_octets(&mut self, hook: Hook, octets: &[u8]) -> Sent {
+        let from = if self.device == Device::Bare { 14 } else { 0 };
+        self.run(hook, &octets[from..])
+    }
+
+    fn on_device(&self, packet: &Packet) -> Packet {
+        if self.device == Device::Bare { packet.clone().bare() } else { packet.clone() }
+    }
+
+    /// Runs any octets as they are.
+    #[track_caller]
+    pub(crate) fn run(&mut self, hook: Hook, input: &[u8]) -> Sent {
+        self.step += 1;
+        let program = self.device.program(hook);
+        let case = format!("{} ({program})", self.place());
+        let before = self.counters();
+        let mut output = vec![0; input.len() + 512];
+        let classifier: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
+        let result = if self.device == Device::EthernetWithSum {
+            run_with_sum(classifier, input, &mut output)
+        } else {
+            run_plain(classifier, input, &mut output)
+        };
+        let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
+        output.truncate(length);
+        let moved = Outcome::ALL.into_iter().zip(before.iter().zip(self.counters()));
+        let moved = moved.map(|(outcome, (before, after))| (outcome, after - before));
+        let moved = moved.filter(|(_, difference)| *difference != 0).collect();
+        Sent { case, device: self.device, input: input.to_vec(), output, action, moved }
+    }
+
+    fn can_sum(&self) -> bool {
+        let classifier: &SchedClassifier = self.ebpf.program("tc_ingress").unwrap().try_into().unwrap();
+        run_with_sum(classifier, &[0; 64], &mut [0; 64]).is_ok()
+    }
+}
+
+fn run_plain(program: &SchedClassifier, input: &[u8], output: &mut [u8]) -> io::Result<(i32, usize)> {
+    let options = TestRunOptions { data_in: Some(input), data_out: Some(output), ..TestRunOptions::new() };
+    let result = program.test_run(options).map_err(io::Error::other)?;
+    Ok((result.return_value as i32, result.data_size_out as usize))
+}
+
+/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRunAttr {
+    program: u32,
+    return_value: u32,
+    input_size: u32,
+    output_size: u32,
+    input: u64,
+    output: u64,
+    repeat: u32,
+    duration: u32,
+    context_in_size: u32,
+    context_out_size: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    padding: u32,
+}
+
+/// As [`run_plain`], with a flag that aya does not offer.
+fn run_with_sum(program: &SchedClassifier, input: &[u8], output: &mut [u8]) -> io::Result<(i32, usize)> {
+    const BPF_PROG_TEST_RUN: libc::c_int = 10;
+    const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
+    let fd = program.fd().map_err(io::Error::other)?.as_fd().as_raw_fd();
+    let mut attr = TestRunAttr {
+        program: u32::try_from(fd).map_err(io::Error::other)?,
+        input_size: u32::try_from(input.len()).map_err(io::Error::other)?,
+        output_size: u32::try_from(output.len()).map_err(io::Error::other)?,
+        input: input.as_ptr() as u64,
+        output: output.as_mut_ptr() as u64,
+        repeat: 1,
+        flags: BPF_F_TEST_SKB_CHECKSUM_COMPLETE,
+        ..TestRunAttr::default()
+    };
+    // SAFETY: `attr` has the layout of the kernel and its size goes with it; both buffers are as long as it says and
+    // outlive the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<TestRunAttr>()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((attr.return_value as i32, attr.output_size as usize))
+}
+
+/// What became of a packet. It does nothing until it is compared.
+#[must_use]
+pub(crate) struct Sent {
+    case: String,
+    device: Device,
+    input: Vec<u8>,
+    pub(crate) output: Vec<u8>,
+    action: i32,
+    moved: Vec<(Outcome, u64)>,
+}
+
+impl Sent {
+    /// It goes on, as `expected`.
+    #[track_caller]
+    pub(crate) fn passes(self, outcome: Outcome, expected: &Packet) {
+        self.check(-1, outcome);
+        self.compare(expected);
+    }
+
+    /// It goes on as it is.
+    #[track_caller]
+    pub(crate) fn passes_untouched(self, outcome: Outcome) {
+        self.check(-1, outcome);
+        self.compare_octets(&self.input);
+    }
+
+    /// It goes on as it is, whatever the outcome.
+    #[track_caller]
+    pub(crate) fn passes_unchanged(self) {
+        assert_eq!(action_name(self.action), action_name(-1), "{}: {:?}", self.case, self.moved);
+        self.compare_octets(&self.input);
+    }
+
+    /// It goes back through the device, as `expected`.
+    #[track_caller]
+    pub(crate) fn bounces(self, outcome: Outcome, expected: &Packet) {
+        self.check(7, outcome);
+        self.compare(expected);
+    }
+
+    /// It is dropped.
+    #[track_caller]
+    pub(crate) fn drops(self, outcome: Outcome) {
+        self.check(2, outcome);
+    }
+
+    #[track_caller]
+    fn check(&self, action: i32, outcome: Outcome) {
+        let (found, wanted) = (action_name(self.action), action_name(action));
+        let moved = &self.moved;
+        assert_eq!(found, wanted, "{}: the program returns this; counted: {moved:?}", self.case);
+        assert_eq!(*moved, [(outcome, 1)], "{}: these counters have moved", self.case);
+    }
+
+    #[track_caller]
+    fn compare(&self, expected: &Packet) {
+        let expected = if self.device == Device::Bare { expected.clone().bare() } else { expected.clone() };
+        self.compare_octets(&expected.bytes());
+    }
+
+    #[track_caller]
+    fn compare_octets(&self, expected: &[u8]) {
+        let ethernet = self.device != Device::Bare;
+        assert_same_packet(&self.case, ethernet, &self.input, &self.output, expected);
+    }
+}

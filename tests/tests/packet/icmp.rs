@@ -1,0 +1,303 @@
+//! ICMP errors about translated packets.
+
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{IpNumber, Ipv6RawExtHeader};
+use lb_common::Outcome::{self, *};
+
+use super::{
+    bench::{Bench, Hook, TCP, UDP},
+    packets::{Packet, Transport, V6Fragment, VLAN, fragments},
+    stage::{Family, each, each_ethernet},
+};
+
+/// The MTU of the next hop, as the rest of the header has it in both versions.
+const MTU_1400: [u8; 4] = [0, 0, 5, 0x78];
+
+/// Name, type and code, the rest of the header.
+type Kind = (&'static str, [u8; 2], [u8; 4]);
+
+const KINDS_V4: [Kind; 7] = [
+    ("fragmentation needed", [3, 4], MTU_1400),
+    ("port unreachable", [3, 3], [0; 4]),
+    ("host unreachable", [3, 1], [0; 4]),
+    ("source quench", [4, 0], [0; 4]),
+    ("redirect", [5, 1], [198, 51, 100, 9]),
+    ("time exceeded", [11, 0], [0; 4]),
+    ("parameter problem", [12, 0], [20, 0, 0, 0]),
+];
+
+const KINDS_V6: [Kind; 5] = [
+    ("packet too big", [2, 0], MTU_1400),
+    ("port unreachable", [1, 4], [0; 4]),
+    ("no route", [1, 0], [0; 4]),
+    ("time exceeded", [3, 0], [0; 4]),
+    ("parameter problem", [4, 1], [0, 0, 0, 6]),
+];
+
+fn kinds(family: Family) -> &'static [Kind] {
+    match family {
+        Family::V4 => &KINDS_V4,
+        Family::V6 => &KINDS_V6,
+    }
+}
+
+fn port_unreachable(family: Family, from: IpAddr, to: IpAddr, quote: &[u8]) -> Packet {
+    let (_, kind, rest) = kinds(family)[1];
+    Packet::icmp(from, to, kind, rest, quote)
+}
+
+/// The packet that the quotes are of.
+fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
+    match protocol {
+        TCP => Packet::tcp(from, to, 1001, b"GET / HTTP/1.1\r\n\r\n").ack(5001),
+        _ => Packet::udp(from, to, b"a question"),
+    }
+}
+
+/// A flow through `vip` to `backend`.
+fn open(bench: &mut Bench, protocol: u8, family: Family) {
+    bench.service(family.vip(), protocol, &[family.backend()]);
+    let first = packet(protocol, family.client(), family.vip());
+    bench.send(Hook::Ingress, &first).passes(NewFlow, &first.clone().to(family.backend()));
+}
+
+/// The first `length` octets of a packet as it was sent and as it was seen behind the node. Half a checksum is left
+/// alone: nobody could check it.
+pub(super) fn quote(sent: &Packet, seen: &Packet, length: usize) -> (Vec<u8>, Vec<u8>) {
+    let network = if sent.is_v4() { 20 } else { 40 };
+    let (mut original, mut translated) = (sent.network(), seen.network());
+    original.truncate(length);
+    translated.truncate(length);
+    if length == network + 17 && matches!(sent.transport, Transport::Tcp(_)) {
+        original[length - 1] = translated[length - 1];
+    }
+    (original, translated)
+}
+
+/// Quotes of a packet, cut off in different places.
+fn quotes(sent: &Packet, seen: &Packet) -> Vec<(String, Vec<u8>, Vec<u8>)> {
+    let (network, whole) = (if sent.is_v4() { 20 } else { 40 }, sent.network().len());
+    let lengths = [8, 16, 17, 18, 19].map(|transport| network + transport);
+    let lengths = lengths.into_iter().filter(|length| *length < whole).chain([whole]);
+    let cut = |length| {
+        let (original, translated) = quote(sent, seen, length);
+        (format!("{} octets of transport", length - network), original, translated)
+    };
+    lengths.map(cut).collect()
+}
+
+/// A router behind the node, or the backend, complains to the client about what the node has translated: the client
+/// must find what it has sent, and the error must come from whom it has spoken to.
+#[test]
+fn to_the_client() {
+    for protocol in [TCP, UDP] {
+        each(&format!("ICMP to the client, protocol {protocol}"), |bench, family| {
+            let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+            open(bench, protocol, family);
+            let sent = packet(protocol, client, vip);
+            for (quote, original, translated) in quotes(&sent, &sent.clone().to(backend)) {
+                for (kind, code, rest) in kinds(family) {
+                    for source in [family.router(), backend.ip()] {
+                        bench.label(&format!("{kind} from {source}, {quote}"));
+                        let error = Packet::icmp(source, client.ip(), *code, *rest, &translated);
+                        let expected = Packet::icmp(vip.ip(), client.ip(), *code, *rest, &original);
+                        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+                        bench.send(Hook::Ingress, &error).passes_untouched(OtherHook);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The client, or a router before it, complains about a reply: the backend must find what it has sent.
+#[test]
+fn to_the_backend() {
+    for protocol in [TCP, UDP] {
+        each(&format!("ICMP to the backend, protocol {protocol}"), |bench, family| {
+            let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+            open(bench, protocol, family);
+            let reply = packet(protocol, backend, client);
+            for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip)) {
+                for (kind, code, rest) in kinds(family) {
+                    for source in [family.router(), client.ip()] {
+                        bench.label(&format!("{kind} from {source}, {quote}"));
+                        let error = Packet::icmp(source, vip.ip(), *code, *rest, &translated);
+                        let expected = Packet::icmp(source, backend.ip(), *code, *rest, &original);
+                        bench.send(Hook::Ingress, &error).passes(IcmpError, &expected);
+                        bench.send(Hook::Egress, &error).passes_untouched(OtherHook);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Where the client's port was taken, the quote's client port changes too.
+#[test]
+fn with_another_source_port() {
+    for protocol in [TCP, UDP] {
+        each(&format!("ICMP, replaced port, protocol {protocol}"), |bench, family| {
+            let (client, vip, backend) = (family.client(), family.other_vip(), family.backend());
+            open(bench, protocol, family);
+            bench.service(vip, protocol, &[backend]);
+            let sent = packet(protocol, client, vip);
+            let first = bench.send(Hook::Ingress, &sent);
+            let replaced = SocketAddr::new(client.ip(), bench.flows()[&sent.tuple()].to.source_port);
+            assert_ne!(replaced, client);
+            let seen = sent.clone().from(replaced).to(backend);
+            first.passes(NewFlow, &seen);
+            for (quote, original, translated) in quotes(&sent, &seen) {
+                bench.label(&quote);
+                let error = port_unreachable(family, family.router(), client.ip(), &translated);
+                let expected = port_unreachable(family, vip.ip(), client.ip(), &original);
+                bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+            }
+            let reply = packet(protocol, backend, replaced);
+            for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip).to(client)) {
+                bench.label(&quote);
+                let error = port_unreachable(family, client.ip(), vip.ip(), &translated);
+                let expected = port_unreachable(family, client.ip(), backend.ip(), &original);
+                bench.send(Hook::Ingress, &error).passes(IcmpError, &expected);
+            }
+        });
+    }
+}
+
+/// A pod that reaches itself through its VIP on a port where it does not listen: the error turns around as well.
+#[test]
+fn hairpin() {
+    each("ICMP, hairpin", |bench, family| {
+        let (vip, pod) = (family.vip(), family.backend());
+        let client = SocketAddr::new(pod.ip(), 40_000);
+        let masqueraded = SocketAddr::new(vip.ip(), client.port());
+        bench.service(vip, UDP, &[pod]);
+        let sent = packet(UDP, client, vip);
+        let seen = sent.clone().from(masqueraded).to(pod);
+        bench.send(Hook::Ingress, &sent).bounces(Hairpin, &seen.clone().bounced());
+        for (quote, original, translated) in quotes(&sent, &seen) {
+            bench.label(&quote);
+            let error = port_unreachable(family, pod.ip(), vip.ip(), &translated);
+            let expected = port_unreachable(family, vip.ip(), pod.ip(), &original);
+            bench.send(Hook::Ingress, &error).bounces(Hairpin, &expected.bounced());
+        }
+        let reply = packet(UDP, pod, masqueraded);
+        for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip).to(client)) {
+            bench.label(&format!("about the reply, {quote}"));
+            let error = port_unreachable(family, pod.ip(), vip.ip(), &translated);
+            let expected = port_unreachable(family, vip.ip(), pod.ip(), &original);
+            bench.send(Hook::Ingress, &error).bounces(Hairpin, &expected.bounced());
+        }
+    });
+}
+
+/// Quotes with something between or in their headers.
+#[test]
+fn unusual_quotes() {
+    type Mutation = fn(&mut Packet);
+    const V4: [(&str, Mutation); 2] = [
+        ("IPv4 options", |packet| packet.v4().options = [1; 12].into()),
+        ("no UDP checksum", |packet| {
+            if let Transport::Udp { checksum, .. } = &mut packet.transport {
+                *checksum = false;
+            }
+        }),
+    ];
+    const V6: [(&str, Mutation); 2] = [
+        ("destination options", |packet| {
+            let options = Ipv6RawExtHeader::new_raw(IpNumber::UDP, &[0; 14]).unwrap();
+            packet.extensions().destination_options = Some(options);
+        }),
+        ("atomic fragment", |packet| {
+            packet.v6_fragment = Some(V6Fragment { offset: 0, more: false, identification: 9 });
+        }),
+    ];
+    each("ICMP, unusual quote", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        open(bench, UDP, family);
+        for (name, mutation) in if family == Family::V4 { V4 } else { V6 } {
+            bench.label(name);
+            let sent = packet(UDP, client, vip).with(mutation);
+            let seen = sent.clone().to(backend).network();
+            let error = port_unreachable(family, backend.ip(), client.ip(), &seen);
+            let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network());
+            bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+        }
+        bench.label("first fragment");
+        let sent = packet(UDP, client, vip);
+        let seen = fragments(&sent.clone().to(backend), 77, 16).swap_remove(0);
+        let original = fragments(&sent, 77, 16).swap_remove(0);
+        let error = port_unreachable(family, backend.ip(), client.ip(), &seen.network());
+        let expected = port_unreachable(family, vip.ip(), client.ip(), &original.network());
+        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+    });
+}
+
+#[test]
+fn tagged() {
+    each_ethernet("ICMP, tagged", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        open(bench, UDP, family);
+        let tag = |packet: &mut Packet| *packet.tags() = vec![(VLAN, 3)];
+        let sent = packet(UDP, client, vip);
+        let quote = sent.clone().to(backend).network();
+        let error = port_unreachable(family, family.router(), client.ip(), &quote).with(tag);
+        let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network()).with(tag);
+        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+    });
+}
+
+/// A quoted UDP checksum that would become 0 is written as 0xffff, and the checksum around it knows.
+#[test]
+fn a_quoted_udp_checksum_never_becomes_none() {
+    each("ICMP, quoted checksum 0xffff", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        open(bench, UDP, family);
+        let ends_in_0xffff = |payload: &[u8; 2]| {
+            let octets = Packet::udp(client, vip, payload).network();
+            octets[octets.len() - 4..octets.len() - 2] == [0xff; 2]
+        };
+        let payload = (0..=u16::MAX).map(u16::to_be_bytes).find(ends_in_0xffff).expect("one of all payloads");
+        let sent = Packet::udp(client, vip, &payload);
+        let seen = sent.clone().to(backend).network();
+        let error = port_unreachable(family, backend.ip(), client.ip(), &seen);
+        let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network());
+        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+    });
+}
+
+/// Errors that are about nothing of ours.
+#[test]
+fn unknown() {
+    each("ICMP, unknown", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        open(bench, UDP, family);
+        let flows = bench.flows();
+        let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
+        let seen = packet(UDP, client, backend);
+        let echo = if family == Family::V4 { [8, 0] } else { [128, 0] };
+        let network = if family == Family::V4 { 20 } else { 40 };
+        let mut no_ip = seen.network();
+        no_ip[0] = 0x55;
+        let cases: [(&str, Vec<u8>, Outcome); 9] = [
+            ("another port", packet(UDP, client, vip).from(family.stranger()).network(), UnknownIcmpError),
+            ("the other protocol", packet(TCP, client, backend).network(), UnknownIcmpError),
+            ("a later fragment", fragments(&seen, 77, 8)[1].network(), UnknownIcmpError),
+            ("an echo", Packet::icmp(client.ip(), vip.ip(), echo, [0; 4], &[]).network(), UnknownIcmpError),
+            ("the other family", packet(UDP, other.client(), other.backend()).network(), UnknownIcmpError),
+            ("no IP", no_ip, NotIp),
+            ("nothing", Vec::new(), Malformed),
+            ("half a network header", seen.network()[..network / 2].into(), Malformed),
+            ("half the ports", seen.network()[..network + 3].into(), Malformed),
+        ];
+        for (name, quote, outcome) in cases {
+            bench.label(name);
+            let error = port_unreachable(family, family.router(), client.ip(), &quote);
+            for hook in Hook::BOTH {
+                bench.send(hook, &error).passes_untouched(outcome);
+            }
+        }
+        assert_eq!(bench.flows(), flows, "an error changes no flow");
+    });
+}

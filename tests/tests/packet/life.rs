@@ -1,0 +1,304 @@
+//! Lives of flows: what comes out of one step is what the next one answers.
+
+use lb_common::{Outcome, conntrack::Phase};
+
+use super::{
+    bench::{Bench, Hook, TCP, UDP},
+    packets::Packet,
+    stage::{Family, each},
+};
+
+/// A connection with the one backend of its service.
+struct Connection {
+    family: Family,
+}
+
+impl Connection {
+    /// A segment as the client sends it.
+    fn client(&self, seq: u32, payload: &[u8]) -> Packet {
+        Packet::tcp(self.family.client(), self.family.vip(), seq, payload)
+    }
+
+    /// A segment as the backend sends it.
+    fn backend(&self, seq: u32, payload: &[u8]) -> Packet {
+        Packet::tcp(self.family.backend(), self.family.client(), seq, payload)
+    }
+
+    /// The client's segment arrives at the backend.
+    #[track_caller]
+    fn forward(&self, bench: &mut Bench, packet: &Packet, outcome: Outcome, phase: Phase) {
+        let translated = packet.clone().to(self.family.backend());
+        bench.send(Hook::Ingress, packet).passes(outcome, &translated);
+        bench.assert_flow(packet, &translated, phase);
+        bench.assert_flows(1);
+    }
+
+    /// The backend's segment arrives at the client, and comes from whom the client spoke to.
+    #[track_caller]
+    fn reply(&self, bench: &mut Bench, packet: &Packet, phase: Phase) {
+        let translated = packet.clone().from(self.family.vip());
+        bench.send(Hook::Egress, packet).passes(Outcome::Reply, &translated);
+        let sent = self.client(0, &[]);
+        bench.assert_flow(&sent, &sent.clone().to(self.family.backend()), phase);
+        bench.assert_flows(1);
+    }
+
+    /// SYN, SYN-ACK, ACK; client and backend begin at 1000 and 5000.
+    #[track_caller]
+    fn open(&self, bench: &mut Bench) {
+        bench.service(self.family.vip(), TCP, &[self.family.backend()]);
+        self.forward(bench, &self.client(1000, &[]).syn(), Outcome::NewFlow, Phase::Opening);
+        self.reply(bench, &self.backend(5000, &[]).syn().ack(1001), Phase::Accepted);
+        self.forward(bench, &self.client(1001, &[]).ack(5001), Outcome::Forward, Phase::Established);
+    }
+}
+
+#[test]
+fn a_tcp_connection_from_syn_to_both_fins() {
+    each("TCP, SYN to FIN", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        tcp.forward(
+            bench,
+            &tcp.client(1001, b"GET / HTTP/1.1\r\n\r\n").ack(5001),
+            Outcome::Forward,
+            Phase::Established,
+        );
+        tcp.reply(
+            bench,
+            &tcp.backend(5001, b"HTTP/1.1 204 No Content\r\n\r\n").ack(1019),
+            Phase::Established,
+        );
+        tcp.reply(bench, &tcp.backend(5028, &[]).fin().ack(1019), Phase::HalfClosed);
+        tcp.forward(bench, &tcp.client(1019, b"more").ack(5029), Outcome::Forward, Phase::HalfClosed);
+        tcp.forward(bench, &tcp.client(1023, &[]).fin().ack(5029), Outcome::Forward, Phase::TimeWait);
+        tcp.reply(bench, &tcp.backend(5029, &[]).ack(1024), Phase::TimeWait);
+    });
+}
+
+#[test]
+fn a_udp_flow() {
+    each("UDP, question and answer", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bench.service(vip, UDP, &[backend]);
+        for (outcome, phase) in [(Outcome::NewFlow, Phase::Unreplied), (Outcome::Forward, Phase::Unreplied)] {
+            let question = Packet::udp(client, vip, b"question");
+            let translated = question.clone().to(backend);
+            bench.send(Hook::Ingress, &question).passes(outcome, &translated);
+            bench.assert_flow(&question, &translated, phase);
+        }
+        for payload in [&b"an answer of an odd length"[..], b"odd", b""] {
+            let answer = Packet::udp(backend, client, payload);
+            bench.send(Hook::Egress, &answer).passes(Outcome::Reply, &answer.clone().from(vip));
+        }
+        let question = Packet::udp(client, vip, b"");
+        bench.assert_flow(&question, &question.clone().to(backend), Phase::Replied);
+        bench.assert_flows(1);
+    });
+}
+
+#[test]
+fn a_connection_that_the_backend_refuses() {
+    each("TCP, refused", |bench, family| {
+        let tcp = Connection { family };
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &tcp.client(1000, &[]).syn(), Outcome::NewFlow, Phase::Opening);
+        tcp.reply(bench, &tcp.backend(0, &[]).rst().ack(1001), Phase::Closed);
+    });
+}
+
+#[test]
+fn a_reset_within_the_window_closes_and_one_outside_does_not() {
+    each("TCP, RST of the client", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        tcp.forward(bench, &tcp.client(1001, b"eight so").ack(5001), Outcome::Forward, Phase::Established);
+        for outside in [1000, 1010, 1001 + (1 << 31)] {
+            let reset = tcp.client(outside, &[]).rst();
+            tcp.forward(bench, &reset, Outcome::Forward, Phase::Established);
+        }
+        tcp.forward(bench, &tcp.client(1009, &[]).rst(), Outcome::Forward, Phase::Closed);
+    });
+    each("TCP, RST of the backend", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        for outside in [5000, 5002] {
+            tcp.reply(bench, &tcp.backend(outside, &[]).rst(), Phase::Established);
+        }
+        tcp.reply(bench, &tcp.backend(5001, &[]).rst().ack(1001), Phase::Closed);
+    });
+}
+
+/// Ethernet pads short frames; were the padding taken for payload, the RST would lie outside of the window.
+#[test]
+fn padding_is_no_payload() {
+    each("TCP, padded", |bench, family| {
+        let tcp = Connection { family };
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &tcp.client(1000, &[]).syn().padded(), Outcome::NewFlow, Phase::Opening);
+        tcp.reply(bench, &tcp.backend(5000, &[]).syn().ack(1001).padded(), Phase::Accepted);
+        tcp.forward(bench, &tcp.client(1001, &[]).ack(5001).padded(), Outcome::Forward, Phase::Established);
+        let sent = tcp.client(1001, &[]);
+        let (from, to) = (sent.tuple(), sent.to(family.backend()).tuple());
+        let flows = bench.flows();
+        assert_eq!((flows[&from].next_seq, flows[&to.reversed()].next_seq), (1001, 5001), "{family:?}");
+        tcp.forward(bench, &tcp.client(1003, &[]).rst(), Outcome::Forward, Phase::Established);
+        tcp.forward(bench, &tcp.client(1001, &[]).rst().padded(), Outcome::Forward, Phase::Closed);
+    });
+}
+
+#[test]
+fn a_retransmitted_syn_goes_where_the_first_one_went() {
+    each("TCP, SYN again", |bench, family| {
+        let tcp = Connection { family };
+        let syn = tcp.client(1000, &[]).syn();
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &syn, Outcome::NewFlow, Phase::Opening);
+        // Many backends, of which the first one is still one: a new choice would hardly ever fall on it.
+        let others: Vec<_> = (2..30).map(|port| (family.backend().ip(), 8080 + port).into()).collect();
+        bench.service(family.vip(), TCP, &[&[family.backend()], &others[..]].concat());
+        for _ in 0..4 {
+            tcp.forward(bench, &syn, Outcome::Forward, Phase::Opening);
+        }
+    });
+}
+
+/// A SYN at the end of a connection begins another one, with whatever backend the service has now.
+#[test]
+fn a_syn_after_the_end_is_a_new_connection() {
+    type End = fn(&Connection, &mut Bench);
+    let ends: [(&str, End); 3] = [
+        ("both FIN", |tcp, bench| {
+            tcp.forward(bench, &tcp.client(1001, &[]).fin().ack(5001), Outcome::Forward, Phase::HalfClosed);
+            tcp.reply(bench, &tcp.backend(5001, &[]).fin().ack(1002), Phase::TimeWait);
+        }),
+        ("client RST", |tcp, bench| {
+            tcp.forward(bench, &tcp.client(1001, &[]).rst(), Outcome::Forward, Phase::Closed);
+        }),
+        ("backend RST", |tcp, bench| {
+            tcp.reply(bench, &tcp.backend(5001, &[]).rst().ack(1001), Phase::Closed);
+        }),
+    ];
+    for (name, end) in ends {
+        for same_backend in [true, false] {
+            each(&format!("TCP, SYN after {name}, same backend: {same_backend}"), |bench, family| {
+                let tcp = Connection { family };
+                tcp.open(bench);
+                end(&tcp, bench);
+                let backend = if same_backend { family.backend() } else { family.other_backend() };
+                bench.service(family.vip(), TCP, &[backend]);
+                let syn = tcp.client(77_000, &[]).syn();
+                let translated = syn.clone().to(backend);
+                bench.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &translated);
+                bench.assert_flow(&syn, &translated, Phase::Opening);
+                bench.assert_flows(1);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_syn_to_a_backend_that_is_gone_gets_another_one() {
+    each("TCP, SYN, its backend gone", |bench, family| {
+        let tcp = Connection { family };
+        let syn = tcp.client(1000, &[]).syn();
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &syn, Outcome::NewFlow, Phase::Opening);
+        bench.service(family.vip(), TCP, &[family.other_backend()]);
+        let translated = syn.clone().to(family.other_backend());
+        bench.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &translated);
+        bench.assert_flow(&syn, &translated, Phase::Opening);
+        bench.assert_flows(1);
+    });
+}
+
+#[test]
+fn an_established_connection_stays_with_a_backend_that_left_the_service() {
+    each("TCP, its backend gone", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        for backends in [&[family.other_backend()][..], &[]] {
+            bench.service(family.vip(), TCP, backends);
+            tcp.forward(bench, &tcp.client(1001, b"go on").ack(5001), Outcome::Forward, Phase::Established);
+            tcp.reply(bench, &tcp.backend(5001, b"I do").ack(1006), Phase::Established);
+        }
+    });
+}
+
+/// Two VIPs with the same backend: the replies of two connections from the same client port could not be told apart.
+#[test]
+fn a_taken_source_port_is_replaced() {
+    for protocol in [TCP, UDP] {
+        each(&format!("port collision, protocol {protocol}"), |bench, family| {
+            let (client, backend) = (family.client(), family.backend());
+            let packet = |from, to| match protocol {
+                TCP => Packet::tcp(from, to, 1000, b"").syn(),
+                _ => Packet::udp(from, to, b"x"),
+            };
+            for vip in [family.vip(), family.other_vip()] {
+                bench.service(vip, protocol, &[backend]);
+            }
+            let first = packet(client, family.vip());
+            bench.send(Hook::Ingress, &first).passes(Outcome::NewFlow, &first.clone().to(backend));
+
+            let second = packet(client, family.other_vip());
+            let before = bench.flows();
+            // The port is random, so it is read from the entry; the packet must agree with it.
+            let sent = bench.send(Hook::Ingress, &second);
+            let to = bench.flows()[&second.tuple()].to;
+            let replaced = std::net::SocketAddr::new(client.ip(), to.source_port);
+            sent.passes(Outcome::NewFlow, &second.clone().from(replaced).to(backend));
+            assert!(to.source_port >= 1024 && to.source_port != client.port(), "{to:?}");
+            bench.assert_flows(2);
+            for (key, flow) in before {
+                assert_eq!(bench.flows()[&key].to, flow.to, "the first flow is as it was");
+            }
+
+            let answer = packet(backend, replaced);
+            let translated = answer.clone().from(family.other_vip()).to(client);
+            bench.send(Hook::Egress, &answer).passes(Outcome::Reply, &translated);
+            let answer = packet(backend, client);
+            bench.send(Hook::Egress, &answer).passes(Outcome::Reply, &answer.clone().from(family.vip()));
+        });
+    }
+}
+
+/// A pod that reaches itself through its VIP: both directions turn around at its device.
+#[test]
+fn hairpin() {
+    for protocol in [TCP, UDP] {
+        each(&format!("hairpin, protocol {protocol}"), |bench, family| {
+            let pod = family.backend();
+            let client = std::net::SocketAddr::new(pod.ip(), 40_000);
+            let packet = |from, to, seq| match protocol {
+                TCP => Packet::tcp(from, to, seq, b"").syn(),
+                _ => Packet::udp(from, to, b"to myself"),
+            };
+            bench.service(family.vip(), protocol, &[pod]);
+            let vip = std::net::SocketAddr::new(family.vip().ip(), client.port());
+
+            let sent = packet(client, family.vip(), 1000);
+            let translated = sent.clone().from(vip).to(pod);
+            bench.send(Hook::Ingress, &sent).bounces(Outcome::Hairpin, &translated.clone().bounced());
+            let opening = if protocol == TCP { Phase::Opening } else { Phase::Unreplied };
+            bench.assert_flow(&sent, &translated, opening);
+
+            let answer = match protocol {
+                TCP => packet(pod, vip, 5000).ack(1001),
+                _ => packet(pod, vip, 0),
+            };
+            let back = answer.clone().from(family.vip()).to(client);
+            bench.send(Hook::Ingress, &answer).bounces(Outcome::Hairpin, &back.bounced());
+            let answered = if protocol == TCP { Phase::Accepted } else { Phase::Replied };
+            bench.assert_flow(&sent, &translated, answered);
+            bench.assert_flows(1);
+
+            let again = match protocol {
+                TCP => Packet::tcp(client, family.vip(), 1001, b"hello, me").ack(5001),
+                _ => packet(client, family.vip(), 0),
+            };
+            let translated = again.clone().from(vip).to(pod);
+            bench.send(Hook::Ingress, &again).bounces(Outcome::Hairpin, &translated.bounced());
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Who talks to whom, in addresses for documentation (RFC 5737, RFC 3849), and on what kind of device.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Mutex, PoisonError},
+};
+
+use super::bench::{Bench, Device};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    fn pick(self, v4: &str, v6: &str) -> SocketAddr {
+        match self {
+            Self::V4 => v4.parse().unwrap(),
+            Self::V6 => v6.parse().unwrap(),
+        }
+    }
+
+    pub(crate) fn client(self) -> SocketAddr {
+        self.pick("192.0.2.10:40000", "[2001:db8:c::10]:40000")
+    }
+
+    pub(crate) fn vip(self) -> SocketAddr {
+        self.pick("203.0.113.1:80", "[2001:db8:f::1]:80")
+    }
+
+    /// A second service, with the same backends.
+    pub(crate) fn other_vip(self) -> SocketAddr {
+        self.pick("203.0.113.2:443", "[2001:db8:f::2]:443")
+    }
+
+    /// A service without backends.
+    pub(crate) fn empty_vip(self) -> SocketAddr {
+        self.pick("203.0.113.3:80", "[2001:db8:f::3]:80")
+    }
+
+    pub(crate) fn backend(self) -> SocketAddr {
+        self.pick("198.51.100.1:8080", "[2001:db8:b::1]:8080")
+    }
+
+    pub(crate) fn other_backend(self) -> SocketAddr {
+        self.pick("198.51.100.2:9090", "[2001:db8:b::2]:9090")
+    }
+
+    /// Between the node and the others; speaks ICMP only.
+    pub(crate) fn router(self) -> IpAddr {
+        self.pick("198.51.100.254:0", "[2001:db8:b::fe]:0").ip()
+    }
+
+    /// Somebody who has nothing to do with services.
+    pub(crate) fn stranger(self) -> SocketAddr {
+        self.pick("192.0.2.99:53", "[2001:db8:c::99]:53")
+    }
+}
+
+/// Shared, since loading takes a second. Every case begins by emptying the maps, so a failed one leaves nothing behind.
+pub(crate) static BENCH: Mutex<Option<Bench>> = Mutex::new(None);
+
+/// Runs `test` for both families and every kind of device, each on an empty bench.
+pub(crate) fn each(case: &str, test: impl Fn(&mut Bench, Family)) {
+    each_on(&Device::ALL, case, test);
+}
+
+/// As [`each`], only where there is an Ethernet header.
+pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Bench, Family)) {
+    each_on(&[Device::Ethernet, Device::EthernetWithSum], case, test);
+}
+
+/// As [`each`], on some kinds of devices.
+pub(crate) fn each_on(devices: &[Device], case: &str, test: impl Fn(&mut Bench, Family)) {
+    let mut bench = BENCH.lock().unwrap_or_else(PoisonError::into_inner);
+    let bench = bench.get_or_insert_with(Bench::new);
+    for family in Family::BOTH {
+        for &device in devices {
+            if bench.start(&format!("{case}, {family:?}, {device:?}"), device) {
+                test(bench, family);
+            }
+        }
+    }
+}
