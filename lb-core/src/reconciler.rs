@@ -122,6 +122,7 @@ impl Reconciler {
         let mut services = Vec::new();
         let mut wanted = BTreeSet::new();
         let mut given_up = self.distrusted.clone();
+        let mut stuck = Vec::new();
         for (service, ports) in self.desired() {
             self.problems.remove(&service);
             match self.plan_service(&service, ports, &mut draft) {
@@ -129,13 +130,13 @@ impl Reconciler {
                     given_up.extend(self.frontends_of(&service));
                     wanted.extend(keys);
                 }
-                // It keeps what it has, but for names that a failed plan left without a frontend.
-                None => draft.delete_service_labels.extend(self.idle_ids(&service)),
+                None => stuck.push(service.clone()),
             }
             draft.problems.extend(self.problems.get(&service).into_iter().flatten().cloned());
             services.push(service);
         }
         draft.delete_frontends = given_up.difference(&wanted).copied().collect();
+        stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
         draft.release.extend(self.slices.garbage());
         draft.delete_service_labels.extend(&self.stale_ids);
         let addresses = self.plan_labels(&mut draft);
@@ -385,11 +386,20 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// The ids of a Service that have a name in the kernel but no frontend.
-    fn idle_ids(&self, service: &ObjectName) -> Vec<u32> {
-        let named = |id: &u32| self.mirror.contents().service_labels.contains_key(id);
-        let idle = |id: &u32| self.mirror.frontends_of(*id).next().is_none();
-        self.ids.of_service(service).map(|(_, id)| id).filter(named).filter(idle).collect()
+    /// A Service that does not fit keeps what it has, but only what a frontend still leads to: an earlier plan may have
+    /// failed in the middle, and others may take its frontends over. What it waits for may be just that.
+    fn release_idle(&self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
+        for (_, id) in self.ids.of_service(service) {
+            let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);
+            let frontends = self.mirror.frontends_of(id).filter(stays);
+            let records: Vec<&Service> = frontends.filter_map(|key| self.mirror.frontend(&key)).collect();
+            let leads_to =
+                |base: u32| records.iter().any(|r| r.backends_count > 0 && r.backends_base == base);
+            draft.release.extend(self.slices.of_id(id).filter(|range| !leads_to(range.base)));
+            if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
+                draft.delete_service_labels.insert(id);
+            }
+        }
     }
 
     fn plan_labels(&mut self, draft: &mut Draft) -> BTreeSet<IpAddr> {
