@@ -344,6 +344,7 @@ fn two_agents_never_share_a_data_plane() {
     assert!(error.contains("another lb-agent") && error.contains(&agent.pid().to_string()), "{error}");
     let cleanup = bed.ask(&["cleanup"]);
     assert_eq!(cleanup.status.code(), Some(1), "cleanup under a running agent: {}", stderr(&cleanup));
+    assert_eq!(bed.json(&["status"])["agent"]["pid"], agent.pid(), "it can still be asked");
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
 }
 

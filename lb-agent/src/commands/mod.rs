@@ -14,6 +14,7 @@ use clap::CommandFactory as _;
 use crate::{
     cli::{Cli, ConntrackCommand, FlowFilter, ServiceCommand, ServiceOutput, TableOrJson},
     config::Place,
+    daemon::socket,
     datapath::{self, Conntrack, Pinned, Removed},
 };
 
@@ -62,6 +63,10 @@ fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyh
 /// # Errors
 /// An agent runs, or something cannot be removed.
 pub fn cleanup(place: &Place) -> anyhow::Result<()> {
+    // An agent that still runs has the lock; its socket must stay.
+    if !Pinned::open(&place.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
+        socket::unbind(&place.bpffs);
+    }
     let Removed { attachments, programs, maps, unmounted } = datapath::cleanup(&place.bpffs)?;
     let bpffs = place.bpffs.display();
     let text = match (attachments + programs + maps, unmounted) {

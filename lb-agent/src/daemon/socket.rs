@@ -18,6 +18,8 @@ use super::state::{Report, State};
 
 /// Where the sockets are.
 const FOLDER: &str = "/run/lb-agent";
+/// A socket younger than this may belong to an agent that is just about to listen.
+const YOUNG: Duration = Duration::from_secs(60);
 /// How long to wait for an agent that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -62,14 +64,35 @@ pub(super) async fn serve(bpffs: PathBuf, state: Arc<State>) -> anyhow::Result<I
 fn bind(bpffs: &Path) -> io::Result<UnixListener> {
     let path = path(bpffs)?;
     fs::create_dir_all(FOLDER)?;
+    remove_dead();
     remove(&path)?;
     UnixListener::bind(path)
 }
 
-/// Removes the socket of an agent that stops.
-pub(super) fn unbind(bpffs: &Path) {
-    if let Err(error) = path(bpffs).and_then(|path| remove(&path)) {
-        debug!(%error, "the status socket stays behind");
+/// Removes what agents left behind that were killed and never started again.
+fn remove_dead() {
+    let is_dead = |path: &Path| {
+        let age = fs::metadata(path)
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|time| time.elapsed().ok());
+        let refused =
+            || UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        age.is_some_and(|age| age > YOUNG) && refused()
+    };
+    let paths = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    for path in paths.filter(|path| is_dead(path)) {
+        if let Err(error) = remove(&path) {
+            debug!(path = %path.display(), %error, "the socket of a dead agent stays behind");
+        }
+    }
+}
+
+/// Removes the socket of an agent that stops, or has been killed.
+pub fn unbind(bpffs: &Path) {
+    let Ok(path) = path(bpffs) else { return };
+    if let Err(error) = remove(&path) {
+        debug!(path = %path.display(), %error, "the status socket stays behind");
     }
 }
 
