@@ -133,3 +133,18 @@ fn a_bad_file_changes_nothing() {
     wait_for(PROMPTLY, || ask_briefly(&bed.cluster.client, vips(11)[0])).unwrap();
     assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
 }
+
+#[test]
+fn a_bad_file_costs_nothing_even_when_the_agent_starts_with_it() {
+    let mut bed = Bed::with_web(&["pod1"]);
+    bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.manifests.write("web", "apiVersion: v1\nkind: [\n").unwrap();
+    bed.put("other", vips(11), &["pod2"]);
+    bed.start_agent();
+    assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[0])).unwrap().server, "pod2");
+    assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
+    // With the mistake the doubt goes, and what nobody wants any more.
+    bed.cluster.manifests.remove("web").unwrap();
+    wait_for(PROMPTLY, || ask_briefly(&bed.cluster.client, WEB[0]).is_none().then_some(())).unwrap();
+    assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[1])).unwrap().server, "pod2");
+}
