@@ -1,7 +1,7 @@
 //! Packets that are left alone: one case for each early way out of the programs, on all four of them.
 
 use etherparse::{IpNumber, Ipv6RawExtHeader};
-use lb_common::{Outcome, Outcome::*};
+use lb_common::{Address, Outcome, Outcome::*};
 
 use super::{
     bench::{Bench, Device, Hook, TCP, UDP},
@@ -187,6 +187,28 @@ fn ipv6_extension_headers_that_lead_nowhere() {
 
 fn options(length: usize) -> Ipv6RawExtHeader {
     Ipv6RawExtHeader::new_raw(IpNumber::TCP, &vec![0; length]).unwrap()
+}
+
+/// One map holds both families, with IPv4 addresses as v4-mapped ones: on the wire these are nobody's.
+#[test]
+fn ipv6_packets_with_mapped_addresses() {
+    each("mapped addresses", |bench, family| {
+        if family == Family::V4 {
+            return;
+        }
+        services(bench, Family::V4);
+        let mapped = |address: std::net::SocketAddr| Address::from(address.ip()).octets().to_owned();
+        let (client, vip) = (mapped(Family::V4.client()), mapped(Family::V4.vip()));
+        for (name, places) in [("destination", &[(24, vip)][..]), ("both", &[(8, client), (24, vip)])] {
+            bench.label(name);
+            for mut octets in [syn(family).bytes(), datagram(family).bytes()] {
+                for (place, address) in places {
+                    octets[ETHERNET + place..][..16].copy_from_slice(address);
+                }
+                untouched(bench, &octets, Malformed);
+            }
+        }
+    });
 }
 
 #[test]
