@@ -172,3 +172,40 @@ impl Frame for [u8] {
         Ok(unsafe { &*bytes.as_ptr().cast::<T>() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+
+    #[test]
+    fn a_header_is_where_it_was_asked_for_or_the_frame_is_too_short() {
+        let octets = [0u8, 1, 2, 3, 4, 5, 6, 7];
+        let frame = octets.as_slice();
+        for offset in 0..=4u32 {
+            let start = offset as usize;
+            assert_eq!(frame.header::<[u8; 4]>(offset), Ok(&octets[start..start + 4].try_into().unwrap()));
+        }
+        for offset in [5, 7, 8, 9, MAX_OFFSET, MAX_OFFSET + 1, u32::MAX] {
+            assert_eq!(frame.header::<[u8; 4]>(offset), Err(Outcome::Malformed), "offset {offset}");
+        }
+        assert_eq!(frame.length(), 8);
+    }
+
+    #[test]
+    fn no_header_begins_behind_the_last_offset() {
+        let octets = vec![0u8; 2 * MAX_OFFSET as usize];
+        assert!(octets.header::<[u8; 4]>(MAX_OFFSET).is_ok());
+        assert_eq!(octets.header::<[u8; 4]>(MAX_OFFSET + 1), Err(Outcome::Malformed));
+    }
+
+    #[test]
+    fn words_are_in_memory_order() {
+        assert_eq!(word(&[192, 0, 2, 1]).to_ne_bytes(), [192, 0, 2, 1]);
+        assert_eq!(half_word(&[0x12, 0x34]).to_ne_bytes(), [0x12, 0x34]);
+        assert_eq!(v4_address(&[192, 0, 2, 1]), Address::from_v4([192, 0, 2, 1]));
+        let octets = [0x20, 1, 0xd, 0xb8, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+        assert_eq!(v6_address(&octets), Address::from_v6(octets));
+    }
+}

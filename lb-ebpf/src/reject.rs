@@ -113,3 +113,118 @@ pub const fn port_unreachable(is_v4: bool) -> [u8; 8] {
 pub const fn icmp_protocol(is_v4: bool) -> u8 {
     if is_v4 { protocol::ICMP } else { protocol::ICMPV6 }
 }
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{IpNumber, Ipv4Header as V4, Ipv6Header as V6, TcpHeader as Tcp};
+    use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The octets of a header.
+    fn octets<T: crate::frame::Header>(header: &T) -> &[u8] {
+        // SAFETY: a `Header` is octets only, and the slice borrows it.
+        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(header).cast(), size_of::<T>()) }
+    }
+
+    fn v4_tuple() -> impl Strategy<Value = Tuple> {
+        any::<([u8; 4], [u8; 4], u16, u16)>().prop_map(|(source, destination, from, to)| {
+            Tuple::new(Address::from_v4(source), Address::from_v4(destination), from, to, protocol::TCP)
+        })
+    }
+
+    fn v6_tuple() -> impl Strategy<Value = Tuple> {
+        any::<([u8; 16], [u8; 16], u16, u16)>().prop_map(|(source, destination, from, to)| {
+            Tuple::new(Address::from_v6(source), Address::from_v6(destination), from, to, protocol::TCP)
+        })
+    }
+
+    fn segments() -> impl Strategy<Value = Segment> {
+        any::<(u8, u32, u32, u16)>().prop_map(|(flags, seq, ack, payload)| Segment {
+            flags,
+            seq,
+            ack,
+            payload: u32::from(payload),
+        })
+    }
+
+    /// RFC 9293 §3.10.7.1, as etherparse would write it; checksum 0.
+    fn expected_reset(tuple: &Tuple, segment: &Segment) -> Tcp {
+        let mut header = Tcp::new(tuple.source_port, tuple.destination_port, 0, 0);
+        header.rst = true;
+        if segment.flags & 0x10 != 0 {
+            header.sequence_number = segment.ack;
+        } else {
+            let [fin, syn] = [1, 2].map(|bit| u32::from(segment.flags & bit != 0));
+            header.ack = true;
+            header.acknowledgment_number =
+                segment.seq.wrapping_add(segment.payload).wrapping_add(syn).wrapping_add(fin);
+        }
+        header
+    }
+
+    /// The checksum field that makes the packet right.
+    fn checksum(tuple: &Tuple, header: &TcpHeader) -> u16 {
+        let sum = reset_sum(header).fold();
+        let pseudo = pseudo_header(tuple, 20).fold();
+        u16::from_be(!Sum::ZERO.add_word(sum).add_word(pseudo).fold())
+    }
+
+    proptest! {
+        #[test]
+        fn an_ipv4_header_is_that_of_etherparse(tuple in v4_tuple(), payload in 0u16..2000) {
+            let ours = ipv4_header(&tuple, payload);
+            let (source, destination) = (tuple.source.v4_octets(), tuple.destination.v4_octets());
+            let mut theirs = V4::new(payload, 64, IpNumber::TCP, source, destination).unwrap();
+            theirs.header_checksum = theirs.calc_header_checksum();
+            prop_assert_eq!(octets::<Ipv4Hdr>(&ours), &theirs.to_bytes()[..]);
+        }
+
+        #[test]
+        fn an_ipv6_header_is_that_of_etherparse(tuple in v6_tuple(), payload: u16) {
+            let ours = ipv6_header(&tuple, payload);
+            let theirs = V6 {
+                payload_length: payload,
+                next_header: IpNumber::TCP,
+                hop_limit: 64,
+                source: *tuple.source.octets(),
+                destination: *tuple.destination.octets(),
+                ..V6::default()
+            };
+            prop_assert_eq!(octets::<Ipv6Hdr>(&ours), &theirs.to_bytes()[..]);
+        }
+
+        #[test]
+        fn a_reset_is_that_of_the_rfc(tuple in v4_tuple(), segment in segments()) {
+            let ours = reset(&tuple, &segment);
+            let theirs = expected_reset(&tuple, &segment);
+            prop_assert_eq!(octets(&ours), &theirs.to_bytes()[..]);
+            let (source, destination) = (tuple.source.v4_octets(), tuple.destination.v4_octets());
+            let scratch = theirs.calc_checksum_ipv4_raw(source, destination, &[]).unwrap();
+            prop_assert_eq!(checksum(&tuple, &ours), scratch);
+        }
+
+        #[test]
+        fn the_checksum_of_a_reset_is_right_over_ipv6(tuple in v6_tuple(), segment in segments()) {
+            let ours = reset(&tuple, &segment);
+            let theirs = expected_reset(&tuple, &segment);
+            let (source, destination) = (*tuple.source.octets(), *tuple.destination.octets());
+            let scratch = theirs.calc_checksum_ipv6_raw(source, destination, &[]).unwrap();
+            prop_assert_eq!(checksum(&tuple, &ours), scratch);
+        }
+    }
+
+    #[test]
+    fn a_port_unreachable_is_that_of_etherparse() {
+        use etherparse::{
+            Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, icmpv4::DestUnreachableHeader,
+            icmpv6::DestUnreachableCode,
+        };
+        let v4 = Icmpv4Header::new(Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::Port));
+        assert_eq!(port_unreachable(true), v4.to_bytes()[..]);
+        let v6 = Icmpv6Header::new(Icmpv6Type::DestinationUnreachable(DestUnreachableCode::Port));
+        assert_eq!(port_unreachable(false), v6.to_bytes()[..]);
+        assert_eq!((icmp_protocol(true), icmp_protocol(false)), (IpNumber::ICMP.0, IpNumber::IPV6_ICMP.0));
+    }
+}

@@ -86,6 +86,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn scaling_keeps_the_ends() {
+        for count in [1, 2, 3, 1 << 16, u32::MAX] {
+            assert_eq!((scale(0, count), scale(u32::MAX, count)), (0, count - 1), "count {count}");
+        }
+        assert_eq!(scale(u32::MAX, 0), 0);
+    }
+
+    #[test]
+    fn a_newer_scheduler_still_chooses() {
+        let service = Service { scheduler: 200, ..service(7, 1) };
+        assert_eq!(choose(&service, u32::MAX), 7);
+    }
+
+    #[test]
+    fn a_slot_that_is_not_there_ends_the_search() {
+        let Backend { address, port, .. } = backend(0);
+        for service in [service(0, u32::MAX), service(u32::MAX, 9)] {
+            assert!(!is_backend(&service, &address, port, |_| None));
+        }
+    }
+
     proptest! {
         #[test]
         fn a_choice_never_leaves_the_slice(base in 0u32..1 << 20, count in 1u32..1 << 20, random: u32) {
