@@ -237,16 +237,16 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
     let key = Key { kind, name: ObjectName::new(namespace.unwrap_or("default"), name) };
     let mut warnings = Vec::new();
     let resource = match kind {
-        Kind::Service => service(value, &mut warnings),
+        Kind::Service => service(value),
         Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
-        Kind::Endpoints => endpoints(value, &mut warnings),
+        Kind::Endpoints => endpoints(value),
     };
     let resource = resource.map(Arc::new).map_err(|faults| under(prefix, faults));
     parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
 }
 
-fn service(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
-    let mut service: core::Service = typed(value, warnings)?;
+fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
+    let mut service: core::Service = typed(value)?;
     defaults::service(&mut service);
     validate::service(&service)?;
     // Annotations may be many times larger than the rest and mean nothing here.
@@ -256,7 +256,7 @@ fn service(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fau
 }
 
 fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
-    let mut slice: discovery::EndpointSlice = typed(value, warnings)?;
+    let mut slice: discovery::EndpointSlice = typed(value)?;
     defaults::endpoint_slice(&mut slice);
     validate::endpoint_slice(&slice, warnings)?;
     match convert::endpoint_slice(&slice).map_err(|error| vec![fault(error)])? {
@@ -265,8 +265,8 @@ fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, 
     }
 }
 
-fn endpoints(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
-    let mut endpoints: core::Endpoints = typed(value, warnings)?;
+fn endpoints(value: &Value) -> Result<Resource, Vec<Fault>> {
+    let mut endpoints: core::Endpoints = typed(value)?;
     defaults::endpoints(&mut endpoints);
     validate::endpoints(&endpoints)?;
     let slices = convert::endpoints(&endpoints).map_err(|error| vec![fault(error)])?;
@@ -283,17 +283,18 @@ fn under(prefix: &str, mut faults: Vec<Fault>) -> Vec<Fault> {
     faults
 }
 
-/// The object in its Rust type; fields that the type has not are warned of.
-fn typed<T: DeserializeOwned>(value: &Value, warnings: &mut Vec<Fault>) -> Result<T, Vec<Fault>> {
+/// The object in its Rust type. A field that the type has not is a fault, as for `kubectl apply`: a typo must not pass
+/// for an absent field, which for the endpoints of a Service would mean none.
+fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, Vec<Fault>> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
-    let unknown = |path: serde_ignored::Path<'_>| {
-        warnings.push(Fault::new(FieldPath(&path), "unknown field (ignored)"));
-    };
-    serde_ignored::deserialize(deserializer, unknown).map_err(|error| {
+    let mut unknown = Vec::new();
+    let note = |path: serde_ignored::Path<'_>| unknown.push(Fault::new(FieldPath(&path), "unknown field"));
+    let object = serde_ignored::deserialize(deserializer, note).map_err(|error| {
         let field = track.path().to_string();
         vec![Fault::new(if field == "." { "" } else { &field }, error)]
-    })
+    })?;
+    if unknown.is_empty() { Ok(object) } else { Err(unknown) }
 }
 
 /// A path as Kubernetes writes it: `spec.ports[0].port`.

@@ -36,11 +36,11 @@ fn a_typo_in_a_field_name() {
     assert_eq!(
         folder.problems(),
         [
-            "services/web.yaml, document 1 (line 1), Service default/web: spec.ports[0].portocol: unknown field (ignored)",
-            "services/web.yaml, document 1 (line 1), Service default/web: spec.prots: unknown field (ignored)",
+            "services/web.yaml, document 1 (line 1), Service default/web: spec.ports[0].portocol: unknown field",
+            "services/web.yaml, document 1 (line 1), Service default/web: spec.prots: unknown field",
         ]
     );
-    assert_eq!(folder.ports("web"), [80]);
+    assert_eq!(folder.names(), Vec::<&str>::new());
 }
 
 #[test]
@@ -386,4 +386,17 @@ fn an_alias_bomb_is_an_error_and_no_harm() {
         matches!(&problems[..], [only] if only.contains("document 1 (line 1): invalid YAML: ")),
         "{problems:?}"
     );
+}
+
+#[test]
+fn a_typo_does_not_take_the_endpoints_away() {
+    let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n\
+                     subsets: [{addresses: [{ip: 192.0.2.1}], ports: [{port: 80}]}]\n";
+    let web = service("web", 80);
+    let mut folder = Folder::of(&[("web.yaml", &format!("{web}---\n{endpoints}"))]);
+    let before = folder.endpoints("web");
+    assert_eq!(before.len(), 1);
+    folder.write(&[("web.yaml", &format!("{web}---\n{}", endpoints.replace("subsets", "subset")))]);
+    assert_eq!(folder.problems().len(), 1);
+    assert_eq!(folder.endpoints("web"), before);
 }
