@@ -1,0 +1,103 @@
+//! The control plane at scale: time from parsed objects to programmed maps, time of one change, memory.
+//!
+//! `cargo xtask bench` runs it. Progress goes to stderr; stdout has the table, or JSON.
+
+mod agent;
+mod in_process;
+mod machine;
+mod memory;
+mod report;
+mod workload;
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use lb_common::capacity;
+use lb_tests::cleanup::{self, Cleanup, Resource};
+
+use self::{machine::Machine, report::Report, workload::Size};
+
+/// Into how many files the agent's manifests are put, one variant after the other.
+const FILES: [u32; 2] = [1, 100];
+
+/// The API server takes no larger EndpointSlices.
+const MOST_ENDPOINTS: i64 = 1000;
+
+/// Benchmarks of the control plane
+#[derive(Parser)]
+struct Args {
+    /// Number of Services
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    services: u32,
+    /// Endpoints of each Service
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=MOST_ENDPOINTS))]
+    endpoints: u32,
+    /// How often to start from nothing
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// How many endpoints to change in each run, one after the other
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    changes: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// What `cargo bench` adds
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("error: a target is missed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every target is met.
+fn run(args: &Args) -> anyhow::Result<bool> {
+    let size = Size { services: args.services, endpoints: args.endpoints };
+    // Some slots must be free for the changed slices, and every changed endpoint has a name of its own for a while.
+    let most = capacity::BACKENDS / 10 * 9;
+    let backends = u64::from(size.services) * u64::from(size.endpoints);
+    ensure!(backends <= most as u64, "{backends} endpoints do not fit into BACKENDS: take at most {most}");
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "this loads BPF programs and makes a network namespace: be root"
+    );
+    cleanup::on_interrupt();
+
+    let mut report = Report::new(size, args.runs, args.changes, Machine::read()?);
+    in_process::measure(size, args.runs, args.changes, &mut report)?;
+    for files in FILES {
+        agent::measure(size, files.min(size.services), args.runs, args.changes, &mut report)?;
+    }
+    report.load_after = machine::load()?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{}", report.text());
+    }
+    Ok(report.targets_met())
+}
+
+/// A folder of our own under the one for temporary files. It is removed with the guard, with what is mounted in it.
+fn temporary_folder() -> anyhow::Result<(PathBuf, Cleanup)> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("lb-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let guard = Cleanup::of(Resource::Folder(path.clone()));
+    std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+    Ok((path, guard))
+}

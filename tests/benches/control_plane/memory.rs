@@ -1,0 +1,51 @@
+//! Memory of a process, and of the maps in the kernel.
+
+use std::{
+    fs,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
+};
+
+use anyhow::Context as _;
+use aya::maps::MapData;
+
+use crate::machine::{field, kibibytes};
+
+/// Resident memory of a process in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Resident {
+    /// Now.
+    pub(crate) now: u64,
+    /// At its highest.
+    pub(crate) peak: u64,
+}
+
+impl Resident {
+    /// Of the process.
+    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))
+            .with_context(|| format!("reading the memory of process {pid}"))?;
+        Ok(Self { now: kibibytes(&status, "VmRSS")?, peak: kibibytes(&status, "VmHWM")? })
+    }
+}
+
+/// Names of the maps pinned in a folder, and what each takes in the kernel, in bytes.
+pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
+    let mut maps = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            maps.push((entry.file_name().to_string_lossy().into_owned(), of_map(&entry.path())?));
+        }
+    }
+    maps.sort();
+    Ok(maps)
+}
+
+fn of_map(path: &Path) -> anyhow::Result<u64> {
+    let map = MapData::from_pin(path).with_context(|| format!("opening the map {}", path.display()))?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))?;
+    // The kernel's own account of what the map uses; since 6.4 it counts elements that exist.
+    let bytes = field(&info, "memlock").context("the kernel does not tell the memory of a map")?;
+    bytes.parse().with_context(|| format!("the memory of the map {} is {bytes}", path.display()))
+}

@@ -1,0 +1,121 @@
+//! What is measured: a folder of Services with their EndpointSlices, and changes of it.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use lb_common::{Address, ServiceKey, protocol};
+use lb_tests::manifests::{Endpoint, Port, Service};
+use serde::Serialize;
+
+/// Where the cluster IPs are taken from; the agent's own default.
+pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
+const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
+/// Addresses of endpoints, and those that endpoints move to.
+const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
+const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
+
+const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080 };
+const NODES: u32 = 100;
+/// Far apart and, being a prime, through all Services before one is changed again.
+const STRIDE: u32 = 7919;
+
+/// How much there is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Size {
+    /// Number of Services.
+    pub(crate) services: u32,
+    /// Endpoints of each.
+    pub(crate) endpoints: u32,
+}
+
+impl Size {
+    /// Whether it is no larger than the size that the memory of the agent has a limit for.
+    pub(crate) fn is_ordinary(self) -> bool {
+        u64::from(self.services) * u64::from(self.endpoints) <= 50_000
+    }
+}
+
+/// A folder of manifests, in memory.
+pub(crate) struct Folder {
+    size: Size,
+    /// The YAML of each Service with its EndpointSlice.
+    services: Vec<String>,
+    /// Services in each file but the last, which may have fewer.
+    services_per_file: u32,
+    changes: u32,
+}
+
+/// One endpoint has moved to another address.
+pub(crate) struct Edit {
+    /// The file it is in, without `.yaml`.
+    pub(crate) file: String,
+    /// What the file contains now.
+    pub(crate) text: String,
+    /// The Service's virtual address and port.
+    pub(crate) frontend: ServiceKey,
+    /// Where the endpoint is now.
+    pub(crate) address: Address,
+}
+
+impl Folder {
+    /// Services in so many files.
+    pub(crate) fn new(size: Size, files: u32) -> Self {
+        Self {
+            size,
+            services: (0..size.services).map(|n| service(size, n, None).yaml()).collect(),
+            services_per_file: size.services.div_ceil(files),
+            changes: 0,
+        }
+    }
+
+    /// Names and contents of the files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (String, String)> {
+        (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
+    }
+
+    /// Moves one endpoint of another Service than the last time.
+    pub(crate) fn move_endpoint(&mut self) -> Edit {
+        let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
+        let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
+        self.changes += 1;
+        let service = service(self.size, n, Some(address));
+        self.services[n as usize] = service.yaml();
+        let file = n / self.services_per_file;
+        Edit {
+            file: name(file),
+            text: self.text(file),
+            frontend: ServiceKey::new(cluster_ip(n).into(), PORT.port, protocol::TCP),
+            address: IpAddr::from(address).into(),
+        }
+    }
+
+    fn text(&self, file: u32) -> String {
+        let first = file * self.services_per_file;
+        let end = self.size.services.min(first + self.services_per_file);
+        self.services[first as usize..end as usize].join("---\n")
+    }
+}
+
+fn name(file: u32) -> String {
+    format!("services-{file:04}")
+}
+
+fn cluster_ip(n: u32) -> IpAddr {
+    Ipv4Addr::from(FIRST_CLUSTER_IP + n).into()
+}
+
+/// Service `n`, with its first endpoint at `moved` if it has moved.
+fn service(size: Size, n: u32, moved: Option<Ipv4Addr>) -> Service {
+    let name = format!("service-{n:05}");
+    let endpoint = |i: u32| {
+        let address = Ipv4Addr::from(FIRST_ENDPOINT + n * size.endpoints + i);
+        Endpoint {
+            pod: format!("{name}-7d4b9c8f6d-{i:05}"),
+            node: format!("node-{:03}", (n + i) % NODES),
+            addresses: vec![moved.filter(|_| i == 0).unwrap_or(address).into()],
+            ready: true,
+            terminating: false,
+        }
+    };
+    let endpoints = (0..size.endpoints).map(endpoint).collect();
+    Service { cluster_ips: vec![cluster_ip(n)], ports: vec![PORT], endpoints, name }
+}
