@@ -148,6 +148,10 @@ impl Bench {
         }
     }
 
+    pub(crate) fn forget_services(&mut self) {
+        self.clear::<ServiceKey, Service>("SERVICES");
+    }
+
     pub(crate) fn forget_flows(&mut self) {
         self.clear::<Tuple, Flow>("CONNTRACK");
     }

@@ -1,11 +1,15 @@
 //! Lives of flows: what comes out of one step is what the next one answers.
 
-use lb_common::{Outcome, conntrack::Phase};
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, Phase, Tick},
+};
 
 use super::{
-    bench::{Bench, Hook, TCP, UDP},
+    bench::{Bench, Device, Hook, TCP, UDP},
     packets::Packet,
-    stage::{Family, each},
+    reject::our_own,
+    stage::{Family, each, each_on},
 };
 
 /// A connection with the one backend of its service.
@@ -222,6 +226,92 @@ fn an_established_connection_stays_with_a_backend_that_left_the_service() {
             tcp.forward(bench, &tcp.client(1001, b"go on").ack(5001), Outcome::Forward, Phase::Established);
             tcp.reply(bench, &tcp.backend(5001, b"I do").ack(1006), Phase::Established);
         }
+    });
+}
+
+/// The service is deleted: what flows goes on flowing, and the next connection finds nothing.
+#[test]
+fn a_connection_outlives_its_service() {
+    each("TCP, service deleted", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        bench.forget_services();
+        tcp.forward(bench, &tcp.client(1001, b"go on").ack(5001), Outcome::Forward, Phase::Established);
+        tcp.reply(bench, &tcp.backend(5001, b"I do").ack(1006), Phase::Established);
+        tcp.reply(bench, &tcp.backend(5005, &[]).rst().ack(1006), Phase::Closed);
+        let syn = tcp.client(77_000, &[]).syn();
+        bench.send(Hook::Ingress, &syn).passes_untouched(Outcome::NoService);
+    });
+}
+
+/// The last backend is gone when the client comes again: it is told so.
+#[test]
+fn a_syn_after_the_end_to_a_service_without_backends_is_rejected() {
+    each_on(&[Device::Ethernet, Device::Bare], "TCP, SYN after the end, no backend", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        tcp.reply(bench, &tcp.backend(5001, &[]).rst().ack(1001), Phase::Closed);
+        bench.service(family.vip(), TCP, &[]);
+        let before = bench.flows();
+        let mut reset = Packet::tcp(family.vip(), family.client(), 0, b"").rst().ack(77_011);
+        reset.tcp_header().window_size = 0;
+        let syn = tcp.client(77_000, b"early data").syn();
+        bench.send(Hook::Ingress, &syn).bounces(Outcome::RejectTcp, &our_own(reset));
+        assert_eq!(bench.flows(), before);
+    });
+}
+
+/// An entry of one direction that was lost is made again when the client speaks.
+#[test]
+fn a_lost_forward_entry_is_rebuilt() {
+    each("TCP, half of it lost", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        let data = tcp.client(1001, b"still here").ack(5001);
+        bench.conntrack().remove(&data.tuple()).unwrap();
+        let translated = data.clone().to(family.backend());
+        bench.send(Hook::Ingress, &data).passes(Outcome::NewFlow, &translated);
+        bench.assert_flows(1);
+        tcp.reply(bench, &tcp.backend(5001, b"so am I").ack(1011), Phase::Established);
+    });
+}
+
+/// A SYN finds an entry whose other half is gone: nothing could answer it, so the flow begins anew.
+#[test]
+fn a_syn_rebuilds_a_lost_reply_entry() {
+    each("TCP, SYN, reply entry lost", |bench, family| {
+        let tcp = Connection { family };
+        let syn = tcp.client(1000, &[]).syn();
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &syn, Outcome::NewFlow, Phase::Opening);
+        bench.conntrack().remove(&syn.clone().to(family.backend()).tuple().reversed()).unwrap();
+        tcp.forward(bench, &syn, Outcome::NewFlow, Phase::Opening);
+        tcp.reply(bench, &tcp.backend(5000, &[]).syn().ack(1001), Phase::Accepted);
+    });
+}
+
+/// Each direction notes its own packets; a RST that nobody will believe keeps nothing alive.
+#[test]
+fn only_packets_of_the_flow_keep_it_alive() {
+    each("last seen", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        let sent = tcp.client(1001, &[]);
+        let (forward, reply) = (sent.tuple(), sent.clone().to(family.backend()).tuple().reversed());
+        let age = |bench: &mut Bench| {
+            for (key, flow) in bench.flows() {
+                bench.conntrack().insert(key, Flow { last_seen: Tick(0), ..flow }, 0).unwrap();
+            }
+        };
+        let seen = |bench: &Bench| [forward, reply].map(|key| bench.flows()[&key].last_seen > Tick(0));
+        age(bench);
+        tcp.forward(bench, &tcp.client(9, &[]).rst(), Outcome::Forward, Phase::Established);
+        assert_eq!(seen(bench), [false, false], "{family:?}: RST outside of the window");
+        tcp.forward(bench, &sent.ack(5001), Outcome::Forward, Phase::Established);
+        assert_eq!(seen(bench), [true, false], "{family:?}: ACK of the client");
+        age(bench);
+        tcp.reply(bench, &tcp.backend(5001, b"x").ack(1001), Phase::Established);
+        assert_eq!(seen(bench), [false, true], "{family:?}: data of the backend");
     });
 }
 

@@ -30,7 +30,7 @@ fn datagram(family: Family, payload: &[u8]) -> Packet {
 }
 
 /// As the host behind the VIP would send it.
-fn our_own(mut answer: Packet) -> Packet {
+pub(super) fn our_own(mut answer: Packet) -> Packet {
     match &mut answer.ip {
         etherparse::IpHeaders::Ipv4(header, _) => {
             header.time_to_live = HOP_LIMIT;
