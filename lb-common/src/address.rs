@@ -150,6 +150,10 @@ impl core::fmt::Debug for Address {
     }
 }
 
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for Address {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,7 +177,3 @@ mod tests {
         }
     }
 }
-
-#[cfg(feature = "user")]
-// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
-unsafe impl aya::Pod for Address {}
