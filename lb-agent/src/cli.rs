@@ -41,6 +41,9 @@ pub struct PlaceArgs {
 pub enum Command {
     /// Run the agent: keep the kernel's Services in step with the source. SIGTERM stops it and leaves the data
     /// plane in place
+    ///
+    /// The source is a folder (--manifests), an API server (--kubeconfig), or, in a Pod and without either, the API
+    /// server of the cluster. Of a cluster this version is a preview: ClusterIP Services only
     Run(Box<RunArgs>),
     /// Show attached programs, devices, map fill, outcome counters and the state of synchronisation
     Status(StatusArgs),
@@ -67,6 +70,10 @@ pub struct RunArgs {
     /// Folder of YAML manifests with Services, EndpointSlices and Endpoints; watched for changes
     #[arg(long, value_name = "DIR", env = "LB_AGENT_MANIFESTS", hide_env_values = true)]
     pub manifests: Option<PathBuf>,
+    /// Kubeconfig of the API server whose Services and EndpointSlices are served (preview: ClusterIP Services only)
+    /// [default, in a Pod: the service account]
+    #[arg(long, value_name = "FILE", env = "LB_AGENT_KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<PathBuf>,
     /// Name of this node, as endpoints name it [default: the host name]
     #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME", hide_env_values = true)]
     pub node_name: Option<String>,

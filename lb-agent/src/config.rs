@@ -8,12 +8,14 @@ use std::{
 
 use glob::Pattern;
 use ipnet::IpNet;
+use kube::config::Kubeconfig;
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     cli::{BpfLog, LogFormat, PlaceArgs, RunArgs},
     datapath::{BpfLogLevel, DevicePatterns},
+    kubernetes::ApiServer,
 };
 
 /// Where a BPF file system is mounted by convention.
@@ -23,6 +25,8 @@ const DEFAULT_SERVICE_RANGES: &str = "10.96.0.0/12,fd00:10:96::/112";
 /// kube-proxy's addresses.
 const DEFAULT_HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 10256);
 const DEFAULT_METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 10249);
+/// Kubernetes sets it in every Pod.
+const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
 /// Why a configuration was refused. The process ends with exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -55,10 +59,18 @@ pub enum ConfigError {
     },
     /// Nothing says where Services come from.
     #[error(
-        "no source of Services: give `--manifests DIR`, a folder of YAML manifests. Watching a Kubernetes API server \
-         is not there yet in this version"
+        "no source of Services: give `--manifests DIR`, a folder of YAML manifests, or `--kubeconfig FILE` for a \
+         Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default"
     )]
     NoSource,
+    /// Services can come from one place only.
+    #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
+    TwoSources {
+        /// The folder.
+        manifests: PathBuf,
+        /// The file.
+        kubeconfig: PathBuf,
+    },
     /// The node has no name.
     #[error("cannot find the host name, which is the default of --node-name: give --node-name NAME")]
     NoHostName(#[source] std::io::Error),
@@ -78,8 +90,8 @@ pub struct Place {
 pub struct Config {
     /// Where in the kernel.
     pub place: Place,
-    /// The folder of manifests.
-    pub manifests: PathBuf,
+    /// Where Services come from.
+    pub source: Source,
     /// Name of this node.
     pub node_name: String,
     /// Which devices are served; what is empty is detected.
@@ -98,6 +110,15 @@ pub struct Config {
     pub bpf_log: Option<BpfLogLevel>,
 }
 
+/// Where Services come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A folder of manifests.
+    Manifests(PathBuf),
+    /// An API server.
+    ApiServer(ApiServer),
+}
+
 /// The file: every setting under the name of its flag. Names written in camelCase are taken, too.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -105,6 +126,7 @@ struct File {
     bpffs: Option<PathBuf>,
     cgroup: Option<PathBuf>,
     manifests: Option<PathBuf>,
+    kubeconfig: Option<PathBuf>,
     #[serde(alias = "nodeName")]
     node_name: Option<String>,
     #[serde(alias = "wireDevice")]
@@ -177,9 +199,11 @@ impl Config {
         if let Some(cgroup) = &place.cgroup {
             check_cgroup(cgroup)?;
         }
+        let typed = (run.manifests, run.kubeconfig);
+        let sources = if typed == (None, None) { (file.manifests, file.kubeconfig) } else { typed };
         Ok(Self {
             place,
-            manifests: check_manifests(run.manifests.or(file.manifests).ok_or(ConfigError::NoSource)?)?,
+            source: source(sources, std::env::var_os(IN_CLUSTER).is_some())?,
             node_name: check_node_name(run.node_name.or(file.node_name))?,
             devices: DevicePatterns {
                 wire: patterns("--wire-device", list(run.wire_device, file.wire_device))?,
@@ -235,6 +259,29 @@ fn check_cgroup(dir: &Path) -> Result<(), ConfigError> {
         dir.display(),
         "it is no cgroup2 folder: give one below the mount that `findmnt -t cgroup2` shows",
     ))
+}
+
+/// The source that `--manifests` and `--kubeconfig` name.
+fn source(given: (Option<PathBuf>, Option<PathBuf>), in_cluster: bool) -> Result<Source, ConfigError> {
+    match given {
+        (Some(manifests), Some(kubeconfig)) => Err(ConfigError::TwoSources { manifests, kubeconfig }),
+        (Some(manifests), None) => check_manifests(manifests).map(Source::Manifests),
+        (None, Some(file)) => {
+            check_kubeconfig(file).map(|file| Source::ApiServer(ApiServer::Kubeconfig(file)))
+        }
+        (None, None) if in_cluster => Ok(Source::ApiServer(ApiServer::InCluster)),
+        (None, None) => Err(ConfigError::NoSource),
+    }
+}
+
+fn check_kubeconfig(file: PathBuf) -> Result<PathBuf, ConfigError> {
+    match Kubeconfig::read_from(&file) {
+        Ok(_) => Ok(file),
+        Err(error) => {
+            let reason = format!("{error}: give a file that `kubectl --kubeconfig FILE` takes");
+            Err(refused("--kubeconfig", file.display(), reason))
+        }
+    }
 }
 
 fn check_manifests(dir: PathBuf) -> Result<PathBuf, ConfigError> {
@@ -485,8 +532,30 @@ mod tests {
 
     #[test]
     fn no_source_says_what_to_give() {
-        let error = refusal(PlaceArgs::default(), RunArgs { manifests: None, ..minimal() });
-        assert!(error.contains("--manifests DIR"), "{error}");
+        let error = source((None, None), false).unwrap_err().to_string();
+        assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");
+    }
+
+    #[test]
+    fn in_a_pod_the_api_server_of_the_cluster_is_the_default() {
+        assert_eq!(source((None, None), true).unwrap(), Source::ApiServer(ApiServer::InCluster));
+        assert_eq!(source((Some("/".into()), None), true).unwrap(), Source::Manifests("/".into()));
+    }
+
+    #[test]
+    fn one_source_at_most() {
+        let run = RunArgs { kubeconfig: Some("/k".into()), ..minimal() };
+        let error = refusal(PlaceArgs::default(), run);
+        assert!(error.contains("--manifests /") && error.contains("--kubeconfig /k"), "{error}");
+    }
+
+    #[test]
+    fn a_typed_source_wins_over_one_in_the_file() {
+        let file = file("kubeconfig: /nowhere\n");
+        let config = Config::new(with(&file), minimal()).unwrap();
+        assert_eq!(config.source, Source::Manifests("/".into()));
+        let error = refusal(with(&file), RunArgs { manifests: None, ..minimal() });
+        assert!(error.starts_with("--kubeconfig: \"/nowhere\""), "{error}");
     }
 
     #[test]

@@ -6,5 +6,6 @@ pub mod config;
 pub mod daemon;
 pub mod datapath;
 pub mod health;
+pub mod kubernetes;
 pub mod manifests;
 pub mod metrics;

@@ -161,7 +161,10 @@ fn bad_usage_ends_with_2() {
 fn bad_configuration_ends_with_2_and_says_what_to_do() {
     let bed = Bed::new();
     let manifests = bed.manifests().display().to_string();
-    assert_refused(&["run"], 2, &["--manifests DIR", "not there yet"]);
+    assert_refused(&["run"], 2, &["--manifests DIR", "--kubeconfig FILE"]);
+    let two = ["run", "--manifests", &manifests, "--kubeconfig", "/nowhere"];
+    assert_refused(&two, 2, &["--manifests", "--kubeconfig", "one of them"]);
+    assert_refused(&["run", "--kubeconfig", "/nowhere"], 2, &["--kubeconfig", "/nowhere", "No such file"]);
     assert_refused(&["run", "--manifests", "/nowhere"], 2, &["--manifests", "/nowhere", "No such file"]);
     let range = ["run", "--manifests", &manifests, "--service-cluster-ip-range", "10.96.0.0/40"];
     assert_refused(&range, 2, &["--service-cluster-ip-range", "10.96.0.0/40", "10.96.0.0/12"]);

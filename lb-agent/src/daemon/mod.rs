@@ -1,7 +1,7 @@
 //! The agent itself: tasks around one writer.
 //!
 //! ```text
-//! manifests ──events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
+//! source ─────events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
 //!     │                    │  └──moved UDP frontends──▶ conntrack    devices: programs on devices
 //!     └──problems──▶     State  ◀── healthz, metrics, status socket
 //! ```
@@ -22,7 +22,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use lb_common::Outcome;
-use lb_core::plan::Contents;
+use lb_core::{model::SourceEvent, plan::Contents};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
@@ -34,10 +34,10 @@ use tracing::{info, warn};
 
 use self::{devices::Devices, state::State, writer::Writer};
 use crate::{
-    config::Config,
+    config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, Stats},
-    health,
-    manifests::{self, ManifestsOptions, Problem},
+    health, kubernetes,
+    manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
 };
 
@@ -117,13 +117,37 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
 
     let (event_sender, events) = mpsc::channel(QUEUE);
+    match config.source {
+        Source::Manifests(dir) => {
+            let options = ManifestsOptions {
+                dir,
+                cluster_ip_ranges: config.service_ranges,
+                node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
+            };
+            follow_manifests(options, &contents, event_sender, &state, tasks);
+        }
+        Source::ApiServer(server) => {
+            let (problem_sender, problems) = watch::channel(Vec::new());
+            tasks.spawn("problems", follow_problems(problems, Arc::clone(&state)));
+            tasks.spawn("kubernetes", async move {
+                kubernetes::run(server, event_sender, problem_sender).await?;
+                Err(anyhow!("the writer does not listen"))
+            });
+        }
+    }
+    tasks.spawn("writer", Writer::new(datapath, contents, state, metrics, moved_sender).run(events));
+    Ok(())
+}
+
+fn follow_manifests(
+    options: ManifestsOptions,
+    contents: &Contents,
+    events: mpsc::Sender<SourceEvent>,
+    state: &Arc<State>,
+    tasks: &mut Tasks,
+) {
     let (problem_sender, problems) = watch::channel(Vec::new());
-    tasks.spawn("problems", follow_problems(problems, Arc::clone(&state)));
-    let manifests = ManifestsOptions {
-        dir: config.manifests,
-        cluster_ip_ranges: config.service_ranges,
-        node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
-    };
+    tasks.spawn("problems", follow_problems(problems, Arc::clone(state)));
     // What the source needs of it: which addresses and node ports were given out.
     let given_out = Contents {
         frontends: contents.frontends.clone(),
@@ -131,11 +155,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         ..Contents::default()
     };
     tasks.spawn("manifests", async move {
-        manifests::run(manifests, &given_out, event_sender, problem_sender).await?;
+        manifests::run(options, &given_out, events, problem_sender).await?;
         Err(anyhow!("the writer does not listen"))
     });
-    tasks.spawn("writer", Writer::new(datapath, contents, state, metrics, moved_sender).run(events));
-    Ok(())
 }
 
 /// The tasks of the agent. None of them ever ends well.
@@ -185,8 +207,8 @@ impl StopSignals {
     }
 }
 
-async fn follow_problems(
-    mut problems: watch::Receiver<Vec<Problem>>,
+async fn follow_problems<P: ToString + Send + Sync + 'static>(
+    mut problems: watch::Receiver<Vec<P>>,
     state: Arc<State>,
 ) -> anyhow::Result<Infallible> {
     loop {

@@ -1,0 +1,350 @@
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    marker::PhantomData,
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource as _, core::DeserializeGuard, runtime::watcher::Event};
+use lb_core::{
+    convert::object_name,
+    model::{Change, ObjectName},
+};
+use tracing::warn;
+
+use super::kind::Kind;
+
+/// What a watch has shown of the objects of one kind: from its events to changes.
+///
+/// A list counts when it is done: its changes come together, and only then goes what is not in it. An object that
+/// cannot be read stays in its last good state.
+#[derive(Debug)]
+pub(super) struct Objects<K> {
+    known: BTreeMap<ObjectName, Known>,
+    /// Objects whose newest version cannot be read.
+    bad: BTreeMap<ObjectName, Bad>,
+    /// Number of the newest list that was begun.
+    list: u64,
+    /// Whether a list was done.
+    listed: bool,
+    /// What has changed and was not given out yet.
+    changes: Vec<Change>,
+    kind: PhantomData<K>,
+}
+
+/// An object that exists, readable or not.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// See [`version`].
+    version: Option<u64>,
+    /// The list, or the list before the news, that has shown it.
+    list: u64,
+}
+
+#[derive(Debug)]
+struct Bad {
+    why: String,
+    /// Whether no version of it could ever be read.
+    unread: bool,
+}
+
+impl<K> Default for Objects<K> {
+    fn default() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            bad: BTreeMap::new(),
+            list: 0,
+            listed: false,
+            changes: Vec::new(),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: Kind> Objects<K> {
+    /// Takes note of an event; the changes that are due.
+    pub(super) fn handle(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<Change> {
+        match event {
+            Event::Init => {
+                // Changes of a list that was broken off stay: their versions count as known.
+                self.list += 1;
+                return Vec::new();
+            }
+            Event::InitApply(object) => {
+                self.take(object);
+                return Vec::new();
+            }
+            Event::InitDone => {
+                self.listed = true;
+                self.forget_unlisted();
+            }
+            Event::Apply(object) => self.take(object),
+            Event::Delete(object) => {
+                if let Some(name) = name_of::<K>(object.meta()) {
+                    self.forget(name);
+                }
+            }
+        }
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Whether everything that can be read was given out once.
+    pub(super) const fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Whether everything that exists was given out once. An object that cannot be read, and never could, may be one
+    /// that the kernel has from an earlier run.
+    pub(super) fn is_complete(&self) -> bool {
+        self.listed && !self.bad.values().any(|bad| bad.unread)
+    }
+
+    /// What is wrong with objects.
+    pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
+        self.bad.values().map(|bad| bad.why.as_str())
+    }
+
+    fn take(&mut self, DeserializeGuard(object): DeserializeGuard<K>) {
+        let metadata = object.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta);
+        let Some(name) = name_of::<K>(metadata) else { return };
+        let now = Known { version: version(metadata), list: self.list };
+        if let Some(known) = self.known.get_mut(&name) {
+            known.list = now.list;
+            if now.version.is_some() && known.version == now.version {
+                return;
+            }
+        }
+        let change = match object {
+            Ok(object) => object.change().map_err(|error| error.to_string()),
+            Err(invalid) => Err(format!("{} \"{name}\" cannot be read: {invalid}", K::NAME)),
+        };
+        match change {
+            Ok(change) => {
+                self.bad.remove(&name);
+                // The name of the change, so that the rest of the agent and we share its texts.
+                let (Change::Service(name, _) | Change::EndpointSlice(name, _)) = &change;
+                self.known.insert(name.clone(), now);
+                self.changes.push(change);
+            }
+            Err(why) => self.refuse(name, now, why),
+        }
+    }
+
+    fn refuse(&mut self, name: ObjectName, now: Known, why: String) {
+        let unread = self.bad.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
+        let stays = if unread { "it is left out" } else { "its last good state stays in force" };
+        let why = format!("{why}; {stays}");
+        warn!("{why}");
+        self.known.insert(name.clone(), now);
+        self.bad.insert(name, Bad { why, unread });
+    }
+
+    fn forget_unlisted(&mut self) {
+        let list = self.list;
+        // After the changes of the list: one that was broken off may have shown an object that is gone since.
+        let gone = self.known.extract_if(.., |_, known| known.list != list);
+        for (name, _) in gone {
+            self.bad.remove(&name);
+            self.changes.push(K::gone(name));
+        }
+    }
+
+    fn forget(&mut self, name: ObjectName) {
+        self.bad.remove(&name);
+        if self.known.remove(&name).is_some() {
+            self.changes.push(K::gone(name));
+        }
+    }
+}
+
+/// An object without a name cannot be told from others: nothing can be done with it.
+fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
+    object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
+}
+
+/// Tells versions of an object of one name apart; `None` where the API server gave it none. A digest, because the
+/// version itself is a text, and there are many objects.
+fn version(metadata: &ObjectMeta) -> Option<u64> {
+    let version = metadata.resource_version.as_ref().filter(|version| !version.is_empty())?;
+    let mut hasher = DefaultHasher::new();
+    (&metadata.uid, version).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    type Object = DeserializeGuard<Service>;
+
+    fn value(name: &str, version: u32, ip: &str) -> Value {
+        json!({
+            "metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": version.to_string()},
+            "spec": {"clusterIP": ip, "ports": [{"port": 80}]},
+        })
+    }
+
+    fn object(value: Value) -> Object {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn service(name: &str, version: u32, ip: &str) -> Object {
+        object(value(name, version, ip))
+    }
+
+    /// Ports that are no list: no Service at all.
+    fn malformed(name: &str, version: u32) -> Object {
+        let mut value = value(name, version, "10.96.0.1");
+        value["spec"]["ports"] = json!("eighty");
+        object(value)
+    }
+
+    /// A Service that no API server would take.
+    fn invalid(name: &str, version: u32) -> Object {
+        let mut value = value(name, version, "10.96.0.1");
+        value["spec"]["ports"][0]["port"] = json!(70_000);
+        object(value)
+    }
+
+    /// The changes as `+name address` and `-name`.
+    fn texts(changes: Vec<Change>) -> Vec<String> {
+        let text = |change| match change {
+            Change::Service(name, Some(service)) => format!("+{} {}", name.name, service.cluster_ips[0]),
+            Change::Service(name, None) | Change::EndpointSlice(name, None) => format!("-{}", name.name),
+            Change::EndpointSlice(name, Some(_)) => format!("+{}", name.name),
+        };
+        changes.into_iter().map(text).collect()
+    }
+
+    fn handle(objects: &mut Objects<Service>, event: Event<Object>) -> Vec<String> {
+        texts(objects.handle(event))
+    }
+
+    /// A list that is done; nothing may come of it before.
+    fn list(objects: &mut Objects<Service>, listed: Vec<Object>) -> Vec<String> {
+        assert_eq!(handle(objects, Event::Init), [""; 0]);
+        for object in listed {
+            assert_eq!(handle(objects, Event::InitApply(object)), [""; 0]);
+        }
+        handle(objects, Event::InitDone)
+    }
+
+    fn with_a_and_b() -> Objects<Service> {
+        let mut objects = Objects::default();
+        assert!(!objects.is_listed() && !objects.is_complete());
+        let changes = list(&mut objects, vec![service("a", 1, "10.96.0.1"), service("b", 2, "10.96.0.2")]);
+        assert_eq!(changes, ["+a 10.96.0.1", "+b 10.96.0.2"]);
+        assert!(objects.is_listed() && objects.is_complete());
+        objects
+    }
+
+    #[test]
+    fn news_are_given_out_at_once() {
+        let mut objects = with_a_and_b();
+        assert_eq!(handle(&mut objects, Event::Apply(service("c", 3, "10.96.0.3"))), ["+c 10.96.0.3"]);
+        assert_eq!(handle(&mut objects, Event::Apply(service("a", 4, "10.96.0.4"))), ["+a 10.96.0.4"]);
+        assert_eq!(handle(&mut objects, Event::Delete(service("a", 5, "10.96.0.4"))), ["-a"]);
+        assert_eq!(handle(&mut objects, Event::Delete(service("a", 5, "10.96.0.4"))), [""; 0]);
+    }
+
+    #[test]
+    fn a_list_of_what_is_known_changes_nothing() {
+        let mut objects = with_a_and_b();
+        let listed = vec![service("b", 2, "10.96.0.2"), service("a", 1, "10.96.0.1")];
+        assert_eq!(list(&mut objects, listed), [""; 0]);
+    }
+
+    #[test]
+    fn what_was_deleted_meanwhile_goes_when_the_list_is_done() {
+        let mut objects = with_a_and_b();
+        let listed = vec![service("b", 7, "10.96.0.9"), service("c", 8, "10.96.0.1")];
+        assert_eq!(list(&mut objects, listed), ["+b 10.96.0.9", "+c 10.96.0.1", "-a"]);
+    }
+
+    #[test]
+    fn an_object_that_came_by_watch_goes_with_a_list_without_it() {
+        let mut objects = with_a_and_b();
+        handle(&mut objects, Event::Apply(service("c", 3, "10.96.0.3")));
+        let listed = vec![service("a", 1, "10.96.0.1"), service("b", 2, "10.96.0.2")];
+        assert_eq!(list(&mut objects, listed), ["-c"]);
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_removes_nothing_and_loses_nothing() {
+        let mut objects = with_a_and_b();
+        handle(&mut objects, Event::Init);
+        handle(&mut objects, Event::InitApply(service("b", 3, "10.96.0.3")));
+        handle(&mut objects, Event::InitApply(service("c", 4, "10.96.0.4")));
+        let listed = vec![service("a", 1, "10.96.0.1"), service("b", 3, "10.96.0.3")];
+        assert_eq!(list(&mut objects, listed), ["+b 10.96.0.3", "+c 10.96.0.4", "-c"]);
+    }
+
+    #[test]
+    fn an_object_that_was_made_anew_counts_even_with_an_old_version() {
+        let mut objects = with_a_and_b();
+        let mut anew = value("a", 1, "10.96.0.7");
+        anew["metadata"]["uid"] = json!("another");
+        assert_eq!(handle(&mut objects, Event::Apply(object(anew))), ["+a 10.96.0.7"]);
+    }
+
+    #[test]
+    fn an_object_that_turns_bad_stays_as_it_was() {
+        for bad in [malformed("a", 3), invalid("a", 3)] {
+            let mut objects = with_a_and_b();
+            assert_eq!(handle(&mut objects, Event::Apply(bad.clone())), [""; 0]);
+            let problem = objects.problems().next().unwrap().to_owned();
+            assert!(problem.contains("n/a") && problem.contains("last good state"), "{problem}");
+            assert!(objects.is_complete());
+            assert_eq!(list(&mut objects, vec![bad, service("b", 2, "10.96.0.2")]), [""; 0]);
+            assert_eq!(handle(&mut objects, Event::Apply(service("a", 4, "10.96.0.4"))), ["+a 10.96.0.4"]);
+            assert_eq!(objects.problems().next(), None);
+        }
+    }
+
+    #[test]
+    fn a_bad_object_is_left_out_and_goes_with_its_deletion() {
+        let mut objects = Objects::default();
+        let changes = list(&mut objects, vec![malformed("a", 1), service("b", 2, "10.96.0.2")]);
+        assert_eq!(changes, ["+b 10.96.0.2"]);
+        assert!(objects.is_listed() && !objects.is_complete(), "nobody knows what it describes");
+        assert_eq!(handle(&mut objects, Event::Apply(invalid("a", 3))), [""; 0]);
+        assert!(!objects.is_complete());
+        assert_eq!(handle(&mut objects, Event::Delete(malformed("a", 4))), ["-a"]);
+        assert!(objects.is_complete());
+        assert_eq!(objects.problems().next(), None);
+    }
+
+    #[test]
+    fn an_object_without_a_name_is_left_out() {
+        let mut objects = with_a_and_b();
+        let mut nameless = value("", 9, "10.96.0.9");
+        nameless["metadata"]["name"] = Value::Null;
+        assert_eq!(handle(&mut objects, Event::Apply(object(nameless))), [""; 0]);
+    }
+
+    #[test]
+    fn a_service_that_loses_its_address_is_gone() {
+        let mut objects = with_a_and_b();
+        assert_eq!(handle(&mut objects, Event::Apply(service("a", 3, "None"))), ["-a"]);
+    }
+
+    #[test]
+    fn slices_are_taken_alike() {
+        let slice = |version: u32| -> DeserializeGuard<EndpointSlice> {
+            let metadata = json!({
+                "namespace": "n", "name": "a-1", "resourceVersion": version.to_string(),
+                "labels": {"kubernetes.io/service-name": "a"},
+            });
+            serde_json::from_value(json!({"metadata": metadata, "addressType": "IPv4", "endpoints": []}))
+                .unwrap()
+        };
+        let mut objects = Objects::default();
+        objects.handle(Event::Init);
+        objects.handle(Event::InitApply(slice(1)));
+        assert_eq!(texts(objects.handle(Event::InitDone)), ["+a-1"]);
+        assert_eq!(texts(objects.handle(Event::Delete(slice(2)))), ["-a-1"]);
+    }
+}
