@@ -161,6 +161,12 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
     }
 
+    /// Whether it accepts a new connection: SYN with ACK.
+    #[inline(always)]
+    pub const fn accepts(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN | tcp_flags::ACK
+    }
+
     /// Whether it resets.
     #[inline(always)]
     pub const fn resets(&self) -> bool {
@@ -228,7 +234,8 @@ impl Flow {
         }
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
-            self.seen |= seen::SYN;
+            // A connection that begins has nothing to do with the end of the one before.
+            self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
         }
         if segment.flags & tcp_flags::FIN != 0 {
             self.seen |= seen::FIN;
@@ -291,12 +298,13 @@ impl Phase {
         }
         if either & seen::RST != 0 {
             Self::Closed
+        } else if !replied {
+            // Whatever the client sends: what nobody answers must not hold an entry for longer than a SYN.
+            Self::Opening
         } else if both & seen::FIN != 0 {
             Self::TimeWait
         } else if either & seen::FIN != 0 {
             Self::HalfClosed
-        } else if !replied {
-            Self::Opening
         } else if forward.seen & seen::ACK != 0 {
             Self::Established
         } else {
@@ -402,6 +410,23 @@ mod tests {
         reply.observe_segment(&segment(FIN | ACK, 5001, 1002, 0), NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
         assert!(Phase::of(&forward, &reply).is_over());
+    }
+
+    #[test]
+    fn a_fin_that_nobody_answers_holds_an_entry_no_longer_than_a_syn() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(FIN | ACK, 1000, 1, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+    }
+
+    #[test]
+    fn a_syn_forgets_how_the_connection_before_ended() {
+        let (mut forward, mut reply) = established();
+        forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
+        forward.observe_segment(&segment(SYN, 9000, 0, 0), NOW);
+        reply.observe_segment(&segment(SYN | ACK, 7000, 9001, 0), NOW);
+        forward.observe_segment(&segment(ACK, 9001, 7001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
     }
 
     #[test]

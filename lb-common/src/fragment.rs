@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::Address;
+use crate::{Address, conntrack::Tick};
 
 /// Key of `FRAGMENTS`: what all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
 #[repr(C)]
@@ -36,9 +36,23 @@ pub struct FragmentPorts {
     pub source: u16,
     /// Destination port.
     pub destination: u16,
+    /// When the first fragment was seen. Identifications come round, so the entry holds only for so long.
+    pub seen: Tick,
 }
 
-const _: () = assert!(size_of::<FragmentPorts>() == 4);
+const _: () = assert!(size_of::<FragmentPorts>() == 8);
+
+impl FragmentPorts {
+    /// Ticks within which the fragments of a datagram follow the first one: about 30 s, as Linux waits for them
+    /// (`net.ipv4.ipfrag_time`).
+    const LIFETIME: u32 = 28;
+
+    /// Whether the entry still is about the datagram at hand.
+    #[inline(always)]
+    pub const fn holds(&self, now: Tick) -> bool {
+        now.0.wrapping_sub(self.seen.0) <= Self::LIFETIME
+    }
+}
 
 #[cfg(feature = "user")]
 mod pod {
@@ -46,4 +60,17 @@ mod pod {
     unsafe impl aya::Pod for super::FragmentKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::FragmentPorts {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_holds_for_half_a_minute() {
+        let ports = FragmentPorts { source: 1, destination: 2, seen: Tick::from_nanos(1_000_000_000_000) };
+        let after = |seconds: u64| Tick::from_nanos((1_000 + seconds) * 1_000_000_000);
+        assert!(ports.holds(after(0)) && ports.holds(after(29)));
+        assert!(!ports.holds(after(32)) && !ports.holds(after(100_000)));
+    }
 }

@@ -45,7 +45,7 @@ pub enum Outcome {
     RejectUdp = 13,
     /// Dropped: a TCP RST to a VIP that belongs to no flow; there is nobody to reset.
     StrayReset = 14,
-    /// Dropped: `CONNTRACK` is full.
+    /// Dropped: `CONNTRACK` is full, or the kernel has no memory for another entry.
     ConntrackFull = 15,
     /// Dropped: no source port was free towards the chosen backend.
     NoSourcePort = 16,

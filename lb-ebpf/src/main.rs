@@ -13,7 +13,7 @@ mod programs {
         macros::classifier,
         programs::TcContext,
     };
-    use lb_common::Verdict;
+    use lb_common::{Outcome, Verdict};
     use lb_ebpf::packet::Layer;
 
     use crate::datapath::{Hook, Skb, process, stats};
@@ -46,15 +46,22 @@ mod programs {
     fn run(ctx: TcContext, hook: Hook, layer: Layer) -> i32 {
         let mut skb = Skb::new(ctx, layer);
         let outcome = process(&mut skb, hook).unwrap_or_else(|early| early);
+        let outcome = finish(&mut skb, outcome);
         stats::count(outcome);
         match outcome.verdict() {
             // The next program on the hook, then the stack.
             Verdict::Pass => TC_ACT_UNSPEC,
-            Verdict::Bounce => match skb.bounce() {
-                Ok(()) => TC_ACT_REDIRECT as i32,
-                Err(_) => TC_ACT_SHOT as i32,
-            },
+            Verdict::Bounce => TC_ACT_REDIRECT as i32,
             Verdict::Drop => TC_ACT_SHOT as i32,
+        }
+    }
+
+    /// Sends back what is to be sent back.
+    #[inline(always)]
+    fn finish(skb: &mut Skb, outcome: Outcome) -> Outcome {
+        match outcome.verdict() {
+            Verdict::Bounce if skb.bounce().is_err() => Outcome::RewriteFailed,
+            Verdict::Bounce | Verdict::Pass | Verdict::Drop => outcome,
         }
     }
 

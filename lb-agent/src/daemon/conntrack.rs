@@ -7,7 +7,11 @@ use lb_common::{
     ServiceKey,
     conntrack::{Flow, Tuple},
 };
-use tokio::{sync::mpsc, task, time};
+use tokio::{
+    sync::mpsc,
+    task,
+    time::{self, Instant},
+};
 use tracing::{debug, info, warn};
 
 use super::writer::Moved;
@@ -28,19 +32,28 @@ pub(super) async fn run(
 ) -> anyhow::Result<Infallible> {
     let mut filled = Fill::Calm;
     let mut failing = false;
+    let mut next_sweep = Instant::now() + CALM;
+    let mut waiting = Moved::new();
     loop {
-        let result = tokio::select! {
-            () = time::sleep(if filled == Fill::Calm { CALM } else { PRESSED }) => {
-                sweep(conntrack.clone(), &metrics, &mut filled).await?
+        tokio::select! {
+            () = time::sleep_until(next_sweep) => {}
+            frontends = moved.recv() => waiting.extend(frontends.context("the writer has ended")?),
+        }
+        while let Ok(more) = moved.try_recv() {
+            waiting.extend(more);
+        }
+        let mut result = Ok(());
+        if !waiting.is_empty() {
+            result = forget(conntrack.clone(), waiting.clone()).await?;
+            if result.is_ok() {
+                waiting.clear();
             }
-            frontends = moved.recv() => {
-                let mut frontends = frontends.context("the writer has ended")?;
-                while let Ok(mut more) = moved.try_recv() {
-                    frontends.append(&mut more);
-                }
-                forget(conntrack.clone(), frontends).await?
-            }
-        };
+        }
+        // However often backends move: what is due must not be put off.
+        if next_sweep <= Instant::now() {
+            result = result.and(sweep(conntrack.clone(), &metrics, &mut filled).await?);
+            next_sweep = Instant::now() + if filled == Fill::Calm { CALM } else { PRESSED };
+        }
         match result {
             Ok(()) => failing = false,
             Err(error) if failing => debug!("{error}"),

@@ -74,10 +74,14 @@ impl Devices {
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut well = true;
         loop {
-            let pause = if well { ROUTINE } else { RETRY };
-            tokio::select! {
-                changed = self.watcher.changed() => changed?,
-                () = time::sleep(pause) => {}
+            if well {
+                tokio::select! {
+                    changed = self.watcher.changed() => changed?,
+                    () = time::sleep(ROUTINE) => {}
+                }
+            } else {
+                // What failed counts as changed until it is read: waiting for a change would be no pause.
+                time::sleep(RETRY).await;
             }
             well = match task::block_in_place(|| self.sync()) {
                 Ok(well) => well,

@@ -206,15 +206,19 @@ impl Writer {
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
     }
 
+    /// Lets flows be forgotten whose backend is gone: those of the frontends that were switched; once, when the agent
+    /// starts, those of all, because an agent before this one may have been killed before it could.
     fn forget_moved_flows(&self, steps: &[Step]) {
+        let contents = self.reconciler.contents();
+        let switched = steps.iter().filter_map(|step| {
+            if let Step::PutFrontend(key, record) = step { Some((key, record)) } else { None }
+        });
+        let all = contents.frontends.iter().filter(|_| !self.synchronised);
         let mut moved = Moved::new();
-        for step in steps {
-            if let Step::PutFrontend(key, record) = step
-                && key.protocol == protocol::UDP
-                && record.backends_count > 0
-            {
+        for (key, record) in switched.chain(all) {
+            if key.protocol == protocol::UDP && record.backends_count > 0 {
                 let slots = record.backends_base..record.backends_base.saturating_add(record.backends_count);
-                let backends = self.reconciler.contents().backends.range(slots);
+                let backends = contents.backends.range(slots);
                 moved.insert(*key, backends.map(|(_, backend)| (backend.address, backend.port)).collect());
             }
         }

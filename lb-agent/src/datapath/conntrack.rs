@@ -176,7 +176,12 @@ impl Conntrack {
         if seconds_left(forward, reply, now) == 0 {
             sweep.orphans += usize::from(self.table.remove(key)?);
         } else {
-            sweep.rebuilt += usize::from(self.table.insert_new(&peer_key, &peer)?);
+            let rebuilt = self.table.insert_new(&peer_key, &peer)?;
+            sweep.rebuilt += usize::from(rebuilt);
+            // The client's port has a flow to another backend: nothing leads to this reply any more.
+            if !rebuilt && flow.is_reply() && self.peer_of(key, &flow)?.is_none() {
+                sweep.orphans += usize::from(self.table.remove(key)?);
+            }
         }
         Ok(())
     }

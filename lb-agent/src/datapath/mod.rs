@@ -66,11 +66,11 @@ pub enum BpfLogLevel {
     Error = 1,
     /// What an administrator should know.
     Warn = 2,
-    /// New flows.
+    /// What happens now and then.
     Info = 3,
-    /// Most packets.
+    /// New flows.
     Debug = 4,
-    /// Every packet.
+    /// Everything there is.
     Trace = 5,
 }
 

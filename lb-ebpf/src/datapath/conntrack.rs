@@ -25,8 +25,9 @@ const LOWEST_SOURCE_PORT: u32 = 1024;
 
 const EEXIST: i32 = -17;
 
+/// The moment that entries note.
 #[inline(always)]
-fn now() -> Tick {
+pub(super) fn now() -> Tick {
     // SAFETY: takes nothing and has no side effects. Coarse time is as good as its tick of a second and far cheaper.
     Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() })
 }
@@ -40,9 +41,11 @@ fn random() -> u32 {
 /// The entry of this direction.
 #[inline(always)]
 pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
-    // SAFETY: an element stays allocated while this program runs. Other CPUs may write its counters at the same time:
-    // they are plain integers of which any recent value will do; what is translated never changes in place. The agent
-    // deletes only entries that are long unused.
+    // SAFETY: the memory is that of an element of this map for as long as the program runs. Other CPUs may write the
+    // counters of the same flow: plain integers of which any recent value will do. A deleted element may become that of
+    // another flow at once; flows are deleted when they are long unused, replaced, or purged, so that takes a deletion
+    // and an insertion within the nanoseconds of our use. The packet then has the wrong checksum, and is dropped by whom
+    // it reaches.
     CONNTRACK.get_ptr_mut(tuple).map(|flow| unsafe { &mut *flow })
 }
 
@@ -57,31 +60,48 @@ pub(super) fn is_new_connection(packet: &Packet, flow: &Flow) -> bool {
 /// Whether the entry has nothing to say to a SYN any more.
 #[inline(never)]
 fn is_stale(packet: &Packet, flow: &Flow) -> bool {
-    is_over(flow) || has_lost_its_backend(packet, flow)
-}
-
-#[inline(always)]
-fn is_over(flow: &Flow) -> bool {
     match lookup(&flow.to.reversed()) {
-        Some(reply) => Phase::of(flow, reply).is_over(),
+        Some(reply) => {
+            let phase = Phase::of(flow, reply);
+            phase.is_over() || has_lost_its_backend(packet, flow, phase)
+        }
         None => true,
     }
 }
 
-/// Whether the service of this packet has backends and that of the flow is none of them any more.
+/// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows that
+/// nobody has answered yet: their next SYN is rejected.
 #[inline(always)]
-fn has_lost_its_backend(packet: &Packet, flow: &Flow) -> bool {
+fn has_lost_its_backend(packet: &Packet, flow: &Flow, phase: Phase) -> bool {
     match services::lookup(&packet.tuple) {
         Ok(service) => {
-            service.backends_count > 0
-                && !schedule::is_backend(
-                    &service,
-                    &flow.to.destination,
-                    flow.to.destination_port,
-                    services::backend,
-                )
+            let (address, port) = (&flow.to.destination, flow.to.destination_port);
+            (service.backends_count > 0 || phase == Phase::Opening)
+                && !schedule::is_backend(&service, address, port, services::backend)
         }
         Err(_) => false,
+    }
+}
+
+/// Whether the packet is of a connection that goes past the VIP although it has the tuple of a reply: a backend accepts a
+/// connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
+#[inline(always)]
+pub(super) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
+    packet.body == Body::Tcp && packet.segment.accepts() && flow.is_reply() && ends_here(packet, flow)
+}
+
+/// Forgets a flow that is over.
+#[inline(never)]
+fn ends_here(packet: &Packet, reply: &Flow) -> bool {
+    let key = reply.to.reversed();
+    match lookup(&key) {
+        Some(forward) if Phase::of(forward, reply).is_over() => {
+            // Nothing is lost if another CPU was faster.
+            CONNTRACK.remove(&key).unwrap_or_default();
+            CONNTRACK.remove(&packet.tuple).unwrap_or_default();
+            true
+        }
+        _ => false,
     }
 }
 
@@ -106,10 +126,10 @@ fn observe_reset(packet: &Packet, flow: &mut Flow) {
     }
 }
 
-/// Chooses a backend for the first packet of a flow and makes the entries of both directions; returns the tuple with
-/// which packets go on.
+/// Chooses a backend for the first packet of a flow and makes the entries of both directions, in place of those of an
+/// `earlier` connection if there are any; returns the tuple with which packets go on.
 #[inline(always)]
-pub(super) fn open(packet: &Packet, service: &Service) -> Result<Tuple, Outcome> {
+pub(super) fn open(packet: &Packet, service: &Service, earlier: bool) -> Result<Tuple, Outcome> {
     let backend = services::backend(schedule::choose(service, random())).ok_or(Outcome::NoBackend)?;
     let mut to = Tuple { destination: backend.address, destination_port: backend.port, ..packet.tuple };
     if to.destination == to.source {
@@ -117,7 +137,10 @@ pub(super) fn open(packet: &Packet, service: &Service) -> Result<Tuple, Outcome>
         to.source = packet.tuple.destination;
     }
     claim(&packet.tuple, &mut to, service.id)?;
-    insert_forward(&packet.tuple, &to, service.id)?;
+    if earlier {
+        forget_reply(&packet.tuple, &to);
+    }
+    insert_forward(&packet.tuple, &to, service.id, earlier)?;
     Ok(to)
 }
 
@@ -167,23 +190,38 @@ fn another_port() -> u16 {
     (LOWEST_SOURCE_PORT + schedule::scale(random(), 65_536 - LOWEST_SOURCE_PORT)) as u16
 }
 
-/// Makes the entry of the direction from the client, in place of one of an earlier connection.
+/// Removes the entry of the reply direction of an earlier connection of this client's port.
 #[inline(never)]
-fn insert_forward(tuple: &Tuple, to: &Tuple, service: u32) -> Result<(), Outcome> {
-    let key = to.reversed();
+fn forget_reply(tuple: &Tuple, to: &Tuple) {
     if let Some(earlier) = lookup(tuple) {
         let stale = earlier.to.reversed();
-        if stale != key {
+        if stale != to.reversed() {
             // Nothing is lost if another CPU was faster.
             CONNTRACK.remove(&stale).unwrap_or_default();
         }
     }
-    let flags = if is_hairpin(tuple, to) { flow_flags::HAIRPIN } else { 0 };
+}
+
+/// Makes the entry of the direction from the client. Where another CPU has just made one for another packet of this flow,
+/// that one stands and our claim is given up.
+#[inline(never)]
+fn insert_forward(tuple: &Tuple, to: &Tuple, service: u32, replace: bool) -> Result<(), Outcome> {
+    let place = if is_hairpin(tuple, to) { flow_flags::HAIRPIN } else { 0 };
     let flow = &mut scratch()?.flow;
-    *flow = Flow::new(tuple, to, service, flags, now());
-    if CONNTRACK.insert(tuple, &*flow, u64::from(BPF_ANY)).is_err() {
-        CONNTRACK.remove(&key).unwrap_or_default();
-        return Err(Outcome::ConntrackFull);
+    *flow = Flow::new(tuple, to, service, place, now());
+    let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+    let result = CONNTRACK.insert(tuple, &*flow, u64::from(flags));
+    if result.is_err() && !leads_to(tuple, to) {
+        CONNTRACK.remove(&to.reversed()).unwrap_or_default();
     }
-    Ok(())
+    match result {
+        Ok(()) | Err(EEXIST) => Ok(()),
+        Err(_) => Err(Outcome::ConntrackFull),
+    }
+}
+
+/// Whether the entry of the direction from the client leads to this backend by this source port.
+#[inline(always)]
+fn leads_to(tuple: &Tuple, to: &Tuple) -> bool {
+    lookup(tuple).is_some_and(|flow| flow.to == *to)
 }

@@ -1,9 +1,9 @@
 //! Fragments: only the first one of a datagram tells the ports.
 
-use lb_common::{FragmentKey, FragmentPorts, Outcome};
+use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::packet::{Packet, Part};
 
-use super::maps::FRAGMENTS;
+use super::{conntrack::now, maps::FRAGMENTS};
 
 /// Gives a later fragment the ports of its datagram.
 ///
@@ -20,12 +20,12 @@ pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
 fn find(packet: &mut Packet) -> bool {
     // SAFETY: the value is copied at once; a racing reuse could only be by another fragmented datagram.
     match unsafe { FRAGMENTS.get(&key(packet)) } {
-        Some(&FragmentPorts { source, destination }) => {
-            packet.tuple.source_port = source;
-            packet.tuple.destination_port = destination;
+        Some(ports) if ports.holds(now()) => {
+            packet.tuple.source_port = ports.source;
+            packet.tuple.destination_port = ports.destination;
             true
         }
-        None => false,
+        Some(_) | None => false,
     }
 }
 
@@ -39,8 +39,8 @@ pub(super) fn remember(packet: &Packet) {
 
 #[inline(never)]
 fn insert(packet: &Packet) {
-    let ports =
-        FragmentPorts { source: packet.tuple.source_port, destination: packet.tuple.destination_port };
+    let Tuple { source_port, destination_port, .. } = packet.tuple;
+    let ports = FragmentPorts { source: source_port, destination: destination_port, seen: now() };
     // An LRU map always has room; should the insertion fail nevertheless, the fragments that follow count as unknown.
     FRAGMENTS.insert(&key(packet), &ports, 0).unwrap_or_default();
 }

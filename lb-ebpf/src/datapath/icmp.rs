@@ -8,7 +8,7 @@ use lb_common::{
 };
 use lb_ebpf::{
     frame::{Frame as _, half_word, v4_address, v6_address},
-    packet::{Headers, parse_quoted},
+    packet::{Headers, Quoted, parse_quoted},
     reject::icmp_protocol,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
@@ -30,7 +30,7 @@ pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Outcome
 
 #[inline(always)]
 fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome, Outcome> {
-    let quoted = parse_quoted(skb, headers)?;
+    let quoted = read_quoted(skb, headers)?;
     let key = quoted.tuple.reversed();
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
     if !hook.translates(flow) {
@@ -46,6 +46,18 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     // A pod's error about its own packet: the stack might refuse the VIP as a source on the pod's device.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError })
+}
+
+/// Parses the quoted packet; where it lies outside the linear part of the buffer, it is pulled in first.
+#[inline(always)]
+fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Outcome> {
+    for _ in 0..2 {
+        match parse_quoted(skb, headers) {
+            Err(Outcome::Malformed) if skb.pull_headers() => {}
+            parsed => return parsed,
+        }
+    }
+    Err(Outcome::Malformed)
 }
 
 /// Rewrites the quoted packet; returns by how much that changes the ICMP checksum, which covers it.

@@ -54,9 +54,14 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
         return Ok(icmp::translate(skb, &packet.headers, hook));
     }
     fragments::complete(packet)?;
-    if let Some(flow) = conntrack::lookup(&packet.tuple) {
+    let known = conntrack::lookup(&packet.tuple);
+    let earlier = known.is_some();
+    if let Some(flow) = known {
         if !hook.translates(flow) {
             return Err(Outcome::OtherHook);
+        }
+        if conntrack::is_foreign(packet, flow) {
+            return Err(Outcome::NoService);
         }
         if !conntrack::is_new_connection(packet, flow) {
             return forward(skb, packet, flow, Outcome::Forward);
@@ -65,7 +70,7 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     if hook == Hook::Egress {
         return Err(Outcome::NoService);
     }
-    match new_flow(skb, packet) {
+    match new_flow(skb, packet, earlier) {
         Outcome::NewFlow => {
             let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
             forward(skb, packet, flow, Outcome::NewFlow)
@@ -90,15 +95,15 @@ fn read(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Err(Outcome::Malformed)
 }
 
-/// A packet of no flow. If it is for a service, a backend is chosen and the flow exists from now on
+/// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow exists from now on
 /// ([`Outcome::NewFlow`]), or the packet is rejected.
 #[inline(never)]
-fn new_flow(skb: &mut Skb, packet: &Packet) -> Outcome {
-    try_new_flow(skb, packet).unwrap_or_else(|early| early)
+fn new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Outcome {
+    try_new_flow(skb, packet, earlier).unwrap_or_else(|early| early)
 }
 
 #[inline(always)]
-fn try_new_flow(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
+fn try_new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<Outcome, Outcome> {
     let service = services::lookup(&packet.tuple)?;
     match packet.body {
         // Its first fragment was not translated, so this one must not be.
@@ -109,7 +114,7 @@ fn try_new_flow(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     if service.backends_count == 0 {
         return Ok(answer::reject(skb, packet));
     }
-    let to = conntrack::open(packet, &service)?;
+    let to = conntrack::open(packet, &service, earlier)?;
     log::new_flow(skb, packet, &to);
     Ok(Outcome::NewFlow)
 }

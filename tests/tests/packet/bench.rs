@@ -386,6 +386,12 @@ impl Sent {
         self.compare(expected);
     }
 
+    /// It goes back through the device; what it has become is compared elsewhere.
+    #[track_caller]
+    pub(crate) fn turns_around(self, outcome: Outcome) {
+        self.check(7, outcome);
+    }
+
     /// It is dropped.
     #[track_caller]
     pub(crate) fn drops(self, outcome: Outcome) {

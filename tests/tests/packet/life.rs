@@ -216,6 +216,43 @@ fn a_syn_to_a_backend_that_is_gone_gets_another_one() {
     });
 }
 
+/// Its client hangs no longer than until it sends the next SYN.
+#[test]
+fn a_syn_to_the_last_backend_that_is_gone_is_rejected() {
+    each("TCP, SYN, no backend left", |bench, family| {
+        let tcp = Connection { family };
+        let syn = tcp.client(1000, &[]).syn();
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bench, &syn, Outcome::NewFlow, Phase::Opening);
+        bench.service(family.vip(), TCP, &[]);
+        bench.send(Hook::Ingress, &syn).turns_around(Outcome::RejectTcp);
+        // An established connection is none of those.
+        bench.forget_flows();
+        tcp.open(bench);
+        bench.service(family.vip(), TCP, &[]);
+        let stray = tcp.client(77_000, &[]).syn();
+        bench.send(Hook::Ingress, &stray).passes(Outcome::Forward, &stray.clone().to(family.backend()));
+    });
+}
+
+/// The client's port was used through the VIP before; now it speaks to the pod itself.
+#[test]
+fn a_direct_connection_after_the_end_of_one_through_the_vip_is_not_captured() {
+    each("TCP, direct after VIP", |bench, family| {
+        let tcp = Connection { family };
+        tcp.open(bench);
+        // While that connection lives, its SYN-ACK may come twice.
+        tcp.reply(bench, &tcp.backend(5000, &[]).syn().ack(1001), Phase::Established);
+        tcp.forward(bench, &tcp.client(1001, &[]).fin().ack(5001), Outcome::Forward, Phase::HalfClosed);
+        tcp.reply(bench, &tcp.backend(5001, &[]).fin().ack(1002), Phase::TimeWait);
+        let accept = tcp.backend(90_000, &[]).syn().ack(77_001);
+        bench.send(Hook::Egress, &accept).passes_untouched(Outcome::NoService);
+        bench.assert_flows(0);
+        let data = tcp.backend(90_001, b"direct").ack(77_001);
+        bench.send(Hook::Egress, &data).passes_untouched(Outcome::NoService);
+    });
+}
+
 #[test]
 fn an_established_connection_stays_with_a_backend_that_left_the_service() {
     each("TCP, its backend gone", |bench, family| {
