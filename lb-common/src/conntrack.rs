@@ -90,6 +90,14 @@ impl Tick {
         Self((nanos >> 30) as u32)
     }
 
+    /// The ticks that so many seconds last, rounded up.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "fewer ticks than seconds")]
+    pub const fn in_seconds(seconds: u32) -> u32 {
+        // A tick is 1.0737 s; 15,259 / 2^14 is a little more than its inverse.
+        ((seconds as u64 * 15_259) >> 14) as u32 + 1
+    }
+
     /// Whole seconds from `earlier` to here; 0 if it is later.
     #[expect(
         clippy::cast_possible_truncation,

@@ -21,7 +21,9 @@ pub use address::Address;
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
-pub use service::{Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags};
+pub use service::{
+    Affinity, AffinityKey, Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags,
+};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -46,6 +48,8 @@ pub mod capacity {
     pub const BACKENDS: usize = 524_288;
     /// Entries of `CONNTRACK`, two for each connection; memory is used only for those that exist.
     pub const CONNTRACK: usize = 524_288;
+    /// Clients of services with affinity (`AFFINITY`).
+    pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).
     pub const FRAGMENTS: usize = 8_192;
     /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.

@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::Address;
+use crate::{Address, conntrack::Tick};
 
 /// Key of `SERVICES`: what a client speaks to.
 #[repr(C)]
@@ -178,6 +178,42 @@ pub mod backend_flags {
     pub const LOCAL: u16 = 2;
 }
 
+/// Key of `AFFINITY`: one client of one service port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct AffinityKey {
+    /// The client's address.
+    pub client: Address,
+    /// [`Service::id`]
+    pub service: u32,
+}
+
+const _: () = assert!(size_of::<AffinityKey>() == 20);
+
+/// Value of `AFFINITY`: the backend that the client's connections go to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Affinity {
+    /// The backend's address.
+    pub address: Address,
+    /// The backend's port, host byte order.
+    pub port: u16,
+    /// Always 0.
+    pub zeros: u16,
+    /// When the last connection was made.
+    pub last_used: Tick,
+}
+
+const _: () = assert!(size_of::<Affinity>() == 24);
+
+impl Affinity {
+    /// Whether the client still belongs to this backend, `timeout` seconds after its last connection at most.
+    #[inline(always)]
+    pub const fn holds(&self, now: Tick, timeout: u32) -> bool {
+        now.0.wrapping_sub(self.last_used.0) <= Tick::in_seconds(timeout)
+    }
+}
+
 #[cfg(feature = "user")]
 mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
@@ -186,6 +222,10 @@ mod pod {
     unsafe impl aya::Pod for super::Service {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Backend {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::AffinityKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Affinity {}
 }
 
 #[cfg(test)]
@@ -198,6 +238,17 @@ mod tests {
 
     fn record() -> Service {
         Service { id: 7, backends_base: 64, backends_count: 3, ..Service::zeroed() }
+    }
+
+    #[test]
+    fn affinity_holds_for_its_timeout() {
+        let at = |seconds: u64| Tick::from_nanos(seconds * 1_000_000_000);
+        let affinity = Affinity { last_used: at(1_000), ..Affinity::zeroed() };
+        for (timeout, holds) in [(1, false), (60, false), (10_800, true), (86_400, true)] {
+            assert_eq!(affinity.holds(at(1_000 + 100), timeout), holds, "{timeout} s");
+        }
+        assert!(affinity.holds(at(1_010), 10) && !affinity.holds(at(1_013), 10));
+        assert!(affinity.holds(at(87_400), 86_400) && !affinity.holds(at(87_403), 86_400));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub fn scale(random: u32, count: u32) -> u32 {
 /// Steps of a binary search over the largest possible slice.
 const MAX_STEPS: u32 = 32;
 
-/// Whether `address:port` is one of the backends of `service`, by binary search: a slice is sorted.
+/// Whether `address:port` is one of the backends of `service`.
 #[inline(always)]
 pub fn is_backend<'a>(
     service: &Service,
@@ -30,24 +30,36 @@ pub fn is_backend<'a>(
     port: u16,
     slot: impl Fn(u32) -> Option<&'a Backend>,
 ) -> bool {
+    find(service, address, port, slot).is_some()
+}
+
+/// The slot of the backend `address:port` of `service`, by binary search: a slice is sorted.
+#[inline(always)]
+pub fn find<'a>(
+    service: &Service,
+    address: &Address,
+    port: u16,
+    slot: impl Fn(u32) -> Option<&'a Backend>,
+) -> Option<u32> {
     let (mut low, mut high) = (0, service.backends_count);
     for _ in 0..MAX_STEPS {
         if low >= high {
             break;
         }
         let middle = low + (high - low) / 2;
-        let Some(backend) = slot(service.backends_base.wrapping_add(middle)) else { return false };
+        let index = service.backends_base.wrapping_add(middle);
+        let backend = slot(index)?;
         let order = match backend.address.cmp(address) {
             Ordering::Equal => backend.port.cmp(&port),
             unequal @ (Ordering::Less | Ordering::Greater) => unequal,
         };
         match order {
-            Ordering::Equal => return true,
+            Ordering::Equal => return Some(index),
             Ordering::Less => low = middle + 1,
             Ordering::Greater => high = middle,
         }
     }
-    false
+    None
 }
 
 #[cfg(test)]

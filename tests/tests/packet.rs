@@ -16,6 +16,7 @@ mod packet {
     pub(crate) mod report;
     pub(crate) mod stage;
 
+    mod affinity;
     mod early;
     mod fragments;
     mod full;

@@ -7,8 +7,8 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{MapInfo, MapType};
 use lb_common::{
-    Address, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey, ServiceName,
-    capacity,
+    Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
+    ServiceKey, ServiceName, capacity,
     conntrack::{Flow, Tuple},
 };
 
@@ -96,6 +96,8 @@ pub(super) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
 pub(super) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentPorts>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
+pub(super) const AFFINITY: MapSpec =
+    MapSpec::new::<AffinityKey, Affinity>("AFFINITY", MapType::LruHash, capacity::AFFINITY);
 pub(super) const STATS: MapSpec = MapSpec::new::<u32, u64>("STATS", MapType::PerCpuArray, Outcome::COUNT);
 pub(super) const SERVICE_NAMES: MapSpec =
     MapSpec::new::<u32, ServiceName>("SERVICE_NAMES", MapType::Hash, capacity::SERVICES);
@@ -103,8 +105,8 @@ pub(super) const ENDPOINT_NAMES: MapSpec =
     MapSpec::new::<Address, EndpointName>("ENDPOINT_NAMES", MapType::Hash, capacity::ENDPOINT_NAMES);
 
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 7] =
-    [SERVICES, BACKENDS, CONNTRACK, FRAGMENTS, STATS, SERVICE_NAMES, ENDPOINT_NAMES];
+pub(super) const MAPS: [MapSpec; 8] =
+    [SERVICES, BACKENDS, CONNTRACK, AFFINITY, FRAGMENTS, STATS, SERVICE_NAMES, ENDPOINT_NAMES];
 
 /// Programs for devices with an Ethernet header, then for those without.
 pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];

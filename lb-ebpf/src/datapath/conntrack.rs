@@ -14,6 +14,7 @@ use lb_ebpf::{
 };
 
 use super::{
+    affinity,
     maps::{CONNTRACK, scratch},
     services,
 };
@@ -130,7 +131,7 @@ fn observe_reset(packet: &Packet, flow: &mut Flow) {
 /// `earlier` connection if there are any; returns the tuple with which packets go on.
 #[inline(always)]
 pub(super) fn open(packet: &Packet, service: &Service, earlier: bool) -> Result<Tuple, Outcome> {
-    let backend = services::backend(schedule::choose(service, random())).ok_or(Outcome::NoBackend)?;
+    let backend = services::backend(choose(packet, service)).ok_or(Outcome::NoBackend)?;
     let mut to = Tuple { destination: backend.address, destination_port: backend.port, ..packet.tuple };
     if to.destination == to.source {
         // A pod does not answer itself through the network: the VIP stands for it.
@@ -141,7 +142,22 @@ pub(super) fn open(packet: &Packet, service: &Service, earlier: bool) -> Result<
         forget_reply(&packet.tuple, &to);
     }
     insert_forward(&packet.tuple, &to, service.id, earlier)?;
+    if service.affinity_seconds > 0 {
+        affinity::remember(&packet.tuple.source, service.id, backend);
+    }
     Ok(to)
+}
+
+/// The slot of the backend for a new flow: the client's own where the service has affinity, else the scheduler's choice.
+#[inline(always)]
+fn choose(packet: &Packet, service: &Service) -> u32 {
+    if service.affinity_seconds > 0 {
+        let slot = affinity::find(&packet.tuple.source, service);
+        if slot != affinity::NONE {
+            return slot;
+        }
+    }
+    schedule::choose(service, random())
 }
 
 /// Whether client and backend are the same pod, for which the VIP stands as the source.

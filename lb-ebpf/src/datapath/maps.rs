@@ -6,8 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use lb_common::{
-    Address, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey, ServiceName,
-    capacity,
+    Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
+    ServiceKey, ServiceName, capacity,
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::packet::Packet;
@@ -31,6 +31,11 @@ pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PR
 #[btf_map]
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::FRAGMENTS }> =
     LruHashMap::new();
+
+/// Backends of clients whose service has affinity. An LRU map: where there are too many clients, those that have not come
+/// for the longest time are balanced anew.
+#[btf_map]
+pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
 /// Packets by [`Outcome`].
 #[btf_map]

@@ -8,6 +8,7 @@
 //! The common path is one function; the rarer ones are subprograms (`#[inline(never)]`), because all frames of a call
 //! chain share 512 octets of stack. A subprogram returns one register, hence a plain [`Outcome`].
 
+mod affinity;
 mod answer;
 mod conntrack;
 mod fragments;

@@ -1,14 +1,15 @@
 //! Which backend answers, and what client and backend see of each other.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, UdpSocket},
 };
 
 use lb_tests::{
-    client::{Answer, Connection, any_address, ask_http, ask_udp},
+    client::{Answer, Connection, PATIENCE, any_address, ask_http, ask_udp},
     netns::Netns,
+    wait_for,
 };
 
 use crate::bed::{Bed, WEB, http, udp, vips};
@@ -83,7 +84,7 @@ fn clients_in_and_out_of_the_cluster_reach_backends_on_both_nodes_with_their_own
 }
 
 fn eventually(ask: impl Fn() -> io::Result<Answer>) -> Answer {
-    lb_tests::wait_for(lb_tests::client::PATIENCE, || ask().ok()).unwrap()
+    wait_for(PATIENCE, || ask().ok()).unwrap()
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn with_an_agent_on_each_node_every_pod_is_a_client() {
 /// A socket that is not connected shows where answers come from.
 fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
     let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
-    socket.set_read_timeout(Some(lb_tests::client::PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket.send_to(b"?", to).unwrap();
     socket.recv_from(&mut [0; 128]).unwrap().1
 }
@@ -135,10 +136,27 @@ fn one_client_port_reaches_one_backend_through_two_services() {
             assert_eq!(second.ask().unwrap().server, "pod2");
         }
         let socket = client.run(|| UdpSocket::bind((any_address(one), 0))).unwrap();
-        socket.set_read_timeout(Some(lb_tests::client::PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         for vip in [one, other, one, other] {
             socket.send_to(b"?", udp(vip)).unwrap();
             assert_eq!(socket.recv_from(&mut [0; 128]).unwrap().1, udp(vip));
         }
     }
+}
+
+#[test]
+fn session_affinity_is_switched_on_and_off_live() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    let servers = |who: &str| -> BTreeSet<String> {
+        (0..30).map(|_| ask_http(bed.netns(who), http(WEB[0])).unwrap().server).collect()
+    };
+    assert!(servers("client").len() > 1);
+    let yaml = bed.service("web", WEB, &["pod1", "pod2", "pod3", "pod4"]).yaml();
+    let sticky = yaml.replacen("spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1);
+    bed.cluster.manifests.write("web", &sticky).unwrap();
+    let one = wait_for(PATIENCE, || Some(servers("client")).filter(|servers| servers.len() == 1)).unwrap();
+    assert_eq!(servers("client"), one);
+    assert_eq!(servers("pod1").len(), 1);
+    bed.cluster.manifests.write("web", &yaml).unwrap();
+    wait_for(PATIENCE, || (servers("client").len() > 1).then_some(())).unwrap();
 }

@@ -15,8 +15,8 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
-    conntrack::{Flow, Phase, Tuple, flow_flags},
+    Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
 };
 use nix::libc;
 
@@ -120,6 +120,7 @@ impl Bench {
         self.clear::<ServiceKey, Service>("SERVICES");
         self.clear::<Tuple, Flow>("CONNTRACK");
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
+        self.clear::<AffinityKey, Affinity>("AFFINITY");
         let runs = device != Device::EthernetWithSum || self.can_sum();
         self.clear_counters();
         if !runs {
@@ -156,6 +157,17 @@ impl Bench {
         self.clear::<Tuple, Flow>("CONNTRACK");
     }
 
+    /// Lets time pass for all clients with affinity.
+    pub(crate) fn age_affinity(&mut self, ticks: u32) {
+        let mut map: HashMap<_, AffinityKey, Affinity> =
+            self.ebpf.map_mut("AFFINITY").unwrap().try_into().unwrap();
+        let entries: Vec<_> = map.iter().map(Result::unwrap).collect();
+        for (key, affinity) in entries {
+            let last_used = Tick(affinity.last_used.0.wrapping_sub(ticks));
+            map.insert(&key, &Affinity { last_used, ..affinity }, 0).unwrap();
+        }
+    }
+
     fn clear<K: aya::Pod, V: aya::Pod>(&mut self, map: &str) {
         let mut map: HashMap<_, K, V> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
         let keys: Vec<K> = map.keys().map(Result::unwrap).collect();
@@ -177,11 +189,21 @@ impl Bench {
 impl Bench {
     /// Makes `backends`, which must be sorted, the backends of `vip`.
     pub(crate) fn service(&mut self, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
+        self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
+    }
+
+    /// The same, with the policy of `record`.
+    pub(crate) fn service_with(
+        &mut self,
+        vip: SocketAddr,
+        protocol: u8,
+        backends: &[SocketAddr],
+        record: Service,
+    ) {
         let record = Service {
-            id: 1,
             backends_base: self.slot,
             backends_count: u32::try_from(backends.len()).unwrap(),
-            ..Service::zeroed()
+            ..record
         };
         for backend in backends {
             let backend =
