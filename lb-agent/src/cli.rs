@@ -102,6 +102,19 @@ pub struct RunArgs {
     /// How log lines look [default: human]
     #[arg(long, value_name = "FORMAT", env = "LB_AGENT_LOG_FORMAT", hide_env_values = true)]
     pub log_format: Option<LogFormat>,
+    /// Frontends there is room for, a virtual address and port each [default: 262144]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
+        env = "LB_AGENT_MAX_FRONTENDS", hide_env_values = true)]
+    pub max_frontends: Option<u32>,
+    /// Backends there is room for, counted for each service port; replaced ones need room beside the new ones
+    /// [default: 524288]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
+        env = "LB_AGENT_MAX_BACKENDS", hide_env_values = true)]
+    pub max_backends: Option<u32>,
+    /// Connections there is room for; further ones are dropped until others end [default: 262144]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30),
+        env = "LB_AGENT_MAX_CONNECTIONS", hide_env_values = true)]
+    pub max_connections: Option<u32>,
     /// Let the BPF programs log, down to this level; costs time for every packet [default: off]
     #[arg(long, value_name = "LEVEL", env = "LB_AGENT_BPF_LOG", hide_env_values = true)]
     pub bpf_log: Option<BpfLog>,

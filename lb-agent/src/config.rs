@@ -3,6 +3,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     cli::{BpfLog, LogFormat, PlaceArgs, RunArgs},
-    datapath::{BpfLogLevel, DevicePatterns},
+    datapath::{BpfLogLevel, Capacities, DevicePatterns},
     kubernetes::ApiServer,
 };
 
@@ -108,6 +109,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// How much the BPF programs log; `None` is nothing.
     pub bpf_log: Option<BpfLogLevel>,
+    /// Sizes of new maps.
+    pub capacities: Capacities,
 }
 
 /// Where Services come from.
@@ -145,6 +148,12 @@ struct File {
     log_format: Option<LogFormat>,
     #[serde(alias = "bpfLog")]
     bpf_log: Option<BpfLog>,
+    #[serde(alias = "maxFrontends")]
+    max_frontends: Option<NonZeroU32>,
+    #[serde(alias = "maxBackends")]
+    max_backends: Option<NonZeroU32>,
+    #[serde(alias = "maxConnections")]
+    max_connections: Option<NonZeroU32>,
 }
 
 /// A list, or what a flag would be given: one text with commas.
@@ -200,6 +209,15 @@ impl Config {
             check_cgroup(cgroup)?;
         }
         let typed = (run.manifests, run.kubeconfig);
+        let defaults = Capacities::default();
+        let size = |typed: Option<u32>, file: Option<NonZeroU32>| typed.or(file.map(NonZeroU32::get));
+        let connections = size(run.max_connections, file.max_connections);
+        let capacities = Capacities {
+            services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
+            backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
+            // One entry for each direction.
+            conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
+        };
         let sources = if typed == (None, None) { (file.manifests, file.kubeconfig) } else { typed };
         Ok(Self {
             place,
@@ -215,6 +233,7 @@ impl Config {
             log_filter: log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
             bpf_log: run.bpf_log.or(file.bpf_log).and_then(bpf_log_level),
+            capacities,
         })
     }
 }
@@ -430,10 +449,14 @@ mod tests {
     fn what_was_typed_wins_over_the_file() {
         let file = file(
             "node-name: from-file\nbpffs: /from/file\nwire-device: [eth0, 'bond*']\nworkload-device: a,b\n\
-             bpf-log: debug\nmetrics-bind-address: ''\n",
+             bpf-log: debug\nmetrics-bind-address: ''\nmax-backends: 100\nmax-connections: 100\n",
         );
-        let run =
-            RunArgs { node_name: Some("Typed".into()), wire_device: Some(vec!["wg0".into()]), ..minimal() };
+        let run = RunArgs {
+            node_name: Some("Typed".into()),
+            wire_device: Some(vec!["wg0".into()]),
+            max_backends: Some(50),
+            ..minimal()
+        };
         let config = Config::new(with(&file), run).unwrap();
         assert_eq!(config.node_name, "typed");
         assert_eq!(config.place.bpffs, Path::new("/from/file"));
@@ -441,6 +464,8 @@ mod tests {
         assert_eq!(names(&config.devices.wire), ["wg0"]);
         assert_eq!(names(&config.devices.workload), ["a", "b"]);
         assert_eq!(config.bpf_log, Some(BpfLogLevel::Debug));
+        let capacities = Capacities { backends: 50, conntrack: 200, ..Capacities::default() };
+        assert_eq!(config.capacities, capacities);
         assert_eq!(config.metrics, None);
     }
 
@@ -458,6 +483,7 @@ mod tests {
             let value = match flag {
                 "log-format" => "json",
                 "bpf-log" => "info",
+                flag if flag.starts_with("max-") => "7",
                 _ => "x",
             };
             let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

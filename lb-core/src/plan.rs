@@ -94,7 +94,7 @@ pub enum Problem {
     /// The new backends do not fit; the Service keeps its last good state and is tried again when slots are freed.
     #[error(
         "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
-         in one piece); it keeps the backends it has: raise the size of BACKENDS"
+         in one piece); it keeps the backends it has: start anew with a larger --max-backends"
     )]
     ArenaFull {
         /// The Service.

@@ -86,7 +86,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
 /// Opens the data plane and starts every task.
 fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
-    let options = Options { bpf_log: config.bpf_log, ..Options::new(&config.place.bpffs) };
+    let options = Options {
+        bpf_log: config.bpf_log,
+        capacities: config.capacities,
+        ..Options::new(&config.place.bpffs)
+    };
     let mut datapath = Datapath::open(&options)?;
     let contents = datapath.maps().contents()?;
     let adopted = contents.service_labels.len();

@@ -102,7 +102,9 @@ impl DatapathError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",
-        Some(libc::E2BIG) => " (the map is full: give it more entries, see `lb-agent status`)",
+        Some(libc::E2BIG) => {
+            " (the map is full, see `lb-agent status`: after `lb-agent cleanup` start with a larger --max-…)"
+        }
         Some(libc::ENOMEM) => " (the kernel has no memory for it)",
         _ => "",
     }
