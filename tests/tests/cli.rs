@@ -13,7 +13,7 @@ use std::{
 
 use lb_agent::datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
 use lb_common::{
-    conntrack::{Flow, Tuple, flow_flags, seen},
+    conntrack::{Flow, Tick, Tuple, flow_flags, seen},
     protocol,
 };
 use lb_tests::{
@@ -108,15 +108,21 @@ impl Bed {
 
     /// A connection in the kernel, as the programs make them.
     fn add_flow(&self, client_port: u16) {
+        self.add_flow_that(client_port, 0, Conntrack::now());
+    }
+
+    /// One whose client has also sent this, and nothing since.
+    fn add_flow_that(&self, client_port: u16, has_sent: u8, last_seen: Tick) {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap().into();
         let from = Tuple::new(ip("192.0.2.9"), ip("10.96.0.10"), client_port, 80, protocol::TCP);
         let to = Tuple::new(ip("192.0.2.9"), ip("198.51.100.1"), client_port, 8080, protocol::TCP);
         let service = self.json(&["service", "show", "web"])[1]["id"].as_u64().unwrap();
-        let (service, now) = (u32::try_from(service).unwrap(), Conntrack::now());
-        let mut forward = Flow::new(&from, &to, service, 0, now);
-        let mut reply = Flow::new(&to.reversed(), &from.reversed(), service, flow_flags::REPLY, now);
+        let service = u32::try_from(service).unwrap();
+        let mut forward = Flow::new(&from, &to, service, 0, last_seen);
+        let mut reply = Flow::new(&to.reversed(), &from.reversed(), service, flow_flags::REPLY, last_seen);
         (forward.seen, reply.seen) =
             (seen::PACKET | seen::SYN | seen::ACK, seen::PACKET | seen::SYN | seen::ACK);
+        forward.seen |= has_sent;
         let pinned = Pinned::open(&self.bpffs()).unwrap();
         let table = pinned.conntrack().table();
         assert!(table.insert_new(&from, &forward).unwrap());
@@ -296,6 +302,23 @@ fn flows_are_listed_counted_and_flushed() {
     assert_eq!(shown[1]["backends"][0]["flows"], 2);
     assert_eq!(bed.json(&["conntrack", "flush"])["entries"], 4);
     assert_eq!(bed.json(&["conntrack", "list"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn flows_expire_however_often_udp_backends_move() {
+    let (bed, _agent) = Bed::with_web();
+    bed.add_flow(40_000);
+    bed.add_flow_that(40_001, seen::RST, Tick(Conntrack::now().0 - 20));
+    let flows = || bed.json(&["conntrack", "list"]).as_array().unwrap().len();
+    assert_eq!(flows(), 2);
+    // Every second a UDP backend comes or goes, for longer than the agent waits between two looks.
+    let expired = (0..12).any(|round| {
+        let other = if round % 2 == 0 { "198.51.100.3" } else { "198.51.100.2" };
+        fs::write(bed.manifests().join("web.yaml"), WEB.replace("198.51.100.2", other)).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        flows() == 1
+    });
+    assert!(expired);
 }
 
 #[test]

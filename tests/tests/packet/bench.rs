@@ -161,10 +161,12 @@ impl Bench {
     pub(crate) fn age_affinity(&mut self, ticks: u32) {
         let mut map: HashMap<_, AffinityKey, Affinity> =
             self.ebpf.map_mut("AFFINITY").unwrap().try_into().unwrap();
-        let entries: Vec<_> = map.iter().map(Result::unwrap).collect();
-        for (key, affinity) in entries {
-            let last_used = Tick(affinity.last_used.0.wrapping_sub(ticks));
-            map.insert(&key, &Affinity { last_used, ..affinity }, 0).unwrap();
+        let mut entries: Vec<_> = map.iter().map(Result::unwrap).collect();
+        for (_, affinity) in &mut entries {
+            affinity.last_used = Tick(affinity.last_used.0.wrapping_sub(ticks));
+        }
+        for (key, affinity) in &entries {
+            map.insert(key, affinity, 0).unwrap();
         }
     }
 
