@@ -90,6 +90,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_SERVICE_CLUSTER_IP_RANGE", hide_env_values = true)]
     pub service_cluster_ip_range: Option<Vec<String>>,
+    /// Pod addresses; clients elsewhere are to be masqueraded (no effect yet: nothing is masqueraded)
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_CLUSTER_CIDR", hide_env_values = true)]
+    pub cluster_cidr: Option<Vec<String>>,
+    /// Node addresses that serve node ports, or "primary" (no effect yet: node ports are allocated but not served)
+    #[arg(long, value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_NODEPORT_ADDRESSES", hide_env_values = true)]
+    pub nodeport_addresses: Option<Vec<String>>,
+    /// Masquerade everything (no effect yet: nothing is masqueraded)
+    #[arg(long, env = "LB_AGENT_MASQUERADE_ALL", hide_env_values = true)]
+    pub masquerade_all: bool,
     /// Where /healthz and /livez are served; empty: nowhere [default: 0.0.0.0:10256]
     #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS", hide_env_values = true)]
     pub healthz_bind_address: Option<String>,

@@ -111,6 +111,8 @@ pub struct Config {
     pub bpf_log: Option<BpfLogLevel>,
     /// Sizes of new maps.
     pub capacities: Capacities,
+    /// Settings that were made and have no effect in this version.
+    pub ineffective: Vec<&'static str>,
 }
 
 /// Where Services come from.
@@ -138,6 +140,12 @@ struct File {
     workload_device: Option<List>,
     #[serde(alias = "serviceClusterIPRange")]
     service_cluster_ip_range: Option<List>,
+    #[serde(alias = "clusterCIDR")]
+    cluster_cidr: Option<List>,
+    #[serde(alias = "nodePortAddresses")]
+    nodeport_addresses: Option<List>,
+    #[serde(alias = "masqueradeAll")]
+    masquerade_all: bool,
     #[serde(alias = "healthzBindAddress")]
     healthz_bind_address: Option<String>,
     #[serde(alias = "metricsBindAddress")]
@@ -209,6 +217,12 @@ impl Config {
             check_cgroup(cgroup)?;
         }
         let typed = (run.manifests, run.kubeconfig);
+        let ineffective = [
+            ("--cluster-cidr", run.cluster_cidr.is_some() || file.cluster_cidr.is_some()),
+            ("--nodeport-addresses", run.nodeport_addresses.is_some() || file.nodeport_addresses.is_some()),
+            ("--masquerade-all", run.masquerade_all || file.masquerade_all),
+        ];
+        let ineffective = ineffective.into_iter().filter(|(_, made)| *made).map(|(flag, _)| flag).collect();
         let defaults = Capacities::default();
         let size = |typed: Option<u32>, file: Option<NonZeroU32>| typed.or(file.map(NonZeroU32::get));
         let connections = size(run.max_connections, file.max_connections);
@@ -234,6 +248,7 @@ impl Config {
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
             bpf_log: run.bpf_log.or(file.bpf_log).and_then(bpf_log_level),
             capacities,
+            ineffective,
         })
     }
 }
@@ -484,11 +499,21 @@ mod tests {
                 "log-format" => "json",
                 "bpf-log" => "info",
                 flag if flag.starts_with("max-") => "7",
+                "masquerade-all" => "true",
                 _ => "x",
             };
             let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));
             assert!(read.is_ok(), "{flag}: {read:?}");
         }
+    }
+
+    #[test]
+    fn settings_without_effect_are_known_as_such() {
+        let file = file("nodeport-addresses: primary\n");
+        let run = RunArgs { masquerade_all: true, ..minimal() };
+        let config = Config::new(with(&file), run).unwrap();
+        assert_eq!(config.ineffective, ["--nodeport-addresses", "--masquerade-all"]);
+        assert!(Config::new(PlaceArgs::default(), minimal()).unwrap().ineffective.is_empty());
     }
 
     #[test]

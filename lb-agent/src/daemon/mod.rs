@@ -66,6 +66,9 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
+    for setting in &config.ineffective {
+        warn!("{setting} has no effect: this version serves cluster IPs only, and masquerades nothing");
+    }
     if config.place.cgroup.is_some() {
         warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
     }
