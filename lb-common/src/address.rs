@@ -66,6 +66,12 @@ impl Address {
         word
     }
 
+    /// The address as four words as they lie in memory.
+    #[inline(always)]
+    pub fn words(&self) -> [u32; 4] {
+        bytemuck::must_cast(self.octets)
+    }
+
     /// All sixteen octets, network byte order.
     #[inline(always)]
     pub const fn octets(&self) -> &[u8; 16] {

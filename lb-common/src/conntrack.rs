@@ -60,6 +60,9 @@ pub mod flow_flags {
     pub const AT_EGRESS: u8 = 2;
     /// Client and backend are the same pod: translated packets go back through the device they came from.
     pub const HAIRPIN: u8 = 4;
+    /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
+    /// towards the backend, and back where the backend's enter. The first one (VIP to backend) is a flow of its own.
+    pub const MASQUERADE: u8 = 8;
 }
 
 /// Bits of [`Flow::seen`]: what this direction has sent so far.

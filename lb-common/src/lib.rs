@@ -16,17 +16,20 @@ mod fragment;
 mod names;
 mod outcome;
 mod service;
+mod settings;
 
 pub use address::Address;
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
 pub use service::{
-    Affinity, AffinityKey, Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags,
+    Affinity, AffinityKey, Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRange,
+    SourceRangeKey, Vip, backend_flags, service_flags, vip_flags,
 };
+pub use settings::{MAX_NETWORKS, Network, Networks, Settings};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
 pub mod protocol {
@@ -48,6 +51,12 @@ pub mod capacity {
     pub const BACKENDS: usize = 524_288;
     /// Entries of `CONNTRACK`, two for each connection; memory is used only for those that exist.
     pub const CONNTRACK: usize = 524_288;
+    /// Addresses of services (`VIPS`); memory is used only for those that exist.
+    pub const VIPS: usize = 262_144;
+    /// Networks that may use a service port (`SOURCE_RANGES`); memory is used only for those that exist.
+    pub const SOURCE_RANGES: usize = 262_144;
+    /// Devices that clients inside the cluster speak through (`INSIDE_DEVICES`).
+    pub const INSIDE_DEVICES: usize = 4_096;
     /// Clients of services with affinity (`AFFINITY`).
     pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).

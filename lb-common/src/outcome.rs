@@ -55,6 +55,18 @@ pub enum Outcome {
     NoBackend = 18,
     /// Dropped: the kernel refused to rewrite the packet.
     RewriteFailed = 19,
+    /// A packet of a masqueraded connection between this node and the backend: its client's address was exchanged.
+    Masquerade = 20,
+    /// An ICMP echo request to a VIP, answered.
+    Echo = 21,
+    /// Dropped: the traffic policy is `Local` and all endpoints are on other nodes.
+    NoLocalBackend = 22,
+    /// Dropped: an address of the service range that no Service has.
+    UnknownVip = 23,
+    /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`.
+    SourceNotAllowed = 24,
+    /// Dropped: an ICMP redirect about a translated packet, which would lead its sender past the VIP.
+    IcmpRedirect = 25,
 }
 
 impl Outcome {
@@ -62,7 +74,7 @@ impl Outcome {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their values.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 26] = [
         Self::NotIp,
         Self::NotTransport,
         Self::Malformed,
@@ -83,6 +95,12 @@ impl Outcome {
         Self::TornService,
         Self::NoBackend,
         Self::RewriteFailed,
+        Self::Masquerade,
+        Self::Echo,
+        Self::NoLocalBackend,
+        Self::UnknownVip,
+        Self::SourceNotAllowed,
+        Self::IcmpRedirect,
     ];
 
     /// What becomes of the packet.
@@ -99,14 +117,19 @@ impl Outcome {
             | Self::NewFlow
             | Self::Forward
             | Self::Reply
-            | Self::IcmpError => Verdict::Pass,
-            Self::Hairpin | Self::RejectTcp | Self::RejectUdp => Verdict::Bounce,
+            | Self::IcmpError
+            | Self::Masquerade => Verdict::Pass,
+            Self::Hairpin | Self::RejectTcp | Self::RejectUdp | Self::Echo => Verdict::Bounce,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
             | Self::TornService
             | Self::NoBackend
-            | Self::RewriteFailed => Verdict::Drop,
+            | Self::RewriteFailed
+            | Self::NoLocalBackend
+            | Self::UnknownVip
+            | Self::SourceNotAllowed
+            | Self::IcmpRedirect => Verdict::Drop,
         }
     }
 
@@ -133,6 +156,12 @@ impl Outcome {
             Self::TornService => "torn_service",
             Self::NoBackend => "no_backend",
             Self::RewriteFailed => "rewrite_failed",
+            Self::Masquerade => "masquerade",
+            Self::Echo => "echo",
+            Self::NoLocalBackend => "no_local_backend",
+            Self::UnknownVip => "unknown_vip",
+            Self::SourceNotAllowed => "source_not_allowed",
+            Self::IcmpRedirect => "icmp_redirect",
         }
     }
 }

@@ -106,21 +106,44 @@ pub struct Service {
     pub id: u32,
     /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
     pub backends_base: u32,
-    /// Number of backends; 0 means that new connections are rejected.
+    /// Number of backends; 0 means that new connections are rejected, or dropped: see
+    /// [`service_flags::DROP_WITHOUT_BACKENDS`].
     pub backends_count: u32,
+    /// With [`service_flags::SHORT_CIRCUIT`], the first slot of the backends for clients inside the cluster; else 0.
+    pub inside_base: u32,
+    /// With [`service_flags::SHORT_CIRCUIT`], the number of backends for clients inside the cluster; else 0.
+    pub inside_count: u32,
     /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
     pub affinity_seconds: u32,
     /// A [`Scheduler`].
     pub scheduler: u8,
     /// A [`FrontendKind`].
     pub kind: u8,
-    /// Reserved for flags; 0.
+    /// See [`service_flags`].
     pub flags: u16,
     /// Digest of the key and the fields above, see [`Self::sealed`].
     pub seal: u32,
 }
 
-const _: () = assert!(size_of::<Service>() == 24);
+const _: () = assert!(size_of::<Service>() == 32);
+
+/// Bits of [`Service::flags`].
+pub mod service_flags {
+    /// Endpoints exist, but none on this node, and the traffic policy is `Local`: packets are dropped rather than
+    /// rejected, so that a load balancer in front moves the traffic instead of failing its clients.
+    pub const DROP_WITHOUT_BACKENDS: u16 = 1;
+    /// Clients inside the cluster (the node itself, and sources in [`crate::Settings::inside`]) get the slice
+    /// `inside_base, inside_count`: an external address under `externalTrafficPolicy: Local`.
+    pub const SHORT_CIRCUIT: u16 = 2;
+    /// Every client is masqueraded; under [`SHORT_CIRCUIT`] nobody is, whatever this bit says.
+    pub const MASQUERADE: u16 = 4;
+    /// Clients that are not inside the cluster are masqueraded.
+    pub const MASQUERADE_OUTSIDERS: u16 = 8;
+    /// Only sources in `SOURCE_RANGES` are served (`spec.loadBalancerSourceRanges`).
+    pub const SOURCE_RANGES: u16 = 16;
+    /// Only sockets of the node are served, never packets: a node port on a loopback address.
+    pub const SOCKETS_ONLY: u16 = 32;
+}
 
 impl Service {
     /// The record with its seal for `key`.
@@ -137,6 +160,27 @@ impl Service {
         Self::digest(self, key) == 0
     }
 
+    /// The record as it is for a client `inside` the cluster or outside of it: from then on its backends are those of
+    /// `backends_base, backends_count`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn for_client(mut self, inside: bool) -> Self {
+        if inside && self.flags & service_flags::SHORT_CIRCUIT != 0 {
+            self.backends_base = self.inside_base;
+            self.backends_count = self.inside_count;
+        }
+        self
+    }
+
+    /// Whether a client `inside` the cluster or outside of it is masqueraded.
+    #[inline(always)]
+    pub const fn masquerades(&self, inside: bool) -> bool {
+        let flags = self.flags;
+        flags & service_flags::SHORT_CIRCUIT == 0
+            && (flags & service_flags::MASQUERADE != 0
+                || (!inside && flags & service_flags::MASQUERADE_OUTSIDERS != 0))
+    }
+
     /// Folds key and record into one word that is 0 for a sealed record. Words are rotated by their place, so that
     /// swapped words are noticed.
     #[inline(always)]
@@ -149,6 +193,8 @@ impl Service {
             ^ self.backends_base.rotate_left(13)
             ^ self.backends_count.rotate_left(17)
             ^ self.affinity_seconds.rotate_left(19)
+            ^ self.inside_base.rotate_left(27)
+            ^ self.inside_count.rotate_left(29)
             ^ policy.rotate_left(23)
             ^ self.seal
     }
@@ -176,6 +222,67 @@ pub mod backend_flags {
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;
+    /// The endpoint's address is one of this node's own: its packets never leave the node, so that there is nothing to
+    /// masquerade.
+    pub const HOST: u16 = 4;
+}
+
+/// Value of `VIPS`: what an address is where no port of it is a frontend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Vip {
+    /// See [`vip_flags`].
+    pub flags: u32,
+}
+
+const _: () = assert!(size_of::<Vip>() == 4);
+
+/// Bits of [`Vip::flags`].
+pub mod vip_flags {
+    /// A cluster IP: packets to ports that no service port has are rejected.
+    pub const CLUSTER_IP: u32 = 1;
+}
+
+/// Key of `SOURCE_RANGES`: who may use a service port, by longest prefix.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct SourceRangeKey {
+    /// Significant bits of what follows: 32 more than the (v4-mapped) prefix has.
+    pub prefix_length: u32,
+    /// The network.
+    pub range: SourceRange,
+}
+
+const _: () = assert!(size_of::<SourceRangeKey>() == 24);
+
+/// A network that may use a service port. The kernel matches it octet by octet, so the service port comes first and
+/// always counts whole.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct SourceRange {
+    /// Twice the [`Service::id`], plus 1 for IPv4 (so that `::/0` does not let IPv4 in); host byte order.
+    pub service_and_family: u32,
+    /// The network's address.
+    pub address: Address,
+}
+
+impl SourceRange {
+    /// Bits of a whole one: what a program looks up for a client.
+    pub const BITS: u32 = 32 + 128;
+
+    /// The address as a client of the service port, or as the start of a network that may use it.
+    #[inline(always)]
+    pub fn new(service: u32, address: Address) -> Self {
+        Self { service_and_family: service << 1 | u32::from(address.is_v4()), address }
+    }
+}
+
+impl SourceRangeKey {
+    /// The key of `address/prefix`; the prefix counts in the address's own family.
+    pub fn new(service: u32, address: Address, prefix: u8) -> Self {
+        let family = if address.is_v4() { 96 } else { 0 };
+        Self { prefix_length: 32 + family + u32::from(prefix), range: SourceRange::new(service, address) }
+    }
 }
 
 /// Key of `AFFINITY`: one client of one service port.
@@ -223,6 +330,10 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Backend {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for super::Vip {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SourceRangeKey {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for super::AffinityKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Affinity {}
@@ -238,6 +349,32 @@ mod tests {
 
     fn record() -> Service {
         Service { id: 7, backends_base: 64, backends_count: 3, ..Service::zeroed() }
+    }
+
+    #[test]
+    fn a_client_inside_has_its_own_backends_only_under_a_short_circuit() {
+        let record = Service { backends_base: 8, inside_base: 16, inside_count: 5, ..record() };
+        let slice = |record: Service, inside| {
+            let record = record.for_client(inside);
+            (record.backends_base, record.backends_count)
+        };
+        assert_eq!((slice(record, true), slice(record, false)), ((8, 3), (8, 3)));
+        let record = Service { flags: service_flags::SHORT_CIRCUIT, ..record };
+        assert_eq!((slice(record, true), slice(record, false)), ((16, 5), (8, 3)));
+    }
+
+    #[test]
+    fn who_is_masqueraded() {
+        use service_flags::{MASQUERADE, MASQUERADE_OUTSIDERS, SHORT_CIRCUIT};
+        for (flags, inside, outside) in [
+            (0, false, false),
+            (MASQUERADE, true, true),
+            (MASQUERADE_OUTSIDERS, false, true),
+            (SHORT_CIRCUIT | MASQUERADE | MASQUERADE_OUTSIDERS, false, false),
+        ] {
+            let record = Service { flags, ..record() };
+            assert_eq!((record.masquerades(true), record.masquerades(false)), (inside, outside), "{flags}");
+        }
     }
 
     #[test]

@@ -78,12 +78,13 @@ fn name(n: u32) -> ObjectName {
 fn service(n: u32) -> Change {
     let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
     let cluster_ips = vec![Ipv4Addr::from(0x0a60_0000 + n + 1).into()];
-    Change::Service(name(n), Some(Service { cluster_ips, ports: vec![port], affinity_seconds: None }))
+    Change::Service(name(n), Some(Service { cluster_ips, ports: vec![port], ..Service::default() }))
 }
 
 /// The endpoints of a service; the first one at an address of its own when it has moved.
 fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
     let endpoint = |i: u32| Endpoint {
+        hints: None,
         address: Ipv4Addr::from((0x0b00_0000 + n * endpoints + i) ^ if i == 0 { moved } else { 0 }).into(),
         ready: true,
         serving: true,

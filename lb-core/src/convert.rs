@@ -155,7 +155,7 @@ pub fn service(service: &core::Service) -> Result<Change, ConvertError> {
     if ports.is_empty() && spec.ports.as_ref().is_none_or(Vec::is_empty) {
         return Err(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
-    Ok(Change::Service(name, Some(Service { cluster_ips, ports, affinity_seconds })))
+    Ok(Change::Service(name, Some(Service { cluster_ips, ports, affinity_seconds, ..Service::default() })))
 }
 
 /// The virtual addresses; none for a headless Service and one that has no address yet.
@@ -308,6 +308,7 @@ fn slice_endpoint(
         node: text_of(endpoint.node_name.as_ref()),
         zone: text_of(endpoint.zone.as_ref()),
         pod: pod(endpoint.target_ref.as_ref()),
+        hints: None,
     }))
 }
 
@@ -411,6 +412,7 @@ fn subset_endpoint(
         node: text_of(address.node_name.as_ref()),
         zone: None,
         pod: pod(address.target_ref.as_ref()),
+        hints: None,
     })
 }
 

@@ -170,7 +170,7 @@ type Preference<'a> = (bool, bool, bool, &'a Option<Arc<str>>, &'a Option<Arc<st
 
 /// A total order, so that the order of the slices does not matter.
 fn preference(endpoint: &Endpoint) -> Preference<'_> {
-    let Endpoint { address: _, ready, serving, terminating, node, zone, pod } = endpoint;
+    let Endpoint { address: _, ready, serving, terminating, node, zone, pod, hints: _ } = endpoint;
     (!terminating, *ready, *serving, node, zone, pod)
 }
 

@@ -77,6 +77,18 @@ impl Mirror {
             Step::DeleteServiceLabels(id) => {
                 self.contents.service_labels.remove(id);
             }
+            Step::PutVip(address, vip) => {
+                self.contents.vips.insert(*address, *vip);
+            }
+            Step::DeleteVip(address) => {
+                self.contents.vips.remove(address);
+            }
+            Step::PutSourceRange(range) => {
+                self.contents.source_ranges.insert(*range);
+            }
+            Step::DeleteSourceRange(range) => {
+                self.contents.source_ranges.remove(range);
+            }
             Step::DeleteEndpointLabels(address) => {
                 self.contents.endpoint_labels.remove(address);
             }

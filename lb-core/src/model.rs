@@ -2,6 +2,8 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use ipnet::IpNet;
+
 /// `namespace/name` of a namespaced object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
@@ -71,7 +73,7 @@ impl fmt::Display for ServicePortName {
 }
 
 /// A Service that has virtual addresses. Headless and ExternalName Services never become one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Service {
     /// `spec.clusterIPs`, one of each family at most.
     pub cluster_ips: Vec<IpAddr>,
@@ -79,6 +81,35 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `ClientIP` affinity.
     pub affinity_seconds: Option<u32>,
+    /// How the Service is reached from outside of the cluster; all empty for one that is not.
+    pub external: External,
+    /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
+    pub internal_policy: TrafficPolicy,
+}
+
+/// How a Service is reached from outside of the cluster, beside the node ports of its [`ServicePort`]s.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct External {
+    /// `spec.externalIPs`, valid ones, each once.
+    pub ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, without those of `ipMode: Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerSourceRanges`: who may use `load_balancer_ips`; nothing said is everybody.
+    pub source_ranges: Vec<IpNet>,
+    /// `spec.externalTrafficPolicy`: which endpoints clients from outside get.
+    pub policy: TrafficPolicy,
+    /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
+    pub health_check_node_port: Option<u16>,
+}
+
+/// Which endpoints take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum TrafficPolicy {
+    /// Those of the whole cluster.
+    #[default]
+    Cluster,
+    /// Those on this node.
+    Local,
 }
 
 /// One of `spec.ports` of a Service.
@@ -133,6 +164,38 @@ pub struct Endpoint {
     pub zone: Option<Arc<str>>,
     /// `targetRef.name` of a Pod.
     pub pod: Option<Arc<str>>,
+    /// `hints`; `None` where there are none, which is most often.
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// `hints` of an endpoint: for whom it is meant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Hints {
+    /// `forZones[].name`
+    pub zones: Vec<Arc<str>>,
+    /// `forNodes[].name`
+    pub nodes: Vec<Arc<str>>,
+}
+
+/// What never changes while the agent runs.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Policy {
+    /// Name of this node, as endpoints name it.
+    pub node_name: Arc<str>,
+    /// `--masquerade-all`: every client of a cluster IP is masqueraded.
+    pub masquerade_all: bool,
+    /// Whether there is a way to tell clients inside the cluster from others (`--cluster-cidr`, `--detect-local-mode`).
+    /// Clients of cluster IPs from outside are masqueraded only then.
+    pub detects_inside: bool,
+}
+
+/// Addresses of this node; each list sorted, each address once.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct NodeAddresses {
+    /// All of them, but those of loopback scope (`127.0.0.0/8`, `::1`).
+    pub own: Vec<IpAddr>,
+    /// Those that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
+    pub node_ports: Vec<IpAddr>,
 }
 
 /// What a source tells the store. `None` is an object that is gone.
@@ -142,6 +205,10 @@ pub enum Change {
     Service(ObjectName, Option<Service>),
     /// An EndpointSlice is there, or gone; the name is the slice's own.
     EndpointSlice(ObjectName, Option<EndpointSlice>),
+    /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
+    Zone(Option<Arc<str>>),
+    /// The addresses of this node.
+    NodeAddresses(NodeAddresses),
 }
 
 /// What a source sends to the one task that writes to the kernel.

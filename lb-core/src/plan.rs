@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Backend, Service, ServiceKey};
+use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     arena::SlotRange,
@@ -38,6 +38,14 @@ pub struct ServiceLabels {
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
     DeleteFrontend(ServiceKey),
+    /// Says in `VIPS` what an address is.
+    PutVip(IpAddr, Vip),
+    /// Lets a network use a service port, in `SOURCE_RANGES`.
+    PutSourceRange(SourceRangeKey),
+    /// Removes a network from `SOURCE_RANGES`.
+    DeleteSourceRange(SourceRangeKey),
+    /// Removes an address from `VIPS`.
+    DeleteVip(IpAddr),
     /// Writes backends to slots of `BACKENDS` that no frontend refers to.
     WriteBackends {
         /// First slot.
@@ -76,6 +84,10 @@ pub struct Contents {
     pub service_labels: BTreeMap<u32, ServiceLabels>,
     /// `ENDPOINT_NAMES`
     pub endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
+    /// `VIPS`
+    pub vips: BTreeMap<IpAddr, Vip>,
+    /// `SOURCE_RANGES`
+    pub source_ranges: BTreeSet<SourceRangeKey>,
 }
 
 /// What to do next, in this order. Wherever it stops, every frontend has a whole set of backends: the one before or

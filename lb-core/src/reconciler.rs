@@ -168,7 +168,12 @@ impl Reconciler {
             Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
                 self.in_flight.addresses.remove(address);
             }
-            Step::WriteBackends { .. } | Step::PutServiceLabels(..) => {}
+            Step::WriteBackends { .. }
+            | Step::PutServiceLabels(..)
+            | Step::PutVip(..)
+            | Step::DeleteVip(_)
+            | Step::PutSourceRange(_)
+            | Step::DeleteSourceRange(_) => {}
         }
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
@@ -425,6 +430,8 @@ fn record(id: u32, base: u32, port: &Port, group: &Group, frontend: &desired::Fr
         id,
         backends_base: base,
         backends_count: count(group),
+        inside_base: 0,
+        inside_count: 0,
         affinity_seconds: port.affinity_seconds,
         scheduler: port.scheduler as u8,
         kind: frontend.kind as u8,

@@ -25,6 +25,7 @@ impl Store {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
             Change::EndpointSlice(name, slice) => self.apply_slice(name, slice),
+            Change::Zone(_) | Change::NodeAddresses(_) => {}
         }
     }
 
@@ -166,6 +167,7 @@ mod tests {
             node: Some(node.into()),
             zone: None,
             pod: None,
+            hints: None,
         };
         EndpointSlice { service: name(service), ports: Vec::new(), endpoints: vec![endpoint] }
     }
@@ -181,7 +183,7 @@ mod tests {
         let change = Change::EndpointSlice(name("web-1"), Some(slice("web", "n1")));
         assert_eq!(dirty(&mut store, change.clone()), ["web"]);
         assert!(dirty(&mut store, change).is_empty());
-        let service = Service { cluster_ips: Vec::new(), ports: Vec::new(), affinity_seconds: None };
+        let service = Service::default();
         let change = Change::Service(name("web"), Some(service));
         assert_eq!(dirty(&mut store, change.clone()), ["web"]);
         assert!(dirty(&mut store, change).is_empty());

@@ -8,7 +8,7 @@ use std::{fmt, io, path::Path};
 use aya::maps::{MapInfo, MapType};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
-    ServiceKey, ServiceName, capacity,
+    ServiceKey, ServiceName, Settings, SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
 };
 
@@ -104,9 +104,30 @@ pub(super) const SERVICE_NAMES: MapSpec =
 pub(super) const ENDPOINT_NAMES: MapSpec =
     MapSpec::new::<Address, EndpointName>("ENDPOINT_NAMES", MapType::Hash, capacity::ENDPOINT_NAMES);
 
+pub(super) const VIPS: MapSpec = MapSpec::new::<Address, Vip>("VIPS", MapType::Hash, capacity::VIPS);
+pub(super) const SOURCE_RANGES: MapSpec =
+    MapSpec::new::<SourceRangeKey, u32>("SOURCE_RANGES", MapType::LpmTrie, capacity::SOURCE_RANGES);
+pub(super) const INSIDE_DEVICES: MapSpec =
+    MapSpec::new::<u32, u32>("INSIDE_DEVICES", MapType::Hash, capacity::INSIDE_DEVICES);
+pub(super) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
+pub(super) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
+
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 8] =
-    [SERVICES, BACKENDS, CONNTRACK, AFFINITY, FRAGMENTS, STATS, SERVICE_NAMES, ENDPOINT_NAMES];
+pub(super) const MAPS: [MapSpec; 13] = [
+    SERVICES,
+    BACKENDS,
+    CONNTRACK,
+    AFFINITY,
+    FRAGMENTS,
+    STATS,
+    SERVICE_NAMES,
+    ENDPOINT_NAMES,
+    VIPS,
+    SOURCE_RANGES,
+    INSIDE_DEVICES,
+    SETTINGS,
+    SETTINGS_SLOT,
+];
 
 /// Programs for devices with an Ethernet header, then for those without.
 pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
@@ -117,11 +138,11 @@ mod tests {
 
     #[test]
     fn another_size_is_refused_and_another_capacity_is_not() {
-        let path = Path::new("/sys/fs/bpf/lb/v1/SERVICES");
+        let path = Path::new("/sys/fs/bpf/lb/v2/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();
-        for part in ["SERVICES", "20-byte keys and 16-byte values", "24-byte values", "lb-agent cleanup"] {
+        for part in ["SERVICES", "20-byte keys and 16-byte values", "32-byte values", "lb-agent cleanup"] {
             assert!(error.contains(part), "{part} is missing in: {error}");
         }
         assert!(SERVICES.check(path, &Shape { kind: MapType::LruHash, ..wanted }).is_err());

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use lb_common::{
-    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, from_fixed, protocol, to_fixed,
+    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, from_fixed,
+    protocol, service_flags, to_fixed,
 };
 use lb_core::{
     model::{ObjectName, Protocol, ServicePortName},
@@ -35,6 +36,8 @@ pub struct ServiceMaps {
     pub(super) backends: Table<u32, Backend>,
     pub(super) service_names: Table<u32, ServiceName>,
     pub(super) endpoint_names: Table<Address, EndpointName>,
+    vips: Table<Address, Vip>,
+    source_ranges: Table<SourceRangeKey, u32>,
 }
 
 impl ServiceMaps {
@@ -44,6 +47,8 @@ impl ServiceMaps {
             backends: Table::open(&layout::BACKENDS, &folder.map("BACKENDS"))?,
             service_names: Table::open(&layout::SERVICE_NAMES, &folder.map("SERVICE_NAMES"))?,
             endpoint_names: Table::open(&layout::ENDPOINT_NAMES, &folder.map("ENDPOINT_NAMES"))?,
+            vips: Table::open(&layout::VIPS, &folder.map("VIPS"))?,
+            source_ranges: Table::open(&layout::SOURCE_RANGES, &folder.map("SOURCE_RANGES"))?,
         })
     }
 
@@ -53,6 +58,8 @@ impl ServiceMaps {
         self.backends.use_batches(yes);
         self.service_names.use_batches(yes);
         self.endpoint_names.use_batches(yes);
+        self.vips.use_batches(yes);
+        self.source_ranges.use_batches(yes);
     }
 
     /// Number of slots of `BACKENDS`: the size of the arena that the plan allocates from.
@@ -83,6 +90,14 @@ impl ServiceMaps {
             contents.endpoint_labels.insert(IpAddr::from(*address), endpoint_labels(name));
             Ok(())
         })?;
+        self.vips.for_each(|address, vip| {
+            contents.vips.insert(IpAddr::from(*address), *vip);
+            Ok(())
+        })?;
+        self.source_ranges.for_each(|range, _| {
+            contents.source_ranges.insert(*range);
+            Ok(())
+        })?;
         Ok(contents)
     }
 
@@ -91,9 +106,8 @@ impl ServiceMaps {
         services: impl Iterator<Item = &'a Service>,
     ) -> Result<BTreeMap<u32, Backend>, DatapathError> {
         let mut slices: Vec<(u32, u32)> = services
-            .map(|service| {
-                (service.backends_base, service.backends_base.saturating_add(service.backends_count))
-            })
+            .flat_map(slices_of)
+            .map(|(base, count)| (base, base.saturating_add(count)))
             .filter(|(base, end)| base < end)
             .collect();
         slices.sort_unstable();
@@ -152,6 +166,18 @@ impl ServiceMaps {
             Step::PutFrontend(..) => put(&self.services, run, |step| {
                 if let Step::PutFrontend(key, service) = step { Some((*key, *service)) } else { None }
             }),
+            Step::PutVip(..) => put(&self.vips, run, |step| {
+                if let Step::PutVip(ip, vip) = step { Some((Address::from(*ip), *vip)) } else { None }
+            }),
+            Step::DeleteVip(_) => self.vips.delete(&gather(run, |step| {
+                if let Step::DeleteVip(ip) = step { Some(Address::from(*ip)) } else { None }
+            })),
+            Step::PutSourceRange(_) => put(&self.source_ranges, run, |step| {
+                if let Step::PutSourceRange(range) = step { Some((*range, 1)) } else { None }
+            }),
+            Step::DeleteSourceRange(_) => self.source_ranges.delete(&gather(run, |step| {
+                if let Step::DeleteSourceRange(range) = step { Some(*range) } else { None }
+            })),
             Step::ReleaseBackends { .. } => Ok(()),
             Step::DeleteServiceLabels(_) => self.service_names.delete(&gather(run, |step| {
                 if let Step::DeleteServiceLabels(id) = step { Some(*id) } else { None }
@@ -175,6 +201,13 @@ impl ServiceMaps {
             .update(&slots, &backends)
             .map_err(|(written, error)| (ends.partition_point(|end| *end <= written), error))
     }
+}
+
+/// Base and length of the slices of `BACKENDS` that a record refers to.
+fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
+    let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
+        .then_some((service.inside_base, service.inside_count));
+    std::iter::once((service.backends_base, service.backends_count)).chain(inside)
 }
 
 fn gather<T>(run: &[Step], pick: impl Fn(&Step) -> Option<T>) -> Vec<T> {
@@ -259,6 +292,14 @@ fn describe(step: &Step) -> String {
         Step::ReleaseBackends { base, count } => format!("release {count} backends at slot {base}"),
         Step::DeleteServiceLabels(id) => format!("delete the name of service {id}"),
         Step::DeleteEndpointLabels(ip) => format!("delete the name of endpoint {ip}"),
+        Step::PutVip(ip, _) => format!("put virtual address {ip}"),
+        Step::DeleteVip(ip) => format!("delete virtual address {ip}"),
+        Step::PutSourceRange(range) => {
+            format!("let a network use service {}", range.range.service_and_family >> 1)
+        }
+        Step::DeleteSourceRange(range) => {
+            format!("lock a network out of service {}", range.range.service_and_family >> 1)
+        }
     }
 }
 

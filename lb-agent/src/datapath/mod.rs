@@ -23,6 +23,7 @@ mod loader;
 mod maps;
 mod netlink;
 mod pinned;
+mod settings;
 mod stats;
 mod sys;
 mod table;
@@ -48,6 +49,7 @@ pub use self::{
     loader::{BpfLogger, OBJECT},
     maps::{ApplyError, ServiceMaps},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus},
+    settings::SettingsMap,
     stats::Stats,
     table::Table,
     watch::{DeviceWatcher, detect_devices},
@@ -179,6 +181,11 @@ impl Datapath {
     /// The counters; a handle of its own.
     pub fn stats(&self) -> Result<Stats, DatapathError> {
         Stats::open(&self.folder)
+    }
+
+    /// What holds for every packet; a handle of its own.
+    pub fn settings(&self) -> Result<SettingsMap, DatapathError> {
+        SettingsMap::open(&self.folder)
     }
 
     /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.

@@ -57,6 +57,18 @@ impl Kernel {
                 };
                 assert!(!self.maps.frontends.values().any(reads), "released under a frontend");
             }
+            Step::PutVip(address, vip) => {
+                self.maps.vips.insert(*address, *vip);
+            }
+            Step::DeleteVip(address) => {
+                self.maps.vips.remove(address).expect("only an address that exists is deleted");
+            }
+            Step::PutSourceRange(range) => {
+                self.maps.source_ranges.insert(*range);
+            }
+            Step::DeleteSourceRange(range) => {
+                assert!(self.maps.source_ranges.remove(range), "only a range that exists is deleted");
+            }
             Step::DeleteServiceLabels(id) => {
                 assert!(
                     !self.maps.frontends.values().any(|record| record.id == *id),

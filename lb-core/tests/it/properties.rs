@@ -156,6 +156,8 @@ fn garbage() -> impl Strategy<Value = Contents> {
                     id,
                     backends_base,
                     backends_count,
+                    inside_base: 0,
+                    inside_count: 0,
                     kind,
                     scheduler: 0,
                     affinity_seconds: 0,
@@ -176,6 +178,7 @@ fn garbage() -> impl Strategy<Value = Contents> {
             .collect(),
         service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
         endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
+        ..Contents::default()
     })
 }
 

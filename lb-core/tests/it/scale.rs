@@ -19,12 +19,13 @@ fn service(n: u32) -> Change {
     let ip = std::net::Ipv4Addr::from(0x0a60_0000 + n + 1);
     Change::Service(
         name(n),
-        Some(Service { cluster_ips: vec![ip.into()], ports: vec![port], affinity_seconds: None }),
+        Some(Service { cluster_ips: vec![ip.into()], ports: vec![port], ..Service::default() }),
     )
 }
 
 fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
     let endpoint = |i: u32| Endpoint {
+        hints: None,
         address: std::net::Ipv4Addr::from(0x0b00_0000 + n * endpoints + i + if i == 0 { moved } else { 0 })
             .into(),
         ready: true,

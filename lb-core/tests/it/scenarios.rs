@@ -14,12 +14,13 @@ fn name(text: &str) -> ObjectName {
 fn service(of: &str, last: u8) -> Change {
     let port = ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
     let service =
-        Service { cluster_ips: vec![[10, 96, 0, last].into()], ports: vec![port], affinity_seconds: None };
+        Service { cluster_ips: vec![[10, 96, 0, last].into()], ports: vec![port], ..Service::default() };
     Change::Service(name(of), Some(service))
 }
 
 fn endpoint(last: u8) -> Endpoint {
     Endpoint {
+        hints: None,
         address: [10, 0, 0, last].into(),
         ready: true,
         serving: true,
@@ -53,6 +54,10 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
         Step::PutServiceLabels(..) => "name service",
         Step::PutEndpointLabels(..) => "name address",
         Step::PutFrontend(..) => "put frontend",
+        Step::PutVip(..) => "put address",
+        Step::DeleteVip(_) => "delete address",
+        Step::PutSourceRange(_) => "let in",
+        Step::DeleteSourceRange(_) => "lock out",
         Step::ReleaseBackends { .. } => "release backends",
         Step::DeleteServiceLabels(_) => "unname service",
         Step::DeleteEndpointLabels(_) => "unname address",

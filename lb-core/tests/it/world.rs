@@ -36,6 +36,7 @@ impl World {
             Change::EndpointSlice(name, None) => {
                 self.slices.remove(&name);
             }
+            Change::Zone(_) | Change::NodeAddresses(_) => {}
         }
     }
 
@@ -134,6 +135,7 @@ fn service() -> impl Strategy<Value = Service> {
         cluster_ips: v4.into_iter().chain(v6).collect(),
         ports,
         affinity_seconds,
+        ..Service::default()
     })
 }
 
@@ -147,7 +149,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
             } else {
                 IpAddr::from([0xfd01, 0, 0, 0, 0, 0, 0, last.into()])
             };
-            Endpoint { address, ready, serving, terminating, node, zone: None, pod }
+            Endpoint { address, ready, serving, terminating, node, zone: None, pod, hints: None }
         },
     )
 }

@@ -2,12 +2,12 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
     macros::btf_map,
 };
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
-    ServiceKey, ServiceName, capacity,
+    ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::packet::Packet;
@@ -36,6 +36,28 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::
 /// for the longest time are balanced anew.
 #[btf_map]
 pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
+
+/// What an address is where no port of it is a frontend.
+#[btf_map]
+pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
+
+/// Who may use services that not everybody may use.
+#[btf_map]
+pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RANGES }, NO_PREALLOC> =
+    LpmTrie::new();
+
+/// Devices whose senders are clients inside the cluster, by interface index.
+#[btf_map]
+pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
+    HashMap::new();
+
+/// What holds for every packet: two slots.
+#[btf_map]
+pub(super) static SETTINGS: Array<Settings, 2> = Array::new();
+
+/// Which slot of `SETTINGS` counts.
+#[btf_map]
+pub(super) static SETTINGS_SLOT: Array<u32, 1> = Array::new();
 
 /// Packets by [`Outcome`].
 #[btf_map]
