@@ -189,6 +189,17 @@ pub struct Policy {
     pub detects_inside: bool,
 }
 
+/// What is known of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Node {
+    /// What was decided when the agent started.
+    pub policy: Policy,
+    /// Its zone.
+    pub zone: Option<Arc<str>>,
+    /// Its addresses.
+    pub addresses: NodeAddresses,
+}
+
 /// Addresses of this node; each list sorted, each address once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
@@ -205,10 +216,6 @@ pub enum Change {
     Service(ObjectName, Option<Service>),
     /// An EndpointSlice is there, or gone; the name is the slice's own.
     EndpointSlice(ObjectName, Option<EndpointSlice>),
-    /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
-    Zone(Option<Arc<str>>),
-    /// The addresses of this node.
-    NodeAddresses(NodeAddresses),
 }
 
 /// What a source sends to the one task that writes to the kernel.
@@ -216,6 +223,10 @@ pub enum Change {
 pub enum SourceEvent {
     /// Changes that belong together.
     Changes(Vec<Change>),
+    /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
+    Zone(Option<Arc<str>>),
+    /// The addresses of this node, from now on.
+    NodeAddresses(NodeAddresses),
     /// Everything that could be read has been sent at least once.
     Synchronised,
     /// Nothing exists but what has been sent: what the kernel has beyond that may go. Comes after `Synchronised`, once.

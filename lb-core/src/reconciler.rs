@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use lb_common::{Service, ServiceKey};
@@ -15,7 +16,7 @@ use crate::{
     ids::Ids,
     labels::AddressLabels,
     mirror::Mirror,
-    model::{Change, ObjectName},
+    model::{Change, Node, NodeAddresses, ObjectName, Policy},
     plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step},
     slices::Slices,
     store::Store,
@@ -46,6 +47,7 @@ pub struct Reconciler {
     /// Services that the agent found in the kernel and that the sources have not shown whole yet; empty once they are
     /// complete.
     earlier: BTreeSet<ObjectName>,
+    node: Node,
     problems: BTreeMap<ObjectName, Vec<Problem>>,
     in_flight: InFlight,
 }
@@ -67,7 +69,7 @@ struct Target {
 impl Reconciler {
     /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
     /// ids) is replaced by the first plan.
-    pub fn new(contents: Contents, slots: u32) -> Self {
+    pub fn new(contents: Contents, slots: u32, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, slots);
         let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
@@ -80,6 +82,7 @@ impl Reconciler {
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
             earlier,
+            node: Node { policy, ..Node::default() },
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
         }
@@ -88,6 +91,22 @@ impl Reconciler {
     /// Takes note of changes.
     pub fn handle(&mut self, changes: Vec<Change>) {
         changes.into_iter().for_each(|change| self.store.apply(change));
+    }
+
+    /// The zone of this node is known, or another one.
+    pub fn set_zone(&mut self, zone: Option<Arc<str>>) {
+        if self.node.zone != zone {
+            self.node.zone = zone;
+            self.store.mark_all_dirty();
+        }
+    }
+
+    /// This node has these addresses.
+    pub fn set_addresses(&mut self, addresses: NodeAddresses) {
+        if self.node.addresses != addresses {
+            self.node.addresses = addresses;
+            self.store.mark_all_dirty();
+        }
     }
 
     /// The sources have shown everything there is: what the kernel has beyond that goes with the next plan.

@@ -25,7 +25,6 @@ impl Store {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
             Change::EndpointSlice(name, slice) => self.apply_slice(name, slice),
-            Change::Zone(_) | Change::NodeAddresses(_) => {}
         }
     }
 
@@ -52,6 +51,11 @@ impl Store {
     /// Asks for a Service to be looked at.
     pub fn mark_dirty(&mut self, service: ObjectName) {
         self.dirty.insert(service);
+    }
+
+    /// Asks for every Service to be looked at.
+    pub fn mark_all_dirty(&mut self) {
+        self.dirty.extend(self.services.keys().cloned());
     }
 
     /// The Services to look at, each once.

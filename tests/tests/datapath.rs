@@ -67,7 +67,7 @@ impl Sandbox {
     }
 
     fn pin(&self, path: &str) -> PathBuf {
-        self.bpffs().join("lb/v1").join(path)
+        self.bpffs().join("lb/v2").join(path)
     }
 }
 
@@ -176,6 +176,8 @@ fn service(id: u32, base: u32, count: u32) -> Service {
         id,
         backends_base: base,
         backends_count: count,
+        inside_base: 0,
+        inside_count: 0,
         affinity_seconds: 0,
         scheduler: 0,
         kind: 0,
@@ -413,7 +415,7 @@ fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
     mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
     let inner = outer.join("nodes/a");
     drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
-    assert!(outer.join("nodes/a/lb/v1/SERVICES").exists());
+    assert!(outer.join("nodes/a/lb/v2/SERVICES").exists());
     assert!(!cleanup(&inner).unwrap().unmounted);
     drop(sandbox.open());
     assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
@@ -426,7 +428,7 @@ fn another_version_is_retired() {
     let old = sandbox.open();
     sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
     drop(old);
-    fs::rename(sandbox.bpffs().join("lb/v1"), sandbox.bpffs().join("lb/v0")).unwrap();
+    fs::rename(sandbox.bpffs().join("lb/v2"), sandbox.bpffs().join("lb/v0")).unwrap();
 
     let datapath = sandbox.open();
     sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));

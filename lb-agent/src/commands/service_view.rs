@@ -254,6 +254,7 @@ pub(super) mod testdata {
                 (9, labels("kube-system", "dns", "", Protocol::Udp, None)),
             ]),
             endpoint_labels: BTreeMap::from([("10.1.0.5".parse().unwrap(), pod)]),
+            ..Contents::default()
         }
     }
 

@@ -22,7 +22,10 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use lb_common::Outcome;
-use lb_core::{model::SourceEvent, plan::Contents};
+use lb_core::{
+    model::{Policy, SourceEvent},
+    plan::Contents,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
@@ -99,6 +102,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let adopted = contents.service_labels.len();
     info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
 
+    let node_name = Arc::from(config.node_name.as_str());
     let state = Arc::new(State::new(config.node_name));
     let metrics = Arc::new(Metrics::new(datapath.stats()?));
     if let Some(logger) = datapath.take_logger() {
@@ -142,7 +146,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
             });
         }
     }
-    tasks.spawn("writer", Writer::new(datapath, contents, state, metrics, moved_sender).run(events));
+    let policy = Policy { node_name, ..Policy::default() };
+    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender);
+    tasks.spawn("writer", writer.run(events));
     Ok(())
 }
 

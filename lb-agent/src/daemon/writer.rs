@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use lb_common::{Address, ServiceKey, protocol};
 use lb_core::{
     arena::Epoch,
-    model::{Change, SourceEvent},
+    model::{Change, Policy, SourceEvent},
     plan::{Contents, Plan, Problem, Step},
     reconciler::Reconciler,
 };
@@ -77,6 +77,7 @@ impl Writer {
     pub(super) fn new(
         datapath: Datapath,
         contents: Contents,
+        policy: Policy,
         state: Arc<State>,
         metrics: Arc<Metrics>,
         moved: mpsc::UnboundedSender<Moved>,
@@ -84,7 +85,7 @@ impl Writer {
         let slots = datapath.maps().backend_slots();
         Self {
             datapath,
-            reconciler: Reconciler::new(contents, slots),
+            reconciler: Reconciler::new(contents, slots, policy),
             state,
             metrics,
             moved,
@@ -132,6 +133,8 @@ impl Writer {
                 self.state.changed();
                 self.reconciler.handle(changes);
             }
+            SourceEvent::Zone(zone) => self.reconciler.set_zone(zone),
+            SourceEvent::NodeAddresses(addresses) => self.reconciler.set_addresses(addresses),
             SourceEvent::Synchronised => self.source_ready = true,
             SourceEvent::Complete => self.reconciler.sources_complete(),
         }

@@ -36,8 +36,8 @@ pub struct ServiceMaps {
     pub(super) backends: Table<u32, Backend>,
     pub(super) service_names: Table<u32, ServiceName>,
     pub(super) endpoint_names: Table<Address, EndpointName>,
-    vips: Table<Address, Vip>,
-    source_ranges: Table<SourceRangeKey, u32>,
+    pub(super) vips: Table<Address, Vip>,
+    pub(super) source_ranges: Table<SourceRangeKey, u32>,
 }
 
 impl ServiceMaps {
@@ -204,7 +204,7 @@ impl ServiceMaps {
 }
 
 /// Base and length of the slices of `BACKENDS` that a record refers to.
-fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
+pub(super) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
     let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
         .then_some((service.inside_base, service.inside_count));
     std::iter::once((service.backends_base, service.backends_count)).chain(inside)

@@ -16,7 +16,7 @@ use super::{
     conntrack::Conntrack,
     error::DatapathError,
     layout::PROGRAMS,
-    maps::ServiceMaps,
+    maps::{ServiceMaps, slices_of},
     netlink::Netlink,
     stats::Stats,
     sys, watch,
@@ -127,12 +127,13 @@ impl Pinned {
 
     /// How full the maps are. Reads them through.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
-        let ServiceMaps { services, backends, service_names, endpoint_names } = &self.maps;
+        let ServiceMaps { services, backends, service_names, endpoint_names, vips, source_ranges } =
+            &self.maps;
         let mut slices = BTreeMap::new();
         let mut frontends = 0;
         services.for_each(|_, service| {
             frontends += 1;
-            slices.insert(service.backends_base, service.backends_count);
+            slices.extend(slices_of(service));
             Ok(())
         })?;
         let used = slices.values().map(|count| *count as usize).sum();
@@ -143,6 +144,8 @@ impl Pinned {
             fill("BACKENDS", used, backends.capacity()),
             fill("CONNTRACK", conntrack.count()?, conntrack.capacity()),
             fill("SERVICE_NAMES", service_names.count()?, service_names.capacity()),
+            fill("VIPS", vips.count()?, vips.capacity()),
+            fill("SOURCE_RANGES", source_ranges.count()?, source_ranges.capacity()),
             fill("ENDPOINT_NAMES", endpoint_names.count()?, endpoint_names.capacity()),
         ])
     }

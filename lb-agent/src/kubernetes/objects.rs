@@ -122,11 +122,8 @@ impl<K: Kind> Objects<K> {
             Ok(change) => {
                 self.bad.remove(&name);
                 // The name of the change, so that the rest of the agent and we share its texts.
-                let name = match &change {
-                    Change::Service(name, _) | Change::EndpointSlice(name, _) => name.clone(),
-                    Change::Zone(_) | Change::NodeAddresses(_) => name,
-                };
-                self.known.insert(name, now);
+                let (Change::Service(name, _) | Change::EndpointSlice(name, _)) = &change;
+                self.known.insert(name.clone(), now);
                 self.changes.push(change);
             }
             Err(why) => self.refuse(name, now, why),

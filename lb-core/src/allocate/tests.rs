@@ -240,7 +240,7 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
 
 /// The kernel remembers what was given.
 fn restarted(services: &[core::Service]) -> Allocator {
-    let mut reconciler = Reconciler::new(Contents::default(), 100);
+    let mut reconciler = Reconciler::new(Contents::default(), 100, crate::model::Policy::default());
     reconciler.handle(services.iter().filter_map(|service| convert::service(service).ok()).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
     let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];

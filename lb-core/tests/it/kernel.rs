@@ -188,7 +188,12 @@ impl Node {
 
     /// The sources have not shown everything there is yet.
     pub(crate) fn started_incomplete_on(mut kernel: Kernel, slots: u32) -> Self {
-        Self { reconciler: Reconciler::new(kernel.read_back(), slots), kernel, slots, epochs: Vec::new() }
+        Self {
+            reconciler: Reconciler::new(kernel.read_back(), slots, Default::default()),
+            kernel,
+            slots,
+            epochs: Vec::new(),
+        }
     }
 
     /// The agent is gone and comes back; it must be told everything again.

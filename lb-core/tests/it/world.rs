@@ -36,7 +36,6 @@ impl World {
             Change::EndpointSlice(name, None) => {
                 self.slices.remove(&name);
             }
-            Change::Zone(_) | Change::NodeAddresses(_) => {}
         }
     }
 

@@ -10,7 +10,12 @@ use lb_agent::{
     datapath::{Datapath, Options, Pinned, grace},
     manifests::{Content, Edit, Manifests, ManifestsOptions},
 };
-use lb_core::{allocate::DEFAULT_NODE_PORTS, model::Change, plan::Contents, reconciler::Reconciler};
+use lb_core::{
+    allocate::DEFAULT_NODE_PORTS,
+    model::{Change, Policy},
+    plan::Contents,
+    reconciler::Reconciler,
+};
 
 use crate::{
     memory,
@@ -132,7 +137,8 @@ impl<'a> ControlPlane<'a> {
             cluster_ip_ranges: vec![CLUSTER_IP_RANGE.parse()?],
             node_port_range: DEFAULT_NODE_PORTS,
         };
-        let reconciler = Reconciler::new(datapath.maps().contents()?, datapath.maps().backend_slots());
+        let reconciler =
+            Reconciler::new(datapath.maps().contents()?, datapath.maps().backend_slots(), Policy::default());
         Ok(Self { datapath, manifests: Manifests::new(&options, &Contents::default()), reconciler })
     }
 

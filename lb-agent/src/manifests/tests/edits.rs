@@ -165,6 +165,8 @@ fn addresses_and_node_ports_of_an_earlier_life_stay() {
     let address = Address::from_v4([10, 99, 1, 2]);
     let key = ServiceKey::new(address, 80, lb_common::protocol::TCP);
     let record = lb_common::Service {
+        inside_base: 0,
+        inside_count: 0,
         id: 7,
         backends_base: 0,
         backends_count: 0,
