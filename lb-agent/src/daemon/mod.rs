@@ -39,7 +39,8 @@ use self::{devices::Devices, state::State, writer::Writer};
 use crate::{
     config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, Stats},
-    health, kubernetes,
+    health,
+    kubernetes::{self, Events, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
 };
@@ -127,6 +128,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (moved_sender, moved) = mpsc::unbounded_channel();
     tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
 
+    let _events = tell_events(&config.source, &node_name, tasks);
     let (event_sender, events) = mpsc::channel(QUEUE);
     match config.source {
         Source::Manifests(dir) => {
@@ -150,6 +152,16 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender);
     tasks.spawn("writer", writer.run(events));
     Ok(())
+}
+
+/// Where events are told; without an API server nobody hears them.
+fn tell_events(source: &Source, node_name: &Arc<str>, tasks: &mut Tasks) -> Events {
+    let Source::ApiServer(server) = source else { return Events::default() };
+    let (events, outbox) = Events::channel();
+    let (server, node_name) = (server.clone(), Arc::clone(node_name));
+    tasks.spawn("events", async move { Ok(events::run(server, &node_name, outbox).await?) });
+    events.starting();
+    events
 }
 
 fn follow_manifests(

@@ -3,6 +3,7 @@
 //! Two watches (list, then follow) give events; [`objects::Objects`] turns them into changes and keeps of every
 //! object no more than its name and version. An API server that is away costs nothing but news: the last state stays.
 
+pub mod events;
 mod kind;
 mod objects;
 mod run;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 
 use kube::config::{InClusterError, KubeconfigError};
 
-pub use self::run::run;
+pub use self::{events::Events, run::run};
 
 /// Which API server, and who we are to it.
 #[derive(Clone, Debug, PartialEq, Eq)]

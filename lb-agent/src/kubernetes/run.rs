@@ -38,7 +38,8 @@ pub async fn run(
     follower.follow().await
 }
 
-async fn client_config(server: ApiServer) -> Result<Config, KubernetesError> {
+/// Where the API server is and who we are to it; nothing is asked yet.
+pub(super) async fn client_config(server: ApiServer) -> Result<Config, KubernetesError> {
     match server {
         ApiServer::InCluster => Config::incluster().map_err(|error| Box::new(error).into()),
         ApiServer::Kubeconfig(path) => {

@@ -1,0 +1,244 @@
+//! Events: what a cluster's administrators should hear of this node, as kube-proxy tells it.
+//!
+//! Telling costs nothing and never waits: [`Events`] hands over, the task [`run`] talks to the API server. What cannot
+//! be told in a few attempts is lost, like kube-proxy's.
+
+use std::{convert::Infallible, time::Duration};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Client,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+use lb_core::model::ObjectName;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{ApiServer, KubernetesError, run::client_config};
+
+/// Events that may wait for the API server.
+const QUEUE: usize = 64;
+/// How often it is tried to tell an event, how long an attempt may take, and the first pause, doubled every time.
+const ATTEMPTS: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(1);
+/// The API server refuses longer notes.
+const LONGEST_NOTE: usize = 1024;
+
+/// Where events are told. Clones tell them to the same API server; the default tells nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Events(Option<mpsc::Sender<Occurrence>>);
+
+/// The events that nobody has read yet; for [`run`].
+#[derive(Debug)]
+pub struct Outbox(mpsc::Receiver<Occurrence>);
+
+/// What has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Occurrence {
+    Starting,
+    HealthCheckFailed { service: ObjectName, why: String },
+}
+
+impl Events {
+    /// A place to tell events, and what [`run`] takes them from.
+    pub fn channel() -> (Self, Outbox) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(Some(sender)), Outbox(receiver))
+    }
+
+    /// The agent starts: `Starting` on the Node.
+    pub fn starting(&self) {
+        self.tell(Occurrence::Starting);
+    }
+
+    /// The `healthCheckNodePort` of a Service cannot be served: Warning `FailedToStartServiceHealthcheck` on it.
+    pub fn health_check_failed(&self, service: ObjectName, why: impl Into<String>) {
+        self.tell(Occurrence::HealthCheckFailed { service, why: why.into() });
+    }
+
+    fn tell(&self, occurrence: Occurrence) {
+        if let Some(sender) = &self.0
+            && let Err(error) = sender.try_send(occurrence)
+        {
+            debug!("an event is lost: {error}");
+        }
+    }
+}
+
+/// Tells the API server what has happened, for ever.
+///
+/// # Errors
+///
+/// A configuration that leads to no API server.
+pub async fn run(server: ApiServer, node: &str, mut outbox: Outbox) -> Result<Infallible, KubernetesError> {
+    let client = Client::try_from(client_config(server).await?).map_err(Box::new)?;
+    let herald = Herald::new(client, node);
+    loop {
+        match outbox.0.recv().await {
+            Some(occurrence) => herald.tell(&occurrence).await,
+            // Nobody can tell anything any more: the agent is stopping.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+struct Herald {
+    recorder: Recorder,
+    node: String,
+}
+
+impl Herald {
+    fn new(client: Client, node: &str) -> Self {
+        let instance = Some(format!("lb-agent-{node}"));
+        let reporter = Reporter { controller: "lb-agent".to_owned(), instance };
+        Self { recorder: Recorder::new(client, reporter), node: node.to_owned() }
+    }
+
+    async fn tell(&self, occurrence: &Occurrence) {
+        let (event, regarding) = (event(occurrence), regarding(occurrence, &self.node));
+        let mut pause = PAUSE;
+        for attempt in 1..=ATTEMPTS {
+            let why = match timeout(PATIENCE, self.recorder.publish(&event, &regarding)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_elapsed) => "the API server does not answer".to_owned(),
+            };
+            if attempt == ATTEMPTS {
+                warn!(
+                    event = event.reason,
+                    "cannot tell the API server: {why}; it may be down, or this agent may not create and patch events"
+                );
+                return;
+            }
+            debug!(event = event.reason, attempt, "telling the API server again: {why}");
+            sleep(pause).await;
+            pause *= 2;
+        }
+    }
+}
+
+/// The event in the words of kube-proxy.
+fn event(occurrence: &Occurrence) -> Event {
+    let (type_, reason, action, note) = match occurrence {
+        Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),
+        Occurrence::HealthCheckFailed { why, .. } => {
+            (EventType::Warning, "FailedToStartServiceHealthcheck", "Listen", Some(shortened(why)))
+        }
+    };
+    Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
+}
+
+/// What the event is about. The uids are those that kube-proxy gives: it does not know the real ones either.
+fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
+    let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some(kind.to_owned()),
+        namespace: namespace.map(str::to_owned),
+        name: Some(name.to_owned()),
+        uid: Some(uid),
+        ..ObjectReference::default()
+    };
+    match occurrence {
+        Occurrence::Starting => reference("Node", None, node, node.to_owned()),
+        Occurrence::HealthCheckFailed { service, .. } => {
+            reference("Service", Some(&service.namespace), &service.name, service.to_string())
+        }
+    }
+}
+
+fn shortened(note: &str) -> String {
+    note[..note.floor_char_boundary(LONGEST_NOTE)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::{
+        Json, Router,
+        extract::{Path, State},
+        http::StatusCode,
+        routing::post,
+    };
+    use kube::Config;
+    use serde_json::Value;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    type Told = Arc<Mutex<Vec<(String, Value)>>>;
+
+    /// As much of an API server as an event sees; the first request of all fails.
+    async fn api_server(told: Told) -> Client {
+        let refused = Arc::new(Mutex::new(false));
+        let take = move |Path(namespace): Path<String>,
+                         State(told): State<Told>,
+                         Json(event): Json<Value>| async move {
+            if !std::mem::replace(&mut *refused.lock().unwrap(), true) {
+                return (StatusCode::INTERNAL_SERVER_ERROR, Json(Value::Null));
+            }
+            told.lock().unwrap().push((namespace, event.clone()));
+            (StatusCode::CREATED, Json(event))
+        };
+        let router = Router::new()
+            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", post(take))
+            .with_state(told);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Client::try_from(Config::new(format!("http://{address}").parse().unwrap())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn events_are_told_as_kube_proxy_does() {
+        let told = Told::default();
+        let herald = Herald::new(api_server(Arc::clone(&told)).await, "node-a");
+        herald.tell(&Occurrence::Starting).await;
+        let service = ObjectName::new("shop", "web");
+        herald.tell(&Occurrence::HealthCheckFailed { service, why: "port 31000 is taken".into() }).await;
+
+        let told = told.lock().unwrap();
+        let shown: Vec<_> = told
+            .iter()
+            .map(|(namespace, event)| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let about = &event["regarding"];
+                let about = format!("{} {}", text(&about["kind"]), text(&about["name"]));
+                [namespace.clone(), text(&event["type"]), text(&event["reason"]), about, text(&event["note"])]
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ["default", "Normal", "Starting", "Node node-a", ""],
+                ["shop", "Warning", "FailedToStartServiceHealthcheck", "Service web", "port 31000 is taken"],
+            ]
+        );
+        assert_eq!(told[0].1["reportingController"], "lb-agent");
+        assert_eq!(told[0].1["reportingInstance"], "lb-agent-node-a");
+    }
+
+    #[test]
+    fn telling_never_waits() {
+        Events::default().starting();
+        let (events, mut outbox) = Events::channel();
+        (0..2 * QUEUE).for_each(|_| events.starting());
+        let mut waiting = 0;
+        while outbox.0.try_recv().is_ok() {
+            waiting += 1;
+        }
+        assert_eq!(waiting, QUEUE);
+    }
+
+    #[test]
+    fn a_note_is_cut_between_characters() {
+        let note = "ü".repeat(LONGEST_NOTE);
+        assert_eq!(shortened(&note).len(), LONGEST_NOTE);
+        assert_eq!(shortened(&format!("a{note}")).len(), LONGEST_NOTE - 1);
+        assert_eq!(shortened("short"), "short");
+    }
+}
