@@ -168,6 +168,7 @@ impl Service {
         if inside && self.flags & service_flags::SHORT_CIRCUIT != 0 {
             self.backends_base = self.inside_base;
             self.backends_count = self.inside_count;
+            self.flags &= !service_flags::DROP_WITHOUT_BACKENDS;
         }
         self
     }
@@ -241,6 +242,8 @@ const _: () = assert!(size_of::<Vip>() == 4);
 pub mod vip_flags {
     /// A cluster IP: packets to ports that no service port has are rejected.
     pub const CLUSTER_IP: u32 = 1;
+    /// It answers ICMP echo requests: no address of this node, whose own stack would.
+    pub const ECHO: u32 = 2;
 }
 
 /// Key of `SOURCE_RANGES`: who may use a service port, by longest prefix.

@@ -21,13 +21,13 @@ pub enum Layer {
     Ip,
 }
 
-/// A packet with a transport protocol that has ports, or an ICMP error about one.
+/// A packet with a transport protocol that has ports, an ICMP error about one, or an ICMP echo request.
 ///
 /// No field is an enum with a payload: the payload of the other variants would be undefined, LLVM then stores whatever a
 /// register happens to hold, and the verifier refuses that where it is a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The five-tuple; without ports where this is an ICMP error or a later fragment.
+    /// The five-tuple; without ports where this is an ICMP message or a later fragment.
     pub tuple: Tuple,
     /// Where the headers are.
     pub headers: Headers,
@@ -92,6 +92,8 @@ pub enum Body {
     LaterFragment,
     /// An ICMP error about another packet.
     IcmpError,
+    /// An ICMP echo request.
+    Echo,
 }
 
 /// The packet that an ICMP error is about.
@@ -149,8 +151,8 @@ pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outco
     match ip.protocol {
         protocol::TCP => tcp(frame, &ip, tuple),
         protocol::UDP => udp(frame, &ip, tuple),
-        protocol::ICMP if ip.headers.is_v4 => icmp_error(frame, &ip, tuple),
-        protocol::ICMPV6 if !ip.headers.is_v4 => icmp_error(frame, &ip, tuple),
+        protocol::ICMP if ip.headers.is_v4 => icmp(frame, &ip, tuple),
+        protocol::ICMPV6 if !ip.headers.is_v4 => icmp(frame, &ip, tuple),
         _ => Err(Outcome::NotTransport),
     }
 }
@@ -313,19 +315,25 @@ fn udp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet
     Ok(ip.packet(tuple, Body::Udp))
 }
 
-/// An ICMP error (RFC 792, RFC 4443 §3); the packet that it quotes is left to [`parse_quoted`].
+/// An ICMP error (RFC 792, RFC 4443 §3), whose quoted packet is left to [`parse_quoted`], or an echo request.
 #[inline(always)]
-fn icmp_error<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
+fn icmp<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
     let [kind, _] = *frame.header::<[u8; 2]>(ip.headers.l4)?;
-    let is_error = if ip.headers.is_v4 {
+    let body = match (kind, ip.headers.is_v4) {
         // Unreachable, source quench, redirect, time exceeded, parameter problem.
-        matches!(kind, 3 | 4 | 5 | 11 | 12)
-    } else {
+        (3 | 4 | 5 | 11 | 12, true) => Body::IcmpError,
         // Unreachable, packet too big, time exceeded, parameter problem.
-        matches!(kind, 1..=4)
+        (1..=4, false) => Body::IcmpError,
+        (ECHO_REQUEST_V4, true) | (ECHO_REQUEST_V6, false) if ip.fragment.part == Part::Whole => Body::Echo,
+        _ => return Err(Outcome::NotTransport),
     };
-    if is_error { Ok(ip.packet(tuple, Body::IcmpError)) } else { Err(Outcome::NotTransport) }
+    Ok(ip.packet(tuple, body))
 }
+
+/// The ICMP type of an echo request, RFC 792.
+pub const ECHO_REQUEST_V4: u8 = 8;
+/// The ICMPv6 type of an echo request, RFC 4443 §4.1.
+pub const ECHO_REQUEST_V6: u8 = 128;
 
 /// The packet that an ICMP error with these `headers` quotes. Its transport header may be cut after 8 octets.
 ///

@@ -14,7 +14,7 @@ use crate::frame::TcpHeader;
 const IPV4_HEADER: u16 = 20;
 
 /// Hop limit of our answers: what Linux uses.
-const HOP_LIMIT: u8 = 64;
+pub const HOP_LIMIT: u8 = 64;
 
 /// The network header of an answer with `payload` octets from `tuple.source` to `tuple.destination`.
 #[inline(always)]

@@ -1,17 +1,24 @@
-//! Answering packets for a service that has no backends, so that clients fail at once instead of hanging.
+//! Answers that we give in place of a backend: rejections of a service that has none, so that clients fail at once instead
+//! of hanging, and echo replies of virtual addresses.
 
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
-    frame::lengths,
-    packet::{Body, Packet},
-    reject::{icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum},
+    frame::{Frame as _, lengths},
+    packet::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Headers, Packet},
+    reject::{
+        HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum,
+    },
 };
 
 use super::{
     maps::scratch,
     skb::{ChecksumField, Skb},
+    translate::{self, Compensation},
 };
+
+/// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
+const ECHO_REPLY_V6: u8 = 129;
 
 /// Octets of the offending packet that an ICMP error quotes at most: its network header and 8 octets (RFC 792), for
 /// any IPv4 header and for IPv6 with a few extension headers.
@@ -32,7 +39,7 @@ fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     match packet.body {
         Body::Tcp => tcp_reset(skb, packet),
         Body::Udp => icmp_unreachable(skb, packet),
-        Body::LaterFragment | Body::IcmpError => Err(Outcome::UnknownFragment),
+        Body::LaterFragment | Body::IcmpError | Body::Echo => Err(Outcome::UnknownFragment),
     }
 }
 
@@ -66,6 +73,47 @@ fn icmp_unreachable(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> 
     let l4 = network_header(skb, packet, &answer, length)?;
     skb.store_octets(l4, message, length)?;
     Ok(Outcome::RejectUdp)
+}
+
+/// Turns an ICMP echo request into its reply.
+#[inline(always)]
+pub(super) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
+    match try_echo(skb, packet) {
+        Ok(()) => Outcome::Echo,
+        Err(early) => early,
+    }
+}
+
+#[inline(always)]
+fn try_echo(skb: &mut Skb, packet: &Packet) -> Result<(), Outcome> {
+    let headers = &packet.headers;
+    let answer = packet.tuple.reversed();
+    let (request, reply) =
+        if headers.is_v4 { (ECHO_REQUEST_V4, 0) } else { (ECHO_REQUEST_V6, ECHO_REPLY_V6) };
+    let delta = changed_octet(request, reply);
+    skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
+    skb.store(headers.l4, &[reply])?;
+    // The addresses change places, which changes no checksum.
+    translate::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
+    renew_hop_limit(skb, headers)
+}
+
+/// By how much the first octet of a word changes a checksum.
+#[inline(always)]
+fn changed_octet(before: u8, after: u8) -> u16 {
+    Sum::ZERO.sub_word(u16::from_ne_bytes([before, 0])).add_word(u16::from_ne_bytes([after, 0])).fold()
+}
+
+/// The answer has a way of its own before it.
+#[inline(always)]
+fn renew_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {
+    if !headers.is_v4 {
+        return skb.store_anew(headers.l3 + 7, &[HOP_LIMIT]);
+    }
+    let [before, _] = *skb.header::<[u8; 2]>(headers.l3 + 8)?;
+    let delta = changed_octet(before, HOP_LIMIT);
+    skb.update_ip_checksum(headers.l3 + 10, delta)?;
+    skb.store(headers.l3 + 8, &[HOP_LIMIT])
 }
 
 /// The checksum of an ICMP message; ICMPv6 includes the pseudo header (RFC 4443 §2.3).

@@ -19,6 +19,10 @@ use super::{
     translate::{self, Compensation},
 };
 
+/// The ICMP type of a redirect, RFC 792. (That of IPv6 is no error but neighbour discovery, and quotes nothing we would
+/// look at.)
+const REDIRECT: u8 = 5;
+
 /// Translates an ICMP error back to where the packet that it quotes came from.
 ///
 /// The quoted packet went the other way, so it belongs to the flow whose key is its reversed tuple, and it becomes
@@ -35,6 +39,11 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
     if !hook.translates(flow) {
         return Err(Outcome::OtherHook);
+    }
+    let [kind, _] = *skb.header::<[u8; 2]>(headers.l4)?;
+    if headers.is_v4 && kind == REDIRECT {
+        // It would lead its receiver past the VIP.
+        return Err(Outcome::IcmpRedirect);
     }
     let inner = rewrite_quoted(skb, &quoted.headers, key.protocol, flow)?;
     let outer = rewrite_outer(skb, headers, &key, flow)?;

@@ -3,10 +3,8 @@
 
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;
-use lb_common::conntrack::Tuple;
-use lb_ebpf::packet::Packet;
 
-use super::skb::Skb;
+use super::{maps::scratch, open::Opening, skb::Skb};
 
 /// The context as aya-log wants it.
 struct Context(*mut core::ffi::c_void);
@@ -19,14 +17,16 @@ impl EbpfContext for Context {
 
 /// Tells which backend a new flow got.
 #[inline(never)]
-pub(super) fn new_flow(skb: &Skb, packet: &Packet, to: &Tuple) {
+pub(super) fn new_flow(skb: &Skb) {
+    let Ok(scratch) = scratch() else { return };
+    let Opening { from, to, .. } = &scratch.opening;
     debug!(
         &Context(skb.as_ptr()),
         "{:i}:{} -> {:i}:{} goes to {:i}:{}",
-        *packet.tuple.source.octets(),
-        packet.tuple.source_port,
-        *packet.tuple.destination.octets(),
-        packet.tuple.destination_port,
+        *from.source.octets(),
+        from.source_port,
+        *from.destination.octets(),
+        from.destination_port,
         *to.destination.octets(),
         to.destination_port
     );

@@ -69,8 +69,10 @@ pub(super) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 
 /// Value of `SCRATCH`.
 pub(super) struct Scratch {
-    /// An entry of `CONNTRACK` that is being made.
-    pub(super) flow: Flow,
+    /// A flow that begins.
+    pub(super) opening: super::open::Opening,
+    /// A route that is being looked up.
+    pub(super) route: super::masquerade::Route,
     /// An ICMP message that is being built.
     pub(super) message: [u8; super::answer::MESSAGE],
 }

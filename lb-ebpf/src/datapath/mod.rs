@@ -3,7 +3,8 @@
 //! Both hooks run [`process`]. The device through which a client's packets enter the node owns the translation:
 //! they are DNATed at its ingress, before the stack routes them, and replies are translated back at its egress,
 //! after the stack has routed them. So neither a backend's device nor reverse path filters ever see an address
-//! that does not belong there.
+//! that does not belong there. Where the client's address itself must not reach the backend, a second translation
+//! exchanges it at the other end: see [`masquerade`].
 //!
 //! The common path is one function; the rarer ones are subprograms (`#[inline(never)]`), because all frames of a call
 //! chain share 512 octets of stack. A subprogram returns one register, hence a plain [`Outcome`].
@@ -15,10 +16,15 @@ mod fragments;
 mod icmp;
 mod log;
 mod maps;
+mod masquerade;
+mod new_flow;
+mod open;
 mod services;
+mod settings;
 mod skb;
 pub(crate) mod stats;
 mod translate;
+mod vips;
 
 use lb_common::{
     Outcome,
@@ -51,8 +57,11 @@ impl Hook {
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     let packet = maps::packet()?;
     read(skb, packet)?;
-    if packet.body == Body::IcmpError {
-        return Ok(icmp::translate(skb, &packet.headers, hook));
+    match packet.body {
+        Body::IcmpError => return Ok(icmp::translate(skb, &packet.headers, hook)),
+        Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
+        Body::Echo => return Err(Outcome::NotTransport),
+        Body::Tcp | Body::Udp | Body::LaterFragment => {}
     }
     fragments::complete(packet)?;
     let known = conntrack::lookup(&packet.tuple);
@@ -61,17 +70,21 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
         if !hook.translates(flow) {
             return Err(Outcome::OtherHook);
         }
+        if flow.flags & flow_flags::MASQUERADE != 0 {
+            return forward(skb, packet, flow, Outcome::Masquerade);
+        }
         if conntrack::is_foreign(packet, flow) {
             return Err(Outcome::NoService);
         }
-        if !conntrack::is_new_connection(packet, flow) {
-            return forward(skb, packet, flow, Outcome::Forward);
+        if !conntrack::is_new_connection(skb, packet, flow) {
+            let outcome = if flow.is_reply() { Outcome::Reply } else { Outcome::Forward };
+            return forward(skb, packet, flow, outcome);
         }
     }
     if hook == Hook::Egress {
         return Err(Outcome::NoService);
     }
-    match new_flow(skb, packet, earlier) {
+    match new_flow::new_flow(skb, packet, earlier) {
         Outcome::NewFlow => {
             let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
             forward(skb, packet, flow, Outcome::NewFlow)
@@ -96,38 +109,11 @@ fn read(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Err(Outcome::Malformed)
 }
 
-/// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow exists from now on
-/// ([`Outcome::NewFlow`]), or the packet is rejected.
-#[inline(never)]
-fn new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Outcome {
-    try_new_flow(skb, packet, earlier).unwrap_or_else(|early| early)
-}
-
-#[inline(always)]
-fn try_new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<Outcome, Outcome> {
-    let service = services::lookup(&packet.tuple)?;
-    match packet.body {
-        // Its first fragment was not translated, so this one must not be.
-        Body::LaterFragment => return Err(Outcome::UnknownFragment),
-        Body::Tcp if packet.segment.resets() => return Err(Outcome::StrayReset),
-        Body::Tcp | Body::Udp | Body::IcmpError => {}
-    }
-    if service.backends_count == 0 {
-        return Ok(answer::reject(skb, packet));
-    }
-    let to = conntrack::open(packet, &service, earlier)?;
-    log::new_flow(skb, packet, &to);
-    Ok(Outcome::NewFlow)
-}
-
 /// Follows the flow of a packet, rewrites it and sends it on.
 #[inline(always)]
 fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
     fragments::remember(packet);
     translate::packet(skb, packet, flow)?;
-    if flow.flags & flow_flags::HAIRPIN != 0 {
-        return Ok(Outcome::Hairpin);
-    }
-    Ok(if flow.is_reply() { Outcome::Reply } else { outcome })
+    Ok(if flow.flags & flow_flags::HAIRPIN != 0 { Outcome::Hairpin } else { outcome })
 }

@@ -146,13 +146,20 @@ impl Skb {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
-        // SAFETY: the context is valid for the whole run of the program; the helper takes plain numbers.
-        let action = unsafe { bpf_redirect((*self.ctx.skb.skb).ifindex, 0) };
+        // SAFETY: the helper takes plain numbers.
+        let action = unsafe { bpf_redirect(self.ifindex(), 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
             Err(Outcome::RewriteFailed)
         }
+    }
+
+    /// The device that the packet is at.
+    #[inline(always)]
+    pub(super) fn ifindex(&self) -> u32 {
+        // SAFETY: the context is valid for the whole run of the program.
+        unsafe { (*self.ctx.skb.skb).ifindex }
     }
 
     /// The raw context, for logging.

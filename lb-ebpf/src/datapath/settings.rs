@@ -1,0 +1,37 @@
+//! What holds for every packet of the node.
+
+use lb_common::{Address, Service, Settings, service_flags};
+
+use super::{
+    maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
+    skb::Skb,
+};
+
+/// The settings that count now; `None` as long as no agent has written any.
+#[inline(always)]
+pub(super) fn current() -> Option<&'static Settings> {
+    let slot = *SETTINGS_SLOT.get(0)? & 1;
+    SETTINGS.get(slot).filter(|settings| settings.ports != 0)
+}
+
+/// The record as it is for who has sent this packet, and whether that one is inside the cluster.
+#[inline(always)]
+pub(super) fn for_client(skb: &Skb, client: &Address, service: Service) -> (Service, bool) {
+    const MATTERS: u16 = service_flags::SHORT_CIRCUIT | service_flags::MASQUERADE_OUTSIDERS;
+    let inside = service.flags & MATTERS != 0 && is_inside(skb.ifindex(), client);
+    (service.for_client(inside), inside)
+}
+
+/// Whether a packet with this source, from this device, comes from inside the cluster.
+#[inline(never)]
+fn is_inside(device: u32, source: &Address) -> bool {
+    current().is_some_and(|settings| settings.inside.contain(source))
+        // SAFETY: only whether there is an entry counts.
+        || unsafe { INSIDE_DEVICES.get(&device) }.is_some()
+}
+
+/// Whether the address belongs to the cluster IPs.
+#[inline(never)]
+pub(super) fn is_in_service_range(address: &Address) -> bool {
+    current().is_some_and(|settings| settings.service_ranges.contain(address))
+}
