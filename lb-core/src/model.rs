@@ -1,6 +1,6 @@
 //! The objects of the Kubernetes API, reduced to what a service proxy looks at.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
 use ipnet::IpNet;
 
@@ -223,12 +223,18 @@ pub enum Change {
 pub enum SourceEvent {
     /// Changes that belong together.
     Changes(Vec<Change>),
+    /// When that happened in the cluster which the next `Changes` are the consequence of: one time for each
+    /// EndpointSlice that says so (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
+    Triggered(Vec<SystemTime>),
     /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
     /// The addresses of this node, from now on.
     NodeAddresses(NodeAddresses),
     /// Everything that could be read has been sent at least once.
     Synchronised,
+    /// Nothing exists but what has been sent, and these Services, of which something could not be read: what the kernel
+    /// has beyond that may go. Comes after `Synchronised`, perhaps several times with fewer and fewer Services.
+    CompleteBut(BTreeSet<ObjectName>),
     /// Nothing exists but what has been sent: what the kernel has beyond that may go. Comes after `Synchronised`, once.
     Complete,
 }

@@ -111,10 +111,20 @@ impl Reconciler {
 
     /// The sources have shown everything there is: what the kernel has beyond that goes with the next plan.
     pub fn sources_complete(&mut self) {
-        for service in std::mem::take(&mut self.earlier) {
+        self.sources_complete_but(&BTreeSet::new());
+    }
+
+    /// The sources have shown everything there is, but something of these Services cannot be read: they stay as the
+    /// agent found them, and what else the kernel has that the sources have not shown goes with the next plan.
+    pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
+        for service in self.earlier.extract_if(.., |service| !unread.contains(service)) {
             self.store.mark_dirty(service);
         }
-        self.mirror.contents().endpoint_labels.keys().for_each(|address| self.labels.mark_dirty(*address));
+        // Names of addresses are not kept by Service: those of a Service that stays stay with all others.
+        if self.earlier.is_empty() {
+            let known = &self.mirror.contents().endpoint_labels;
+            known.keys().for_each(|address| self.labels.mark_dirty(*address));
+        }
     }
 
     /// The Services that stay as the agent found them, because the sources have not shown them yet.

@@ -40,7 +40,7 @@ use crate::{
     config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, Stats},
     health,
-    kubernetes::{self, Events, events},
+    kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
 };
@@ -103,7 +103,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let adopted = contents.service_labels.len();
     info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
 
-    let node_name = Arc::from(config.node_name.as_str());
+    let node_name: Arc<str> = Arc::from(config.node_name.as_str());
     let state = Arc::new(State::new(config.node_name));
     let metrics = Arc::new(Metrics::new(datapath.stats()?));
     if let Some(logger) = datapath.take_logger() {
@@ -130,6 +130,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
 
     let _events = tell_events(&config.source, &node_name, tasks);
     let (event_sender, events) = mpsc::channel(QUEUE);
+    // Without an API server both stay as they are here.
+    let (node_sender, _node) = watch::channel(NodeInfo::default());
+    let (service_cidr_sender, _service_cidrs) = watch::channel(Vec::new());
     match config.source {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
@@ -142,8 +145,11 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         Source::ApiServer(server) => {
             let (problem_sender, problems) = watch::channel(Vec::new());
             tasks.spawn("problems", follow_problems(problems, Arc::clone(&state)));
+            let published =
+                Published { node: node_sender, service_cidrs: service_cidr_sender, problems: problem_sender };
+            let node_name = Arc::clone(&node_name);
             tasks.spawn("kubernetes", async move {
-                kubernetes::run(server, event_sender, problem_sender).await?;
+                kubernetes::run(server, &node_name, event_sender, published).await?;
                 Err(anyhow!("the writer does not listen"))
             });
         }

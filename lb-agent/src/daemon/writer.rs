@@ -8,7 +8,7 @@ use std::{
     convert::Infallible,
     future,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
@@ -60,6 +60,8 @@ pub(super) struct Writer {
     synchronised: bool,
     /// When the first change arrived that is not in the kernel yet.
     waiting_since: Option<Instant>,
+    /// When that happened which the changes that wait are the consequence of.
+    triggered: Vec<SystemTime>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
     /// Problems that were logged, so that each is said once.
@@ -94,6 +96,7 @@ impl Writer {
             planned: false,
             synchronised: false,
             waiting_since: None,
+            triggered: Vec::new(),
             retry: None,
             grace: None,
             said: BTreeSet::new(),
@@ -133,9 +136,11 @@ impl Writer {
                 self.state.changed();
                 self.reconciler.handle(changes);
             }
+            SourceEvent::Triggered(times) => self.triggered.extend(times),
             SourceEvent::Zone(zone) => self.reconciler.set_zone(zone),
             SourceEvent::NodeAddresses(addresses) => self.reconciler.set_addresses(addresses),
             SourceEvent::Synchronised => self.source_ready = true,
+            SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.sources_complete(),
         }
     }
@@ -167,6 +172,7 @@ impl Writer {
         self.retry = None;
         let took = self.waiting_since.take().unwrap_or(started).elapsed();
         self.metrics.synchronised(took);
+        self.triggered.clear();
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
         if !std::mem::replace(&mut self.synchronised, true)

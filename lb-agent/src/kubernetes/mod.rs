@@ -5,15 +5,30 @@
 
 pub mod events;
 mod kind;
+mod node;
 mod objects;
 mod run;
 mod watch;
 
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use kube::config::{InClusterError, KubeconfigError};
+use tokio::sync::watch::Sender;
 
-pub use self::{events::Events, run::run};
+pub use self::{events::Events, node::NodeInfo, run::run};
+
+/// What the source tells beside the events for the writer. Each channel has the newest state.
+#[derive(Debug)]
+pub struct Published {
+    /// The Node object of this node.
+    pub node: Sender<NodeInfo>,
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Where the API server has no such API, what
+    /// the channel was made with stays.
+    pub service_cidrs: Sender<Vec<IpNet>>,
+    /// All that is wrong now.
+    pub problems: Sender<Vec<String>>,
+}
 
 /// Which API server, and who we are to it.
 #[derive(Clone, Debug, PartialEq, Eq)]

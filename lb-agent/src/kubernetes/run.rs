@@ -6,31 +6,32 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use lb_core::model::{Change, SourceEvent};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::{ApiServer, KubernetesError, watch::Watch};
+use super::{ApiServer, KubernetesError, Published, watch::Watch};
 
 /// Watches the API server until the receiver of `events` is dropped. Sends what changes, [`SourceEvent::Synchronised`]
 /// once when all Services and EndpointSlices were listed, and [`SourceEvent::Complete`] as soon as none is left that
-/// could never be read: until then nobody knows what those describe. `problems` always has all that is wrong now.
+/// could never be read: until then nobody knows what those describe. `node_name` is the name of the own Node.
 ///
 /// # Errors
 ///
 /// A configuration that leads to no API server. One that does not answer is asked until it does.
 pub async fn run(
     server: ApiServer,
+    node_name: &str,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<String>>,
+    published: Published,
 ) -> Result<(), KubernetesError> {
     let config = client_config(server).await?;
-    info!(server = %config.cluster_url, "watching Services and EndpointSlices");
+    info!(server = %config.cluster_url, node = node_name, "watching Services and EndpointSlices");
     let client = Client::try_from(config).map_err(Box::new)?;
     let follower = Follower {
         services: Watch::new(client.clone()),
         slices: Watch::new(client),
         events,
-        problems,
+        published,
         synchronised: false,
         complete: false,
         away: false,
@@ -56,7 +57,7 @@ struct Follower {
     services: Watch<Service>,
     slices: Watch<EndpointSlice>,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<String>>,
+    published: Published,
     /// Whether the rest of the agent was told so.
     synchronised: bool,
     complete: bool,
@@ -113,7 +114,7 @@ impl Follower {
         self.away = failure.is_some();
         let objects = self.services.objects().problems().chain(self.slices.objects().problems());
         let now: Vec<String> = failure.into_iter().chain(objects.map(ToOwned::to_owned)).collect();
-        self.problems.send_if_modified(|problems| {
+        self.published.problems.send_if_modified(|problems| {
             let modified = *problems != now;
             if modified {
                 *problems = now;

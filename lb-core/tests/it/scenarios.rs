@@ -139,6 +139,26 @@ fn what_the_sources_have_not_shown_stays_until_they_are_complete() {
 }
 
 #[test]
+fn a_service_that_cannot_be_read_keeps_only_itself() {
+    let objects = ["a", "b", "c"].into_iter().zip(1..);
+    let objects = objects.flat_map(|(name, n)| [service(name, n), slice(name, &[n])]).collect();
+    let mut node = Node::started_incomplete_on(node(100, objects).kernel, 100);
+    let of = |node: &Node| node.kernel.resolved().len();
+    node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
+    node.sync();
+    assert_eq!(of(&node), 3);
+    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.sync();
+    assert_eq!(of(&node), 2, "c is gone for good, nobody knows about a");
+    let named = node.kernel.maps.endpoint_labels.len();
+    assert_eq!(named, 3, "names of addresses are sorted out when everything is known");
+    node.reconciler.sources_complete();
+    node.sync();
+    assert_eq!(of(&node), 1);
+    node.settle();
+}
+
+#[test]
 fn a_service_without_endpoints_keeps_its_frontend() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     node.reconciler.handle(vec![slice("a", &[])]);

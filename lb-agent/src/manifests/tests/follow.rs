@@ -46,9 +46,9 @@ impl Source {
         loop {
             match source.event(Duration::from_secs(5)).await {
                 Some(SourceEvent::Changes(some)) => changes.extend(some.iter().map(show)),
-                Some(SourceEvent::Zone(_) | SourceEvent::NodeAddresses(_)) => {}
                 Some(SourceEvent::Synchronised) => return (source, changes),
                 Some(SourceEvent::Complete) => panic!("complete before it was synchronised"),
+                Some(other) => panic!("{other:?} of a folder"),
                 None => panic!("never synchronised; {:?}", source.problems.borrow()),
             }
         }

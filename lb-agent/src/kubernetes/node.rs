@@ -1,0 +1,135 @@
+//! What the Node object of this node says.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+
+/// The label that names the zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// The cluster autoscaler is about to remove a node with this taint.
+const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// The Node object of this node, reduced to what the agent looks at.
+///
+/// Until the API server has shown the Node, and without any API server, this is the default: nothing is known, and
+/// nothing speaks against the node. A Node that is deleted loses its eligibility and nothing else: zone and addresses
+/// of a running node do not go away because somebody deletes an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node exists, is not being deleted, and
+    /// the cluster autoscaler is not about to remove it.
+    pub eligible: bool,
+    /// Label `topology.kubernetes.io/zone`.
+    pub zone: Option<Arc<str>>,
+    /// `spec.podCIDRs`, or `spec.podCIDR` where there is no list; what is no network is left out.
+    pub pod_cidrs: Vec<IpNet>,
+    /// The node's address of each family, the one of the primary family first: of `status.addresses` the first
+    /// `InternalIP`, else the first `ExternalIP`.
+    pub internal_ips: Vec<IpAddr>,
+}
+
+impl Default for NodeInfo {
+    fn default() -> Self {
+        Self { eligible: true, zone: None, pod_cidrs: Vec::new(), internal_ips: Vec::new() }
+    }
+}
+
+impl NodeInfo {
+    /// What the object says.
+    pub(super) fn new(node: &Node) -> Self {
+        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE));
+        Self {
+            eligible: is_eligible(node),
+            zone: zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into()),
+            pod_cidrs: pod_cidrs(node),
+            internal_ips: node.status.as_ref().map(node_ips).unwrap_or_default(),
+        }
+    }
+}
+
+fn is_eligible(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    node.metadata.deletion_timestamp.is_none() && !taints.any(|taint| taint.key == ABOUT_TO_GO)
+}
+
+fn pod_cidrs(node: &Node) -> Vec<IpNet> {
+    let Some(spec) = &node.spec else { return Vec::new() };
+    let list = spec.pod_cidrs.iter().flatten();
+    let single = spec.pod_cidr.iter().filter(|_| spec.pod_cidrs.as_ref().is_none_or(Vec::is_empty));
+    list.chain(single).filter_map(|text| text.parse().ok()).map(|cidr: IpNet| cidr.trunc()).collect()
+}
+
+fn node_ips(status: &NodeStatus) -> Vec<IpAddr> {
+    let of_type = |type_: &'static str| {
+        let addresses = status.addresses.iter().flatten().filter(move |address| address.type_ == type_);
+        addresses.filter_map(|address| address.address.parse::<IpAddr>().ok())
+    };
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
+        if ips.iter().all(|other| other.is_ipv4() != ip.is_ipv4()) {
+            ips.push(ip);
+        }
+    }
+    ips
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn info(node: Value) -> NodeInfo {
+        NodeInfo::new(&serde_json::from_value(node).unwrap())
+    }
+
+    #[test]
+    fn a_node_with_everything() {
+        let info = info(json!({
+            "metadata": {"name": "a", "labels": {"topology.kubernetes.io/zone": "z1", "other": "x"}},
+            "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "a"},
+                {"type": "ExternalIP", "address": "203.0.113.1"},
+                {"type": "InternalIP", "address": "fd00::1"},
+                {"type": "InternalIP", "address": "192.0.2.1"},
+                {"type": "InternalIP", "address": "192.0.2.2"},
+            ]},
+        }));
+        assert!(info.eligible);
+        assert_eq!(info.zone.as_deref(), Some("z1"));
+        assert_eq!(info.pod_cidrs, ["10.244.1.0/24".parse().unwrap(), "fd00:10:244:1::/64".parse().unwrap()]);
+        let ips: [IpAddr; 2] = ["fd00::1".parse().unwrap(), "192.0.2.1".parse().unwrap()];
+        assert_eq!(info.internal_ips, ips, "one of each family, the first family first");
+    }
+
+    #[test]
+    fn a_node_with_nothing_is_eligible() {
+        assert_eq!(info(json!({"metadata": {"name": "a"}})), NodeInfo::default());
+    }
+
+    #[test]
+    fn an_external_address_is_better_than_none() {
+        let addresses = json!([{"type": "ExternalIP", "address": "203.0.113.1"}]);
+        let info = info(json!({"metadata": {"name": "a"}, "status": {"addresses": addresses}}));
+        assert_eq!(info.internal_ips, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn what_is_no_network_is_left_out() {
+        let info = info(json!({"metadata": {"name": "a"}, "spec": {"podCIDRs": ["ten", "10.244.1.9/24"]}}));
+        assert_eq!(info.pod_cidrs, ["10.244.1.0/24".parse().unwrap()]);
+        let info = self::info(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.0.0/24"}}));
+        assert_eq!(info.pod_cidrs, ["10.1.0.0/24".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_node_that_is_about_to_go_is_not_eligible() {
+        let deleted = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        assert!(!info(deleted).eligible);
+        let tainted = |key: &str| json!({"metadata": {"name": "a"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+        assert!(!info(tainted("ToBeDeletedByClusterAutoscaler")).eligible);
+        assert!(info(tainted("node.kubernetes.io/unschedulable")).eligible);
+    }
+}
