@@ -23,8 +23,11 @@ mod packet {
     mod headers;
     mod icmp;
     mod life;
+    mod masquerade;
     mod new_flow;
+    mod policies;
     mod random;
     mod reject;
     mod verifier;
+    mod vips;
 }

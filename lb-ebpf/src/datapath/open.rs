@@ -103,7 +103,8 @@ pub(super) fn open(
         opening.ports = masquerade::ports()?;
         opening.to.source_port = opening.ports.any();
     }
-    claim(opening)?;
+    claim()?;
+    let opening = &mut scratch()?.opening;
     if earlier {
         forget_reply(opening);
     }
@@ -134,13 +135,14 @@ impl Opening {
     }
 }
 
-/// Makes the entries that lead back, with another source port where `to` has one that is taken.
+/// Makes the entries that lead back to the flow in `SCRATCH`, with another source port where `to` has one that is taken.
+/// (Takes no reference to the flow: `try_claim` changes it behind our back.)
 #[inline(never)]
-fn claim(opening: &mut Opening) -> Result<(), Outcome> {
-    opening.claim = Claim::Taken;
+fn claim() -> Result<(), Outcome> {
+    scratch()?.opening.claim = Claim::Taken;
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and needs no context.
     unsafe { bpf_loop(SOURCE_PORT_ATTEMPTS, try_claim as *mut _, core::ptr::null_mut(), 0) };
-    match opening.claim {
+    match scratch()?.opening.claim {
         Claim::Made => Ok(()),
         Claim::Taken => Err(Outcome::NoSourcePort),
         Claim::NoRoom => Err(Outcome::ConntrackFull),

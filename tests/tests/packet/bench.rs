@@ -3,19 +3,23 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
-    maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
+    maps::{
+        Array, HashMap, MapData, PerCpuArray, PerCpuValues,
+        lpm_trie::{Key, LpmTrie},
+    },
     programs::SchedClassifier,
     util::nr_cpus,
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
+    Settings, SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
 };
 use nix::libc;
@@ -27,11 +31,13 @@ pub(crate) use lb_common::protocol::{TCP, UDP};
 pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
 
 /// The maps whose default sizes would cost memory for nothing.
-const SIZES: [(&str, u32); 6] = [
+const SIZES: [(&str, u32); 8] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
     ("CONNTRACK", 256),
     ("FRAGMENTS", 64),
+    ("VIPS", 16),
+    ("SOURCE_RANGES", 16),
     ("SERVICE_NAMES", 1),
     ("ENDPOINT_NAMES", 1),
 ];
@@ -121,6 +127,10 @@ impl Bench {
         self.clear::<Tuple, Flow>("CONNTRACK");
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
         self.clear::<AffinityKey, Affinity>("AFFINITY");
+        self.clear::<Address, Vip>("VIPS");
+        self.clear::<u32, u32>("INSIDE_DEVICES");
+        self.clear_source_ranges();
+        self.settings(&Settings::zeroed());
         let runs = device != Device::EthernetWithSum || self.can_sum();
         self.clear_counters();
         if !runs {
@@ -178,6 +188,14 @@ impl Bench {
         }
     }
 
+    fn clear_source_ranges(&mut self) {
+        let mut map = self.source_ranges();
+        let keys: Vec<_> = map.keys().map(Result::unwrap).collect();
+        for key in keys {
+            map.remove(&key).unwrap();
+        }
+    }
+
     fn clear_counters(&mut self) {
         let mut stats: PerCpuArray<_, u64> = self.ebpf.map_mut("STATS").unwrap().try_into().unwrap();
         for outcome in Outcome::ALL {
@@ -202,20 +220,52 @@ impl Bench {
         backends: &[SocketAddr],
         record: Service,
     ) {
-        let record = Service {
-            backends_base: self.slot,
-            backends_count: u32::try_from(backends.len()).unwrap(),
-            ..record
-        };
+        let (backends_base, backends_count) = self.slice(backends, 0);
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        self.record(&key, &Service { backends_base, backends_count, ..record }.sealed(&key));
+    }
+
+    /// Writes a slice of `BACKENDS`; its base and length.
+    pub(crate) fn slice(&mut self, backends: &[SocketAddr], flags: u16) -> (u32, u32) {
+        let base = self.slot;
         for backend in backends {
             let backend =
-                Backend { address: Address::from(backend.ip()), port: backend.port(), flags: 0, weight: 1 };
+                Backend { address: Address::from(backend.ip()), port: backend.port(), flags, weight: 1 };
             let mut map: Array<_, Backend> = self.ebpf.map_mut("BACKENDS").unwrap().try_into().unwrap();
             map.set(self.slot, backend, 0).unwrap();
             self.slot += 1;
         }
-        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
-        self.record(&key, &record.sealed(&key));
+        (base, self.slot - base)
+    }
+
+    /// What holds for every packet from now on.
+    pub(crate) fn settings(&mut self, settings: &Settings) {
+        let mut map: Array<_, Settings> = self.ebpf.map_mut("SETTINGS").unwrap().try_into().unwrap();
+        map.set(0, settings, 0).unwrap();
+    }
+
+    pub(crate) fn vip(&mut self, address: IpAddr, flags: u32) {
+        let mut map: HashMap<_, Address, Vip> = self.ebpf.map_mut("VIPS").unwrap().try_into().unwrap();
+        map.insert(Address::from(address), Vip { flags }, 0).unwrap();
+    }
+
+    /// Makes whoever sends through the device of the test runs (`lo`) a client inside the cluster.
+    pub(crate) fn inside_device(&mut self) {
+        let mut map: HashMap<_, u32, u32> = self.ebpf.map_mut("INSIDE_DEVICES").unwrap().try_into().unwrap();
+        map.insert(1, 1, 0).unwrap();
+    }
+
+    /// Lets `address/prefix` use the service.
+    pub(crate) fn source_range(&mut self, service: u32, address: IpAddr, prefix: u8) {
+        let SourceRangeKey { prefix_length, range } = SourceRangeKey::new(service, address.into(), prefix);
+        let SourceRange { service_and_family, address } = range;
+        let [a, b, c, d] = address.words();
+        let data = [service_and_family, a, b, c, d];
+        self.source_ranges().insert(&Key::new(prefix_length, data), 1, 0).unwrap();
+    }
+
+    fn source_ranges(&mut self) -> LpmTrie<&mut MapData, [u32; 5], u32> {
+        self.ebpf.map_mut("SOURCE_RANGES").unwrap().try_into().unwrap()
     }
 
     /// Writes a record of `SERVICES` as it is.

@@ -17,12 +17,11 @@ const MTU_1400: [u8; 4] = [0, 0, 5, 0x78];
 /// Name, type and code, the rest of the header.
 type Kind = (&'static str, [u8; 2], [u8; 4]);
 
-const KINDS_V4: [Kind; 7] = [
+const KINDS_V4: [Kind; 6] = [
     ("fragmentation needed", [3, 4], MTU_1400),
     ("port unreachable", [3, 3], [0; 4]),
     ("host unreachable", [3, 1], [0; 4]),
     ("source quench", [4, 0], [0; 4]),
-    ("redirect", [5, 1], [198, 51, 100, 9]),
     ("time exceeded", [11, 0], [0; 4]),
     ("parameter problem", [12, 0], [20, 0, 0, 0]),
 ];
@@ -299,5 +298,25 @@ fn unknown() {
             }
         }
         assert_eq!(bench.flows(), flows, "an error changes no flow");
+    });
+}
+
+/// Translated, it would make its receiver send packets for the VIP past us. (That of IPv6 quotes nothing we look at.)
+#[test]
+fn a_redirect_about_a_translated_packet_is_dropped() {
+    each("ICMP redirect", |bench, family| {
+        if family == Family::V6 {
+            return;
+        }
+        open(bench, UDP, family);
+        let redirect = |from: IpAddr, to: IpAddr, about: &Packet| {
+            Packet::icmp(from, to, [5, 1], [198, 51, 100, 9], &about.network()[..28])
+        };
+        let seen = packet(UDP, family.client(), family.backend());
+        let to_client = redirect(family.router(), family.client().ip(), &seen);
+        bench.send(Hook::Egress, &to_client).drops(IcmpRedirect);
+        let about_others = packet(UDP, family.client(), family.stranger());
+        let unrelated = redirect(family.router(), family.client().ip(), &about_others);
+        bench.send(Hook::Egress, &unrelated).passes_untouched(UnknownIcmpError);
     });
 }

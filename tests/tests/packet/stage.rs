@@ -49,6 +49,11 @@ impl Family {
         self.pick("198.51.100.2:9090", "[2001:db8:b::2]:9090")
     }
 
+    /// The node's own address.
+    pub(crate) fn node(self) -> IpAddr {
+        self.pick("198.51.100.253:0", "[2001:db8:b::fd]:0").ip()
+    }
+
     /// Between the node and the others; speaks ICMP only.
     pub(crate) fn router(self) -> IpAddr {
         self.pick("198.51.100.254:0", "[2001:db8:b::fe]:0").ip()
