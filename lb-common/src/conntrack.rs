@@ -63,6 +63,12 @@ pub mod flow_flags {
     /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
     /// towards the backend, and back where the backend's enter. The first one (VIP to backend) is a flow of its own.
     pub const MASQUERADE: u8 = 8;
+
+    /// The flags of the opposite direction: a flow is translated at one hook on its way there and at the other on its way
+    /// back, unless it turns around.
+    pub const fn peer(flags: u8) -> u8 {
+        flags ^ if flags & HAIRPIN != 0 { REPLY } else { REPLY | AT_EGRESS }
+    }
 }
 
 /// Bits of [`Flow::seen`]: what this direction has sent so far.
@@ -77,6 +83,8 @@ pub mod seen {
     pub const FIN: u8 = 8;
     /// A TCP RST within the window.
     pub const RST: u8 = 16;
+    /// Datagrams over more than a moment: no mere question or answer.
+    pub const STREAM: u8 = 32;
 }
 
 /// A moment in coarse monotonic time: `CLOCK_MONOTONIC` nanoseconds shifted right by 30, about 1.07 s each.
@@ -122,7 +130,7 @@ pub struct Flow {
     pub service: u32,
     /// When this direction was last seen.
     pub last_seen: Tick,
-    /// TCP: sequence number after the last octet sent.
+    /// TCP: sequence number after the last octet sent. UDP: tick of the first datagram.
     pub next_seq: u32,
     /// TCP: last acknowledgement sent.
     pub last_ack: u32,
@@ -231,8 +239,16 @@ impl Flow {
     #[inline(always)]
     pub fn observe_datagram(&mut self, now: Tick) {
         self.last_seen = now;
+        if self.seen & seen::PACKET == 0 {
+            self.next_seq = now.0;
+        } else if now.0.wrapping_sub(self.next_seq) > Self::MOMENT {
+            self.seen |= seen::STREAM;
+        }
         self.seen |= seen::PACKET;
     }
+
+    /// Ticks after which more datagrams make a stream: about 2 s, as in nf_conntrack.
+    const MOMENT: u32 = 2;
 
     /// Notes a TCP segment of this direction that is no RST (for those see [`Self::accepts_reset`]).
     #[inline(always)]
@@ -294,8 +310,10 @@ pub enum Phase {
     Closed,
     /// UDP: nothing has come back yet.
     Unreplied,
-    /// UDP: datagrams in both directions.
+    /// UDP: a question and its answer.
     Replied,
+    /// UDP: datagrams in both directions, over more than a moment.
+    Stream,
 }
 
 impl Phase {
@@ -305,7 +323,11 @@ impl Phase {
         let both = forward.seen & reply.seen;
         let replied = reply.seen & seen::PACKET != 0;
         if forward.to.protocol != protocol::TCP {
-            return if replied { Self::Replied } else { Self::Unreplied };
+            return match (replied, either & seen::STREAM != 0) {
+                (false, _) => Self::Unreplied,
+                (true, false) => Self::Replied,
+                (true, true) => Self::Stream,
+            };
         }
         if either & seen::RST != 0 {
             Self::Closed
@@ -331,9 +353,9 @@ impl Phase {
             Self::Opening | Self::Accepted => 60,
             Self::Established => 24 * 60 * 60,
             Self::HalfClosed => 60 * 60,
-            Self::TimeWait | Self::Replied => 120,
+            Self::TimeWait | Self::Stream => 120,
             Self::Closed => 10,
-            Self::Unreplied => 30,
+            Self::Unreplied | Self::Replied => 30,
         }
     }
 
@@ -353,14 +375,20 @@ impl Phase {
             Self::Closed => "closed",
             Self::Unreplied => "unreplied",
             Self::Replied => "replied",
+            Self::Stream => "stream",
         }
     }
 }
 
+/// Seconds by which the second flow of a masqueraded connection outlives the first: there must be no moment in which
+/// packets still go to the backend and are not masqueraded any more.
+const MASQUERADE_EXTRA_SECONDS: u32 = 15;
+
 /// Seconds left until the flow is forgotten; 0 when that is due.
 pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
     let last_seen = forward.last_seen.max(reply.last_seen);
-    Phase::of(forward, reply).timeout_seconds().saturating_sub(now.seconds_since(last_seen))
+    let extra = if forward.flags & flow_flags::MASQUERADE != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
+    (Phase::of(forward, reply).timeout_seconds() + extra).saturating_sub(now.seconds_since(last_seen))
 }
 
 #[cfg(feature = "user")]
@@ -447,6 +475,30 @@ mod tests {
         assert_eq!(Phase::of(&forward, &reply), Phase::Unreplied);
         reply.observe_datagram(NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::Replied);
+        forward.observe_datagram(Tick(NOW.0 + 1));
+        assert_eq!(Phase::of(&forward, &reply), Phase::Replied, "the same moment");
+        forward.observe_datagram(Tick(NOW.0 + 3));
+        assert_eq!(Phase::of(&forward, &reply), Phase::Stream);
+    }
+
+    #[test]
+    fn the_second_flow_of_a_masqueraded_connection_lives_longer() {
+        let (forward, reply) = pair(protocol::UDP);
+        let second = Flow { flags: flow_flags::MASQUERADE | flow_flags::AT_EGRESS, ..forward };
+        assert!(
+            seconds_left(&second, &reply, NOW) > seconds_left(&forward, &reply, NOW) + 5,
+            "a sweep or two"
+        );
+    }
+
+    #[test]
+    fn the_peer_of_the_peer_is_oneself() {
+        use flow_flags::{AT_EGRESS, HAIRPIN, MASQUERADE, REPLY, peer};
+        for (flags, expected) in
+            [(0, REPLY | AT_EGRESS), (HAIRPIN, HAIRPIN | REPLY), (MASQUERADE | AT_EGRESS, MASQUERADE | REPLY)]
+        {
+            assert_eq!((peer(flags), peer(expected)), (expected, flags));
+        }
     }
 
     #[test]

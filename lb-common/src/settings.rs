@@ -86,13 +86,15 @@ impl Networks {
     /// Whether the address is in one of the networks.
     #[inline(always)]
     pub fn contain(&self, address: &Address) -> bool {
-        for (index, network) in self.networks.iter().enumerate() {
-            if index as u32 >= self.count {
-                break;
+        let mut left = self.count;
+        for network in &self.networks {
+            if left == 0 {
+                return false;
             }
             if network.contains(address) {
                 return true;
             }
+            left -= 1;
         }
         false
     }

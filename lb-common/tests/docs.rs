@@ -57,6 +57,7 @@ fn the_timeouts_in_the_documents_are_those_of_the_code() {
         ("TCP closed (reset)", &[Phase::Closed]),
         ("UDP unreplied", &[Phase::Unreplied]),
         ("UDP replied", &[Phase::Replied]),
+        ("UDP stream", &[Phase::Stream]),
     ] {
         let line = maps.lines().find(|line| line.starts_with(&format!("| {row} |"))).expect(row);
         let seconds: String = line.chars().filter(char::is_ascii_digit).collect();

@@ -322,7 +322,7 @@ fn a_map_of_another_shape_is_refused() {
     let pinned = Pinned::open(&sandbox.bpffs()).unwrap_err();
     for error in [datapath, pinned] {
         assert!(matches!(error, DatapathError::Layout { .. }), "{error}");
-        for part in ["SERVICES", "16-byte values", "24-byte values", "lb-agent cleanup"] {
+        for part in ["SERVICES", "16-byte values", "32-byte values", "lb-agent cleanup"] {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
     }
@@ -399,7 +399,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 8, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 13, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
@@ -706,7 +706,7 @@ fn flows_are_forgotten_when_their_time_is_over() {
         conntrack.table().use_batches(batches);
         insert(&conntrack, &flow(protocol::TCP, 1, ago(23 * 3600)));
         insert(&conntrack, &flow(protocol::TCP, 2, ago(25 * 3600)));
-        insert(&conntrack, &flow(protocol::UDP, 3, ago(60)));
+        insert(&conntrack, &flow(protocol::UDP, 3, ago(20)));
         insert(&conntrack, &flow(protocol::UDP, 4, ago(180)));
         let [mut forward, reply] = flow(protocol::UDP, 5, ago(180));
         forward.1.last_seen = ago(1);
@@ -804,6 +804,8 @@ fn status_shows_what_the_kernel_holds() {
         ("BACKENDS", 40, 4096),
         ("CONNTRACK", 2, 1024),
         ("SERVICE_NAMES", 10, 1024),
+        ("VIPS", 0, 262_144),
+        ("SOURCE_RANGES", 0, 262_144),
         ("ENDPOINT_NAMES", 40, 4096),
     ];
     assert_eq!(fill, expected);

@@ -29,6 +29,9 @@ pub(super) struct FlowView {
     /// The virtual address the client speaks to.
     vip: SocketAddr,
     backend: SocketAddr,
+    /// The source that the backend sees, where that is not the client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
     /// Seconds since the last packet of either direction.
     idle_seconds: u32,
@@ -52,7 +55,7 @@ pub(super) fn flows(
 }
 
 fn flow(
-    Connection { from, forward, reply }: &Connection,
+    Connection { from, forward, reply, masqueraded }: &Connection,
     services: &BTreeMap<u32, String>,
     now: Tick,
 ) -> FlowView {
@@ -66,6 +69,7 @@ fn flow(
         client: SocketAddr::new(from.source.into(), from.source_port),
         vip: SocketAddr::new(from.destination.into(), from.destination_port),
         backend: SocketAddr::new(destination.into(), destination_port),
+        masqueraded_as: masqueraded.map(|tuple| SocketAddr::new(tuple.source.into(), tuple.source_port)),
         phase: Phase::of(forward, &reply).as_str(),
         idle_seconds: now.seconds_since(last_seen),
         seconds_left: seconds_left(forward, &reply, now),
@@ -104,7 +108,8 @@ fn flow_table(flows: &[FlowView]) -> Table {
     for flow in flows {
         table.add_row([
             flow.protocol.to_owned(),
-            flow.client.to_string(),
+            flow.masqueraded_as
+                .map_or_else(|| flow.client.to_string(), |node| format!("{} as {node}", flow.client)),
             flow.vip.to_string(),
             flow.backend.to_string(),
             format!("{}{}", flow.phase, if flow.half { " (half)" } else { "" }),
@@ -162,6 +167,16 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
             "phase": "established", "idleSeconds": 39, "secondsLeft": 86361, "service": "default/web", "half": false,
         }]);
         assert_eq!(serde_json::to_value(all(testdata::flow())).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_masqueraded_flow_shows_what_the_backend_sees() {
+        let flow = testdata::flow();
+        let node = lb_common::Address::from_v4([172, 18, 0, 1]);
+        let masqueraded = Some(Tuple { source: node, source_port: 10_017, ..flow.forward.to });
+        let shown = all(Connection { masqueraded, ..flow });
+        assert!(render(&flow_table(&shown)).contains(" 192.0.2.1:40000 as 172.18.0.1:10017 "));
+        assert_eq!(serde_json::to_value(&shown).unwrap()[0]["masqueradedAs"], "172.18.0.1:10017");
     }
 
     #[test]

@@ -267,7 +267,7 @@ pub(super) mod testdata {
         let mut reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY, then);
         forward.seen = seen::PACKET | seen::SYN | seen::ACK;
         reply.seen = forward.seen;
-        Connection { from, forward, reply: Some(reply) }
+        Connection { from, forward, reply: Some(reply), masqueraded: None }
     }
 }
 

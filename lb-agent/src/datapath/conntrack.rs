@@ -30,6 +30,8 @@ pub struct Connection {
     pub forward: Flow,
     /// The entry of the opposite direction; absent only for moments.
     pub reply: Option<Flow>,
+    /// Of a masqueraded connection, what leaves the node.
+    pub masqueraded: Option<Tuple>,
 }
 
 /// What a sweep did.
@@ -72,11 +74,12 @@ impl Conntrack {
         })?;
         let connections = entries
             .iter()
-            .filter(|(_, flow)| !flow.is_reply())
+            .filter(|(_, flow)| !flow.is_reply() && !is_masquerade(flow))
             .map(|(from, forward)| Connection {
                 from: *from,
                 forward: *forward,
                 reply: entries.get(&forward.to.reversed()).copied(),
+                masqueraded: entries.get(&forward.to).filter(|flow| is_masquerade(flow)).map(|flow| flow.to),
             })
             .collect();
         Ok(connections)
@@ -94,12 +97,13 @@ impl Conntrack {
         Ok(keys.len())
     }
 
-    /// Deletes the flows that `unwanted` names; how many.
+    /// Deletes the flows from a VIP to a backend that `unwanted` names; how many. What masquerades them stays until its
+    /// time is over: nothing leads to it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let mut keys = Vec::new();
         let mut flows = 0;
         self.table.for_each(|key, flow| {
-            if !flow.is_reply() && unwanted(key, flow) {
+            if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
                 keys.extend([*key, flow.to.reversed()]);
                 flows += 1;
             }
@@ -217,15 +221,15 @@ impl Halves {
     }
 }
 
+/// Whether it is of the second translation of a masqueraded connection.
+const fn is_masquerade(flow: &Flow) -> bool {
+    flow.flags & flow_flags::MASQUERADE != 0
+}
+
 /// What the other half of a flow must have been, as far as this one tells.
 fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     let peer_key = flow.to.reversed();
-    let hairpin = flow.flags & flow_flags::HAIRPIN;
-    let flags = match (flow.is_reply(), hairpin != 0) {
-        (true, _) => hairpin,
-        (false, true) => flow_flags::REPLY | hairpin,
-        (false, false) => flow_flags::REPLY | flow_flags::AT_EGRESS,
-    };
+    let flags = flow_flags::peer(flow.flags);
     let mut peer = Flow::new(&peer_key, &key.reversed(), flow.service, flags, flow.last_seen);
     if key.protocol == protocol::TCP {
         // Who acknowledges has heard the other side; what it acknowledged is where the other side stands.
@@ -249,24 +253,20 @@ mod tests {
 
     use super::*;
 
-    fn pair(protocol: u8, hairpin: bool) -> (Tuple, Flow, Flow) {
+    fn pair(protocol: u8, flags: u8) -> (Tuple, Flow, Flow) {
         let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
         let from = Tuple::new(client, vip, 40_000, 80, protocol);
         let to = Tuple { destination: Address::from_v4([198, 51, 100, 7]), destination_port: 8080, ..from };
-        let (forward, reply) = if hairpin {
-            (flow_flags::HAIRPIN, flow_flags::HAIRPIN | flow_flags::REPLY)
-        } else {
-            (0, flow_flags::AT_EGRESS | flow_flags::REPLY)
-        };
-        let forward = Flow::new(&from, &to, 7, forward, Tick(50));
-        (from, forward, Flow::new(&to.reversed(), &from.reversed(), 7, reply, Tick(50)))
+        let forward = Flow::new(&from, &to, 7, flags, Tick(50));
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::peer(flags), Tick(50));
+        (from, forward, reply)
     }
 
     #[test]
     fn a_lost_half_is_what_it_was() {
         for protocol in [protocol::TCP, protocol::UDP] {
-            for hairpin in [false, true] {
-                let (from, forward, reply) = pair(protocol, hairpin);
+            for flags in [0, flow_flags::HAIRPIN, flow_flags::MASQUERADE | flow_flags::AT_EGRESS] {
+                let (from, forward, reply) = pair(protocol, flags);
                 assert_eq!(lost_half(&from, &forward), (forward.to.reversed(), reply));
                 let (key, mut rebuilt) = lost_half(&forward.to.reversed(), &reply);
                 rebuilt.seen = 0;
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_established_connection_stays_established() {
-        let (from, mut forward, mut reply) = pair(protocol::TCP, false);
+        let (from, mut forward, mut reply) = pair(protocol::TCP, 0);
         let segment = |flags, seq, ack| Segment { flags, seq, ack, payload: 0 };
         forward.observe_segment(&segment(tcp_flags::SYN, 1000, 0), Tick(50));
         reply.observe_segment(&segment(tcp_flags::SYN | tcp_flags::ACK, 5000, 1001), Tick(50));
