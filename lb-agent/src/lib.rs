@@ -6,6 +6,8 @@ pub mod config;
 pub mod daemon;
 pub mod datapath;
 pub mod health;
+#[cfg(test)]
+mod http_test;
 pub mod kubernetes;
 pub mod manifests;
 pub mod metrics;

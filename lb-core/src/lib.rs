@@ -15,6 +15,7 @@ pub mod arena;
 mod claims;
 pub mod convert;
 pub mod desired;
+pub mod family;
 mod ids;
 mod labels;
 mod mirror;

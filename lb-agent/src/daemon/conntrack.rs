@@ -7,6 +7,7 @@ use lb_common::{
     ServiceKey,
     conntrack::{Flow, Tuple},
 };
+use lb_core::family::Family;
 use tokio::{
     sync::mpsc,
     task,
@@ -44,7 +45,7 @@ pub(super) async fn run(
         }
         let mut result = Ok(());
         if !waiting.is_empty() {
-            result = forget(conntrack.clone(), waiting.clone()).await?;
+            result = forget(conntrack.clone(), waiting.clone(), &metrics).await?;
             if result.is_ok() {
                 waiting.clear();
             }
@@ -100,12 +101,26 @@ async fn sweep(
 }
 
 /// Forgets UDP flows to backends that their frontend does not have any more, once no program can make new ones.
-async fn forget(conntrack: Conntrack, frontends: Moved) -> anyhow::Result<Result<(), DatapathError>> {
+async fn forget(
+    conntrack: Conntrack,
+    frontends: Moved,
+    metrics: &Metrics,
+) -> anyhow::Result<Result<(), DatapathError>> {
+    let started = Instant::now();
     let forgotten = task::spawn_blocking(move || {
         grace::wait()?;
-        conntrack.purge(|key, flow| is_stale(&frontends, key, flow))
+        let mut of_family = [0, 0];
+        conntrack.purge(|key, flow| {
+            let stale = is_stale(&frontends, key, flow);
+            let family = Family::of(key.destination.into());
+            of_family[family as usize] += usize::from(stale);
+            stale
+        })?;
+        Ok(of_family)
     });
-    Ok(forgotten.await?.map(|flows| {
+    Ok(forgotten.await?.map(|of_family| {
+        metrics.conntrack_reconciled(started.elapsed(), of_family);
+        let flows: usize = of_family.iter().sum();
         if flows > 0 {
             info!(flows, "forgot UDP flows to backends that are gone");
         }

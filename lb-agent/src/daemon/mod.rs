@@ -116,8 +116,12 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     devices.sync()?;
     tasks.spawn("devices", devices.run());
 
+    // Without an API server there is no Node that could say anything: this stays as it is here.
+    let (node_sender, node) = watch::channel(NodeInfo::default());
     if let Some(address) = config.healthz {
-        let router = health::router(Arc::clone(&state), Arc::clone(&metrics));
+        let state = Arc::clone(&state);
+        let eligible = move || node.borrow().eligible;
+        let router = health::router(move || state.health(), eligible, Arc::clone(&metrics));
         tasks.spawn("healthz", http::serve("/healthz", address, router));
     }
     if let Some(address) = config.metrics {
@@ -130,8 +134,6 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
 
     let _events = tell_events(&config.source, &node_name, tasks);
     let (event_sender, events) = mpsc::channel(QUEUE);
-    // Without an API server both stay as they are here.
-    let (node_sender, _node) = watch::channel(NodeInfo::default());
     let (service_cidr_sender, _service_cidrs) = watch::channel(Vec::new());
     match config.source {
         Source::Manifests(dir) => {

@@ -1,15 +1,11 @@
 //! What the tasks of the agent know of each other: how far synchronisation is. Read by health, metrics and `status`.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// A change that waits longer than this makes the agent unhealthy: twice kube-proxy's period of synchronisation.
-const STALE: Duration = Duration::from_secs(60);
+use crate::health::{Freshness, Health, Moment};
 
 /// The agent's side of `lb-agent status`; what the status socket hands out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,15 +53,6 @@ pub struct DeviceReport {
     pub kind: String,
 }
 
-/// How healthy the agent is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// Synchronised once, and no change is waiting for long.
-    pub healthy: bool,
-    /// Now while healthy, else when the kernel last was what it should be.
-    pub last_updated: Option<Timestamp>,
-}
-
 /// What the writer has to say after an attempt to bring the kernel up to date.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
@@ -87,9 +74,7 @@ pub struct State {
 
 #[derive(Debug, Default)]
 struct Inner {
-    synchronised: bool,
-    last_sync: Option<Timestamp>,
-    waiting: Option<(Instant, Timestamp)>,
+    freshness: Freshness,
     progress: Progress,
     source_problems: Vec<String>,
     devices: Vec<DeviceReport>,
@@ -108,7 +93,12 @@ impl State {
 
     /// Changes have come that are not in the kernel yet.
     pub(super) fn changed(&self) {
-        self.lock().waiting.get_or_insert_with(|| (Instant::now(), Timestamp::now()));
+        self.lock().freshness.queued(Moment::now());
+    }
+
+    /// The changes that have come are without consequences for the kernel.
+    pub(super) fn nothing_to_do(&self) {
+        self.lock().freshness.nothing_to_do();
     }
 
     /// What is wrong with the objects, as their source sees it; replaces what it said before.
@@ -125,34 +115,32 @@ impl State {
     pub(super) fn progressed(&self, progress: Progress) {
         let mut inner = self.lock();
         if progress.pending == 0 {
-            inner.synchronised = true;
-            inner.last_sync = Some(Timestamp::now());
-            inner.waiting = None;
+            inner.freshness.updated(Moment::now());
         }
         inner.progress = progress;
     }
 
     /// How healthy the agent is.
     pub fn health(&self) -> Health {
-        self.lock().health()
+        self.lock().freshness.health(Moment::now())
     }
 
     /// Everything `status` shows.
     pub fn report(&self) -> Report {
         let inner = self.lock();
-        let Inner { synchronised, last_sync, waiting, progress, source_problems, devices } = &*inner;
+        let Inner { freshness, progress, source_problems, devices } = &*inner;
         Report {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.clone(),
             started: self.started,
-            synchronised: *synchronised,
-            healthy: inner.health().healthy,
-            last_sync: *last_sync,
+            synchronised: freshness.is_synchronised(),
+            healthy: freshness.health(Moment::now()).healthy,
+            last_sync: freshness.last_updated(),
             services: progress.services,
             endpoints: progress.endpoints,
             pending: progress.pending,
-            pending_since: waiting.map(|(_, since)| since),
+            pending_since: freshness.waiting_since(),
             failures: progress.failures.clone(),
             problems: [source_problems.as_slice(), &progress.conflicts].concat(),
             devices: devices.clone(),
@@ -160,44 +148,22 @@ impl State {
     }
 }
 
-impl Inner {
-    fn health(&self) -> Health {
-        let stale = self.waiting.is_some_and(|(since, _)| since.elapsed() > STALE);
-        let healthy = self.synchronised && !stale;
-        Health { healthy, last_updated: if healthy { Some(Timestamp::now()) } else { self.last_sync } }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pending(pending: usize) -> Progress {
-        Progress { pending, ..Progress::default() }
-    }
-
     #[test]
     fn healthy_only_after_everything_was_in_the_kernel_once() {
+        let pending = |pending| Progress { pending, ..Progress::default() };
         let state = State::new("a".to_owned());
         assert!(!state.health().healthy);
         state.changed();
         state.progressed(pending(3));
-        assert_eq!(state.health(), Health { healthy: false, last_updated: None });
+        assert!(!state.health().healthy);
+        assert!(state.report().pending_since.is_some());
         state.progressed(pending(0));
         assert!(state.health().healthy);
         assert!(state.report().last_sync.is_some());
-    }
-
-    #[test]
-    fn a_change_that_waits_for_long_makes_it_unhealthy_until_it_is_done() {
-        let state = State::new("a".to_owned());
-        state.progressed(pending(0));
-        let long_ago = Instant::now().checked_sub(STALE + Duration::from_secs(1)).unwrap();
-        state.lock().waiting = Some((long_ago, Timestamp::now()));
-        state.changed();
-        state.progressed(pending(1));
-        assert!(!state.health().healthy, "a later change does not make the first one younger");
-        state.progressed(pending(0));
-        assert!(state.health().healthy);
+        assert_eq!(state.report().pending_since, None);
     }
 }

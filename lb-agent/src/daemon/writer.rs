@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     datapath::{ApplyError, Datapath, DatapathError, grace},
-    metrics::Metrics,
+    metrics::{Extent, Metrics},
 };
 
 /// Pauses between attempts at what the kernel refused, doubled every time.
@@ -58,6 +58,10 @@ pub(super) struct Writer {
     planned: bool,
     /// Whether everything was in the kernel once.
     synchronised: bool,
+    /// What the last attempt left to do.
+    pending: usize,
+    /// How much the next plan looks at.
+    next_extent: Extent,
     /// When the first change arrived that is not in the kernel yet.
     waiting_since: Option<Instant>,
     /// When that happened which the changes that wait are the consequence of.
@@ -95,6 +99,8 @@ impl Writer {
             source_ready: false,
             planned: false,
             synchronised: false,
+            pending: 0,
+            next_extent: Extent::Full,
             waiting_since: None,
             triggered: Vec::new(),
             retry: None,
@@ -117,31 +123,51 @@ impl Writer {
                 () = at(self.retry.map(|retry| retry.at)) => {}
                 () = at(self.log.due()) => self.log.flush(),
             }
-            let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
-            if self.source_ready && !held_back && (!self.planned || self.reconciler.needs_plan()) {
-                self.planned = true;
-                task::block_in_place(|| self.synchronise());
-            }
+            self.work();
             self.start_grace();
         }
     }
 
     fn take(&mut self, event: SourceEvent) {
+        self.state.changed();
         match event {
             SourceEvent::Changes(changes) => {
                 let services = changes.iter().filter(|change| matches!(change, Change::Service(..))).count();
                 self.metrics.count_changes(services, changes.len() - services);
                 self.log.count_changes(changes.len());
                 self.waiting_since.get_or_insert_with(Instant::now);
-                self.state.changed();
                 self.reconciler.handle(changes);
             }
             SourceEvent::Triggered(times) => self.triggered.extend(times),
-            SourceEvent::Zone(zone) => self.reconciler.set_zone(zone),
-            SourceEvent::NodeAddresses(addresses) => self.reconciler.set_addresses(addresses),
+            SourceEvent::Zone(zone) => {
+                self.next_extent = Extent::Full;
+                self.reconciler.set_zone(zone);
+            }
+            SourceEvent::NodeAddresses(addresses) => {
+                self.next_extent = Extent::Full;
+                self.reconciler.set_addresses(addresses);
+            }
             SourceEvent::Synchronised => self.source_ready = true,
             SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.sources_complete(),
+        }
+    }
+
+    /// Brings the kernel up to date if something has changed, and it is time.
+    fn work(&mut self) {
+        let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
+        if !self.source_ready || held_back {
+            return;
+        }
+        if !self.planned || self.reconciler.needs_plan() {
+            self.planned = true;
+            task::block_in_place(|| self.synchronise());
+        } else if self.pending == 0 {
+            // What has come changes nothing, such as an object that is what it was. It must not seem to wait.
+            self.waiting_since = None;
+            self.triggered.clear();
+            self.metrics.nothing_pending();
+            self.state.nothing_to_do();
         }
     }
 
@@ -159,19 +185,22 @@ impl Writer {
         let failure = result.err();
         // A Service that waits for slots is not in the kernel as it should be either.
         let waits = |problem: &&Problem| matches!(problem, Problem::ArenaFull { .. });
-        let pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
+        self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
+        let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
+        self.metrics.attempted(extent, started.elapsed());
         match &failure {
-            Some(error) => self.put_off(error, pending),
-            None if pending == 0 => self.succeeded(started),
+            Some(error) => self.put_off(error),
+            None if self.pending == 0 => self.succeeded(started),
             None => self.retry = None,
         }
-        self.tell(pending, failure.map(|error| error.to_string()));
+        self.tell(failure.map(|error| error.to_string()));
     }
 
     fn succeeded(&mut self, started: Instant) {
         self.retry = None;
         let took = self.waiting_since.take().unwrap_or(started).elapsed();
-        self.metrics.synchronised(took);
+        self.metrics.synchronised();
+        self.metrics.observe_sync_latency(took);
         self.triggered.clear();
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
@@ -183,7 +212,8 @@ impl Writer {
     }
 
     /// What the kernel refuses is planned anew after a pause.
-    fn put_off(&mut self, error: &ApplyError, pending: usize) {
+    fn put_off(&mut self, error: &ApplyError) {
+        let pending = self.pending;
         self.reconciler.failed();
         self.metrics.count_sync_failure();
         let pause = self.retry.map_or(FIRST_PAUSE, |retry| LONGEST_PAUSE.min(retry.pause * 2));
@@ -196,7 +226,8 @@ impl Writer {
     }
 
     /// Tells everyone how far we are.
-    fn tell(&mut self, pending: usize, failure: Option<String>) {
+    fn tell(&mut self, failure: Option<String>) {
+        let pending = self.pending;
         let contents = self.reconciler.contents();
         let (services, endpoints) = (contents.service_labels.len(), contents.backends.len());
         let maps = self.datapath.maps();

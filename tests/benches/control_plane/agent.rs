@@ -36,7 +36,7 @@ const POLL: Duration = Duration::from_micros(100);
 /// How long an edit may take at all.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The metric whose sum and count tell how long the writer took.
-const SYNC_DURATION: &str = "kubeproxy_sync_proxy_rules_duration_seconds";
+const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// 200 MB; larger sizes have no limit.
 const MEMORY_LIMIT: f64 = 200e6;
@@ -219,7 +219,7 @@ struct Synchronisations {
 fn synchronisations(netns: &Netns) -> anyhow::Result<Synchronisations> {
     let metrics = scrape(netns).context("reading /metrics of the agent")?;
     let value = |suffix: &str| {
-        let name = format!("{SYNC_DURATION}_{suffix} ");
+        let name = format!("{SYNC_LATENCY}_{suffix} ");
         let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
         line.ok_or_else(|| anyhow!("the agent has no metric {name}"))
     };

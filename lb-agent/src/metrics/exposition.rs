@@ -1,0 +1,61 @@
+//! The text format of Prometheus (0.0.4), which kube-proxy speaks and every scraper reads, from the OpenMetrics text
+//! that the library writes. They differ in a few lines of meta data.
+
+/// The same metrics.
+pub(super) fn prometheus(open_metrics: &str) -> String {
+    let mut text = String::with_capacity(open_metrics.len());
+    let mut help = None;
+    for line in open_metrics.lines() {
+        match line.split_once(' ').and_then(|(hash, rest)| (hash == "#").then_some(rest)) {
+            None => push(&mut text, &[line]),
+            Some(meta) => match meta.split_once(' ') {
+                Some(("HELP", rest)) => help = rest.split_once(' '),
+                Some(("TYPE", rest)) => {
+                    let Some((name, kind)) = rest.split_once(' ') else { continue };
+                    // A counter's name ends so only in the samples of OpenMetrics.
+                    let suffix = if kind == "counter" { "_total" } else { "" };
+                    if let Some((_, help)) = help.take() {
+                        push(&mut text, &["# HELP ", name, suffix, " ", help]);
+                    }
+                    push(&mut text, &["# TYPE ", name, suffix, " ", kind]);
+                }
+                // Units and the end of the file.
+                _ => {}
+            },
+        }
+    }
+    text
+}
+
+fn push(text: &mut String, parts: &[&str]) {
+    text.extend(parts.iter().copied());
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_their_full_name_and_nothing_else_changes() {
+        let open_metrics = "\
+# HELP a_seconds What it is.
+# TYPE a_seconds gauge
+# UNIT a_seconds seconds
+a_seconds{x=\"# HELP y z\"} 1.0
+# HELP b Two words.
+# TYPE b counter
+b_total 2
+# EOF
+";
+        let expected = "\
+# HELP a_seconds What it is.
+# TYPE a_seconds gauge
+a_seconds{x=\"# HELP y z\"} 1.0
+# HELP b_total Two words.
+# TYPE b_total counter
+b_total 2
+";
+        assert_eq!(prometheus(open_metrics), expected);
+    }
+}

@@ -1,0 +1,238 @@
+//! kube-proxy's metrics: its names, types, labels and buckets (`pkg/proxy/metrics/metrics.go`).
+//!
+//! Both families are written by one task in one go: what is measured for one is measured for the other.
+
+use std::{
+    sync::atomic::AtomicU64,
+    time::{Duration, SystemTime},
+};
+
+use lb_core::family::Family as IpFamily;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets, linear_buckets},
+    },
+    registry::Registry,
+};
+
+use super::{Metrics, gauge, now};
+
+/// A point in time as seconds since 1970.
+type Seconds = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Code {
+    code: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PerFamily {
+    ip_family: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PerPolicy {
+    ip_family: &'static str,
+    traffic_policy: &'static str,
+}
+
+type Histograms = Family<PerFamily, Histogram, fn() -> Histogram>;
+
+/// How much of the kernel a synchronisation has looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Every Service: the first time, or because the node has changed.
+    Full,
+    /// The Services that have changed.
+    Partial,
+}
+
+#[derive(Debug)]
+pub(super) struct KubeProxy {
+    sync: Histograms,
+    full_sync: Histograms,
+    partial_sync: Histograms,
+    last_sync: Family<PerFamily, Seconds>,
+    last_queued: Family<PerFamily, Seconds>,
+    programming: Histograms,
+    service_changes: Counter,
+    service_changes_pending: Gauge,
+    endpoint_changes: Counter,
+    endpoint_changes_pending: Gauge,
+    no_local_endpoints: Family<PerPolicy, Gauge>,
+    conntrack_sync: Histograms,
+    conntrack_deleted: Family<PerFamily, Counter>,
+    healthz: Family<Code, Counter>,
+    livez: Family<Code, Counter>,
+}
+
+fn durations() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 15))
+}
+
+/// From an instant to five minutes. The first bucket, 0, is kube-proxy's, too.
+fn programming_times() -> Histogram {
+    let coarse = linear_buckets(60.0, 5.0, 12).chain(linear_buckets(120.0, 30.0, 7));
+    Histogram::new([0.0, 0.25, 0.5].into_iter().chain(linear_buckets(1.0, 1.0, 59)).chain(coarse))
+}
+
+fn both() -> [PerFamily; 2] {
+    IpFamily::ALL.map(|family| PerFamily { ip_family: family.as_str() })
+}
+
+impl Default for KubeProxy {
+    fn default() -> Self {
+        let durations = || Histograms::new_with_constructor(durations);
+        Self {
+            sync: durations(),
+            full_sync: durations(),
+            partial_sync: durations(),
+            last_sync: Family::default(),
+            last_queued: Family::default(),
+            programming: Histograms::new_with_constructor(programming_times),
+            service_changes: Counter::default(),
+            service_changes_pending: Gauge::default(),
+            endpoint_changes: Counter::default(),
+            endpoint_changes_pending: Gauge::default(),
+            no_local_endpoints: Family::default(),
+            conntrack_sync: durations(),
+            conntrack_deleted: Family::default(),
+            healthz: Family::default(),
+            livez: Family::default(),
+        }
+    }
+}
+
+impl KubeProxy {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        self.register_synchronisation(registry);
+        self.register_changes(registry);
+        let name = "sync_proxy_rules_no_local_endpoints_total";
+        let help = "Service ports with a Local traffic policy and no endpoint on this node";
+        registry.register(name, help, self.no_local_endpoints.clone());
+        let name = "conntrack_reconciler_sync_duration_seconds";
+        let help = "How long it took to forget flows to endpoints that are gone";
+        registry.register(name, help, self.conntrack_sync.clone());
+        let name = "conntrack_reconciler_deleted_entries";
+        registry.register(name, "Flows that were forgotten so", self.conntrack_deleted.clone());
+        registry.register("proxy_healthz", "Answers of /healthz by their code", self.healthz.clone());
+        registry.register("proxy_livez", "Answers of /livez by their code", self.livez.clone());
+    }
+
+    fn register_synchronisation(&self, registry: &mut Registry) {
+        for (name, help, metric) in [
+            ("sync_proxy_rules_duration_seconds", "How long a synchronisation took", &self.sync),
+            ("sync_full_proxy_rules_duration_seconds", "How long one of every Service took", &self.full_sync),
+            (
+                "sync_partial_proxy_rules_duration_seconds",
+                "How long one of the Services that had changed took",
+                &self.partial_sync,
+            ),
+            (
+                "network_programming_duration_seconds",
+                "Time from the cause of a change in the cluster to its presence in the kernel",
+                &self.programming,
+            ),
+        ] {
+            registry.register(name, help, metric.clone());
+        }
+        let name = "sync_proxy_rules_last_timestamp_seconds";
+        registry.register(name, "When the kernel last was what it should be", self.last_sync.clone());
+        let name = "sync_proxy_rules_last_queued_timestamp_seconds";
+        registry.register(name, "When a change last arrived", self.last_queued.clone());
+    }
+
+    fn register_changes(&self, registry: &mut Registry) {
+        let name = "sync_proxy_rules_service_changes";
+        registry.register(name, "Changes of Services that arrived", self.service_changes.clone());
+        let name = "sync_proxy_rules_service_changes_pending";
+        let help = "Changes of Services that are not in the kernel yet";
+        registry.register(name, help, self.service_changes_pending.clone());
+        let name = "sync_proxy_rules_endpoint_changes";
+        registry.register(name, "Changes of EndpointSlices that arrived", self.endpoint_changes.clone());
+        let name = "sync_proxy_rules_endpoint_changes_pending";
+        let help = "Changes of EndpointSlices that are not in the kernel yet";
+        registry.register(name, help, self.endpoint_changes_pending.clone());
+    }
+}
+
+impl Metrics {
+    pub(crate) fn count_healthz(&self, code: u16) {
+        self.kube_proxy.healthz.get_or_create(&Code { code }).inc();
+    }
+
+    pub(crate) fn count_livez(&self, code: u16) {
+        self.kube_proxy.livez.get_or_create(&Code { code }).inc();
+    }
+
+    /// Changes have arrived.
+    pub(crate) fn count_changes(&self, services: usize, endpoint_slices: usize) {
+        let metrics = &self.kube_proxy;
+        metrics.service_changes.inc_by(services as u64);
+        metrics.service_changes_pending.inc_by(gauge(services));
+        metrics.endpoint_changes.inc_by(endpoint_slices as u64);
+        metrics.endpoint_changes_pending.inc_by(gauge(endpoint_slices));
+        for family in both() {
+            metrics.last_queued.get_or_create(&family).set(now());
+        }
+    }
+
+    /// An attempt to bring the kernel up to date took so long, whether it succeeded or not.
+    pub(crate) fn attempted(&self, extent: Extent, took: Duration) {
+        let metrics = &self.kube_proxy;
+        let of_extent = match extent {
+            Extent::Full => &metrics.full_sync,
+            Extent::Partial => &metrics.partial_sync,
+        };
+        for family in both() {
+            metrics.sync.get_or_create(&family).observe(took.as_secs_f64());
+            of_extent.get_or_create(&family).observe(took.as_secs_f64());
+        }
+    }
+
+    /// The kernel is what it should be.
+    pub(crate) fn synchronised(&self) {
+        for family in both() {
+            self.kube_proxy.last_sync.get_or_create(&family).set(now());
+        }
+        self.nothing_pending();
+    }
+
+    /// No change waits any more.
+    pub(crate) fn nothing_pending(&self) {
+        self.kube_proxy.service_changes_pending.set(0);
+        self.kube_proxy.endpoint_changes_pending.set(0);
+    }
+
+    /// What happened in the cluster at these times is in the kernel now.
+    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
+    pub(crate) fn programmed(&self, family: IpFamily, happened: &[SystemTime]) {
+        let label = PerFamily { ip_family: family.as_str() };
+        let histogram = self.kube_proxy.programming.get_or_create_owned(&label);
+        for time in happened {
+            // The clock of another machine may be ahead of ours.
+            histogram.observe(time.elapsed().unwrap_or_default().as_secs_f64());
+        }
+    }
+
+    /// So many Service ports have a Local policy, and endpoints only on other nodes.
+    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
+    pub(crate) fn set_no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
+        for (traffic_policy, ports) in [("internal", internal), ("external", external)] {
+            let label = PerPolicy { ip_family: family.as_str(), traffic_policy };
+            self.kube_proxy.no_local_endpoints.get_or_create(&label).set(gauge(ports));
+        }
+    }
+
+    /// Flows to endpoints that are gone were looked for; so many were found, v4 and v6.
+    pub(crate) fn conntrack_reconciled(&self, took: Duration, deleted: [usize; 2]) {
+        for (family, deleted) in both().into_iter().zip(deleted) {
+            self.kube_proxy.conntrack_sync.get_or_create(&family).observe(took.as_secs_f64());
+            self.kube_proxy.conntrack_deleted.get_or_create(&family).inc_by(deleted as u64);
+        }
+    }
+}

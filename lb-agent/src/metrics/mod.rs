@@ -1,0 +1,87 @@
+//! What the agent counts: under the names of kube-proxy what it has too ([`kube_proxy`]), `lb_…` what is our own
+//! ([`own`]). `docs/metrics.md` describes each; a test keeps it complete.
+
+mod exposition;
+mod kube_proxy;
+mod own;
+mod serve;
+mod slis;
+
+use std::fmt;
+
+use jiff::Timestamp;
+use lb_common::Outcome;
+use prometheus_client::{encoding::text, registry::Registry};
+
+pub(crate) use self::kube_proxy::Extent;
+pub use self::serve::router;
+use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
+
+/// Everything the tasks count. Values that live in the kernel are read when somebody asks.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    kube_proxy: KubeProxy,
+    own: Own,
+    slis: Slis,
+}
+
+impl Metrics {
+    /// All metrics, those of the kernel read through `packets`.
+    pub fn new(packets: impl PacketCounters) -> Self {
+        let (kube_proxy, own) = (KubeProxy::default(), Own::default());
+        let mut registry = Registry::default();
+        kube_proxy.register(registry.sub_registry_with_prefix("kubeproxy"));
+        own.register(registry.sub_registry_with_prefix("lb"));
+        registry.register_collector(Box::new(own::Packets(packets)));
+        Self { registry, kube_proxy, own, slis: Slis::new() }
+    }
+
+    /// A health check of this component was done with this result.
+    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
+    pub(crate) fn record_health_check(&self, success: bool) {
+        self.slis.record(success);
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
+    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
+        encode(&self.registry)
+    }
+}
+
+fn encode(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    text::encode(&mut text, registry)?;
+    Ok(text)
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    Timestamp::now().as_duration().as_secs_f64()
+}
+
+/// Where the counters of the data plane are read; `None` where they cannot be at this moment.
+pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
+    /// Packets by [`Outcome`] since the maps were made.
+    fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
+}
+
+/// No data plane.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct NoPackets;
+
+#[cfg(test)]
+impl PacketCounters for NoPackets {
+    fn packets(&self) -> Option<[u64; Outcome::COUNT]> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Our own metrics.
+
+use std::{fmt, time::Duration};
+
+use lb_common::Outcome;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use super::{Metrics, PacketCounters, gauge};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Map {
+    map: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Debug)]
+pub(super) struct Own {
+    sync_latency: Histogram,
+    sync_failures: Counter,
+    pending: Gauge,
+    service_ports: Gauge,
+    backends: Gauge,
+    map_entries: Family<Map, Gauge>,
+    map_capacity: Family<Map, Gauge>,
+    devices: Family<Kind, Gauge>,
+    flows: Gauge,
+    flows_expired: Counter,
+    health_check_servers: Gauge,
+    health_check_failures: Gauge,
+}
+
+impl Default for Own {
+    fn default() -> Self {
+        Self {
+            sync_latency: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            sync_failures: Counter::default(),
+            pending: Gauge::default(),
+            service_ports: Gauge::default(),
+            backends: Gauge::default(),
+            map_entries: Family::default(),
+            map_capacity: Family::default(),
+            devices: Family::default(),
+            flows: Gauge::default(),
+            flows_expired: Counter::default(),
+            health_check_servers: Gauge::default(),
+            health_check_failures: Gauge::default(),
+        }
+    }
+}
+
+impl Own {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let name = "sync_latency_seconds";
+        let help = "Time from the arrival of the first change of a batch to its presence in the kernel";
+        registry.register(name, help, self.sync_latency.clone());
+        let help = "Attempts that the kernel refused in part";
+        registry.register("sync_failures", help, self.sync_failures.clone());
+        let help = "Changes of maps that are not in the kernel yet";
+        registry.register("sync_pending_steps", help, self.pending.clone());
+        registry.register("service_ports", "Service ports in the kernel", self.service_ports.clone());
+        registry.register("backends", "Backends of all service ports in the kernel", self.backends.clone());
+        registry.register("map_entries", "Entries of a map that are in use", self.map_entries.clone());
+        registry.register("map_capacity", "Entries a map can hold", self.map_capacity.clone());
+        registry.register("devices", "Devices with our programs", self.devices.clone());
+        registry.register("conntrack_flows", "Connections tracked at the last sweep", self.flows.clone());
+        let help = "Connections forgotten after their timeout";
+        registry.register("conntrack_expired", help, self.flows_expired.clone());
+        let help = "Addresses where a healthCheckNodePort is served";
+        registry.register("health_check_servers", help, self.health_check_servers.clone());
+        let help = "Addresses where a healthCheckNodePort should be served and cannot be";
+        registry.register("health_check_servers_failed", help, self.health_check_failures.clone());
+    }
+}
+
+impl Metrics {
+    /// Changes are in the kernel, this long after the first of them arrived.
+    pub(crate) fn observe_sync_latency(&self, latency: Duration) {
+        self.own.sync_latency.observe(latency.as_secs_f64());
+    }
+
+    /// The kernel has refused something.
+    pub(crate) fn count_sync_failure(&self) {
+        self.own.sync_failures.inc();
+    }
+
+    pub(crate) fn set_services(&self, service_ports: usize, backends: usize, pending: usize) {
+        self.own.service_ports.set(gauge(service_ports));
+        self.own.backends.set(gauge(backends));
+        self.own.pending.set(gauge(pending));
+    }
+
+    pub(crate) fn set_map(&self, map: &'static str, entries: usize, capacity: u32) {
+        self.own.map_entries.get_or_create(&Map { map }).set(gauge(entries));
+        self.own.map_capacity.get_or_create(&Map { map }).set(i64::from(capacity));
+    }
+
+    pub(crate) fn set_devices(&self, kind: &'static str, count: usize) {
+        self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
+    }
+
+    /// A sweep through the tracked connections is over.
+    pub(crate) fn swept(&self, flows: usize, expired: usize) {
+        self.own.flows.set(gauge(flows));
+        self.own.flows_expired.inc_by(expired as u64);
+    }
+
+    /// So many addresses serve the health of Services, so many cannot.
+    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
+    pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
+        self.own.health_check_servers.set(gauge(serving));
+        self.own.health_check_failures.set(gauge(failed));
+    }
+}
+
+/// The counters of the data plane, read when somebody asks.
+#[derive(Debug)]
+pub(super) struct Packets<C>(pub(super) C);
+
+impl<C: PacketCounters> Collector for Packets<C> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(packets) = self.0.packets() else { return Ok(()) };
+        let kind = ConstCounter::new(0u64).metric_type();
+        let mut family =
+            encoder.encode_descriptor("lb_packets", "Packets by what became of them", None, kind)?;
+        for (outcome, count) in Outcome::ALL.into_iter().zip(packets) {
+            let label = [("outcome", outcome.as_str())];
+            ConstCounter::new(count).encode(family.encode_family(&label)?)?;
+        }
+        Ok(())
+    }
+}

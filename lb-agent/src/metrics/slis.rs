@@ -1,0 +1,47 @@
+//! `/metrics/slis`: results of health checks as every Kubernetes component reports them (KEP-3466).
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Check {
+    name: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CheckResult {
+    name: &'static str,
+    status: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Debug)]
+pub(super) struct Slis {
+    pub(super) registry: Registry,
+    last: Family<Check, Gauge>,
+    all: Family<CheckResult, Counter>,
+}
+
+impl Slis {
+    pub(super) fn new() -> Self {
+        let mut slis =
+            Self { registry: Registry::default(), last: Family::default(), all: Family::default() };
+        let help = "The result of the last health check: 1 for success";
+        slis.registry.register("kubernetes_healthcheck", help, slis.last.clone());
+        let help = "Health checks by their result";
+        slis.registry.register("kubernetes_healthchecks", help, slis.all.clone());
+        slis
+    }
+
+    /// The check `ping` of `/healthz`.
+    pub(super) fn record(&self, success: bool) {
+        let (name, r#type) = ("ping", "healthz");
+        let status = if success { "success" } else { "error" };
+        self.last.get_or_create(&Check { name, r#type }).set(i64::from(success));
+        self.all.get_or_create(&CheckResult { name, status, r#type }).inc();
+    }
+}
