@@ -2,9 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::{Service, ServiceKey};
+use lb_common::{Service, ServiceKey, SourceRangeKey};
 
-use crate::{arena::SlotRange, ids::Ids, mirror::Mirror, plan::Contents, slices::Slices};
+use crate::{
+    ids::Ids,
+    mirror::{self, Mirror},
+    plan::{Contents, slices_of},
+    slices::Slices,
+};
 
 /// The contents of the kernel, sorted into what can be built upon and what cannot.
 pub(crate) struct Adopted {
@@ -15,6 +20,8 @@ pub(crate) struct Adopted {
     pub(crate) distrusted: BTreeSet<ServiceKey>,
     /// Ids with a name that has another id already.
     pub(crate) stale_ids: BTreeSet<u32>,
+    /// Networks that may use a service port which nobody knows.
+    pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 
 pub(crate) fn adopt(mut contents: Contents, slots: u32) -> Adopted {
@@ -33,10 +40,12 @@ pub(crate) fn adopt(mut contents: Contents, slots: u32) -> Adopted {
         .map(|(key, _)| *key)
         .collect();
     for record in distrusted.iter().filter_map(|key| contents.frontends.get(key)) {
-        slices.distrust(slots_of(record));
+        slices_of(record).for_each(|range| slices.distrust(range));
     }
     contents.backends.retain(|slot, _| slices.arena().is_used(*slot));
-    Adopted { ids, slices, mirror: Mirror::new(contents), distrusted, stale_ids }
+    let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
+    let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
+    Adopted { ids, slices, mirror: Mirror::new(contents), distrusted, stale_ids, stale_ranges }
 }
 
 fn is_trusted(
@@ -46,15 +55,12 @@ fn is_trusted(
     ids: &Ids,
     slices: &mut Slices,
 ) -> bool {
-    let range = slots_of(record);
-    let end = range.base.saturating_add(range.count);
+    let is_written = |base, count| {
+        let slots = base..u32::saturating_add(base, count);
+        contents.backends.range(slots).count() == count as usize
+    };
     record.is_sealed(key)
         && ids.contains(record.id)
-        && (range.count == 0
-            || contents.backends.range(range.base..end).count() == range.count as usize
-                && slices.adopt(record.id, range))
-}
-
-const fn slots_of(record: &Service) -> SlotRange {
-    SlotRange { base: record.backends_base, count: record.backends_count }
+        && slices_of(record)
+            .all(|range| is_written(range.base, range.count) && slices.adopt(record.id, range))
 }

@@ -5,22 +5,35 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::ServiceKey;
+use lb_common::{FrontendKind, ServiceKey};
 
 use crate::{
-    desired::Port,
+    desired::{Frontend, Port},
     model::{ObjectName, Protocol, ServicePortName},
 };
 
-/// Every frontend that some service port claims. The smallest name owns it, whoever came first, so that any order
-/// of events gives the same owner.
+/// Every frontend that some service port claims. The strongest kind owns it, of one kind the smallest name, whoever came
+/// first, so that any order of events gives the same owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,
     by_service: BTreeMap<ObjectName, Box<[Claim]>>,
 }
 
-type Claim = (ServiceKey, ServicePortName);
+type Claim = (ServiceKey, Strength, ServicePortName);
+
+/// How good a reason for a claim the kind of the frontend is; less is stronger. A cluster IP was given to one Service, so
+/// that nobody can take it by writing it down as his external IP.
+type Strength = u8;
+
+const fn strength(kind: FrontendKind) -> Strength {
+    match kind {
+        FrontendKind::ClusterIp => 0,
+        FrontendKind::LoadBalancer => 1,
+        FrontendKind::ExternalIp => 2,
+        FrontendKind::NodePort => 3,
+    }
+}
 
 impl Claims {
     /// Replaces the claims of a Service; the other Services whose frontends may have another owner now.
@@ -33,7 +46,7 @@ impl Claims {
             self.claims.remove(claim);
         });
         self.claims.extend(new.iter().copied().cloned());
-        let changed = gone.into_iter().chain(new).map(|(key, _)| *key);
+        let changed = gone.into_iter().chain(new).map(|(key, ..)| *key);
         let others = changed.flat_map(|key| self.claimants(key)).map(|name| &name.service);
         let others = others.filter(|other| *other != service).cloned().collect();
         if !after.is_empty() {
@@ -49,18 +62,17 @@ impl Claims {
 
     fn claimants(&self, key: ServiceKey) -> impl Iterator<Item = &ServicePortName> {
         let service = ObjectName { namespace: Arc::default(), name: Arc::default() };
-        let first = (key, ServicePortName { service, port: Arc::default(), protocol: Protocol::Tcp });
-        self.claims.range(first..).take_while(move |(claimed, _)| *claimed == key).map(|(_, name)| name)
+        let first = (key, 0, ServicePortName { service, port: Arc::default(), protocol: Protocol::Tcp });
+        self.claims.range(first..).take_while(move |(claimed, ..)| *claimed == key).map(|(.., name)| name)
     }
 }
 
 fn of_ports(ports: &[Port]) -> Vec<Claim> {
-    let frontends =
-        |port: &Port| port.groups.iter().flat_map(|g| &g.frontends).map(|f| f.key).collect::<Vec<_>>();
-    let mut claims: Vec<Claim> = ports
-        .iter()
-        .flat_map(|port| frontends(port).into_iter().map(|key| (key, port.labels.name.clone())))
-        .collect();
+    let of_port = |port: &Port| {
+        let claim = |f: &Frontend| (f.key, strength(f.kind), port.labels.name.clone());
+        port.frontends.iter().map(claim).collect::<Vec<_>>()
+    };
+    let mut claims: Vec<Claim> = ports.iter().flat_map(of_port).collect();
     claims.sort_unstable();
     claims.dedup();
     claims

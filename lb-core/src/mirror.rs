@@ -1,25 +1,30 @@
 //! What the kernel holds, as far as steps have told us.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use lb_common::{Address, Backend, Service, ServiceKey};
+use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey};
 
 use crate::{
     arena::SlotRange,
     plan::{Contents, Step},
 };
 
-/// The contents of the maps with an index of the frontends by their service port.
+/// The contents of the maps with an index of the frontends and source ranges by their service port.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mirror {
     contents: Contents,
     by_id: BTreeSet<(u32, ServiceKey)>,
+    ranges: BTreeMap<u32, BTreeSet<SourceRangeKey>>,
 }
 
 impl Mirror {
     pub(crate) fn new(contents: Contents) -> Self {
         let by_id = contents.frontends.iter().map(|(key, service)| (service.id, *key)).collect();
-        Self { contents, by_id }
+        let mut mirror = Self { by_id, ranges: BTreeMap::new(), contents };
+        for range in &mirror.contents.source_ranges {
+            mirror.ranges.entry(service_of(range)).or_default().insert(*range);
+        }
+        mirror
     }
 
     pub(crate) const fn contents(&self) -> &Contents {
@@ -34,6 +39,16 @@ impl Mirror {
         let first = ServiceKey::new(Address::from_v6([0; 16]), 0, 0);
         let from = self.by_id.range((id, first)..);
         from.take_while(move |(of, _)| *of == id).map(|(_, key)| *key)
+    }
+
+    /// The networks that may use a service port.
+    pub(crate) fn ranges_of(&self, id: u32) -> impl Iterator<Item = SourceRangeKey> {
+        self.ranges.get(&id).into_iter().flatten().copied()
+    }
+
+    /// Whether the kernel knows this id from somewhere.
+    pub(crate) fn mentions(&self, id: u32) -> bool {
+        self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
     /// Whether the slots hold exactly these backends.
@@ -85,13 +100,25 @@ impl Mirror {
             }
             Step::PutSourceRange(range) => {
                 self.contents.source_ranges.insert(*range);
+                self.ranges.entry(service_of(range)).or_default().insert(*range);
             }
             Step::DeleteSourceRange(range) => {
                 self.contents.source_ranges.remove(range);
+                if let Entry::Occupied(mut of_port) = self.ranges.entry(service_of(range)) {
+                    of_port.get_mut().remove(range);
+                    if of_port.get().is_empty() {
+                        of_port.remove();
+                    }
+                }
             }
             Step::DeleteEndpointLabels(address) => {
                 self.contents.endpoint_labels.remove(address);
             }
         }
     }
+}
+
+/// The id of the service port that a network may use.
+pub(crate) const fn service_of(range: &SourceRangeKey) -> u32 {
+    range.range.service_and_family >> 1
 }

@@ -4,6 +4,8 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
 use ipnet::IpNet;
 
+use crate::family::Family;
+
 /// `namespace/name` of a namespaced object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
@@ -85,6 +87,13 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
+}
+
+impl Service {
+    /// Whether the Service has that family: addresses of another one are not served, of whatever kind they are.
+    pub fn has(&self, family: Family) -> bool {
+        self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
+    }
 }
 
 /// How a Service is reached from outside of the cluster, beside the node ports of its [`ServicePort`]s.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
+use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
 
 use crate::{
     arena::SlotRange,
@@ -90,6 +90,14 @@ pub struct Contents {
     pub source_ranges: BTreeSet<SourceRangeKey>,
 }
 
+/// The slices of `BACKENDS` that a record refers to.
+pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
+    let outside = SlotRange { base: record.backends_base, count: record.backends_count };
+    let inside = SlotRange { base: record.inside_base, count: record.inside_count };
+    let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
+    std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
+}
+
 /// What to do next, in this order. Wherever it stops, every frontend has a whole set of backends: the one before or
 /// the one after.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -118,7 +126,8 @@ pub enum Problem {
         /// Slots in all.
         slots: u32,
     },
-    /// Two service ports claim one frontend. The smaller name has it; the other takes over when that one goes.
+    /// Two service ports claim one frontend. The stronger kind has it (cluster IP, load balancer, external IP, node port),
+    /// of one kind the smaller name; the other takes over when that one goes.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// What both claim.
@@ -157,39 +166,42 @@ impl std::fmt::Display for Shown<'_> {
 /// Collects steps in any order and gives them out in the one that is safe:
 ///
 /// 1. frontends that disappear, so that nothing refers to what goes with them;
-/// 2. names of addresses and, for each Service, names and backends that no frontend refers to yet,
-///    then the switch of its frontends, each in one atomic update;
-/// 3. slots that no frontend refers to any more;
-/// 4. names that nobody needs any more.
+/// 2. names of addresses and, for each Service, names, backends that no frontend refers to yet and networks that may use
+///    it, then the switch of its frontends, each in one atomic update;
+/// 3. what an address is, so that no port is rejected that is just about to be served;
+/// 4. networks that may no longer use a service port: for a moment, those of before and of now may;
+/// 5. slots that no frontend refers to any more;
+/// 6. addresses and names that nobody needs any more.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,
-    pub(crate) put_endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
+    pub(crate) put_endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
     /// Step 2 without the names of addresses.
     pub(crate) services: Vec<Step>,
+    pub(crate) put_vips: Vec<(IpAddr, Vip)>,
+    pub(crate) delete_source_ranges: BTreeSet<SourceRangeKey>,
     pub(crate) release: BTreeSet<SlotRange>,
+    pub(crate) delete_vips: Vec<IpAddr>,
     pub(crate) delete_service_labels: BTreeSet<u32>,
-    pub(crate) delete_endpoint_labels: BTreeSet<IpAddr>,
+    pub(crate) delete_endpoint_labels: Vec<IpAddr>,
     pub(crate) problems: Vec<Problem>,
 }
 
 impl Draft {
     pub(crate) fn finish(self) -> Plan {
-        let steps = self
-            .delete_frontends
-            .into_iter()
-            .map(Step::DeleteFrontend)
-            .chain(
-                self.put_endpoint_labels.into_iter().map(|(ip, labels)| Step::PutEndpointLabels(ip, labels)),
-            )
-            .chain(self.services)
-            .chain(
-                self.release
-                    .into_iter()
-                    .map(|SlotRange { base, count }| Step::ReleaseBackends { base, count }),
-            )
-            .chain(self.delete_service_labels.into_iter().map(Step::DeleteServiceLabels))
-            .chain(self.delete_endpoint_labels.into_iter().map(Step::DeleteEndpointLabels));
-        Plan { steps: steps.collect(), problems: self.problems }
+        let mut steps = Vec::new();
+        steps.extend(self.delete_frontends.into_iter().map(Step::DeleteFrontend));
+        steps.extend(
+            self.put_endpoint_labels.into_iter().map(|(ip, labels)| Step::PutEndpointLabels(ip, labels)),
+        );
+        steps.extend(self.services);
+        steps.extend(self.put_vips.into_iter().map(|(ip, vip)| Step::PutVip(ip, vip)));
+        steps.extend(self.delete_source_ranges.into_iter().map(Step::DeleteSourceRange));
+        let release = |SlotRange { base, count }| Step::ReleaseBackends { base, count };
+        steps.extend(self.release.into_iter().map(release));
+        steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
+        steps.extend(self.delete_service_labels.into_iter().map(Step::DeleteServiceLabels));
+        steps.extend(self.delete_endpoint_labels.into_iter().map(Step::DeleteEndpointLabels));
+        Plan { steps, problems: self.problems }
     }
 }

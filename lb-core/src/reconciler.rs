@@ -6,18 +6,21 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Service, ServiceKey};
+use lb_common::{Address, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, vip_flags};
 
 use crate::{
     adopt,
     arena::{Arena, Epoch, SlotRange},
     claims::Claims,
-    desired::{self, Group, Port},
+    desired::{self, Port},
+    family::Family,
+    health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
-    labels::AddressLabels,
+    last_good::LastGood,
     mirror::Mirror,
     model::{Change, Node, NodeAddresses, ObjectName, Policy},
-    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step},
+    per_address::PerAddress,
+    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of},
     slices::Slices,
     store::Store,
 };
@@ -37,17 +40,26 @@ pub struct Reconciler {
     store: Store,
     claims: Claims,
     ids: Ids,
-    labels: AddressLabels,
+    /// What each address that is a backend of some Service is called.
+    labels: PerAddress<EndpointLabels>,
+    /// What each virtual address is that is none of the node's own.
+    vips: PerAddress<Vip>,
     slices: Slices,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
     /// Ids that the agent found in the kernel and that nobody has: their names go with the first plan.
     stale_ids: BTreeSet<u32>,
+    /// Networks that may use a service port nobody has: they go with the first plan.
+    stale_ranges: BTreeSet<SourceRangeKey>,
     /// Services that the agent found in the kernel and that the sources have not shown whole yet; empty once they are
     /// complete.
     earlier: BTreeSet<ObjectName>,
+    /// Whether the sources have shown everything that can be read.
+    complete: bool,
     node: Node,
+    last_good: LastGood,
+    health_checks: HealthChecks,
     problems: BTreeMap<ObjectName, Vec<Problem>>,
     in_flight: InFlight,
 }
@@ -57,7 +69,6 @@ pub struct Reconciler {
 struct InFlight {
     steps: usize,
     services: Vec<ObjectName>,
-    addresses: BTreeSet<IpAddr>,
 }
 
 /// A frontend and the record it should have.
@@ -76,13 +87,18 @@ impl Reconciler {
             store: Store::default(),
             claims: Claims::default(),
             ids: adopted.ids,
-            labels: AddressLabels::default(),
+            labels: PerAddress::default(),
+            vips: PerAddress::default(),
             slices: adopted.slices,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
+            stale_ranges: adopted.stale_ranges,
             earlier,
+            complete: false,
             node: Node { policy, ..Node::default() },
+            last_good: LastGood::default(),
+            health_checks: HealthChecks::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
         }
@@ -120,10 +136,16 @@ impl Reconciler {
         for service in self.earlier.extract_if(.., |service| !unread.contains(service)) {
             self.store.mark_dirty(service);
         }
-        // Names of addresses are not kept by Service: those of a Service that stays stay with all others.
-        if self.earlier.is_empty() {
-            let known = &self.mirror.contents().endpoint_labels;
-            known.keys().for_each(|address| self.labels.mark_dirty(*address));
+        self.complete = true;
+        self.forget_strangers();
+    }
+
+    /// Lets addresses go that no Service has. They are not kept by Service: those of a Service that stays as it was found
+    /// stay with all others.
+    fn forget_strangers(&mut self) {
+        if self.complete && self.earlier.is_empty() {
+            self.labels.mark_dirty(self.mirror.contents().endpoint_labels.keys());
+            self.vips.mark_dirty(self.mirror.contents().vips.keys());
         }
     }
 
@@ -137,9 +159,11 @@ impl Reconciler {
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.labels.is_dirty()
+            || self.vips.is_dirty()
             || self.in_flight.steps > 0
             || !self.distrusted.is_empty()
             || !self.stale_ids.is_empty()
+            || !self.stale_ranges.is_empty()
             || self.slices.garbage().next().is_some()
     }
 
@@ -168,10 +192,11 @@ impl Reconciler {
         stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
         draft.release.extend(self.slices.garbage());
         draft.delete_service_labels.extend(&self.stale_ids);
-        let addresses = self.plan_labels(&mut draft);
+        draft.delete_source_ranges.extend(&self.stale_ranges);
+        self.plan_addresses(&mut draft);
         let plan = draft.finish();
         if !plan.steps.is_empty() {
-            self.in_flight = InFlight { steps: plan.steps.len(), services, addresses };
+            self.in_flight = InFlight { steps: plan.steps.len(), services };
         }
         plan
     }
@@ -185,9 +210,7 @@ impl Reconciler {
             }
             Step::PutFrontend(key, record) => {
                 self.distrusted.remove(key);
-                if record.backends_count > 0 {
-                    self.slices.publish(record.backends_base);
-                }
+                slices_of(record).for_each(|range| self.slices.publish(range.base));
             }
             Step::ReleaseBackends { base, .. } => self.slices.release(*base),
             Step::DeleteServiceLabels(id) => {
@@ -195,14 +218,13 @@ impl Reconciler {
                 self.ids.free(*id);
             }
             Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
-                self.in_flight.addresses.remove(address);
+                self.labels.applied(*address);
             }
-            Step::WriteBackends { .. }
-            | Step::PutServiceLabels(..)
-            | Step::PutVip(..)
-            | Step::DeleteVip(_)
-            | Step::PutSourceRange(_)
-            | Step::DeleteSourceRange(_) => {}
+            Step::PutVip(address, _) | Step::DeleteVip(address) => self.vips.applied(*address),
+            Step::DeleteSourceRange(range) => {
+                self.stale_ranges.remove(range);
+            }
+            Step::WriteBackends { .. } | Step::PutServiceLabels(..) | Step::PutSourceRange(_) => {}
         }
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
@@ -213,7 +235,7 @@ impl Reconciler {
     /// The steps of the last plan that were not reported as applied are not going to be: the Services of that plan
     /// are looked at again by the next one, and slots that were reserved for them are free again.
     pub fn failed(&mut self) {
-        let InFlight { steps, services, addresses } = std::mem::take(&mut self.in_flight);
+        let InFlight { steps, services } = std::mem::take(&mut self.in_flight);
         if steps == 0 {
             return;
         }
@@ -221,7 +243,8 @@ impl Reconciler {
             self.mirror.forget_backends(range);
         }
         services.into_iter().for_each(|service| self.store.mark_dirty(service));
-        addresses.into_iter().for_each(|address| self.labels.mark_dirty(address));
+        self.labels.failed();
+        self.vips.failed();
     }
 
     /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace
@@ -257,6 +280,17 @@ impl Reconciler {
         &self.store
     }
 
+    /// The Services with a `healthCheckNodePort` and what it says, as of the last [`Self::plan`].
+    pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
+        self.health_checks.checks()
+    }
+
+    /// The service ports that drop packets because none of their endpoints is on this node, as of the last
+    /// [`Self::plan`].
+    pub const fn no_local_endpoints(&self, family: Family) -> NoLocalEndpoints {
+        self.health_checks.no_local_endpoints(family)
+    }
+
     /// Every Service that is not as its author wants it, and why.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().flatten()
@@ -271,6 +305,8 @@ impl Reconciler {
         let mut concerned = BTreeSet::new();
         for service in dirty {
             let ports = self.desired_ports(&service);
+            let slices = self.store.slices(&service);
+            self.health_checks.set(&service, self.store.service(&service), slices, &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));
             desired.insert(service, ports);
         }
@@ -285,15 +321,19 @@ impl Reconciler {
     /// Whether the Service may be planned for; from then on it is one like any other.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
-        if whole {
-            self.earlier.remove(name);
+        if whole && self.earlier.remove(name) {
+            self.forget_strangers();
         }
         whole || !self.earlier.contains(name)
     }
 
-    fn desired_ports(&self, name: &ObjectName) -> Vec<Port> {
-        let service = self.store.service(name);
-        service.map(|service| desired::desired(name, service, self.store.slices(name))).unwrap_or_default()
+    fn desired_ports(&mut self, name: &ObjectName) -> Vec<Port> {
+        let Some(service) = self.store.service(name) else { return Vec::new() };
+        if LastGood::concerns(name) {
+            let slices = self.last_good.choose(self.store.slices(name));
+            return desired::desired(name, service, slices.iter(), &self.node);
+        }
+        desired::desired(name, service, self.store.slices(name), &self.node)
     }
 
     /// Plans for one Service; the frontends that are its own. `None` where it keeps what it has.
@@ -307,22 +347,27 @@ impl Reconciler {
         let mut steps = Vec::new();
         let mut targets = Vec::new();
         let mut reserved = Vec::new();
+        let mut ranges = BTreeSet::new();
         for port in &owned {
             let id = self.id(port, &mut steps);
-            for group in &port.groups {
-                let Some(base) = self.place(id, group, &mut steps, &mut reserved) else {
-                    reserved.into_iter().for_each(|base| self.slices.discard(base));
-                    self.arena_full(service, &owned);
-                    return None;
-                };
-                targets.extend(group.frontends.iter().map(|frontend| Target {
+            let Some(places) = self.place(id, port, &mut steps, &mut reserved) else {
+                reserved.into_iter().for_each(|base| self.slices.discard(base));
+                self.arena_full(service, &owned);
+                return None;
+            };
+            ranges.extend(source_ranges(id, port));
+            targets.extend(
+                port.frontends.iter().map(|frontend| Target {
                     key: frontend.key,
-                    record: record(id, base, port, group, frontend),
-                }));
-            }
+                    record: record(id, &places, port, frontend),
+                }),
+            );
         }
         self.labels.set(service, labels_of(&owned));
-        self.retire(service, &targets, draft);
+        self.vips.set(service, vips_of(&owned, &self.node));
+        self.retire(service, &targets, &ranges, draft);
+        let known = &self.mirror.contents().source_ranges;
+        steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
         draft.services.append(&mut steps);
         let changed =
             targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
@@ -333,61 +378,70 @@ impl Reconciler {
     /// The ports without the frontends that belong to others; a port without any frontend is left out.
     fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
         for port in &mut ports {
-            for group in &mut port.groups {
-                group.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
-                    Some(owner) if *owner != port.labels.name => {
-                        self.problems.entry(service.clone()).or_default().push(Problem::FrontendConflict {
-                            frontend: frontend.key,
-                            owner: owner.clone(),
-                            loser: port.labels.name.clone(),
-                        });
-                        false
-                    }
-                    Some(_) | None => true,
-                });
-            }
-            port.groups.retain(|group| !group.frontends.is_empty());
+            port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
+                Some(owner) if *owner != port.labels.name => {
+                    self.problems.entry(service.clone()).or_default().push(Problem::FrontendConflict {
+                        frontend: frontend.key,
+                        owner: owner.clone(),
+                        loser: port.labels.name.clone(),
+                    });
+                    false
+                }
+                Some(_) | None => true,
+            });
         }
-        ports.retain(|port| !port.groups.is_empty());
+        ports.retain(|port| !port.frontends.is_empty());
         ports
     }
 
     /// The id of a service port, with the step that names it in the kernel.
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
-        let known = &self.mirror.contents().service_labels;
-        let id = self.ids.get_or_allocate(&port.labels.name, |id| known.contains_key(&id));
-        if known.get(&id) != Some(&port.labels) {
+        let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
+        if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
             steps.push(Step::PutServiceLabels(id, port.labels.clone()));
         }
         id
     }
 
-    /// The slots of a group's backends: those that hold them already, or new ones with the step that fills them.
+    /// The slots of each slice of a port that some frontend refers to: those that hold its backends already, or new ones
+    /// with the step that fills them.
     fn place(
         &mut self,
         id: u32,
-        group: &Group,
+        port: &Port,
         steps: &mut Vec<Step>,
         reserved: &mut Vec<u32>,
-    ) -> Option<u32> {
-        if group.backends.is_empty() {
-            return Some(0);
+    ) -> Option<Vec<SlotRange>> {
+        let mut places = Vec::with_capacity(port.slices.len());
+        for (number, backends) in port.slices.iter().enumerate() {
+            let count = count(backends);
+            let holds = |range: &SlotRange| self.mirror.holds(*range, backends);
+            let place = if !port.uses(number) {
+                SlotRange { base: 0, count: 0 }
+            } else if let Some(range) = self.slices.of_id(id).find(holds) {
+                range
+            } else {
+                let base = self.slices.reserve(id, count)?;
+                reserved.push(base);
+                steps.push(Step::WriteBackends { base, backends: backends.clone() });
+                SlotRange { base, count }
+            };
+            places.push(place);
         }
-        let holds = |range: &SlotRange| self.mirror.holds(*range, &group.backends);
-        if let Some(range) = self.slices.of_id(id).find(holds) {
-            return Some(range.base);
-        }
-        let base = self.slices.reserve(id, count(group))?;
-        reserved.push(base);
-        steps.push(Step::WriteBackends { base, backends: group.backends.clone() });
-        Some(base)
+        Some(places)
     }
 
     fn arena_full(&mut self, service: &ObjectName, owned: &[Port]) {
-        let groups = owned.iter().flat_map(|port| &port.groups);
+        let slices = owned.iter().flat_map(|port| {
+            port.slices
+                .iter()
+                .enumerate()
+                .filter(|(number, _)| port.uses(*number))
+                .map(|(_, slice)| count(slice))
+        });
         let problem = Problem::ArenaFull {
             service: service.clone(),
-            wanted: groups.map(count).fold(0, u32::saturating_add),
+            wanted: slices.fold(0, u32::saturating_add),
             free: self.slices.arena().free_slots(),
             slots: self.slices.arena().slots(),
         };
@@ -395,13 +449,22 @@ impl Reconciler {
     }
 
     /// What a Service has in the kernel and needs no more once its targets are there.
-    fn retire(&mut self, service: &ObjectName, targets: &[Target], draft: &mut Draft) {
+    fn retire(
+        &mut self,
+        service: &ObjectName,
+        targets: &[Target],
+        ranges: &BTreeSet<SourceRangeKey>,
+        draft: &mut Draft,
+    ) {
         let used: BTreeSet<u32> =
-            targets.iter().filter(|t| t.record.backends_count > 0).map(|t| t.record.backends_base).collect();
+            targets.iter().flat_map(|t| slices_of(&t.record)).map(|range| range.base).collect();
         let lives = |id: u32| targets.iter().any(|target| target.record.id == id);
         let mut nameless = Vec::new();
         for (_, id) in self.ids.of_service(service) {
             draft.release.extend(self.slices.of_id(id).filter(|range| !used.contains(&range.base)));
+            draft
+                .delete_source_ranges
+                .extend(self.mirror.ranges_of(id).filter(|range| !ranges.contains(range)));
             if lives(id) {
                 continue;
             }
@@ -428,56 +491,78 @@ impl Reconciler {
             let frontends = self.mirror.frontends_of(id).filter(stays);
             let records: Vec<&Service> = frontends.filter_map(|key| self.mirror.frontend(&key)).collect();
             let leads_to =
-                |base: u32| records.iter().any(|r| r.backends_count > 0 && r.backends_base == base);
+                |base: u32| records.iter().flat_map(|r| slices_of(r)).any(|range| range.base == base);
             draft.release.extend(self.slices.of_id(id).filter(|range| !leads_to(range.base)));
             if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
+                draft.delete_source_ranges.extend(self.mirror.ranges_of(id));
                 draft.delete_service_labels.insert(id);
             }
         }
     }
 
-    fn plan_labels(&mut self, draft: &mut Draft) -> BTreeSet<IpAddr> {
-        let addresses = self.labels.take_dirty();
-        for &address in &addresses {
-            let known = self.mirror.contents().endpoint_labels.get(&address);
-            match self.labels.wanted(address) {
-                Some(labels) if known != Some(labels) => {
-                    draft.put_endpoint_labels.insert(address, labels.clone());
-                }
-                None if known.is_some() => {
-                    draft.delete_endpoint_labels.insert(address);
-                }
-                Some(_) | None => {}
+    fn plan_addresses(&mut self, draft: &mut Draft) {
+        for (address, labels) in self.labels.changes(&self.mirror.contents().endpoint_labels) {
+            match labels {
+                Some(labels) => draft.put_endpoint_labels.push((address, labels)),
+                None => draft.delete_endpoint_labels.push(address),
             }
         }
-        addresses
+        for (address, vip) in self.vips.changes(&self.mirror.contents().vips) {
+            match vip {
+                Some(vip) => draft.put_vips.push((address, vip)),
+                None => draft.delete_vips.push(address),
+            }
+        }
     }
 }
 
-fn record(id: u32, base: u32, port: &Port, group: &Group, frontend: &desired::Frontend) -> Service {
+fn record(id: u32, places: &[SlotRange], port: &Port, frontend: &desired::Frontend) -> Service {
+    let nothing = SlotRange { base: 0, count: 0 };
+    let place = |slice: Option<usize>| slice.and_then(|slice| places.get(slice)).copied().unwrap_or(nothing);
+    let (outside, inside) = (place(frontend.slice), place(frontend.inside));
     let record = Service {
         id,
-        backends_base: base,
-        backends_count: count(group),
-        inside_base: 0,
-        inside_count: 0,
+        backends_base: outside.base,
+        backends_count: outside.count,
+        inside_base: inside.base,
+        inside_count: inside.count,
         affinity_seconds: port.affinity_seconds,
         scheduler: port.scheduler as u8,
         kind: frontend.kind as u8,
-        flags: 0,
+        flags: frontend.flags,
         seal: 0,
     };
     record.sealed(&frontend.key)
 }
 
-fn count(group: &Group) -> u32 {
-    u32::try_from(group.backends.len()).unwrap_or(u32::MAX)
+fn count(backends: &[lb_common::Backend]) -> u32 {
+    u32::try_from(backends.len()).unwrap_or(u32::MAX)
+}
+
+/// Who may use the frontends of a port that look at that.
+fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
+    let ranges = port.source_ranges.iter().filter(|range| port.filters(Family::of(range.addr())));
+    ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 
 /// What a Service calls the addresses of its backends: in order, each once.
 fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
-    let groups = ports.iter().flat_map(|port| &port.groups);
-    let mut labels = groups.flat_map(|group| group.labels.iter().cloned()).collect();
+    let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
     desired::unique_labels(&mut labels);
     labels
+}
+
+/// What the virtual addresses of a Service are: in order, each once. The node's own addresses are the node's.
+fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
+    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+    let frontends = ports.iter().flat_map(|port| &port.frontends);
+    for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
+        let address = IpAddr::from(frontend.key.address);
+        if node.addresses.own.binary_search(&address).is_ok() {
+            continue;
+        }
+        let flags = if frontend.kind == FrontendKind::ClusterIp { vip_flags::CLUSTER_IP } else { 0 };
+        vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
+    }
+    vips.into_iter().collect()
 }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::model::{Change, Endpoint, EndpointSlice, ObjectName, Service};
+use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 
 /// Services and their EndpointSlices, kept slice by slice, so that one changed slice costs only itself.
 #[derive(Clone, Debug, Default)]
@@ -122,12 +122,15 @@ impl Store {
     }
 }
 
-/// Keeps one copy of each string: thousands of endpoints share few nodes, zones and namespaces.
+/// Keeps one copy of each string: thousands of endpoints share few nodes, zones, hints and namespaces.
 #[derive(Clone, Debug, Default)]
 struct Interner {
     strings: HashSet<Arc<str>>,
     /// Number of strings at which the unused ones are looked for.
     sweep_at: usize,
+    hints: BTreeSet<Arc<Hints>>,
+    /// As `sweep_at`, for the hints.
+    sweep_hints_at: usize,
 }
 
 impl Interner {
@@ -151,6 +154,19 @@ impl Interner {
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));
+        endpoint.hints = endpoint.hints.take().map(|hints| self.hints(hints));
+    }
+
+    fn hints(&mut self, hints: Arc<Hints>) -> Arc<Hints> {
+        if let Some(known) = self.hints.get(&hints) {
+            return known.clone();
+        }
+        if self.hints.len() >= self.sweep_hints_at {
+            self.hints.retain(|hints| Arc::strong_count(hints) > 1);
+            self.sweep_hints_at = 1024.max(2 * self.hints.len());
+        }
+        self.hints.insert(hints.clone());
+        hints
     }
 }
 

@@ -1,11 +1,20 @@
 //! A kernel of ordered maps. It knows what the data plane relies on and fails the test when a step breaks it.
 
-use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+};
 
-use lb_common::{Backend, FrontendKind, Service, ServiceKey, backend_flags};
+use lb_common::{
+    Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, backend_flags, service_flags, vip_flags,
+};
 use lb_core::{
     arena::Epoch,
-    plan::{Contents, EndpointLabels, Plan, Step},
+    family::Family,
+    health_checks::NoLocalEndpoints,
+    model::{self, NodeAddresses, Policy},
+    plan::{Contents, EndpointLabels, Plan, Step, slices_of},
     reconciler::Reconciler,
 };
 
@@ -16,19 +25,33 @@ const ROUNDS: usize = 10;
 pub(crate) struct Kernel {
     /// The maps; `backends` keeps what was ever written, as an array does.
     pub(crate) maps: Contents,
-    /// Records that programs may still hold: base and count of each, and the epoch that covers its removal.
-    stale: Vec<(Option<Epoch>, u32, u32)>,
+    /// Records that programs may still hold, and the epoch that covers the removal of each.
+    stale: Vec<(Option<Epoch>, Service)>,
 }
 
-/// The backends of each frontend.
-pub(crate) type Resolved = BTreeMap<ServiceKey, Vec<Backend>>;
+/// Where each frontend leads.
+pub(crate) type Resolved = BTreeMap<ServiceKey, Lead>;
+
+/// A frontend without ids and slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lead {
+    pub(crate) kind: u8,
+    pub(crate) flags: u16,
+    /// The backends of clients outside of the cluster, or of all clients.
+    pub(crate) backends: Vec<Backend>,
+    /// Under a short circuit, the backends of clients inside.
+    pub(crate) inside: Vec<Backend>,
+}
+
+/// Networks, as address and length of the prefix in the words of the map.
+pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
     pub(crate) fn apply(&mut self, step: &Step) {
         match step {
             Step::DeleteFrontend(key) => {
                 let gone = self.maps.frontends.remove(key).expect("only a frontend that exists is deleted");
-                self.stale.push((None, gone.backends_base, gone.backends_count));
+                self.stale.push((None, gone));
             }
             Step::WriteBackends { base, backends } => {
                 let end = base + u32::try_from(backends.len()).expect("fits");
@@ -48,23 +71,21 @@ impl Kernel {
                 assert!(self.maps.service_labels.contains_key(&record.id), "a frontend without a name");
                 if let Some(old) = self.maps.frontends.insert(*key, *record) {
                     assert_ne!(old, *record, "a step that changes nothing");
-                    self.stale.push((None, old.backends_base, old.backends_count));
+                    self.stale.push((None, old));
                 }
             }
             Step::ReleaseBackends { base, count } => {
-                let reads = |r: &Service| {
-                    overlap((r.backends_base, r.backends_base + r.backends_count), (*base, base + count))
-                };
+                let reads = |r: &Service| ends_of(r).any(|range| overlap(range, (*base, base + count)));
                 assert!(!self.maps.frontends.values().any(reads), "released under a frontend");
             }
             Step::PutVip(address, vip) => {
-                self.maps.vips.insert(*address, *vip);
+                assert_ne!(self.maps.vips.insert(*address, *vip), Some(*vip), "a step that changes nothing");
             }
             Step::DeleteVip(address) => {
                 self.maps.vips.remove(address).expect("only an address that exists is deleted");
             }
             Step::PutSourceRange(range) => {
-                self.maps.source_ranges.insert(*range);
+                assert!(self.maps.source_ranges.insert(*range), "a step that changes nothing");
             }
             Step::DeleteSourceRange(range) => {
                 assert!(self.maps.source_ranges.remove(range), "only a range that exists is deleted");
@@ -84,12 +105,8 @@ impl Kernel {
 
     /// No frontend refers to these slots, and no program that still runs may have found them.
     fn assert_unread(&self, base: u32, end: u32) {
-        let current = self
-            .maps
-            .frontends
-            .values()
-            .map(|r| (r.backends_base, r.backends_base.saturating_add(r.backends_count)));
-        let stale = self.stale.iter().map(|(_, base, count)| (*base, base.saturating_add(*count)));
+        let current = self.maps.frontends.values().flat_map(ends_of);
+        let stale = self.stale.iter().flat_map(|(_, record)| ends_of(record));
         for range in current.chain(stale) {
             assert!(
                 !overlap(range, (base, end)),
@@ -111,23 +128,42 @@ impl Kernel {
         self.stale.clear();
         let mut contents = self.maps.clone();
         let referred = |slot: &u32| {
-            let mut records = self.maps.frontends.values();
-            records
-                .any(|r| (r.backends_base..r.backends_base.saturating_add(r.backends_count)).contains(slot))
+            let mut slices = self.maps.frontends.values().flat_map(ends_of);
+            slices.any(|(base, end)| (base..end).contains(slot))
         };
         contents.backends.retain(|slot, _| referred(slot));
         contents
     }
 
     pub(crate) fn resolved(&self) -> Resolved {
-        self.maps.frontends.iter().map(|(key, record)| (*key, self.backends(record))).collect()
+        let lead = |record: &Service| Lead {
+            kind: record.kind,
+            flags: record.flags,
+            backends: self.backends(record.backends_base, record.backends_count),
+            inside: self.backends(record.inside_base, record.inside_count),
+        };
+        self.maps.frontends.iter().map(|(key, record)| (*key, lead(record))).collect()
     }
 
-    fn backends(&self, record: &Service) -> Vec<Backend> {
-        let slots = record.backends_base..record.backends_base + record.backends_count;
-        slots
+    fn backends(&self, base: u32, count: u32) -> Vec<Backend> {
+        (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
             .collect()
+    }
+
+    /// Who may use the frontends that look at that.
+    pub(crate) fn admitted(&self) -> BTreeMap<ServiceKey, Networks> {
+        let filters = |record: &&Service| record.flags & service_flags::SOURCE_RANGES != 0;
+        let frontends = self.maps.frontends.iter().filter(|(_, record)| filters(record));
+        frontends.map(|(key, record)| (*key, self.ranges(key, record.id))).collect()
+    }
+
+    fn ranges(&self, key: &ServiceKey, id: u32) -> Networks {
+        let of_service = |range: &&SourceRangeKey| {
+            range.range.service_and_family == id << 1 | u32::from(key.address.is_v4())
+        };
+        let ranges = self.maps.source_ranges.iter().filter(of_service);
+        ranges.map(|range| (range.range.address.into(), range.prefix_length - 32)).collect()
     }
 
     /// Everything but ids and slots, in one order.
@@ -136,6 +172,10 @@ impl Kernel {
             self.maps.frontends.iter().map(|(key, record)| self.dump_frontend(key, record)).collect();
         blocks.sort();
         let mut text = blocks.concat();
+        for (address, vip) in &self.maps.vips {
+            let kind = if vip.flags & vip_flags::CLUSTER_IP != 0 { " of the cluster" } else { "" };
+            writeln!(text, "virtual address {address}{kind}").expect("memory");
+        }
         for (address, EndpointLabels { node, zone, pod }) in &self.maps.endpoint_labels {
             let show = |label: &Option<std::sync::Arc<str>>| label.as_deref().unwrap_or("-").to_owned();
             writeln!(text, "address {address} node {} zone {} pod {}", show(node), show(zone), show(pod))
@@ -155,15 +195,49 @@ impl Kernel {
         if record.affinity_seconds > 0 {
             write!(text, " affinity {} s", record.affinity_seconds).expect("memory");
         }
+        for (flag, meaning) in FLAGS {
+            if record.flags & flag != 0 {
+                write!(text, ", {meaning}").expect("memory");
+            }
+        }
         text.push('\n');
-        for backend in self.backends(record) {
-            let terminating =
-                if backend.flags & backend_flags::TERMINATING != 0 { " terminating" } else { "" };
-            let socket = SocketAddr::new(backend.address.into(), backend.port);
-            writeln!(text, "  {socket}{terminating}").expect("memory");
+        for backend in self.backends(record.backends_base, record.backends_count) {
+            writeln!(text, "  {}", shown(&backend)).expect("memory");
+        }
+        for backend in self.backends(record.inside_base, record.inside_count) {
+            writeln!(text, "  inside: {}", shown(&backend)).expect("memory");
+        }
+        if record.flags & service_flags::SOURCE_RANGES != 0 {
+            for (address, bits) in self.ranges(key, record.id) {
+                let prefix = if address.is_ipv4() { bits - 96 } else { bits };
+                writeln!(text, "  from {address}/{prefix}").expect("memory");
+            }
         }
         text
     }
+}
+
+const FLAGS: [(u16, &str); 6] = [
+    (service_flags::MASQUERADE, "masquerade"),
+    (service_flags::MASQUERADE_OUTSIDERS, "masquerade outsiders"),
+    (service_flags::SHORT_CIRCUIT, "short circuit"),
+    (service_flags::DROP_WITHOUT_BACKENDS, "drop"),
+    (service_flags::SOURCE_RANGES, "source ranges"),
+    (service_flags::SOCKETS_ONLY, "sockets only"),
+];
+
+fn shown(backend: &Backend) -> String {
+    let mut text = SocketAddr::new(backend.address.into(), backend.port).to_string();
+    for (flag, meaning) in [
+        (backend_flags::TERMINATING, "terminating"),
+        (backend_flags::LOCAL, "local"),
+        (backend_flags::HOST, "host"),
+    ] {
+        if backend.flags & flag != 0 {
+            write!(text, " {meaning}").expect("memory");
+        }
+    }
+    text
 }
 
 /// A reconciler and the kernel it drives.
@@ -172,12 +246,20 @@ pub(crate) struct Node {
     pub(crate) reconciler: Reconciler,
     pub(crate) kernel: Kernel,
     slots: u32,
+    /// What the reconciler has been told of the node.
+    pub(crate) node: model::Node,
     epochs: Vec<Epoch>,
 }
 
 impl Node {
     pub(crate) fn new(slots: u32) -> Self {
         Self::started_on(Kernel::default(), slots)
+    }
+
+    pub(crate) fn with_policy(slots: u32, policy: Policy) -> Self {
+        let mut node = Self::incomplete(Kernel::default(), slots, policy);
+        node.reconciler.sources_complete();
+        node
     }
 
     pub(crate) fn started_on(kernel: Kernel, slots: u32) -> Self {
@@ -187,27 +269,47 @@ impl Node {
     }
 
     /// The sources have not shown everything there is yet.
-    pub(crate) fn started_incomplete_on(mut kernel: Kernel, slots: u32) -> Self {
+    pub(crate) fn started_incomplete_on(kernel: Kernel, slots: u32) -> Self {
+        Self::incomplete(kernel, slots, Policy::default())
+    }
+
+    fn incomplete(mut kernel: Kernel, slots: u32, policy: Policy) -> Self {
         Self {
-            reconciler: Reconciler::new(kernel.read_back(), slots, Default::default()),
+            reconciler: Reconciler::new(kernel.read_back(), slots, policy.clone()),
             kernel,
             slots,
+            node: model::Node { policy, ..model::Node::default() },
             epochs: Vec::new(),
         }
     }
 
-    /// The agent is gone and comes back; it must be told everything again.
+    /// The agent is gone and comes back; it must be told everything again, except what the node is.
     pub(crate) fn restart(&mut self) {
-        *self = Self::started_on(std::mem::take(&mut self.kernel), self.slots);
+        let model::Node { policy, zone, addresses } = std::mem::take(&mut self.node);
+        let kernel = std::mem::take(&mut self.kernel);
+        *self = Self::incomplete(kernel, self.slots, policy);
+        self.reconciler.sources_complete();
+        self.set_zone(zone.as_deref());
+        self.set_addresses(addresses);
+    }
+
+    pub(crate) fn set_zone(&mut self, zone: Option<&str>) {
+        self.node.zone = zone.map(Into::into);
+        self.reconciler.set_zone(self.node.zone.clone());
+    }
+
+    pub(crate) fn set_addresses(&mut self, addresses: NodeAddresses) {
+        self.node.addresses = addresses.clone();
+        self.reconciler.set_addresses(addresses);
     }
 
     /// Plans and applies the first `steps` of the plan; the rest fails. Checks each prefix.
     pub(crate) fn sync_some(&mut self, steps: usize) -> Plan {
         let plan = self.reconciler.plan();
-        let before = self.kernel.resolved();
+        let before = (self.kernel.resolved(), self.kernel.admitted());
         let mut whole = self.kernel.clone();
         plan.steps.iter().for_each(|step| whole.apply(step));
-        let after = whole.resolved();
+        let after = (whole.resolved(), whole.admitted());
         for step in plan.steps.iter().take(steps) {
             self.kernel.apply(step);
             self.reconciler.applied(step);
@@ -219,14 +321,18 @@ impl Node {
         plan
     }
 
-    fn assert_each_is_old_or_new(&self, before: &Resolved, after: &Resolved) {
+    fn assert_each_is_old_or_new(&self, before: &Admitted, after: &Admitted) {
         let now = self.kernel.resolved();
-        for key in before.keys().chain(after.keys()) {
+        for key in before.0.keys().chain(after.0.keys()) {
             let state = now.get(key);
             assert!(
-                state == before.get(key) || state == after.get(key),
+                state == before.0.get(key) || state == after.0.get(key),
                 "{key:?} is neither what it was nor what it becomes"
             );
+        }
+        for (key, networks) in self.kernel.admitted() {
+            let holds = |all: &Admitted| all.1.get(&key).is_some_and(|those| networks.is_superset(those));
+            assert!(holds(before) || holds(after), "{key:?} admits only {networks:?}");
         }
     }
 
@@ -266,9 +372,8 @@ impl Node {
     }
 
     fn assert_no_leak(&self) {
-        let records = self.kernel.maps.frontends.values().filter(|record| record.backends_count > 0);
-        let referred: std::collections::BTreeSet<(u32, u32)> =
-            records.map(|r| (r.backends_base, r.backends_count)).collect();
+        let slices = self.kernel.maps.frontends.values().flat_map(slices_of);
+        let referred: BTreeSet<(u32, u32)> = slices.map(|range| (range.base, range.count)).collect();
         let used = self.reconciler.arena().used().map(|range| (range.base, range.count));
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
@@ -281,10 +386,40 @@ impl Node {
         }
     }
 
+    /// What health checks say, as one text.
+    pub(crate) fn dump_health(&self) -> String {
+        let mut text = String::new();
+        for (name, check) in self.reconciler.health_checks() {
+            write!(text, "health check of {name} on {}:", check.port).expect("memory");
+            for family in Family::ALL {
+                if let Some(count) = check.local_endpoints(family) {
+                    write!(text, " {} {count}", family.as_str()).expect("memory");
+                }
+            }
+            text.push('\n');
+        }
+        for family in Family::ALL {
+            let NoLocalEndpoints { internal, external } = self.reconciler.no_local_endpoints(family);
+            if internal + external > 0 {
+                let family = family.as_str();
+                writeln!(text, "no local endpoints {family}: {internal} internal, {external} external")
+                    .expect("memory");
+            }
+        }
+        text
+    }
+
     /// The reconciler knows exactly what is in the kernel.
     fn assert_mirror(&self) {
         assert_eq!(*self.reconciler.contents(), self.kernel.clone().read_back());
     }
+}
+
+type Admitted = (Resolved, BTreeMap<ServiceKey, Networks>);
+
+/// First slot and the one behind the last, of each slice that a record refers to.
+fn ends_of(record: &Service) -> impl Iterator<Item = (u32, u32)> {
+    slices_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }
 
 fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {

@@ -1,15 +1,15 @@
 //! What holds whatever happens, in whatever order.
 
-use lb_common::{Address, Backend, Service, ServiceKey};
+use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
-    model::{Change, ObjectName, Protocol, ServicePortName},
+    model::{self, Change, NodeAddresses, ObjectName, Policy, Protocol, ServicePortName},
     plan::{Contents, ServiceLabels},
 };
 use proptest::{collection, prelude::*};
 
 use crate::{
     kernel::{Kernel, Node},
-    world::{World, change},
+    world::{self, World, change},
 };
 
 const PLENTY: u32 = 1000;
@@ -17,6 +17,8 @@ const PLENTY: u32 = 1000;
 #[derive(Clone, Debug)]
 enum Event {
     Change(Change),
+    Zone(Option<&'static str>),
+    Addresses(NodeAddresses),
     Sync,
     /// Only the first steps of the plan reach the kernel.
     FailAfter(usize),
@@ -28,6 +30,8 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         10 => change().prop_map(Event::Change),
+        1 => world::zone().prop_map(Event::Zone),
+        1 => world::addresses().prop_map(Event::Addresses),
         4 => Just(Event::Sync),
         2 => (0..12_usize).prop_map(Event::FailAfter),
         2 => Just(Event::EndEpoch),
@@ -38,8 +42,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 /// Lets everything happen; the node and the world as it is then.
-fn live(slots: u32, events: &[Event]) -> (Node, World) {
-    let mut node = Node::new(slots);
+fn live(slots: u32, policy: Policy, events: &[Event]) -> (Node, World) {
+    let mut node = Node::with_policy(slots, policy);
     let mut world = World::default();
     for event in events {
         match event {
@@ -47,6 +51,8 @@ fn live(slots: u32, events: &[Event]) -> (Node, World) {
                 world.apply(change);
                 node.reconciler.handle(vec![change.clone()]);
             }
+            Event::Zone(zone) => node.set_zone(*zone),
+            Event::Addresses(addresses) => node.set_addresses(addresses.clone()),
             Event::Sync => {
                 node.sync();
             }
@@ -64,22 +70,31 @@ fn live(slots: u32, events: &[Event]) -> (Node, World) {
     (node, world)
 }
 
-fn dump_of(changes: Vec<Change>) -> String {
-    let mut node = Node::new(PLENTY);
+/// What a node of that kind that has seen nothing else comes to.
+fn dump_of(changes: Vec<Change>, like: &model::Node) -> String {
+    let mut node = Node::with_policy(PLENTY, like.policy.clone());
+    node.set_zone(like.zone.as_deref());
+    node.set_addresses(like.addresses.clone());
     node.reconciler.handle(changes);
     node.settle();
-    node.kernel.dump()
+    dump(&node)
+}
+
+fn dump(node: &Node) -> String {
+    node.kernel.dump() + &node.dump_health()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_life_ends_in_the_state_the_objects_describe(events in events()) {
-        let (mut node, world) = live(PLENTY, &events);
+    fn any_life_ends_in_the_state_the_objects_describe(policy in world::policy(), events in events()) {
+        let (mut node, world) = live(PLENTY, policy, &events);
         node.settle();
-        prop_assert_eq!(node.kernel.resolved(), world.expected());
-        prop_assert_eq!(node.kernel.dump(), dump_of(world.changes()), "names and node ports too");
+        prop_assert_eq!(node.kernel.resolved(), world.expected(&node.node));
+        prop_assert_eq!(node.kernel.admitted(), world.admitted(&node.node));
+        prop_assert_eq!(&node.kernel.maps.vips, &world.vips(&node.node));
+        prop_assert_eq!(dump(&node), dump_of(world.changes(), &node.node), "names, node ports and health checks too");
         node.reconciler.handle(world.removal());
         node.settle();
         prop_assert_eq!(node.kernel.read_back(), Contents::default());
@@ -87,24 +102,28 @@ proptest! {
 
     #[test]
     fn any_order_of_events_gives_the_same_maps(
+        policy in world::policy(), addresses in world::addresses(),
         changes in collection::vec(change(), 0..20), keys in collection::vec(any::<u32>(), 60),
     ) {
         let mut world = World::default();
         changes.iter().for_each(|change| world.apply(change));
         let mut shuffled: Vec<(u32, Change)> = keys.into_iter().zip(world.changes()).collect();
         shuffled.sort_by_key(|(key, _)| *key);
-        let mut node = Node::new(PLENTY);
+        let mut node = Node::with_policy(PLENTY, policy);
+        node.set_addresses(addresses);
         for (_, change) in shuffled {
             node.reconciler.handle(vec![change]);
             node.sync();
         }
         node.settle();
-        prop_assert_eq!(node.kernel.dump(), dump_of(world.changes()));
+        prop_assert_eq!(dump(&node), dump_of(world.changes(), &node.node));
     }
 
     #[test]
-    fn a_full_arena_breaks_no_frontend_and_leaks_nothing(slots in 1..12_u32, events in events()) {
-        let (mut node, world) = live(slots, &events);
+    fn a_full_arena_breaks_no_frontend_and_leaks_nothing(
+        slots in 1..12_u32, policy in world::policy(), events in events(),
+    ) {
+        let (mut node, world) = live(slots, policy, &events);
         node.settle();
         node.reconciler.handle(world.removal());
         node.settle();
@@ -135,7 +154,7 @@ proptest! {
             node.reconciler.applied(step);
         });
         node.settle();
-        prop_assert_eq!(node.kernel.dump(), dump_of(world.changes()));
+        prop_assert_eq!(dump(&node), dump_of(world.changes(), &node.node));
     }
 }
 
@@ -143,42 +162,57 @@ proptest! {
 fn garbage() -> impl Strategy<Value = Contents> {
     let base = prop_oneof![8 => 0..20_u32, 1 => 990..1010_u32, 1 => Just(u32::MAX)];
     let count = prop_oneof![8 => 0..6_u32, 1 => Just(u32::MAX)];
-    let record = (1..4_u8, 80..82_u16, 0..4_u32, base, count, prop::bool::weighted(0.8), 0..9_u8);
+    let slice = (base, count);
+    let record =
+        (1..4_u8, 80..82_u16, 0..4_u32, slice.clone(), slice, prop::bool::weighted(0.8), 0..9_u8, 0..64_u16);
     let frontends = collection::vec(record, 0..8);
+    let ranges = collection::btree_set((0..5_u32, 0..3_u8, 8..25_u8), 0..6);
+    let vips = collection::btree_map((0..4_u8).prop_map(|last| [10, 96, 0, last].into()), 0..2_u32, 0..3);
     let labels = collection::btree_map(0..5_u32, (0..4_usize, any::<bool>()), 0..5);
     let backends = collection::btree_map(0..24_u32, 1..6_u8, 0..24);
-    (frontends, labels, backends).prop_map(|(frontends, labels, backends)| Contents {
-        frontends: frontends
-            .into_iter()
-            .map(|(last, port, id, backends_base, backends_count, sealed, kind)| {
-                let key = ServiceKey::new(Address::from_v4([10, 96, 0, last]), port, 6);
-                let record = Service {
-                    id,
-                    backends_base,
-                    backends_count,
-                    inside_base: 0,
-                    inside_count: 0,
-                    kind,
-                    scheduler: 0,
-                    affinity_seconds: 0,
-                    flags: 0,
-                    seal: 0,
-                };
-                (key, if sealed { record.sealed(&key) } else { record })
-            })
-            .collect(),
-        backends: backends
-            .into_iter()
-            .map(|(slot, last)| {
-                (
-                    slot,
-                    Backend { address: Address::from_v4([10, 0, 0, last]), port: 8080, flags: 0, weight: 1 },
-                )
-            })
-            .collect(),
-        service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
-        endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
-        ..Contents::default()
+    (frontends, labels, backends, ranges, vips).prop_map(|(frontends, labels, backends, ranges, vips)| {
+        Contents {
+            frontends: frontends
+                .into_iter()
+                .map(|(last, port, id, outside, inside, sealed, kind, flags)| {
+                    let key = ServiceKey::new(Address::from_v4([10, 96, 0, last]), port, 6);
+                    let record = Service {
+                        id,
+                        backends_base: outside.0,
+                        backends_count: outside.1,
+                        inside_base: inside.0,
+                        inside_count: inside.1,
+                        kind,
+                        scheduler: 0,
+                        affinity_seconds: 0,
+                        flags,
+                        seal: 0,
+                    };
+                    (key, if sealed { record.sealed(&key) } else { record })
+                })
+                .collect(),
+            backends: backends
+                .into_iter()
+                .map(|(slot, last)| {
+                    (
+                        slot,
+                        Backend {
+                            address: Address::from_v4([10, 0, 0, last]),
+                            port: 8080,
+                            flags: 0,
+                            weight: 1,
+                        },
+                    )
+                })
+                .collect(),
+            service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
+            endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
+            vips: vips.into_iter().map(|(address, flags)| (address, Vip { flags })).collect(),
+            source_ranges: ranges
+                .into_iter()
+                .map(|(id, last, prefix)| SourceRangeKey::new(id, Address::from_v4([10, last, 0, 0]), prefix))
+                .collect(),
+        }
     })
 }
 

@@ -46,7 +46,11 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
     reconciler.handle(changes(2000, 5));
     let plan = reconciler.plan();
     assert_eq!(plan.problems, []);
-    assert_eq!(plan.steps.len(), 2000 * 3 + 10_000, "name, backends, frontend; and each address");
+    assert_eq!(
+        plan.steps.len(),
+        2000 * 4 + 10_000,
+        "name, backends, frontend, virtual address; and each endpoint"
+    );
     plan.steps.iter().for_each(|step| reconciler.applied(step));
     reconciler.handle(vec![slice(7, 5, 1 << 20)]);
     let plan = reconciler.plan();

@@ -79,7 +79,7 @@ fn a_service_goes_from_the_outside_in() {
     node.reconciler.handle(vec![Change::Service(name("a"), None)]);
     assert_eq!(
         kinds(&node.sync()),
-        ["delete frontend", "release backends", "unname service", "unname address"]
+        ["delete frontend", "release backends", "delete address", "unname service", "unname address"]
     );
 }
 
@@ -110,7 +110,7 @@ fn the_first_plan_removes_what_no_source_knows() {
     node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
     assert_eq!(
         kinds(&node.sync()),
-        ["delete frontend", "release backends", "unname service", "unname address"]
+        ["delete frontend", "release backends", "delete address", "unname service", "unname address"]
     );
     node.settle();
 }
@@ -131,7 +131,7 @@ fn what_the_sources_have_not_shown_stays_until_they_are_complete() {
     node.sync();
     node.reconciler.handle(vec![slice("b", &[])]);
     node.sync();
-    assert_eq!(node.kernel.resolved().values().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(node.kernel.resolved().values().map(|lead| lead.backends.len()).collect::<Vec<_>>(), [1, 0]);
     node.reconciler.sources_complete();
     node.sync();
     assert_eq!(node.kernel.resolved().len(), 1);
@@ -163,7 +163,7 @@ fn a_service_without_endpoints_keeps_its_frontend() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     node.reconciler.handle(vec![slice("a", &[])]);
     assert_eq!(kinds(&node.sync()), ["put frontend", "release backends", "unname address"]);
-    assert!(node.kernel.resolved().values().all(Vec::is_empty));
+    assert!(node.kernel.resolved().values().all(|lead| lead.backends.is_empty()));
 }
 
 #[test]
@@ -220,9 +220,13 @@ fn a_failed_plan_gives_its_slots_back_and_is_planned_again() {
     let second = node.sync();
     assert_eq!(
         kinds(&first),
-        ["name address", "name address", "name service", "write backends", "put frontend"]
+        ["name address", "name address", "name service", "write backends", "put frontend", "put address"]
     );
-    assert_eq!(kinds(&second), ["write backends", "put frontend"], "what was applied is not done again");
+    assert_eq!(
+        kinds(&second),
+        ["write backends", "put frontend", "put address"],
+        "what was applied is not done again"
+    );
     node.settle();
 }
 

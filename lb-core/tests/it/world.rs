@@ -5,14 +5,15 @@ use std::{
     net::IpAddr,
 };
 
-use lb_common::{Address, Backend, ServiceKey, backend_flags};
+use ipnet::IpNet;
+use lb_common::{Address, Backend, FrontendKind, ServiceKey, Vip, backend_flags, service_flags, vip_flags};
 use lb_core::model::{
-    Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
-    ServicePortName,
+    Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, NodeAddresses, ObjectName, Policy,
+    Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
 };
 use proptest::{collection, prelude::*, sample};
 
-use crate::kernel::Resolved;
+use crate::kernel::{Lead, Networks, Resolved};
 
 /// The objects that exist.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +53,8 @@ impl World {
     }
 
     /// Which frontend should lead where: straight from the rules, with no regard for speed.
-    pub(crate) fn expected(&self) -> Resolved {
-        let mut owners: BTreeMap<ServiceKey, ServicePortName> = BTreeMap::new();
+    pub(crate) fn expected(&self, node: &Node) -> Resolved {
+        let mut owners: BTreeMap<ServiceKey, (usize, ServicePortName)> = BTreeMap::new();
         let mut expected = Resolved::new();
         for (name, service) in &self.services {
             for port in &service.ports {
@@ -62,11 +63,11 @@ impl World {
                     port: port.name.clone(),
                     protocol: port.protocol,
                 };
-                for ip in &service.cluster_ips {
-                    let key = ServiceKey::new(Address::from(*ip), port.port, port.protocol.number());
-                    if owners.get(&key).is_none_or(|owner| full < *owner) {
-                        owners.insert(key, full.clone());
-                        expected.insert(key, self.backends(name, port, *ip));
+                for (kind, key) in places(service, port, node) {
+                    let claim = (strength(kind), full.clone());
+                    if owners.get(&key).is_none_or(|owner| claim < *owner) {
+                        owners.insert(key, claim);
+                        expected.insert(key, self.lead(name, service, port, kind, key, node));
                     }
                 }
             }
@@ -74,34 +75,196 @@ impl World {
         expected
     }
 
-    fn backends(&self, service: &ObjectName, port: &ServicePort, ip: IpAddr) -> Vec<Backend> {
+    fn lead(
+        &self,
+        name: &ObjectName,
+        service: &Service,
+        port: &ServicePort,
+        kind: FrontendKind,
+        key: ServiceKey,
+        node: &Node,
+    ) -> Lead {
+        let endpoints = self.endpoints(name, port, key.address.is_v4());
+        let (cluster, local) = (cluster(&endpoints, node), local(&endpoints, node));
+        let internal = kind == FrontendKind::ClusterIp;
+        let policy = if internal { service.internal_policy } else { service.external.policy };
+        let is_local = policy == TrafficPolicy::Local;
+        let mut flags = 0;
+        let mut flag = |holds: bool, flag: u16| flags |= if holds { flag } else { 0 };
+        flag(is_local && local.is_empty() && !cluster.is_empty(), service_flags::DROP_WITHOUT_BACKENDS);
+        flag(!internal && is_local, service_flags::SHORT_CIRCUIT);
+        flag(!internal && !is_local || internal && node.policy.masquerade_all, service_flags::MASQUERADE);
+        flag(
+            internal && !node.policy.masquerade_all && node.policy.detects_inside,
+            service_flags::MASQUERADE_OUTSIDERS,
+        );
+        flag(
+            kind == FrontendKind::LoadBalancer && admitted(service, key, node).is_some(),
+            service_flags::SOURCE_RANGES,
+        );
+        flag(
+            kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback(),
+            service_flags::SOCKETS_ONLY,
+        );
+        let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
+        Lead { kind: kind as u8, flags, backends: if is_local { local } else { cluster }, inside }
+    }
+
+    /// Who may use each frontend that looks at that.
+    pub(crate) fn admitted(&self, node: &Node) -> BTreeMap<ServiceKey, Networks> {
+        let mut all = BTreeMap::new();
+        for (key, lead) in self.expected(node) {
+            if lead.flags & service_flags::SOURCE_RANGES != 0 {
+                let owner = self.owner(key, node);
+                all.insert(key, admitted(owner, key, node).expect("a filter"));
+            }
+        }
+        all
+    }
+
+    /// The Service whose load balancer has that address: the smallest name.
+    fn owner(&self, key: ServiceKey, node: &Node) -> &Service {
+        let claims = self.services.iter().flat_map(|(name, service)| {
+            service.ports.iter().map(move |port| {
+                ((name.clone(), port.name.clone(), port.protocol), service, places(service, port, node))
+            })
+        });
+        let claims = claims.filter(|(.., places)| places.contains(&(FrontendKind::LoadBalancer, key)));
+        claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
+    }
+
+    /// What each address is that is none of the node's.
+    pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
+        let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+        for (key, lead) in self.expected(node) {
+            let address = IpAddr::from(key.address);
+            if lead.kind != FrontendKind::NodePort as u8 && !node.addresses.own.contains(&address) {
+                let flags =
+                    if lead.kind == FrontendKind::ClusterIp as u8 { vip_flags::CLUSTER_IP } else { 0 };
+                vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
+            }
+        }
+        vips
+    }
+
+    /// The endpoints of a port in one family. Of several that speak about one address, the one that runs counts.
+    fn endpoints(
+        &self,
+        service: &ObjectName,
+        port: &ServicePort,
+        v4: bool,
+    ) -> Vec<(Address, u16, &Endpoint)> {
         let mut all: BTreeMap<(Address, u16), Vec<&Endpoint>> = BTreeMap::new();
         for slice in self.slices.values().filter(|slice| slice.service == *service) {
             for number in slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol) {
-                for endpoint in slice.endpoints.iter().filter(|e| e.address.is_ipv4() == ip.is_ipv4()) {
+                for endpoint in slice.endpoints.iter().filter(|e| e.address.is_ipv4() == v4) {
                     all.entry((Address::from(endpoint.address), number.port)).or_default().push(endpoint);
                 }
             }
         }
-        // Of several that speak about one address, only those that run count, where there is one.
-        for versions in all.values_mut() {
-            if versions.iter().any(|e| !e.terminating) {
-                versions.retain(|e| !e.terminating);
-            }
-        }
-        let with = |usable: &dyn Fn(&Endpoint) -> bool, flags| -> Vec<Backend> {
-            let chosen = all.iter().filter(|(_, versions)| versions.iter().any(|e| usable(e)));
-            chosen
-                .map(|((address, port), _)| Backend { address: *address, port: *port, flags, weight: 1 })
-                .collect()
-        };
-        let ready = with(&|e| e.ready, 0);
-        if ready.is_empty() {
-            with(&|e| e.serving && e.terminating, backend_flags::TERMINATING)
-        } else {
-            ready
-        }
+        all.into_iter()
+            .filter_map(|((address, port), versions)| Some((address, port, best(&versions)?)))
+            .collect()
     }
+}
+
+fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
+    let order = |e: &&&Endpoint| {
+        (!e.terminating, e.ready, e.serving, e.node.clone(), e.zone.clone(), e.pod.clone(), e.hints.clone())
+    };
+    versions.iter().max_by_key(order).copied()
+}
+
+/// Every address and port of a service port, with its kind.
+fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKind, ServiceKey)> {
+    let external = &service.external;
+    let node_ports: &[IpAddr] = if port.node_port.is_some() { &node.addresses.node_ports } else { &[] };
+    let kinds: [(FrontendKind, &[IpAddr], u16); 4] = [
+        (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
+        (FrontendKind::LoadBalancer, &external.load_balancer_ips, port.port),
+        (FrontendKind::ExternalIp, &external.ips, port.port),
+        (FrontendKind::NodePort, node_ports, port.node_port.unwrap_or(0)),
+    ];
+    let has = |ip: &IpAddr| service.cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
+    let key = |ip: &IpAddr, number| ServiceKey::new(Address::from(*ip), number, port.protocol.number());
+    kinds
+        .into_iter()
+        .flat_map(|(kind, ips, number)| {
+            ips.iter().filter(|ip| has(ip)).map(move |ip| (kind, key(ip, number))).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn strength(kind: FrontendKind) -> usize {
+    use FrontendKind::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    [ClusterIp, LoadBalancer, ExternalIp, NodePort].iter().position(|k| *k == kind).expect("a kind")
+}
+
+/// Who may use a load balancer's address; `None` is everybody.
+fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
+    let v4 = key.address.is_v4();
+    let ranges: Vec<IpNet> =
+        service.external.source_ranges.iter().filter(|range| range.addr().is_ipv4() == v4).copied().collect();
+    if ranges.is_empty() || ranges.iter().any(|range| range.prefix_len() == 0) {
+        return None;
+    }
+    let extra = if v4 { 96 } else { 0 };
+    let mut networks: Networks =
+        ranges.iter().map(|range| (range.network(), u32::from(range.prefix_len()) + extra)).collect();
+    if node.addresses.own.iter().any(|ip| ranges.iter().any(|range| range.contains(ip))) {
+        let vips = service.external.load_balancer_ips.iter().filter(|ip| ip.is_ipv4() == v4);
+        networks.extend(vips.map(|ip| (*ip, 128)));
+    }
+    Some(networks)
+}
+
+type Found<'a> = (Address, u16, &'a Endpoint);
+
+/// The traffic policy `Cluster`.
+fn cluster(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
+    let ready: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| e.ready).collect();
+    let for_node = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| h.nodes.contains(&node.policy.node_name));
+    let for_zone = |e: &Endpoint| {
+        e.hints.as_ref().is_some_and(|h| node.zone.as_ref().is_some_and(|zone| h.zones.contains(zone)))
+    };
+    let all_nodes = ready.iter().all(|(.., e)| e.hints.as_ref().is_some_and(|h| !h.nodes.is_empty()));
+    let all_zones = ready.iter().all(|(.., e)| e.hints.as_ref().is_some_and(|h| !h.zones.is_empty()));
+    let chosen: Vec<&Found<'_>> = if ready.is_empty() {
+        endpoints.iter().filter(|(.., e)| e.serving && e.terminating).collect()
+    } else if all_nodes && ready.iter().any(|(.., e)| for_node(e)) {
+        ready.into_iter().filter(|(.., e)| for_node(e)).collect()
+    } else if all_zones && ready.iter().any(|(.., e)| for_zone(e)) {
+        ready.into_iter().filter(|(.., e)| for_zone(e)).collect()
+    } else {
+        ready
+    };
+    chosen.into_iter().map(|found| backend(found, node)).collect()
+}
+
+/// The traffic policy `Local`.
+fn local(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
+    let here: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| is_here(e, node)).collect();
+    let mut chosen: Vec<&Found<'_>> = here.iter().filter(|(.., e)| e.ready).copied().collect();
+    if chosen.is_empty() {
+        chosen = here.into_iter().filter(|(.., e)| e.serving && e.terminating).collect();
+    }
+    chosen.into_iter().map(|found| backend(found, node)).collect()
+}
+
+fn is_here(endpoint: &Endpoint, node: &Node) -> bool {
+    !node.policy.node_name.is_empty() && endpoint.node.as_deref() == Some(&*node.policy.node_name)
+}
+
+fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
+    let mut flags = 0;
+    for (holds, flag) in [
+        (!endpoint.ready, backend_flags::TERMINATING),
+        (is_here(endpoint, node), backend_flags::LOCAL),
+        (node.addresses.own.contains(&endpoint.address), backend_flags::HOST),
+    ] {
+        flags |= if holds { flag } else { 0 };
+    }
+    Backend { address: *address, port: *port, flags, weight: 1 }
 }
 
 fn name(text: String) -> ObjectName {
@@ -117,8 +280,50 @@ fn port_name() -> impl Strategy<Value = &'static str> {
 }
 
 fn service_port() -> impl Strategy<Value = ServicePort> {
-    (port_name(), protocol(), 80..82_u16, prop::option::of(30_000..30_002_u16)).prop_map(
-        |(name, protocol, port, node_port)| ServicePort { name: name.into(), protocol, port, node_port },
+    (
+        port_name(),
+        protocol(),
+        prop_oneof![4 => 80..82_u16, 1 => Just(30_000)],
+        prop::option::of(30_000..30_002_u16),
+    )
+        .prop_map(|(name, protocol, port, node_port)| ServicePort {
+            name: name.into(),
+            protocol,
+            port,
+            node_port,
+        })
+}
+
+fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
+    sample::select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local])
+}
+
+/// Some of these values, in their order.
+fn some_of<T: std::str::FromStr<Err: std::fmt::Debug> + Clone + std::fmt::Debug + 'static>(
+    values: &[&str],
+) -> impl Strategy<Value = Vec<T>> {
+    let values: Vec<T> = values.iter().map(|text| text.parse().expect("a value")).collect();
+    sample::subsequence(values.clone(), 0..=values.len())
+}
+
+/// Addresses that are also cluster IPs, the node's own, or those of endpoints.
+fn external() -> impl Strategy<Value = External> {
+    let ips = some_of(&["10.96.0.1", "192.0.2.1", "198.51.100.1", "fd02::1"]);
+    let load_balancer_ips = some_of(&["198.51.100.1", "198.51.100.2", "fd02::1"]);
+    let source_ranges = prop_oneof![
+        Just(Vec::new()),
+        some_of(&["192.0.2.0/24", "10.0.0.0/8", "fd01::/64"]),
+        some_of(&["0.0.0.0/0", "203.0.113.7/32", "::/0"]),
+    ];
+    let health_check_node_port = prop::option::of(Just(32_000));
+    (ips, load_balancer_ips, source_ranges, traffic_policy(), health_check_node_port).prop_map(
+        |(ips, load_balancer_ips, source_ranges, policy, health_check_node_port)| External {
+            ips,
+            load_balancer_ips,
+            source_ranges,
+            policy,
+            health_check_node_port,
+        },
     )
 }
 
@@ -130,27 +335,59 @@ fn service() -> impl Strategy<Value = Service> {
         ports.retain(|port| seen.insert((port.name.clone(), port.protocol)));
         ports
     });
-    (v4, v6, ports, prop::option::of(1..3_u32)).prop_map(|(v4, v6, ports, affinity_seconds)| Service {
-        cluster_ips: v4.into_iter().chain(v6).collect(),
-        ports,
-        affinity_seconds,
-        ..Service::default()
-    })
+    let external = prop_oneof![Just(External::default()), external()];
+    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy()).prop_map(
+        |(v4, v6, ports, affinity_seconds, external, internal_policy)| Service {
+            cluster_ips: v4.into_iter().chain(v6).collect(),
+            ports,
+            affinity_seconds,
+            external,
+            internal_policy,
+        },
+    )
+}
+
+fn names() -> impl Strategy<Value = Vec<std::sync::Arc<str>>> {
+    sample::subsequence(vec!["x".into(), "y".into()], 0..=2)
+}
+
+fn hints() -> impl Strategy<Value = Option<std::sync::Arc<Hints>>> {
+    prop::option::weighted(0.7, (names(), names()).prop_map(|(zones, nodes)| Hints { zones, nodes }.into()))
 }
 
 fn endpoint() -> impl Strategy<Value = Endpoint> {
     let flags = (prop::bool::weighted(0.6), any::<bool>(), prop::bool::weighted(0.3));
     let label = || prop::option::of(sample::select(vec!["x", "y"]).prop_map(Into::into));
-    (any::<bool>(), 1..6_u8, flags, label(), label()).prop_map(
-        |(v4, last, (ready, serving, terminating), node, pod)| {
+    (any::<bool>(), 1..6_u8, flags, label(), label(), hints()).prop_map(
+        |(v4, last, (ready, serving, terminating), node, pod, hints)| {
             let address = if v4 {
                 IpAddr::from([10, 0, 0, last])
             } else {
                 IpAddr::from([0xfd01, 0, 0, 0, 0, 0, 0, last.into()])
             };
-            Endpoint { address, ready, serving, terminating, node, zone: None, pod, hints: None }
+            Endpoint { address, ready, serving, terminating, node, zone: None, pod, hints }
         },
     )
+}
+
+/// A node is called as some endpoints say, or has no name.
+pub(crate) fn policy() -> impl Strategy<Value = Policy> {
+    let node_name = sample::select(vec!["x", "z", ""]);
+    (node_name, any::<bool>(), any::<bool>()).prop_map(|(node_name, masquerade_all, detects_inside)| Policy {
+        node_name: node_name.into(),
+        masquerade_all,
+        detects_inside,
+    })
+}
+
+pub(crate) fn zone() -> impl Strategy<Value = Option<&'static str>> {
+    prop::option::of(sample::select(vec!["x", "z"]))
+}
+
+pub(crate) fn addresses() -> impl Strategy<Value = NodeAddresses> {
+    let own = some_of(&["10.0.0.1", "10.96.0.2", "192.0.2.1", "fd01::1"]);
+    let node_ports = some_of(&["10.0.0.1", "127.0.0.1", "192.0.2.1", "::1", "fd01::1"]);
+    (own, node_ports).prop_map(|(own, node_ports)| NodeAddresses { own, node_ports })
 }
 
 fn endpoint_port() -> impl Strategy<Value = EndpointPort> {

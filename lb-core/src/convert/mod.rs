@@ -1,5 +1,8 @@
 //! Objects of the Kubernetes API → [`model`](crate::model), by kube-proxy's rules of what a service proxy looks at.
 
+mod external;
+mod ip;
+
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::{
@@ -11,7 +14,7 @@ use k8s_openapi::{
 };
 
 use crate::model::{
-    Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
+    Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
 };
 
 /// Services with this label are another proxy's business.
@@ -85,12 +88,12 @@ impl Object {
     }
 
     pub(crate) fn ip(&self, field: String, text: &str) -> Result<IpAddr, ConvertError> {
-        match text.parse::<IpAddr>() {
-            Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => {
+        match ip::parse_ip(text) {
+            Some(IpAddr::V4(_)) if text.contains(':') => {
                 Err(self.invalid(field, text, "must not be an IPv4-mapped IPv6 address: write it as IPv4"))
             }
-            Ok(ip) => Ok(ip),
-            Err(_) => Err(self.invalid(
+            Some(ip) => Ok(ip),
+            None => Err(self.invalid(
                 field,
                 text,
                 "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
@@ -146,7 +149,13 @@ pub fn service(service: &core::Service) -> Result<Change, ConvertError> {
             return Err(object.unsupported("spec.type", unknown, &known));
         }
     }
-    let ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default())?;
+    let mut ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default())?;
+    if !external::has_node_ports(spec) {
+        ports.iter_mut().for_each(|port| port.node_port = None);
+    }
+    let external = external::external(&object, spec, service.status.as_ref())?;
+    let internal = spec.internal_traffic_policy.as_deref();
+    let internal_policy = external::traffic_policy(&object, "spec.internalTrafficPolicy", internal)?;
     let affinity_seconds = affinity(&object, spec)?;
     let cluster_ips = cluster_ips(&object, spec)?;
     if cluster_ips.is_empty() {
@@ -155,7 +164,8 @@ pub fn service(service: &core::Service) -> Result<Change, ConvertError> {
     if ports.is_empty() && spec.ports.as_ref().is_none_or(Vec::is_empty) {
         return Err(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
-    Ok(Change::Service(name, Some(Service { cluster_ips, ports, affinity_seconds, ..Service::default() })))
+    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy };
+    Ok(Change::Service(name, Some(service)))
 }
 
 /// The virtual addresses; none for a headless Service and one that has no address yet.
@@ -308,8 +318,16 @@ fn slice_endpoint(
         node: text_of(endpoint.node_name.as_ref()),
         zone: text_of(endpoint.zone.as_ref()),
         pod: pod(endpoint.target_ref.as_ref()),
-        hints: None,
+        hints: endpoint.hints.as_ref().and_then(hints),
     }))
+}
+
+fn hints(hints: &discovery::EndpointHints) -> Option<Arc<Hints>> {
+    let zones: Vec<Arc<str>> =
+        hints.for_zones.iter().flatten().map(|zone| zone.name.as_str().into()).collect();
+    let nodes: Vec<Arc<str>> =
+        hints.for_nodes.iter().flatten().map(|node| node.name.as_str().into()).collect();
+    (!zones.is_empty() || !nodes.is_empty()).then(|| Arc::new(Hints { zones, nodes }))
 }
 
 /// Addresses that can be no endpoint's, as the API server has it.

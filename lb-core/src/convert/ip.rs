@@ -1,0 +1,73 @@
+//! Addresses and networks as Kubernetes reads them: a number may have leading zeros and is decimal all the same, because
+//! objects of old times have such addresses.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+
+/// The address, as Go's `ParseIPSloppy` has it: an IPv4-mapped one is IPv4.
+pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
+    match text.parse::<IpAddr>() {
+        Ok(ip) => Some(ip.to_canonical()),
+        Err(_) => parse_v4(text).map(IpAddr::V4),
+    }
+}
+
+/// The network without the bits behind its prefix, as Go's `ParseCIDRSloppy` has it.
+pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
+    let (address, prefix) = text.split_once('/')?;
+    let address = address.parse::<IpAddr>().ok().or_else(|| parse_v4(address).map(IpAddr::V4))?;
+    Some(IpNet::new(address, decimal(prefix)?).ok()?.trunc())
+}
+
+fn parse_v4(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        *octet = decimal(parts.next()?)?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+fn decimal(text: &str) -> Option<u8> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leading_zeros_are_decimal() {
+        for (text, ip) in [
+            ("10.9.8.7", Some("10.9.8.7")),
+            ("172.030.099.011", Some("172.30.99.11")),
+            ("::ffff:1.2.3.4", Some("1.2.3.4")),
+            ("2001:db8::0f", Some("2001:db8::f")),
+            ("1.2.3", None),
+            ("1.2.3.4.5", None),
+            ("1.2.3.256", None),
+            ("1.2.+3.4", None),
+            ("1.2..4", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_ip(text), ip.map(|ip| ip.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn networks_lose_their_host_part() {
+        for (text, network) in [
+            ("203.0.113.007/025", Some("203.0.113.0/25")),
+            ("0.0.0.0/0", Some("0.0.0.0/0")),
+            ("2001:db8::1/64", Some("2001:db8::/64")),
+            ("10.0.0.0/33", None),
+            ("10.0.0.0", None),
+            ("10.0.0.0/+8", None),
+            ("10.0.0/8", None),
+        ] {
+            assert_eq!(parse_network(text), network.map(|network| network.parse().unwrap()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Which endpoints may be used: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`).
+
+use lb_common::Address;
+
+use super::endpoints::{Endpoints, is_local, serves_terminating};
+use crate::model::{Endpoint, Node};
+
+/// An endpoint with its address and port.
+pub(super) type Member<'a> = ((Address, u16), &'a Endpoint);
+
+/// The usable endpoints of a port, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(super) struct Categories<'a> {
+    /// Those that clients may get under the traffic policy `Cluster`: the ready ones that are meant for this node, else
+    /// those that still serve while they terminate.
+    pub(super) cluster: Vec<Member<'a>>,
+    /// Those that clients may get under the traffic policy `Local`: the ready ones on this node, else those on this
+    /// node that still serve while they terminate.
+    pub(super) local: Vec<Member<'a>>,
+    /// Whether there is a usable endpoint anywhere in the cluster.
+    pub(super) any: bool,
+}
+
+/// What is meant by the hints of the ready endpoints. There is no fallback when the answer is applied: it is chosen so
+/// that it leaves an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topology {
+    Anywhere,
+    SameZone,
+    SameNode,
+}
+
+pub(super) fn categorize<'a>(endpoints: &Endpoints<'a>, node: &Node) -> Categories<'a> {
+    let topology = topology(endpoints, node);
+    let members = |usable: &dyn Fn(&Endpoint) -> bool| -> Vec<Member<'a>> {
+        let all = endpoints.iter().map(|(key, endpoint)| (*key, *endpoint));
+        all.filter(|(_, endpoint)| usable(endpoint)).collect()
+    };
+    let first = |preferred: &dyn Fn(&Endpoint) -> bool, fallback: &dyn Fn(&Endpoint) -> bool| {
+        let chosen = members(preferred);
+        if chosen.is_empty() { members(fallback) } else { chosen }
+    };
+    let cluster =
+        first(&|endpoint| endpoint.ready && is_meant(endpoint, topology, node), &serves_terminating);
+    let local = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
+        serves_terminating(endpoint) && is_local(endpoint, node)
+    });
+    let any = !cluster.is_empty();
+    Categories { cluster, local, any }
+}
+
+/// Hints count only where every ready endpoint has some, and some are for this node or its zone.
+fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
+    let mut ready = endpoints.values().filter(|endpoint| endpoint.ready).peekable();
+    if ready.peek().is_none() {
+        return Topology::Anywhere;
+    }
+    let (mut nodes, mut zones) = (Coverage::default(), Coverage::default());
+    for endpoint in ready {
+        let hints = endpoint.hints.as_deref();
+        nodes.count(hints.is_some_and(|h| !h.nodes.is_empty()), is_for_node(endpoint, node));
+        zones.count(hints.is_some_and(|h| !h.zones.is_empty()), is_for_zone(endpoint, node));
+    }
+    match (nodes.applies(), zones.applies()) {
+        (true, _) => Topology::SameNode,
+        (false, true) => Topology::SameZone,
+        (false, false) => Topology::Anywhere,
+    }
+}
+
+/// How far the hints of one kind reach.
+#[derive(Default)]
+struct Coverage {
+    some_without: bool,
+    some_for_us: bool,
+}
+
+impl Coverage {
+    const fn count(&mut self, has_hints: bool, is_for_us: bool) {
+        self.some_without |= !has_hints;
+        self.some_for_us |= is_for_us;
+    }
+
+    const fn applies(&self) -> bool {
+        !self.some_without && self.some_for_us
+    }
+}
+
+fn is_meant(endpoint: &Endpoint, topology: Topology, node: &Node) -> bool {
+    match topology {
+        Topology::Anywhere => true,
+        Topology::SameNode => is_for_node(endpoint, node),
+        Topology::SameZone => is_for_zone(endpoint, node),
+    }
+}
+
+fn is_for_node(endpoint: &Endpoint, node: &Node) -> bool {
+    endpoint.hints.as_ref().is_some_and(|hints| hints.nodes.contains(&node.policy.node_name))
+}
+
+fn is_for_zone(endpoint: &Endpoint, node: &Node) -> bool {
+    let zone = node.zone.as_ref();
+    zone.is_some_and(|zone| endpoint.hints.as_ref().is_some_and(|hints| hints.zones.contains(zone)))
+}

@@ -1,0 +1,107 @@
+//! The endpoints of one port of a Service in one family, put together from its EndpointSlices.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use lb_common::{Address, BACKEND_NAME_SIZE, Backend, backend_flags};
+
+use crate::{
+    family::Family,
+    model::{Endpoint, EndpointSlice, Hints, Node, ServicePort},
+    plan::EndpointLabels,
+};
+
+/// The endpoints that have a port, each address and port once, in order.
+pub(crate) type Endpoints<'a> = BTreeMap<(Address, u16), &'a Endpoint>;
+
+/// The endpoints that have this port. Where several slices speak about one, as they may while an endpoint moves from
+/// one slice to another, the one that runs beats the one that terminates.
+pub(super) fn of_port<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+) -> Endpoints<'a> {
+    let mut endpoints = Endpoints::new();
+    for slice in slices {
+        let numbers = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        for number in numbers.map(|p| p.port) {
+            for endpoint in slice.endpoints.iter().filter(|e| Family::of(e.address) == family) {
+                match endpoints.entry((Address::from(endpoint.address), number)) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(endpoint);
+                    }
+                    Entry::Occupied(mut entry) => {
+                        if preference(endpoint) > preference(entry.get()) {
+                            entry.insert(endpoint);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    endpoints
+}
+
+type Name = Option<Arc<str>>;
+type Preference<'a> = (bool, bool, bool, &'a Name, &'a Name, &'a Name, &'a Option<Arc<Hints>>);
+
+/// A total order, so that the order of the slices does not matter.
+pub(crate) fn preference(endpoint: &Endpoint) -> Preference<'_> {
+    let Endpoint { address: _, ready, serving, terminating, node, zone, pod, hints } = endpoint;
+    (!terminating, *ready, *serving, node, zone, pod, hints)
+}
+
+/// Whether the endpoint is on this node.
+pub(crate) fn is_local(endpoint: &Endpoint, node: &Node) -> bool {
+    let name = &node.policy.node_name;
+    !name.is_empty() && endpoint.node.as_ref() == Some(name)
+}
+
+/// Whether the endpoint still serves, though it is about to go (KEP-1669).
+pub(super) const fn serves_terminating(endpoint: &Endpoint) -> bool {
+    endpoint.serving && endpoint.terminating
+}
+
+/// The endpoint as it lies in `BACKENDS`.
+pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node: &Node) -> Backend {
+    let mut flags = 0;
+    if !endpoint.ready {
+        flags |= backend_flags::TERMINATING;
+    }
+    if is_local(endpoint, node) {
+        flags |= backend_flags::LOCAL;
+    }
+    if node.addresses.own.binary_search(&endpoint.address).is_ok() {
+        flags |= backend_flags::HOST;
+    }
+    Backend { address, port, flags, weight: 1 }
+}
+
+/// What people call the endpoint.
+pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
+    EndpointLabels {
+        node: endpoint.node.as_ref().and_then(as_kept),
+        zone: endpoint.zone.as_ref().and_then(as_kept),
+        pod: endpoint.pod.as_ref().and_then(as_kept),
+    }
+}
+
+/// The text as the kernel will give it back, so that a long name is not written anew by every start of the agent.
+fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
+    if text.is_empty() {
+        return None;
+    }
+    if text.len() < BACKEND_NAME_SIZE {
+        return Some(text.clone());
+    }
+    Some(lb_common::from_fixed(&lb_common::to_fixed::<BACKEND_NAME_SIZE>(text)).into())
+}
+
+/// One label for each address, whatever the order; the greatest, because that is one that says something.
+pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, EndpointLabels)>) {
+    labels.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
+    labels.dedup_by_key(|(address, _)| *address);
+}

@@ -1,0 +1,133 @@
+//! What clients speak to, and what each of these addresses does with them: the traffic policies and who is
+//! masqueraded.
+
+use std::net::IpAddr;
+
+use lb_common::{Address, FrontendKind, ServiceKey, service_flags};
+
+use super::Frontend;
+use crate::{
+    family::Family,
+    model::{Node, Policy, Service, ServicePort, TrafficPolicy},
+};
+
+/// The addresses of one port of a Service in one family, each key once.
+pub(super) struct Places {
+    places: Vec<(ServiceKey, FrontendKind)>,
+    internal: TrafficPolicy,
+    external: TrafficPolicy,
+}
+
+/// The lists of endpoints that frontends can lead to, as numbers of slices; `None` is an empty one.
+pub(super) struct Lists {
+    pub(super) cluster: Option<usize>,
+    pub(super) local: Option<usize>,
+    /// Whether there is a usable endpoint anywhere in the cluster.
+    pub(super) any: bool,
+}
+
+impl Places {
+    /// Of two that are the same, the kind that comes first stays: a cluster IP is nobody else's, a load balancer's
+    /// address was given by one, an external IP is only what somebody wrote, and a node port comes last in kube-proxy.
+    pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
+        let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
+        let mut add = |kind, addresses: &[IpAddr], number| {
+            for address in addresses.iter().filter(|address| Family::of(**address) == family) {
+                let key = ServiceKey::new(Address::from(*address), number, port.protocol.number());
+                if places.iter().all(|(known, _)| *known != key) {
+                    places.push((key, kind));
+                }
+            }
+        };
+        add(FrontendKind::ClusterIp, &service.cluster_ips, port.port);
+        add(FrontendKind::LoadBalancer, &service.external.load_balancer_ips, port.port);
+        add(FrontendKind::ExternalIp, &service.external.ips, port.port);
+        if let Some(node_port) = port.node_port {
+            add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
+        }
+        Self { places, internal: service.internal_policy, external: service.external.policy }
+    }
+
+    /// Whether some frontend leads to the endpoints of the cluster: under `externalTrafficPolicy: Local` too, for
+    /// clients inside.
+    pub(super) fn use_cluster(&self) -> bool {
+        self.internal == TrafficPolicy::Cluster || self.is_external()
+    }
+
+    /// Whether some frontend leads to the endpoints of this node.
+    pub(super) fn use_local(&self) -> bool {
+        self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
+    }
+
+    fn is_external(&self) -> bool {
+        self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
+    }
+
+    /// The frontends; `filter` says that the addresses of load balancers look at the source ranges.
+    pub(super) fn frontends(
+        self,
+        lists: &Lists,
+        filter: bool,
+        policy: &Policy,
+    ) -> impl Iterator<Item = Frontend> {
+        let internal = internal(self.internal, lists, policy);
+        let external = external(self.external, lists);
+        self.places.into_iter().map(move |(key, kind)| {
+            let Route { slice, inside, mut flags } =
+                if kind == FrontendKind::ClusterIp { internal } else { external };
+            if filter && kind == FrontendKind::LoadBalancer {
+                flags |= service_flags::SOURCE_RANGES;
+            }
+            if kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback() {
+                flags |= service_flags::SOCKETS_ONLY;
+            }
+            Frontend { key, kind, slice, inside, flags }
+        })
+    }
+}
+
+/// Where a frontend leads.
+#[derive(Clone, Copy)]
+struct Route {
+    slice: Option<usize>,
+    inside: Option<usize>,
+    flags: u16,
+}
+
+/// Cluster IPs. Clients outside of the cluster reach them only by a route to this node, and the endpoint may be
+/// elsewhere: so they are masqueraded, where they can be told from others.
+fn internal(traffic: TrafficPolicy, lists: &Lists, policy: &Policy) -> Route {
+    let masquerade = if policy.masquerade_all {
+        service_flags::MASQUERADE
+    } else if policy.detects_inside {
+        service_flags::MASQUERADE_OUTSIDERS
+    } else {
+        0
+    };
+    match traffic {
+        TrafficPolicy::Cluster => Route { slice: lists.cluster, inside: None, flags: masquerade },
+        TrafficPolicy::Local => {
+            Route { slice: lists.local, inside: None, flags: masquerade | without_local(lists) }
+        }
+    }
+}
+
+/// All other addresses. Under `Cluster` the endpoint may be on another node, so that every client is masqueraded; under
+/// `Local` nobody is, and clients inside the cluster are treated as if they had gone out to a load balancer and come
+/// back on the right node.
+fn external(traffic: TrafficPolicy, lists: &Lists) -> Route {
+    match traffic {
+        TrafficPolicy::Cluster => {
+            Route { slice: lists.cluster, inside: None, flags: service_flags::MASQUERADE }
+        }
+        TrafficPolicy::Local => Route {
+            slice: lists.local,
+            inside: lists.cluster,
+            flags: service_flags::SHORT_CIRCUIT | without_local(lists),
+        },
+    }
+}
+
+const fn without_local(lists: &Lists) -> u16 {
+    if lists.local.is_none() && lists.any { service_flags::DROP_WITHOUT_BACKENDS } else { 0 }
+}

@@ -1,0 +1,159 @@
+//! What the kernel should hold for one Service: pure, from the Service, its EndpointSlices and the node alone.
+
+mod categorize;
+pub(crate) mod endpoints;
+mod frontends;
+mod source_ranges;
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, service_flags};
+
+use crate::{
+    family::Family,
+    model::{EndpointSlice, Node, ObjectName, Service, ServicePort, ServicePortName},
+    plan::{EndpointLabels, ServiceLabels},
+};
+
+use categorize::{Categories, Member};
+pub(crate) use endpoints::unique_labels;
+
+/// What one port of a Service should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name and node port.
+    pub labels: ServiceLabels,
+    /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
+    pub affinity_seconds: u32,
+    /// How a backend is chosen.
+    pub scheduler: Scheduler,
+    /// What clients speak to, in order of the keys, each once.
+    pub frontends: Vec<Frontend>,
+    /// Where packets go: lists that frontends refer to. Each is of one family, sorted, has every backend once, and is
+    /// neither empty nor like another.
+    pub slices: Vec<Vec<Backend>>,
+    /// Who may use the frontends with [`service_flags::SOURCE_RANGES`].
+    pub source_ranges: Vec<IpNet>,
+    /// What the backends' addresses are called; sorted, each address once, none without any label.
+    pub endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
+}
+
+/// One address and port that clients speak to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frontend {
+    /// The key in `SERVICES`.
+    pub key: ServiceKey,
+    /// What kind of address it is.
+    pub kind: FrontendKind,
+    /// Which of [`Port::slices`] clients get; `None` is no backend.
+    pub slice: Option<usize>,
+    /// With [`service_flags::SHORT_CIRCUIT`], which of them clients inside the cluster get.
+    pub inside: Option<usize>,
+    /// See [`service_flags`].
+    pub flags: u16,
+}
+
+impl Frontend {
+    /// Whether it has all of these flags.
+    pub const fn has(&self, flags: u16) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+impl Port {
+    /// Whether a frontend refers to that slice.
+    pub(crate) fn uses(&self, slice: usize) -> bool {
+        self.frontends.iter().any(|f| f.slice == Some(slice) || f.inside == Some(slice))
+    }
+
+    /// Whether a frontend of that family looks at the source ranges.
+    pub(crate) fn filters(&self, family: Family) -> bool {
+        let of_family = |f: &&Frontend| Family::of(f.key.address.into()) == family;
+        self.frontends.iter().filter(of_family).any(|f| f.has(service_flags::SOURCE_RANGES))
+    }
+}
+
+/// The ports of a Service, in order of their names.
+pub fn desired<'a, S>(name: &ObjectName, service: &Service, slices: S, node: &Node) -> Vec<Port>
+where
+    S: Iterator<Item = &'a EndpointSlice> + Clone,
+{
+    let port = |port| desired_port(name, service, port, slices.clone(), node);
+    let mut ports: Vec<Port> = service.ports.iter().map(port).collect();
+    ports.sort_by(|a, b| a.labels.name.cmp(&b.labels.name));
+    ports.dedup_by(|later, first| later.labels.name == first.labels.name);
+    ports
+}
+
+fn desired_port<'a, S>(
+    name: &ObjectName,
+    service: &Service,
+    port: &ServicePort,
+    slices: S,
+    node: &Node,
+) -> Port
+where
+    S: Iterator<Item = &'a EndpointSlice> + Clone,
+{
+    let port_name =
+        ServicePortName { service: name.clone(), port: port.name.clone(), protocol: port.protocol };
+    let mut desired = Port {
+        labels: ServiceLabels { name: port_name, node_port: port.node_port },
+        affinity_seconds: service.affinity_seconds.unwrap_or(0),
+        scheduler: Scheduler::Random,
+        frontends: Vec::new(),
+        slices: Vec::new(),
+        source_ranges: source_ranges::source_ranges(service, node),
+        endpoint_labels: Vec::new(),
+    };
+    for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
+        let endpoints = endpoints::of_port(port, family, slices.clone());
+        desired.add_family(service, port, family, &categorize::categorize(&endpoints, node), node);
+    }
+    desired.frontends.sort_by_key(|frontend| frontend.key);
+    unique_labels(&mut desired.endpoint_labels);
+    desired
+}
+
+impl Port {
+    fn add_family(
+        &mut self,
+        service: &Service,
+        port: &ServicePort,
+        family: Family,
+        endpoints: &Categories<'_>,
+        node: &Node,
+    ) {
+        let places = frontends::Places::new(service, port, family, node);
+        let cluster = if places.use_cluster() { &endpoints.cluster[..] } else { &[] };
+        let local = if places.use_local() { &endpoints.local[..] } else { &[] };
+        let lists = frontends::Lists {
+            cluster: self.slice(cluster, node),
+            local: self.slice(local, node),
+            any: endpoints.any,
+        };
+        for (_, endpoint) in cluster.iter().chain(local) {
+            let labels = endpoints::labels(endpoint);
+            if labels != EndpointLabels::default() {
+                self.endpoint_labels.push((endpoint.address, labels));
+            }
+        }
+        let filters = source_ranges::filter(&self.source_ranges, family);
+        self.frontends.extend(places.frontends(&lists, filters, &node.policy));
+    }
+
+    /// The number of the slice with these backends; `None` where there are none.
+    fn slice(&mut self, members: &[Member<'_>], node: &Node) -> Option<usize> {
+        if members.is_empty() {
+            return None;
+        }
+        let backends: Vec<Backend> =
+            members.iter().map(|(key, endpoint)| endpoints::backend(*key, endpoint, node)).collect();
+        let known = self.slices.iter().position(|slice| *slice == backends);
+        Some(known.unwrap_or_else(|| {
+            self.slices.push(backends);
+            self.slices.len() - 1
+        }))
+    }
+}

@@ -1,0 +1,133 @@
+//! What load balancers in front of the node are told (`spec.healthCheckNodePort`), and which service ports drop
+//! packets because none of their endpoints is here.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use lb_common::{FrontendKind, service_flags};
+
+use crate::{
+    desired::{
+        Port,
+        endpoints::{is_local, preference},
+    },
+    family::Family,
+    model::{Endpoint, EndpointSlice, Node, ObjectName, Service},
+};
+
+/// What the health check of a Service says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// `spec.healthCheckNodePort`
+    pub port: u16,
+    /// Number of addresses of ready IPv4 endpoints on this node; `None` where the Service has no IPv4, and so no health
+    /// check there.
+    pub v4: Option<usize>,
+    /// As `v4`, of IPv6.
+    pub v6: Option<usize>,
+}
+
+impl HealthCheck {
+    /// The number for one family.
+    pub const fn local_endpoints(&self, family: Family) -> Option<usize> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
+/// Number of service ports that have endpoints, but none on this node, under a traffic policy `Local`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct NoLocalEndpoints {
+    /// Under `internalTrafficPolicy: Local`.
+    pub internal: usize,
+    /// Under `externalTrafficPolicy: Local`, of a Service that is reached from outside.
+    pub external: usize,
+}
+
+/// The health checks of all Services, kept up to date Service by Service.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HealthChecks {
+    checks: BTreeMap<ObjectName, HealthCheck>,
+    /// Only Services that have something to count; for each family.
+    no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
+    total: [NoLocalEndpoints; 2],
+}
+
+impl HealthChecks {
+    pub(crate) const fn checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
+        &self.checks
+    }
+
+    pub(crate) const fn no_local_endpoints(&self, family: Family) -> NoLocalEndpoints {
+        self.total[family as usize]
+    }
+
+    /// A Service is what it is now, or gone.
+    pub(crate) fn set<'a>(
+        &mut self,
+        name: &ObjectName,
+        service: Option<&Service>,
+        slices: impl Iterator<Item = &'a EndpointSlice>,
+        ports: &[Port],
+        node: &Node,
+    ) {
+        let check = service.and_then(|service| health_check(service, slices, node));
+        match check {
+            Some(check) => self.checks.insert(name.clone(), check),
+            None => self.checks.remove(name),
+        };
+        let after = Family::ALL.map(|family| no_local_endpoints(ports, family));
+        let before = if after == [NoLocalEndpoints::default(); 2] {
+            self.no_local.remove(name)
+        } else {
+            self.no_local.insert(name.clone(), after)
+        };
+        let before = before.unwrap_or_default();
+        for (total, (before, after)) in self.total.iter_mut().zip(before.into_iter().zip(after)) {
+            total.internal = total.internal - before.internal + after.internal;
+            total.external = total.external - before.external + after.external;
+        }
+    }
+}
+
+fn health_check<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    node: &Node,
+) -> Option<HealthCheck> {
+    let port = service.external.health_check_node_port?;
+    let local = local_ready(slices, node);
+    let count = |family| {
+        service.has(family).then(|| local.iter().filter(|address| Family::of(**address) == family).count())
+    };
+    Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
+}
+
+/// The addresses of the ready endpoints on this node, whatever their ports are. Endpoints that terminate do not count,
+/// although they may still be served: the load balancer is to look elsewhere.
+fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
+    let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
+    for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {
+        let known = endpoints.entry(endpoint.address).or_insert(endpoint);
+        if preference(endpoint) > preference(known) {
+            *known = endpoint;
+        }
+    }
+    let counts = |endpoint: &&&Endpoint| endpoint.ready && is_local(endpoint, node);
+    endpoints.values().filter(counts).map(|endpoint| endpoint.address).collect()
+}
+
+fn no_local_endpoints(ports: &[Port], family: Family) -> NoLocalEndpoints {
+    let drops = |port: &Port, internal: bool| {
+        port.frontends.iter().any(|frontend| {
+            Family::of(frontend.key.address.into()) == family
+                && frontend.has(service_flags::DROP_WITHOUT_BACKENDS)
+                && (frontend.kind == FrontendKind::ClusterIp) == internal
+        })
+    };
+    NoLocalEndpoints {
+        internal: ports.iter().filter(|port| drops(port, true)).count(),
+        external: ports.iter().filter(|port| drops(port, false)).count(),
+    }
+}

@@ -1,0 +1,170 @@
+//! What is said of each address, counted over all Services that say it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use crate::model::ObjectName;
+
+/// A value for every address that some Service says something about. An address has one place in the kernel; where
+/// Services say different things about it, as pods that share their node's address do, the greatest value wins, so that
+/// any order of events gives the same.
+#[derive(Clone, Debug)]
+pub(crate) struct PerAddress<V> {
+    claims: BTreeMap<IpAddr, Vec<Claim<V>>>,
+    by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
+    /// Addresses whose value may have changed.
+    dirty: BTreeSet<IpAddr>,
+    /// Addresses that the last plan has a step for, which is not applied yet.
+    in_flight: BTreeSet<IpAddr>,
+}
+
+/// A value and the number of Services that claim it.
+#[derive(Clone, Debug)]
+struct Claim<V> {
+    value: V,
+    count: u32,
+}
+
+impl<V> Default for PerAddress<V> {
+    fn default() -> Self {
+        Self {
+            claims: BTreeMap::new(),
+            by_service: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
+        }
+    }
+}
+
+impl<V: Clone + Ord> PerAddress<V> {
+    /// Replaces what a Service says: addresses in order, each once.
+    pub(crate) fn set(&mut self, service: &ObjectName, after: Vec<(IpAddr, V)>) {
+        let before = self.by_service.get(service).map_or(&[][..], |before| before);
+        if before == after {
+            return;
+        }
+        let before = self.by_service.remove(service).unwrap_or_default();
+        for (address, value) in &after {
+            self.add(*address, value);
+        }
+        for (address, value) in &before {
+            self.remove(*address, value);
+        }
+        if !after.is_empty() {
+            self.by_service.insert(service.clone(), after.into());
+        }
+    }
+
+    /// The value an address should have.
+    pub(crate) fn wanted(&self, address: IpAddr) -> Option<&V> {
+        self.claims.get(&address)?.iter().map(|claim| &claim.value).max()
+    }
+
+    /// Asks for these addresses to be looked at.
+    pub(crate) fn mark_dirty<'a>(&mut self, addresses: impl IntoIterator<Item = &'a IpAddr>) {
+        self.dirty.extend(addresses);
+    }
+
+    /// Whether [`Self::changes`] may have something to say.
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// What is to be changed so that `known` becomes what it should be, looking only at the addresses whose value may
+    /// have changed; `None` for one that goes.
+    pub(crate) fn changes(&mut self, known: &BTreeMap<IpAddr, V>) -> Vec<(IpAddr, Option<V>)> {
+        let mut changing = std::mem::take(&mut self.dirty);
+        changing.retain(|address| self.wanted(*address) != known.get(address));
+        self.in_flight = changing;
+        self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned())).collect()
+    }
+
+    /// The change of that address is in the kernel.
+    pub(crate) fn applied(&mut self, address: IpAddr) {
+        self.in_flight.remove(&address);
+    }
+
+    /// Changes that were not applied are not going to be.
+    pub(crate) fn failed(&mut self) {
+        self.dirty.append(&mut self.in_flight);
+    }
+
+    fn add(&mut self, address: IpAddr, value: &V) {
+        let claims = self.claims.entry(address).or_insert_with(|| Vec::with_capacity(1));
+        match claims.iter_mut().find(|claim| claim.value == *value) {
+            Some(claim) => claim.count += 1,
+            None => {
+                claims.push(Claim { value: value.clone(), count: 1 });
+                self.dirty.insert(address);
+            }
+        }
+    }
+
+    fn remove(&mut self, address: IpAddr, value: &V) {
+        let Some(claims) = self.claims.get_mut(&address) else { return };
+        let Some(index) = claims.iter().position(|claim| claim.value == *value) else { return };
+        claims[index].count -= 1;
+        if claims[index].count == 0 {
+            claims.swap_remove(index);
+            self.dirty.insert(address);
+        }
+        if claims.is_empty() {
+            self.claims.remove(&address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str) -> ObjectName {
+        ObjectName::new("ns", name)
+    }
+
+    fn at(last: u8, value: &str) -> (IpAddr, String) {
+        ([10, 0, 0, last].into(), value.to_owned())
+    }
+
+    #[test]
+    fn an_address_has_its_value_until_the_last_service_lets_it_go() {
+        let (address, value) = at(1, "a");
+        let mut all = PerAddress::default();
+        all.set(&service("x"), vec![at(1, "a")]);
+        assert_eq!(all.changes(&BTreeMap::new()), [(address, Some(value.clone()))]);
+        all.applied(address);
+        let known = BTreeMap::from([(address, value.clone())]);
+        all.set(&service("y"), vec![at(1, "a")]);
+        assert!(!all.is_dirty());
+        all.set(&service("x"), Vec::new());
+        assert!(!all.is_dirty());
+        assert_eq!(all.wanted(address), Some(&value));
+        all.set(&service("y"), Vec::new());
+        assert!(all.is_dirty());
+        assert_eq!(all.changes(&known), [(address, None)]);
+        assert!(all.claims.is_empty() && all.by_service.is_empty());
+    }
+
+    #[test]
+    fn different_values_of_one_address_have_one_winner_in_any_order() {
+        let (address, greatest) = at(1, "b");
+        for order in [["a", "b"], ["b", "a"]] {
+            let mut all = PerAddress::default();
+            order.iter().for_each(|name| all.set(&service(name), vec![at(1, name)]));
+            assert_eq!(all.wanted(address), Some(&greatest));
+        }
+    }
+
+    #[test]
+    fn what_was_not_applied_is_said_again() {
+        let (address, value) = at(1, "a");
+        let mut all = PerAddress::default();
+        all.set(&service("x"), vec![at(1, "a"), at(2, "a")]);
+        assert_eq!(all.changes(&BTreeMap::new()).len(), 2);
+        all.applied(address);
+        all.failed();
+        assert_eq!(all.changes(&BTreeMap::from([(address, value)])), [(at(2, "").0, Some("a".to_owned()))]);
+    }
+}
