@@ -130,7 +130,8 @@ pub struct Flow {
     pub service: u32,
     /// When this direction was last seen.
     pub last_seen: Tick,
-    /// TCP: sequence number after the last octet sent. UDP: tick of the first datagram.
+    /// TCP: sequence number after the last octet sent. SCTP: verification tag that this direction sends. UDP: tick of the
+    /// first datagram.
     pub next_seq: u32,
     /// TCP: last acknowledgement sent.
     pub last_ack: u32,
@@ -148,7 +149,8 @@ pub struct Flow {
 
 const _: () = assert!(size_of::<Flow>() == 64);
 
-/// What a TCP header tells about the connection.
+/// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
+/// [`Segment::of_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The flag octet of the header: see [`tcp_flags`].
@@ -157,8 +159,22 @@ pub struct Segment {
     pub seq: u32,
     /// Acknowledgement number; meaningful with ACK.
     pub ack: u32,
-    /// Octets of payload.
+    /// Octets of payload; of SCTP, octets of the whole packet.
     pub payload: u32,
+}
+
+/// Types of SCTP chunks that begin or end an association, RFC 9260 §3.2.
+pub mod chunk {
+    /// Asks for an association.
+    pub const INIT: u8 = 1;
+    /// Accepts one.
+    pub const INIT_ACK: u8 = 2;
+    /// Ends one at once.
+    pub const ABORT: u8 = 6;
+    /// No more data from the sender.
+    pub const SHUTDOWN: u8 = 7;
+    /// None from the other side either.
+    pub const SHUTDOWN_ACK: u8 = 8;
 }
 
 /// Flag bits of the TCP header, RFC 9293 §3.1.
@@ -174,6 +190,19 @@ pub mod tcp_flags {
 }
 
 impl Segment {
+    /// The SCTP packet of `length` octets with this verification tag, whose first chunk is of type `kind`.
+    #[inline(always)]
+    pub const fn of_chunk(kind: u8, tag: u32, length: u32) -> Self {
+        let flags = match kind {
+            chunk::INIT => tcp_flags::SYN,
+            chunk::INIT_ACK => tcp_flags::SYN | tcp_flags::ACK,
+            chunk::ABORT => tcp_flags::RST | tcp_flags::ACK,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flags::FIN | tcp_flags::ACK,
+            _ => tcp_flags::ACK,
+        };
+        Self { flags, seq: tag, ack: 0, payload: length }
+    }
+
     /// Whether it asks for a new connection: SYN without ACK.
     #[inline(always)]
     pub const fn opens(&self) -> bool {
@@ -259,6 +288,22 @@ impl Flow {
         if first || is_after(end, self.next_seq) {
             self.next_seq = end;
         }
+        self.note_flags(segment);
+    }
+
+    /// Notes an SCTP packet of this direction that is no ABORT.
+    #[inline(always)]
+    pub fn observe_chunk(&mut self, segment: &Segment, now: Tick) {
+        self.last_seen = now;
+        if !segment.opens() {
+            // That of an INIT is always 0.
+            self.next_seq = segment.seq;
+        }
+        self.note_flags(segment);
+    }
+
+    #[inline(always)]
+    fn note_flags(&mut self, segment: &Segment) {
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
             // A connection that begins has nothing to do with the end of the one before.
@@ -278,7 +323,14 @@ impl Flow {
     /// Its sequence number must lie between what the peer has acknowledged and what this direction has sent: that
     /// is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. A RST that
     /// answers a SYN must acknowledge exactly that SYN.
+    ///
+    /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260 §8.5.1);
+    /// what answers an INIT is believed.
     pub const fn accepts_reset(&self, segment: &Segment, peer: &Self) -> bool {
+        if self.to.protocol == protocol::SCTP {
+            let unknown = self.seen & seen::PACKET == 0;
+            return unknown || segment.seq == self.next_seq || segment.seq == peer.next_seq;
+        }
         if self.seen & seen::PACKET == 0 {
             return segment.flags & tcp_flags::ACK != 0 && segment.ack == peer.next_seq;
         }
@@ -296,17 +348,17 @@ const fn is_after(a: u32, b: u32) -> bool {
 /// Where a flow is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// TCP: the client has spoken, no backend has answered yet.
+    /// TCP and SCTP, like all up to [`Self::Closed`]: the client has spoken, no backend has answered yet.
     Opening,
-    /// TCP: the backend has answered, the client has not acknowledged yet.
+    /// The backend has answered, the client has not acknowledged yet.
     Accepted,
-    /// TCP: both have spoken.
+    /// Both have spoken.
     Established,
-    /// TCP: one direction has sent FIN.
+    /// One direction has sent FIN.
     HalfClosed,
-    /// TCP: both have sent FIN.
+    /// Both have sent FIN.
     TimeWait,
-    /// TCP: reset.
+    /// Reset.
     Closed,
     /// UDP: nothing has come back yet.
     Unreplied,
@@ -322,7 +374,7 @@ impl Phase {
         let either = forward.seen | reply.seen;
         let both = forward.seen & reply.seen;
         let replied = reply.seen & seen::PACKET != 0;
-        if forward.to.protocol != protocol::TCP {
+        if forward.to.protocol == protocol::UDP {
             return match (replied, either & seen::STREAM != 0) {
                 (false, _) => Self::Unreplied,
                 (true, false) => Self::Replied,
@@ -479,6 +531,26 @@ mod tests {
         assert_eq!(Phase::of(&forward, &reply), Phase::Replied, "the same moment");
         forward.observe_datagram(Tick(NOW.0 + 3));
         assert_eq!(Phase::of(&forward, &reply), Phase::Stream);
+    }
+
+    #[test]
+    fn an_association_walks_through_its_phases() {
+        let (mut forward, mut reply) = pair(protocol::SCTP);
+        let packet = |kind, tag| Segment::of_chunk(kind, tag, 20);
+        const DATA: u8 = 0;
+        forward.observe_chunk(&packet(chunk::INIT, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+        reply.observe_chunk(&packet(chunk::INIT_ACK, 0xc11e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Accepted);
+        forward.observe_chunk(&packet(DATA, 0x5e4e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        for (tag, believed) in [(0xc11e, true), (0x5e4e, true), (0xbad, false), (0, false)] {
+            assert_eq!(reply.accepts_reset(&packet(chunk::ABORT, tag), &forward), believed, "{tag:x}");
+        }
+        forward.observe_chunk(&packet(chunk::SHUTDOWN, 0x5e4e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::HalfClosed);
+        reply.observe_chunk(&packet(chunk::SHUTDOWN_ACK, 0xc11e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
     }
 
     #[test]

@@ -12,6 +12,7 @@ extern crate std;
 mod address;
 pub mod checksum;
 pub mod conntrack;
+pub mod crc32c;
 mod fragment;
 mod names;
 mod outcome;
@@ -41,6 +42,8 @@ pub mod protocol {
     pub const UDP: u8 = 17;
     /// ICMP for IPv6, RFC 4443.
     pub const ICMPV6: u8 = 58;
+    /// SCTP, RFC 9260.
+    pub const SCTP: u8 = 132;
 }
 
 /// Default sizes of the maps, in entries; the agent may override them when it creates the maps.

@@ -35,7 +35,7 @@ pub struct Packet {
     pub fragment: Fragment,
     /// What it carries.
     pub body: Body,
-    /// The TCP segment; zeros in anything else.
+    /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
     pub segment: Segment,
 }
 
@@ -88,6 +88,8 @@ pub enum Body {
     Tcp,
     /// A UDP datagram, or its first fragment.
     Udp,
+    /// An SCTP packet.
+    Sctp,
     /// A fragment without transport header.
     LaterFragment,
     /// An ICMP error about another packet.
@@ -151,6 +153,7 @@ pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outco
     match ip.protocol {
         protocol::TCP => tcp(frame, &ip, tuple),
         protocol::UDP => udp(frame, &ip, tuple),
+        protocol::SCTP => sctp(frame, &ip, tuple),
         protocol::ICMP if ip.headers.is_v4 => icmp(frame, &ip, tuple),
         protocol::ICMPV6 if !ip.headers.is_v4 => icmp(frame, &ip, tuple),
         _ => Err(Outcome::NotTransport),
@@ -315,6 +318,24 @@ fn udp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet
     Ok(ip.packet(tuple, Body::Udp))
 }
 
+/// An SCTP packet (RFC 9260 §3). A fragment tells neither how long the packet is nor what its checksum covers, so
+/// fragmented ones are none of our business; SCTP itself avoids them.
+#[inline(always)]
+fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet, Outcome> {
+    if ip.fragment.part != Part::Whole {
+        return Err(Outcome::NotTransport);
+    }
+    // The common header (ports, verification tag, checksum) and that of the first chunk.
+    let [ports, tag, _checksum, chunk]: &[[u8; 4]; 4] = frame.header(ip.headers.l4)?;
+    let [s0, s1, d0, d1] = *ports;
+    tuple.source_port = u16::from_be_bytes([s0, s1]);
+    tuple.destination_port = u16::from_be_bytes([d0, d1]);
+    let end = if ip.length == 0 { frame.length() } else { ip.headers.l3 + ip.length };
+    let length = end.saturating_sub(ip.headers.l4);
+    let segment = Segment::of_chunk(chunk[0], u32::from_be(word(tag)), length);
+    Ok(Packet { segment, ..ip.packet(tuple, Body::Sctp) })
+}
+
 /// An ICMP error (RFC 792, RFC 4443 §3), whose quoted packet is left to [`parse_quoted`], or an echo request.
 #[inline(always)]
 fn icmp<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
@@ -344,7 +365,7 @@ pub const ECHO_REQUEST_V6: u8 = 128;
 #[inline(always)]
 pub fn parse_quoted<F: Frame + ?Sized>(frame: &F, headers: &Headers) -> Result<Quoted, Outcome> {
     let ip = Ip::read(frame, headers.l4 + lengths::ICMP)?;
-    let has_ports = matches!(ip.protocol, protocol::TCP | protocol::UDP);
+    let has_ports = matches!(ip.protocol, protocol::TCP | protocol::UDP | protocol::SCTP);
     if ip.fragment.part == Part::Later || !has_ports || ip.headers.is_v4 != headers.is_v4 {
         return Err(Outcome::UnknownIcmpError);
     }
@@ -452,9 +473,29 @@ mod tests {
             tcp(v6(), syn(), b"early data"),
             udp(v4(), b"question"),
             udp(v6_with_options(), b"question"),
+            sctp_init(v4()),
+            sctp_init(v6_with_options()),
+            ping(v4(), ECHO_REQUEST_V4),
+            ping(v6(), ECHO_REQUEST_V6),
             tagged(udp(v4(), b""), 1),
             tagged(tcp(v6(), syn(), b""), 2),
         ]
+    }
+
+    fn raw(ip: IpHeaders, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
+        let mut octets = Vec::new();
+        link().ip(ip).write(&mut octets, protocol, payload).unwrap();
+        octets
+    }
+
+    /// An INIT chunk with nothing behind its header.
+    fn sctp_init(ip: IpHeaders) -> Vec<u8> {
+        raw(ip, IpNumber::SCTP, &[0x9c, 0x40, 0, 80, 0, 0, 0, 0, 1, 2, 3, 4, 1, 0, 0, 4])
+    }
+
+    fn ping(ip: IpHeaders, kind: u8) -> Vec<u8> {
+        let protocol = if kind == ECHO_REQUEST_V4 { IpNumber::ICMP } else { IpNumber::IPV6_ICMP };
+        raw(ip, protocol, &[kind, 0, 0, 0, 0, 1, 0, 1])
     }
 
     /// What everything behind the parser relies on: headers that will be written to lie within the frame, and
@@ -468,7 +509,8 @@ mod tests {
         let transport = match packet.body {
             Body::Tcp => 20,
             Body::Udp => 8,
-            Body::IcmpError => 2,
+            Body::Sctp => 16,
+            Body::IcmpError | Body::Echo => 2,
             Body::LaterFragment => 0,
         };
         prop_assert!(transport == 0 || l4 + transport <= end, "{:?} in {} octets", packet, end);
@@ -543,7 +585,8 @@ mod tests {
             let last = match packet.body {
                 Body::Tcp => packet.headers.l4 + 20,
                 Body::Udp => packet.headers.l4 + 8,
-                Body::IcmpError => packet.headers.l4 + 2,
+                Body::Sctp => packet.headers.l4 + 16,
+                Body::IcmpError | Body::Echo => packet.headers.l4 + 2,
                 Body::LaterFragment => unreachable!("no sample is one"),
             };
             for length in 0..last as usize {

@@ -28,6 +28,7 @@ mod packet {
     mod policies;
     mod random;
     mod reject;
+    mod sctp;
     mod verifier;
     mod vips;
 }

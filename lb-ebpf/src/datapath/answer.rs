@@ -38,7 +38,7 @@ pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
 fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     match packet.body {
         Body::Tcp => tcp_reset(skb, packet),
-        Body::Udp => icmp_unreachable(skb, packet),
+        Body::Udp | Body::Sctp => icmp_unreachable(skb, packet),
         Body::LaterFragment | Body::IcmpError | Body::Echo => Err(Outcome::UnknownFragment),
     }
 }

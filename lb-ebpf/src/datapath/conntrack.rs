@@ -33,7 +33,7 @@ pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
 /// retransmission and goes where the first one went.
 #[inline(always)]
 pub(super) fn is_new_connection(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
-    packet.body == Body::Tcp && packet.segment.opens() && !flow.is_reply() && is_stale(skb, packet, flow)
+    packet.segment.opens() && !flow.is_reply() && is_stale(skb, packet, flow)
 }
 
 /// Whether the entry has nothing to say to a SYN any more.
@@ -67,7 +67,7 @@ fn has_lost_its_backend(skb: &Skb, packet: &Packet, flow: &Flow, phase: Phase) -
 /// connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
 #[inline(always)]
 pub(super) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
-    packet.body == Body::Tcp && packet.segment.accepts() && flow.is_reply() && ends_here(packet, flow)
+    packet.segment.accepts() && flow.is_reply() && ends_here(packet, flow)
 }
 
 /// Forgets a flow that is over.
@@ -89,7 +89,8 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
 #[inline(always)]
 pub(super) fn observe(packet: &Packet, flow: &mut Flow) {
     match packet.body {
-        Body::Tcp if packet.segment.resets() => observe_reset(packet, flow),
+        Body::Tcp | Body::Sctp if packet.segment.resets() => observe_reset(packet, flow),
+        Body::Sctp => flow.observe_chunk(&packet.segment, now()),
         Body::Tcp => flow.observe_segment(&packet.segment, now()),
         Body::Udp | Body::LaterFragment => flow.observe_datagram(now()),
         Body::IcmpError | Body::Echo => {}

@@ -5,6 +5,7 @@ use lb_common::{
     Address, Outcome,
     checksum::Sum,
     conntrack::{Flow, Tuple, flow_flags},
+    protocol,
 };
 use lb_ebpf::{
     frame::{Frame as _, half_word, v4_address, v6_address},
@@ -92,9 +93,13 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     Ok(delta.fold())
 }
 
-/// The quoted transport checksum, if the quote reaches that far.
+/// The quoted transport checksum, if the quote reaches that far. That of SCTP covers what is not quoted, so that nobody
+/// can check it; it stays as it is.
 #[inline(always)]
 fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Result<u16, Outcome> {
+    if protocol == protocol::SCTP {
+        return Err(Outcome::Malformed);
+    }
     Ok(half_word(skb.header(ChecksumField::of(protocol, quoted.l4).offset)?))
 }
 

@@ -73,6 +73,8 @@ pub(super) struct Scratch {
     pub(super) opening: super::open::Opening,
     /// A route that is being looked up.
     pub(super) route: super::masquerade::Route,
+    /// A checksum of SCTP that is being updated.
+    pub(super) crc: lb_common::crc32c::Change,
     /// An ICMP message that is being built.
     pub(super) message: [u8; super::answer::MESSAGE],
 }

@@ -61,7 +61,7 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
         Body::IcmpError => return Ok(icmp::translate(skb, &packet.headers, hook)),
         Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
         Body::Echo => return Err(Outcome::NotTransport),
-        Body::Tcp | Body::Udp | Body::LaterFragment => {}
+        Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {}
     }
     fragments::complete(packet)?;
     let known = conntrack::lookup(&packet.tuple);

@@ -23,8 +23,8 @@ fn try_new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<Outcome
     match packet.body {
         // Its first fragment was not translated, so this one must not be.
         Body::LaterFragment => return Err(Outcome::UnknownFragment),
-        Body::Tcp if packet.segment.resets() => return Err(Outcome::StrayReset),
-        Body::Tcp | Body::Udp | Body::IcmpError | Body::Echo => {}
+        Body::Tcp | Body::Sctp if packet.segment.resets() => return Err(Outcome::StrayReset),
+        Body::Tcp | Body::Udp | Body::Sctp | Body::IcmpError | Body::Echo => {}
     }
     let (service, inside) = settings::for_client(skb, &packet.tuple.source, service);
     admit(&service, &packet.tuple.source)?;

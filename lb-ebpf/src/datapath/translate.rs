@@ -1,12 +1,20 @@
 //! Rewriting a packet of a flow.
 
+use aya_ebpf::helpers::generated::bpf_loop;
 use lb_common::{
     Address, Outcome,
     conntrack::{Flow, Tuple},
+    crc32c::Change,
 };
-use lb_ebpf::packet::{Body, Headers, Packet};
+use lb_ebpf::{
+    frame::{Frame as _, word},
+    packet::{Body, Headers, Packet},
+};
 
-use super::skb::{ChecksumField, Skb};
+use super::{
+    maps::scratch,
+    skb::{ChecksumField, Skb},
+};
 
 /// Gives the packet the addresses and ports with which packets of `flow` go on.
 #[inline(always)]
@@ -16,12 +24,53 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), 
     if packet.body == Body::LaterFragment {
         return Ok(());
     }
+    if packet.body == Body::Sctp {
+        return sctp(skb, packet, flow);
+    }
     let checksum = ChecksumField::of(packet.tuple.protocol, packet.headers.l4);
     skb.update_checksum(checksum, flow.address_delta, true)?;
     if flow.port_delta != 0 {
         skb.update_checksum(checksum, flow.port_delta, false)?;
     }
     ports(skb, packet.headers.l4, &flow.to)
+}
+
+/// Where the checksum of SCTP is, in octets from its header.
+const SCTP_CHECKSUM: u32 = 8;
+
+/// Writes the ports of an SCTP packet. Its checksum covers no addresses, but everything else.
+#[inline(never)]
+fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    let l4 = packet.headers.l4;
+    let (s, d) = (flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes());
+    let after = u32::from_le_bytes([s[0], s[1], d[0], d[1]]);
+    let delta = u32::from_le(word(skb.header(l4)?)) ^ after;
+    if delta == 0 {
+        return Ok(());
+    }
+    skb.store_anew(l4, &after.to_le_bytes())?;
+    let before = u32::from_le(word(skb.header(l4 + SCTP_CHECKSUM)?));
+    if before == 0 {
+        // Left to the device to compute.
+        return Ok(());
+    }
+    let checksum = before ^ change_of_crc(delta, packet.segment.payload)?;
+    skb.store_anew(l4 + SCTP_CHECKSUM, &checksum.to_le_bytes())
+}
+
+#[inline(always)]
+fn change_of_crc(delta: u32, length: u32) -> Result<u32, Outcome> {
+    scratch()?.crc = Change::new(delta, length);
+    // SAFETY: `step` has the signature that the kernel calls it with, and needs no context.
+    unsafe { bpf_loop(Change::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
+    Ok(scratch()?.crc.result())
+}
+
+/// Called by the kernel, so that the verifier walks it once.
+extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
+    let Ok(scratch) = scratch() else { return 1 };
+    scratch.crc.step();
+    0
 }
 
 /// What makes up for a change of IPv6 addresses, which no checksum of their own covers.

@@ -1,7 +1,7 @@
 //! Packets to a virtual address that are for none of its ports.
 
 use lb_common::{Address, Outcome, Vip, vip_flags};
-use lb_ebpf::packet::{Body, Packet};
+use lb_ebpf::packet::Packet;
 
 use super::{answer, maps::VIPS, settings, skb::Skb};
 
@@ -21,7 +21,7 @@ pub(super) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {
         None => Outcome::UnknownVip,
         Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
-        Some(_) if packet.body == Body::Tcp && packet.segment.resets() => Outcome::StrayReset,
+        Some(_) if packet.segment.resets() => Outcome::StrayReset,
         Some(_) => answer::reject(skb, packet),
     }
 }

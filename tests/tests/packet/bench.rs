@@ -26,7 +26,7 @@ use nix::libc;
 
 use super::{packets::Packet, report::assert_same_packet};
 
-pub(crate) use lb_common::protocol::{TCP, UDP};
+pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
 pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
 
@@ -464,6 +464,12 @@ impl Sent {
     #[track_caller]
     pub(crate) fn turns_around(self, outcome: Outcome) {
         self.check(7, outcome);
+    }
+
+    /// It goes on; what it has become is compared elsewhere.
+    #[track_caller]
+    pub(crate) fn goes_on(self, outcome: Outcome) {
+        self.check(-1, outcome);
     }
 
     /// It is dropped.

@@ -69,6 +69,11 @@ pub(crate) enum Transport {
         code: u8,
         rest: [u8; 4],
     },
+    /// Ports, verification tag; the payload are chunks.
+    Sctp {
+        ports: (u16, u16),
+        tag: u32,
+    },
     /// Anything: all of it is payload.
     Raw(IpNumber),
 }
@@ -114,6 +119,13 @@ impl Packet {
         Self::new(from.ip(), to.ip(), transport, payload)
     }
 
+    /// An SCTP packet with one chunk of this type.
+    pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, tag: u32, kind: u8, data: &[u8]) -> Self {
+        let transport = Transport::Sctp { ports: (from.port(), to.port()), tag };
+        let length = u16::try_from(4 + data.len()).unwrap().to_be_bytes();
+        Self::new(from.ip(), to.ip(), transport, &[&[kind, 0], &length, data].concat())
+    }
+
     pub(crate) fn icmp(from: IpAddr, to: IpAddr, [kind, code]: [u8; 2], rest: [u8; 4], data: &[u8]) -> Self {
         Self::new(from, to, Transport::Icmp { kind, code, rest }, data)
     }
@@ -142,7 +154,10 @@ impl Packet {
     pub(crate) fn tcp_header(&mut self) -> &mut TcpHeader {
         match &mut self.transport {
             Transport::Tcp(header) => header,
-            other @ (Transport::Udp { .. } | Transport::Icmp { .. } | Transport::Raw(_)) => {
+            other @ (Transport::Udp { .. }
+            | Transport::Sctp { .. }
+            | Transport::Icmp { .. }
+            | Transport::Raw(_)) => {
                 panic!("not TCP but {other:?}")
             }
         }
@@ -195,6 +210,7 @@ impl Packet {
         match &mut self.transport {
             Transport::Tcp(header) => header.source_port = source.port(),
             Transport::Udp { ports, .. } => ports.0 = source.port(),
+            Transport::Sctp { ports, .. } => ports.0 = source.port(),
             Transport::Icmp { .. } | Transport::Raw(_) => {}
         }
         self
@@ -211,6 +227,7 @@ impl Packet {
         match &mut self.transport {
             Transport::Tcp(header) => header.destination_port = destination.port(),
             Transport::Udp { ports, .. } => ports.1 = destination.port(),
+            Transport::Sctp { ports, .. } => ports.1 = destination.port(),
             Transport::Icmp { .. } | Transport::Raw(_) => {}
         }
         self
@@ -252,6 +269,7 @@ impl Packet {
         match &self.transport {
             Transport::Tcp(_) => IpNumber::TCP,
             Transport::Udp { .. } => IpNumber::UDP,
+            Transport::Sctp { .. } => IpNumber::SCTP,
             Transport::Icmp { .. } if self.is_v4() => IpNumber::ICMP,
             Transport::Icmp { .. } => IpNumber::IPV6_ICMP,
             Transport::Raw(protocol) => *protocol,
@@ -270,7 +288,7 @@ impl Packet {
         };
         let (source_port, destination_port) = match &self.transport {
             Transport::Tcp(header) => (header.source_port, header.destination_port),
-            Transport::Udp { ports, .. } => *ports,
+            Transport::Udp { ports, .. } | Transport::Sctp { ports, .. } => *ports,
             Transport::Icmp { .. } | Transport::Raw(_) => (0, 0),
         };
         Tuple::new(source, destination, source_port, destination_port, self.protocol().0)
@@ -340,6 +358,12 @@ impl Packet {
             Transport::Icmp { kind, code, rest } => {
                 let checksum = self.icmp_checksum(*kind, *code, *rest);
                 [&[*kind, *code][..], &checksum.to_be_bytes(), rest].concat()
+            }
+            Transport::Sctp { ports: (source, destination), tag } => {
+                let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+                let before = [&ports[..], &tag.to_be_bytes(), &[0; 4]].concat();
+                let checksum = crc32c::crc32c(&[before, self.payload.clone()].concat());
+                [&ports[..], &tag.to_be_bytes(), &checksum.to_le_bytes()].concat()
             }
             Transport::Raw(_) => Vec::new(),
         };

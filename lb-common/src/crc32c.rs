@@ -1,0 +1,116 @@
+//! The checksum of SCTP, CRC32c (RFC 9260 appendix A), and its update without walking the packet.
+//!
+//! A CRC is linear: by how much a change of the first four octets changes it depends on that change and on how many
+//! octets there are, not on what they are. Polynomials over GF(2) are words with the coefficient of `x^0` in the
+//! highest bit, as the algorithm for octets with their lowest bit first wants them.
+
+/// The generator polynomial without its highest term.
+const GENERATOR: u32 = 0x82f6_3b78;
+/// The polynomial 1.
+const ONE: u32 = 1 << 31;
+/// Bits of the number of octets of a packet.
+const LENGTH_BITS: usize = 16;
+
+/// `x^(8 * 2^k)` for every `k`: what 2^k octets multiply by.
+const OCTETS: [u32; LENGTH_BITS] = powers();
+
+const fn powers() -> [u32; LENGTH_BITS] {
+    let mut powers = [0; LENGTH_BITS];
+    let mut power = ONE >> 8;
+    let mut k = 0;
+    while k < LENGTH_BITS {
+        powers[k] = power;
+        power = multiplied(power, power);
+        k += 1;
+    }
+    powers
+}
+
+/// Multiplies by `x`, modulo the generator.
+#[inline(always)]
+const fn times_x(polynomial: u32) -> u32 {
+    (polynomial >> 1) ^ (GENERATOR & 0u32.wrapping_sub(polynomial & 1))
+}
+
+/// The product of two polynomials, modulo the generator.
+#[inline(always)]
+const fn multiplied(a: u32, b: u32) -> u32 {
+    let (mut a, mut b, mut product) = (a, b, 0);
+    let mut bit = 0;
+    while bit < 32 {
+        product ^= b & 0u32.wrapping_sub(a >> 31);
+        a <<= 1;
+        b = times_x(b);
+        bit += 1;
+    }
+    product
+}
+
+/// By how much (to be combined by exclusive or) the CRC32c of some octets changes when the first four of them change.
+///
+/// It is found in [`Change::STEPS`] steps, so that a BPF program can take them in a loop of the kernel's.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    change: u32,
+    length: u32,
+    done: u32,
+}
+
+impl Change {
+    /// How many steps lead to the result.
+    pub const STEPS: u32 = LENGTH_BITS as u32;
+
+    /// For `length` octets (below 2^16) whose first four change by `delta`: the exclusive or of both, as little-endian word.
+    #[inline(always)]
+    pub const fn new(delta: u32, length: u32) -> Self {
+        Self { change: delta, length, done: 0 }
+    }
+
+    /// Takes a step.
+    #[inline(always)]
+    pub const fn step(&mut self) {
+        let bit = self.done as usize % LENGTH_BITS;
+        if self.length >> bit & 1 != 0 {
+            self.change = multiplied(self.change, OCTETS[bit]);
+        }
+        self.done += 1;
+    }
+
+    /// The result, after all steps.
+    #[inline(always)]
+    pub const fn result(&self) -> u32 {
+        self.change
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Octet by octet, bit by bit, as the definition has it.
+    fn crc32c(octets: &[u8]) -> u32 {
+        let step = |crc: u32, octet: &u8| (0..8).fold(crc ^ u32::from(*octet), |crc, _| times_x(crc));
+        !octets.iter().fold(!0, step)
+    }
+
+    #[test]
+    fn the_check_value_of_the_algorithm() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn a_change_of_the_first_octets_changes_the_checksum_by_so_much() {
+        for length in [4, 5, 12, 16, 100, 1_480, 65_535] {
+            let before: Vec<u8> = (0..length).map(|n: u32| (n * 7 + 3) as u8).collect();
+            let mut after = before.clone();
+            after[..4].copy_from_slice(&[0x9c, 0x40, 0x0f, 0xa1]);
+            let delta = u32::from_le_bytes([before[0], before[1], before[2], before[3]])
+                ^ u32::from_le_bytes([0x9c, 0x40, 0x0f, 0xa1]);
+            let mut change = Change::new(delta, length);
+            (0..Change::STEPS).for_each(|_| change.step());
+            assert_eq!(crc32c(&before) ^ change.result(), crc32c(&after), "{length} octets");
+        }
+    }
+}
