@@ -11,3 +11,4 @@ mod http_test;
 pub mod kubernetes;
 pub mod manifests;
 pub mod metrics;
+pub mod node;

@@ -11,7 +11,7 @@ use super::{
     clsact,
     error::DatapathError,
     netlink::Netlink,
-    watch,
+    network,
 };
 
 /// What [`cleanup`] removed.
@@ -83,7 +83,7 @@ fn remove_filters() -> Result<usize, DatapathError> {
     let mut netlink = open_netlink()?;
     let mut removed = 0;
     let devices =
-        watch::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+        network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
     for index in devices.into_keys() {
         for direction in Direction::BOTH {
             match clsact::remove(&mut netlink, index, direction) {

@@ -1,8 +1,8 @@
 //! Which devices carry service traffic.
 
-use std::net::IpAddr;
-
 use glob::Pattern;
+
+use super::network::Link;
 
 /// How a device takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,25 +45,6 @@ pub struct Device {
     pub layer: Layer,
 }
 
-/// What is known of a device of this network namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Interface index.
-    pub index: u32,
-    /// Interface name.
-    pub name: String,
-    /// Hardware type: an `ARPHRD_` number.
-    pub hardware: u16,
-    /// Whether it is a loopback device.
-    pub loopback: bool,
-    /// Whether it is one end of a pair whose other end is in another network namespace.
-    pub peer_elsewhere: bool,
-    /// Addresses of global scope and the lengths of their prefixes.
-    pub addresses: Vec<(IpAddr, u8)>,
-    /// Whether a default route leads through it.
-    pub default_route: bool,
-}
-
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePatterns {
@@ -97,7 +78,7 @@ fn kind_of(link: &Link, patterns: &DevicePatterns) -> Option<DeviceKind> {
         Some(DeviceKind::Wire)
     } else if matches(workload) {
         Some(DeviceKind::Workload)
-    } else if wire.is_empty() && leads_out(link) {
+    } else if wire.is_empty() && link.leads_out() {
         Some(DeviceKind::Wire)
     } else if workload.is_empty() && link.peer_elsewhere {
         Some(DeviceKind::Workload)
@@ -106,31 +87,17 @@ fn kind_of(link: &Link, patterns: &DevicePatterns) -> Option<DeviceKind> {
     }
 }
 
-/// Whether the device has an address of the node or a default route. A lone address (/32, /128) on a device to
-/// another namespace is the gateway that the ptp CNI plugin gives every pod's device, not the node's own.
-fn leads_out(link: &Link) -> bool {
-    let is_whole = |(address, prefix): &(IpAddr, u8)| *prefix == if address.is_ipv4() { 32 } else { 128 };
-    link.default_route || link.addresses.iter().any(|address| !(link.peer_elsewhere && is_whole(address)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::LinkAddress;
 
     fn link(index: u32, name: &str) -> Link {
-        Link {
-            index,
-            name: name.to_owned(),
-            hardware: ARPHRD_ETHER,
-            loopback: false,
-            peer_elsewhere: false,
-            addresses: Vec::new(),
-            default_route: false,
-        }
+        Link { index, name: name.to_owned(), hardware: ARPHRD_ETHER, up: true, ..Link::default() }
     }
 
-    fn address(text: &str, prefix: u8) -> Vec<(IpAddr, u8)> {
-        vec![(text.parse().unwrap(), prefix)]
+    fn address(text: &str, prefix: u8) -> Vec<LinkAddress> {
+        vec![LinkAddress { ip: text.parse().unwrap(), prefix, global: true, secondary: false }]
     }
 
     fn node() -> Vec<Link> {
@@ -147,6 +114,10 @@ mod tests {
                 ..link(6, "up0")
             },
             Link { hardware: 65534, addresses: address("10.9.0.1", 24), ..link(7, "wg0") },
+            Link {
+                addresses: vec![LinkAddress { global: false, ..address("169.254.9.1", 16)[0] }],
+                ..link(8, "usb0")
+            },
         ]
     }
 

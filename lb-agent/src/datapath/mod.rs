@@ -18,10 +18,12 @@ mod conntrack;
 mod devices;
 mod error;
 pub mod grace;
+mod inside;
 mod layout;
 mod loader;
 mod maps;
 mod netlink;
+mod network;
 mod pinned;
 mod settings;
 mod stats;
@@ -44,10 +46,12 @@ pub use self::{
     check::{Probe, ProbeResult, check},
     cleanup::{Removed, cleanup},
     conntrack::{Connection, Conntrack, Sweep},
-    devices::{Device, DeviceKind, DevicePatterns, Layer, Link, classify},
+    devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
     error::DatapathError,
+    inside::InsideDevices,
     loader::{BpfLogger, OBJECT},
     maps::{ApplyError, ServiceMaps},
+    network::{DefaultRoute, Link, LinkAddress, Network},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus},
     settings::SettingsMap,
     stats::Stats,
@@ -186,6 +190,11 @@ impl Datapath {
     /// What holds for every packet; a handle of its own.
     pub fn settings(&self) -> Result<SettingsMap, DatapathError> {
         SettingsMap::open(&self.folder)
+    }
+
+    /// The devices whose senders are inside the cluster; a handle of its own.
+    pub fn inside_devices(&self) -> Result<InsideDevices, DatapathError> {
+        InsideDevices::open(&self.folder)
     }
 
     /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.

@@ -18,8 +18,9 @@ use super::{
     layout::PROGRAMS,
     maps::{ServiceMaps, slices_of},
     netlink::Netlink,
+    network,
     stats::Stats,
-    sys, watch,
+    sys,
 };
 
 /// The pinned data plane. Opening it changes nothing and needs no lock.
@@ -170,7 +171,7 @@ impl Pinned {
     pub fn attachments(&self) -> Result<Vec<Attachment>, DatapathError> {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let devices =
-            watch::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+            network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
         let links = self.links()?;
         let mut infos: BTreeMap<u32, ProgramStatus> = BTreeMap::new();
         for info in loaded_programs().filter_map(Result::ok) {

@@ -1,26 +1,16 @@
-//! The devices of this network namespace, now and whenever they change.
+//! The devices, addresses and default routes of this network namespace, now and whenever they change.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::IpAddr,
-    time::Duration,
-};
+use std::{io, time::Duration};
 
-use netlink_packet_route::{
-    RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
-    route::{RouteAttribute, RouteMessage, RouteType},
-};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tokio::io::{Interest, unix::AsyncFd};
 use tracing::debug;
 
 use super::{
-    devices::{Device, DevicePatterns, Link, classify},
+    devices::{Device, DevicePatterns, classify},
     error::DatapathError,
     netlink::{Netlink, events},
+    network::{self, Addresses, DefaultRoute, Link, Network},
 };
 
 /// How long further events are awaited after the first: setting up one pod's device makes a dozen.
@@ -35,8 +25,8 @@ pub struct DeviceWatcher {
     patterns: DevicePatterns,
     stale: Stale,
     links: Vec<Link>,
-    addresses: BTreeMap<u32, Vec<(IpAddr, u8)>>,
-    default_routes: BTreeSet<u32>,
+    addresses: Addresses,
+    default_routes: Vec<DefaultRoute>,
 }
 
 /// What must be read again.
@@ -78,36 +68,38 @@ impl DeviceWatcher {
             patterns,
             stale: Stale::EVERYTHING,
             links: Vec::new(),
-            addresses: BTreeMap::new(),
-            default_routes: BTreeSet::new(),
+            addresses: Addresses::new(),
+            default_routes: Vec::new(),
         })
+    }
+
+    /// What is there now.
+    pub fn network(&mut self) -> Result<Network, DatapathError> {
+        let netlink = &mut self.netlink;
+        if self.stale.links {
+            self.links =
+                network::links(netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+            self.stale.links = false;
+        }
+        if self.stale.addresses {
+            self.addresses = network::addresses(netlink)
+                .map_err(|error| DatapathError::netlink("list addresses", error))?;
+            self.stale.addresses = false;
+        }
+        if self.stale.routes {
+            self.default_routes = network::default_routes(netlink)
+                .map_err(|error| DatapathError::netlink("list routes", error))?;
+            self.stale.routes = false;
+        }
+        Ok(Network::new(self.links.clone(), &self.addresses, self.default_routes.clone()))
     }
 
     /// The devices that should have programs now.
     pub fn devices(&mut self) -> Result<Vec<Device>, DatapathError> {
-        let netlink = &mut self.netlink;
-        if self.stale.links {
-            self.links = links(netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
-            self.stale.links = false;
-        }
-        if self.stale.addresses {
-            self.addresses =
-                addresses(netlink).map_err(|error| DatapathError::netlink("list addresses", error))?;
-            self.stale.addresses = false;
-        }
-        if self.stale.routes {
-            self.default_routes =
-                default_routes(netlink).map_err(|error| DatapathError::netlink("list routes", error))?;
-            self.stale.routes = false;
-        }
-        for link in &mut self.links {
-            link.addresses = self.addresses.get(&link.index).cloned().unwrap_or_default();
-            link.default_route = self.default_routes.contains(&link.index);
-        }
-        Ok(classify(&self.links, &self.patterns))
+        Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns soon after something changed that [`Self::devices`] depends on. May be cancelled.
+    /// Returns soon after something changed that [`Self::network`] shows. May be cancelled.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -123,24 +115,9 @@ impl DeviceWatcher {
 
 /// The devices that should have programs now, for commands that look once.
 pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, DatapathError> {
-    let read = || -> io::Result<Vec<Link>> {
-        let mut netlink = Netlink::open()?;
-        let mut found = links(&mut netlink)?;
-        let (mut addresses, routes) = (addresses(&mut netlink)?, default_routes(&mut netlink)?);
-        for link in &mut found {
-            link.addresses = addresses.remove(&link.index).unwrap_or_default();
-            link.default_route = routes.contains(&link.index);
-        }
-        Ok(found)
-    };
-    read()
-        .map(|links| classify(&links, patterns))
+    Network::read()
+        .map(|network| classify(&network.links, patterns))
         .map_err(|error| DatapathError::netlink("list devices", error))
-}
-
-/// The indices and names of all devices.
-pub(super) fn names(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, String>> {
-    Ok(links(netlink)?.into_iter().map(|link| (link.index, link.name)).collect())
 }
 
 fn subscribe() -> io::Result<Socket> {
@@ -173,86 +150,6 @@ fn drain(events: &Socket, stale: &mut Stale) {
             }
         }
     }
-}
-
-fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
-    let answers = netlink.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-    Ok(answers
-        .into_iter()
-        .filter_map(
-            |answer| if let RouteNetlinkMessage::NewLink(message) = answer { link(&message) } else { None },
-        )
-        .collect())
-}
-
-fn link(message: &LinkMessage) -> Option<Link> {
-    let (mut name, mut is_pair, mut peer_namespace) = (None, false, false);
-    for attribute in &message.attributes {
-        if let LinkAttribute::IfName(text) = attribute {
-            name = Some(text.clone());
-        } else if let LinkAttribute::LinkNetNsId(_) = attribute {
-            peer_namespace = true;
-        } else if let LinkAttribute::LinkInfo(infos) = attribute {
-            is_pair =
-                infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
-        }
-    }
-    Some(Link {
-        index: message.header.index,
-        name: name?,
-        hardware: message.header.link_layer_type.into(),
-        loopback: message.header.flags.contains(LinkFlags::Loopback),
-        peer_elsewhere: is_pair && peer_namespace,
-        addresses: Vec::new(),
-        default_route: false,
-    })
-}
-
-/// Addresses of global scope by interface index.
-fn addresses(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, Vec<(IpAddr, u8)>>> {
-    let answers = netlink.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
-    let mut addresses: BTreeMap<u32, Vec<(IpAddr, u8)>> = BTreeMap::new();
-    for answer in answers {
-        let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
-        if message.header.scope != AddressScope::Universe {
-            continue;
-        }
-        let (mut local, mut address) = (None, None);
-        for attribute in &message.attributes {
-            if let AddressAttribute::Local(ip) = attribute {
-                local = Some(*ip);
-            } else if let AddressAttribute::Address(ip) = attribute {
-                address = Some(*ip);
-            }
-        }
-        // Where both are there, ADDRESS is the far end of a point-to-point link.
-        if let Some(address) = local.or(address) {
-            let of_link = addresses.entry(message.header.index).or_default();
-            of_link.push((address, message.header.prefix_len));
-        }
-    }
-    Ok(addresses)
-}
-
-/// The devices that default routes of any table lead through.
-fn default_routes(netlink: &mut Netlink) -> io::Result<BTreeSet<u32>> {
-    let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
-    let mut devices = BTreeSet::new();
-    for answer in answers {
-        let RouteNetlinkMessage::NewRoute(message) = answer else { continue };
-        let RouteMessage { header, attributes, .. } = &message;
-        if header.destination_prefix_length != 0 || header.kind != RouteType::Unicast {
-            continue;
-        }
-        for attribute in attributes {
-            if let RouteAttribute::Oif(index) = attribute {
-                devices.insert(*index);
-            } else if let RouteAttribute::MultiPath(hops) = attribute {
-                devices.extend(hops.iter().map(|hop| hop.interface_index));
-            }
-        }
-    }
-    Ok(devices)
 }
 
 #[cfg(test)]

@@ -1,0 +1,332 @@
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use lb_core::model::NodeAddresses;
+
+use crate::datapath::{DefaultRoute, Link, LinkAddress, Network};
+
+/// kube-proxy in mode ipvs puts every cluster IP on this device, and leaves it behind.
+const LEFT_BY_IPVS: &str = "kube-ipvs0";
+
+const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// Which addresses serve node ports: `--nodeport-addresses`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All of the node, and those of the loopback device.
+    #[default]
+    All,
+    /// The primary one of each family.
+    Primary,
+    /// Those in these networks. Of a family without a network all, as kube-proxy does it.
+    Networks(Vec<IpNet>),
+}
+
+impl NodePortAddresses {
+    fn contain(&self, ip: IpAddr, primary: &Primary) -> bool {
+        match self {
+            Self::All => true,
+            Self::Primary => primary.contains(ip),
+            Self::Networks(networks) => {
+                let mut of_family = networks.iter().filter(|net| net.addr().is_ipv4() == ip.is_ipv4());
+                of_family.clone().next().is_none() || of_family.any(|net| net.contains(&ip))
+            }
+        }
+    }
+}
+
+/// The address by which others know the node; one of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Primary {
+    /// Of IPv4; none where the node has no such address.
+    pub v4: Option<IpAddr>,
+    /// Of IPv6.
+    pub v6: Option<IpAddr>,
+}
+
+impl Primary {
+    /// The two, IPv4 first.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.v4.into_iter().chain(self.v6)
+    }
+
+    fn contains(&self, ip: IpAddr) -> bool {
+        self.iter().any(|primary| primary == ip)
+    }
+}
+
+/// The addresses of this node and what they are for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// What the plan wants to know. Of a family without an address of the node, no node port is served.
+    pub node: NodeAddresses,
+    /// The source of masqueraded packets, and perhaps all that serves node ports.
+    pub primary: Primary,
+}
+
+impl Addresses {
+    /// What follows from the devices. `preferred` are what the primary addresses shall be if the node has them.
+    pub fn new(network: &Network, serving: &NodePortAddresses, preferred: &[IpAddr]) -> Self {
+        let own = own(network);
+        let primary = Primary {
+            v4: primary(network, &own, preferred, IpAddr::is_ipv4),
+            v6: primary(network, &own, preferred, IpAddr::is_ipv6),
+        };
+        let of_loopback = LOOPBACK.into_iter().filter(|loopback| has_family(&own, *loopback));
+        let mut node_ports: BTreeSet<IpAddr> = own.iter().copied().chain(of_loopback).collect();
+        node_ports.retain(|ip| serving.contain(*ip, &primary));
+        let node =
+            NodeAddresses { own: own.into_iter().collect(), node_ports: node_ports.into_iter().collect() };
+        Self { node, primary }
+    }
+}
+
+fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
+    own.iter().any(|ip| ip.is_ipv4() == like.is_ipv4())
+}
+
+/// The addresses whose packets the kernel takes for its own.
+fn own(network: &Network) -> BTreeSet<IpAddr> {
+    network.links.iter().flat_map(addresses).map(|address| address.ip).collect()
+}
+
+/// Those of a device that others may speak to; in the kernel's order.
+fn addresses(link: &Link) -> impl Iterator<Item = &LinkAddress> {
+    let counts = link.up && link.name != LEFT_BY_IPVS;
+    link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
+}
+
+fn is_of_node(ip: IpAddr) -> bool {
+    let link_local = if let IpAddr::V6(ip) = ip { ip.is_unicast_link_local() } else { false };
+    !(link_local || ip.is_loopback() || ip.is_unspecified())
+}
+
+/// A preferred one; else what the default route gives packets as their source; else the first global one of a device
+/// towards other machines, or of any.
+fn primary(
+    network: &Network,
+    own: &BTreeSet<IpAddr>,
+    preferred: &[IpAddr],
+    family: impl Fn(&IpAddr) -> bool,
+) -> Option<IpAddr> {
+    let first = |link: &Link| first_global(link, &family);
+    let leads_out = |link: &&Link| !link.loopback && link.leads_out();
+    let mut preferred = preferred.iter().copied().filter(|ip| family(ip) && own.contains(ip));
+    let links = || network.links.iter();
+    preferred
+        .next()
+        .or_else(|| source_of_default_route(network, own, &family))
+        .or_else(|| links().filter(leads_out).find_map(first))
+        .or_else(|| links().find_map(first))
+}
+
+fn source_of_default_route(
+    network: &Network,
+    own: &BTreeSet<IpAddr>,
+    family: impl Fn(&IpAddr) -> bool,
+) -> Option<IpAddr> {
+    let ipv4 = family(&LOOPBACK[0]);
+    let mut routes: Vec<&DefaultRoute> =
+        network.default_routes.iter().filter(|route| route.main && route.ipv4 == ipv4).collect();
+    routes.sort_by_key(|route| (route.metric, route.device));
+    routes.into_iter().find_map(|route| {
+        let asked_for = route.source.filter(|source| own.contains(source));
+        asked_for.or_else(|| first_global(network.link(route.device)?, &family))
+    })
+}
+
+/// The first of global scope; a secondary one only where there is no other.
+fn first_global(link: &Link, family: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+    let global = || addresses(link).filter(|address| address.global && family(&address.ip));
+    let first = global().find(|address| !address.secondary).or_else(|| global().next());
+    first.map(|address| address.ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// An address as `ip address add` takes it; `~` before it is one that is not of global scope, `+` a secondary one.
+    fn address(text: &str) -> LinkAddress {
+        let (text, global) = text.strip_prefix('~').map_or((text, true), |text| (text, false));
+        let (text, secondary) = text.strip_prefix('+').map_or((text, false), |text| (text, true));
+        let network: IpNet = text.parse().unwrap();
+        LinkAddress { ip: network.addr(), prefix: network.prefix_len(), global, secondary }
+    }
+
+    fn link(index: u32, name: &str, addresses: &[&str]) -> Link {
+        Link {
+            index,
+            name: name.to_owned(),
+            loopback: name == "lo",
+            up: true,
+            addresses: addresses.iter().map(|text| address(text)).collect(),
+            ..Link::default()
+        }
+    }
+
+    fn route(device: u32, metric: u32, of: &str) -> DefaultRoute {
+        DefaultRoute { ipv4: of == "v4", device, main: true, metric, source: None }
+    }
+
+    fn network(links: Vec<Link>, default_routes: Vec<DefaultRoute>) -> Network {
+        Network { links, default_routes }
+    }
+
+    /// A node with two ways out, a pod behind a lone gateway address and what others have left behind.
+    fn node() -> Network {
+        let links = vec![
+            link(1, "lo", &["~127.0.0.1/8", "~::1/128", "192.0.2.77/32"]),
+            Link { up: false, ..link(2, "eth9", &["203.0.113.9/24", "2001:db8:9::9/64"]) },
+            Link {
+                peer_elsewhere: true,
+                ..link(3, "veth1", &["10.244.0.1/32", "fd00:10:244::1/128", "~fe80::1/64"])
+            },
+            link(4, "eth0", &["+192.0.2.3/24", "192.0.2.1/24", "+2001:db8::3/64", "2001:db8::1/64"]),
+            link(5, "eth1", &["172.18.0.1/24", "fd00:172::1/64", "~169.254.9.1/16"]),
+            link(6, "kube-ipvs0", &["10.96.0.1/32", "fd00:10:96::1/128"]),
+        ];
+        network(links, Vec::new())
+    }
+
+    fn with_routes(routes: Vec<DefaultRoute>) -> Network {
+        Network { default_routes: routes, ..node() }
+    }
+
+    fn texts(ips: impl IntoIterator<Item = IpAddr>) -> Vec<String> {
+        ips.into_iter().map(|ip| ip.to_string()).collect()
+    }
+
+    fn primary_of(network: &Network, preferred: &[&str]) -> Vec<String> {
+        let preferred: Vec<IpAddr> = preferred.iter().map(|text| ip(text)).collect();
+        texts(Addresses::new(network, &NodePortAddresses::All, &preferred).primary.iter())
+    }
+
+    const OWN: [&str; 11] = [
+        "10.244.0.1",
+        "169.254.9.1",
+        "172.18.0.1",
+        "192.0.2.1",
+        "192.0.2.3",
+        "192.0.2.77",
+        "2001:db8::1",
+        "2001:db8::3",
+        "fd00:10:244::1",
+        "fd00:172::1",
+        "",
+    ];
+
+    #[test]
+    fn every_address_that_the_kernel_takes_for_its_own_is_one_of_the_node() {
+        let addresses = Addresses::new(&node(), &NodePortAddresses::All, &[]);
+        assert_eq!(texts(addresses.node.own), OWN[..10]);
+    }
+
+    #[test]
+    fn node_ports_are_served_as_kube_proxy_chooses_them() {
+        let networks = |texts: &[&str]| {
+            NodePortAddresses::Networks(texts.iter().map(|text| text.parse().unwrap()).collect())
+        };
+        let all_v4 =
+            ["10.244.0.1", "127.0.0.1", "169.254.9.1", "172.18.0.1", "192.0.2.1", "192.0.2.3", "192.0.2.77"];
+        let all_v6 = ["::1", "2001:db8::1", "2001:db8::3", "fd00:10:244::1", "fd00:172::1"];
+        let cases: [(&str, NodePortAddresses, &[&str], &[&str]); 8] = [
+            ("all", NodePortAddresses::All, &all_v4, &all_v6),
+            ("primary", NodePortAddresses::Primary, &["192.0.2.1"], &["2001:db8::1"]),
+            ("a network of each family", networks(&["192.0.2.0/24", "fd00::/8"]), &OWN[3..6], &OWN[8..10]),
+            ("one family: all of the other", networks(&["172.18.0.0/16"]), &["172.18.0.1"], &all_v6),
+            ("the loopback network", networks(&["127.0.0.0/8", "::1/128"]), &["127.0.0.1"], &["::1"]),
+            ("everything by network", networks(&["0.0.0.0/0", "::/0"]), &all_v4, &all_v6),
+            ("no address in there", networks(&["198.51.100.0/24", "2001:db8:5::/48"]), &[], &[]),
+            (
+                "several",
+                networks(&["10.0.0.0/8", "172.16.0.0/12", "::1/128"]),
+                &["10.244.0.1", "172.18.0.1"],
+                &["::1"],
+            ),
+        ];
+        for (what, serving, v4, v6) in cases {
+            let addresses =
+                Addresses::new(&with_routes(vec![route(4, 0, "v4"), route(4, 0, "v6")]), &serving, &[]);
+            assert_eq!(texts(addresses.node.node_ports), [v4, v6].concat(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_family_without_an_address_of_the_node_is_not_served() {
+        let v4_only = network(
+            vec![
+                link(1, "lo", &["~127.0.0.1/8", "~::1/128"]),
+                link(2, "eth0", &["192.0.2.1/24", "~fe80::1/64"]),
+            ],
+            vec![],
+        );
+        let addresses = Addresses::new(&v4_only, &NodePortAddresses::All, &[]);
+        assert_eq!(texts(addresses.node.node_ports), ["127.0.0.1", "192.0.2.1"]);
+        assert_eq!(addresses.primary, Primary { v4: Some(ip("192.0.2.1")), v6: None });
+        let nothing = network(vec![link(1, "lo", &["~127.0.0.1/8", "~::1/128"])], vec![]);
+        assert_eq!(Addresses::new(&nothing, &NodePortAddresses::All, &[]), Addresses::default());
+    }
+
+    #[test]
+    fn the_primary_addresses() {
+        let other_table = DefaultRoute { main: false, ..route(5, 0, "v4") };
+        let with_source = |source| DefaultRoute { source: Some(ip(source)), ..route(5, 10, "v4") };
+        let cases = [
+            ("no default route: the first device that leads out", vec![], "192.0.2.1", "2001:db8::1"),
+            (
+                "the default route's device",
+                vec![route(5, 0, "v4"), route(5, 0, "v6")],
+                "172.18.0.1",
+                "fd00:172::1",
+            ),
+            (
+                "each family has its own",
+                vec![route(4, 0, "v4"), route(5, 0, "v6")],
+                "192.0.2.1",
+                "fd00:172::1",
+            ),
+            ("the lowest metric", vec![route(4, 100, "v4"), route(5, 50, "v4")], "172.18.0.1", "2001:db8::1"),
+            ("only the main table", vec![other_table, route(4, 9, "v4")], "192.0.2.1", "2001:db8::1"),
+            ("the source of the route", vec![with_source("192.0.2.77")], "192.0.2.77", "2001:db8::1"),
+            ("a source that is gone", vec![with_source("192.0.2.99")], "172.18.0.1", "2001:db8::1"),
+            (
+                "a device without address",
+                vec![route(2, 0, "v4"), route(5, 1, "v4")],
+                "172.18.0.1",
+                "2001:db8::1",
+            ),
+            ("a device that is gone", vec![route(99, 0, "v4")], "192.0.2.1", "2001:db8::1"),
+        ];
+        for (what, routes, v4, v6) in cases {
+            assert_eq!(primary_of(&with_routes(routes), &[]), [v4, v6], "{what}");
+        }
+    }
+
+    #[test]
+    fn what_the_node_object_says_is_preferred_if_the_node_has_it() {
+        let network = with_routes(vec![route(5, 0, "v4")]);
+        assert_eq!(primary_of(&network, &["2001:db8::3", "192.0.2.3"]), ["192.0.2.3", "2001:db8::3"]);
+        assert_eq!(primary_of(&network, &["203.0.113.1"]), ["172.18.0.1", "2001:db8::1"]);
+    }
+
+    #[test]
+    fn better_an_address_of_the_loopback_device_than_none() {
+        let routed = network(
+            vec![
+                link(1, "lo", &["~127.0.0.1/8", "192.0.2.7/32"]),
+                Link { peer_elsewhere: true, ..link(2, "veth1", &["10.244.0.1/32"]) },
+                link(3, "eth0", &["~169.254.0.2/30"]),
+            ],
+            vec![],
+        );
+        assert_eq!(primary_of(&routed, &[]), ["192.0.2.7"]);
+    }
+}

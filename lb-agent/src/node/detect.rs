@@ -1,0 +1,91 @@
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+
+use crate::datapath::Network;
+
+/// How clients inside the cluster are told from others: kube-proxy's `--detect-local-mode`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum DetectLocal {
+    /// Not at all.
+    #[default]
+    Never,
+    /// Their addresses are in one of these networks.
+    ClusterCidr(Vec<IpNet>),
+    /// Their addresses are in the networks of this node's pods, which its Node object names.
+    NodeCidr,
+    /// Their packets come through this bridge.
+    BridgeInterface(String),
+    /// Their packets come through a device whose name begins so.
+    InterfaceNamePrefix(String),
+}
+
+impl DetectLocal {
+    /// The name of the mode as kube-proxy spells it.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Never => "none",
+            Self::ClusterCidr(_) => "ClusterCIDR",
+            Self::NodeCidr => "NodeCIDR",
+            Self::BridgeInterface(_) => "BridgeInterface",
+            Self::InterfaceNamePrefix(_) => "InterfaceNamePrefix",
+        }
+    }
+
+    /// Interface indices of the devices that only clients inside the cluster send through. The ports of a bridge count
+    /// as the bridge: our programs see packets before it does.
+    pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
+        let links = network.links.iter();
+        match self {
+            Self::Never | Self::ClusterCidr(_) | Self::NodeCidr => BTreeSet::new(),
+            Self::BridgeInterface(name) => {
+                let Some(bridge) = links.clone().find(|link| link.name == *name) else {
+                    return BTreeSet::new();
+                };
+                let of_bridge =
+                    links.filter(|link| link.index == bridge.index || link.controller == Some(bridge.index));
+                of_bridge.map(|link| link.index).collect()
+            }
+            Self::InterfaceNamePrefix(prefix) => {
+                links.filter(|link| link.name.starts_with(prefix)).map(|link| link.index).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::Link;
+
+    #[test]
+    fn the_devices_of_each_mode() {
+        let link = |index, name: &str, controller| Link {
+            index,
+            name: name.to_owned(),
+            controller,
+            ..Link::default()
+        };
+        let links = vec![
+            link(2, "eth0", None),
+            link(3, "cni0", None),
+            link(4, "veth1", Some(3)),
+            link(5, "veth2", Some(3)),
+            link(6, "veth3", Some(7)),
+            link(7, "cni01", None),
+        ];
+        let network = Network { links, default_routes: Vec::new() };
+        let cases: [(DetectLocal, &[u32]); 7] = [
+            (DetectLocal::Never, &[]),
+            (DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]), &[]),
+            (DetectLocal::NodeCidr, &[]),
+            (DetectLocal::BridgeInterface("cni0".into()), &[3, 4, 5]),
+            (DetectLocal::BridgeInterface("cni".into()), &[]),
+            (DetectLocal::InterfaceNamePrefix("veth".into()), &[4, 5, 6]),
+            (DetectLocal::InterfaceNamePrefix("cali".into()), &[]),
+        ];
+        for (detect, devices) in cases {
+            assert!(detect.devices(&network).into_iter().eq(devices.iter().copied()), "{detect:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings};
+
+use super::Primary;
+
+/// What is known now of what holds for every packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Networks of the clients inside the cluster; `None` as long as the API server has not named them.
+    pub inside: Option<Vec<IpNet>>,
+    /// Ranges of cluster IPs; `None` as long as the API server has not named them.
+    pub service_ranges: Option<Vec<IpNet>>,
+    /// The sources of masqueraded packets.
+    pub primary: Primary,
+    /// Their source ports.
+    pub ports: RangeInclusive<u16>,
+}
+
+impl Known {
+    /// The settings that follow, and what is wrong with them. What is not known yet stays as it was `earlier`.
+    pub fn settings(&self, earlier: &Settings) -> (Settings, Vec<String>) {
+        let mut problems = Vec::new();
+        let mut list = |what: &str, known: &Option<Vec<IpNet>>, earlier: Networks| match known {
+            Some(networks) => {
+                let (list, problem) = fit(what, networks);
+                problems.extend(problem);
+                list
+            }
+            None => earlier,
+        };
+        let settings = Settings {
+            inside: list("networks of clients inside the cluster", &self.inside, earlier.inside),
+            service_ranges: list("ranges of cluster IPs", &self.service_ranges, earlier.service_ranges),
+            source_v4: self.primary.v4.map_or_else(unspecified, Address::from),
+            source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
+            first_port: *self.ports.start(),
+            ports: u16::try_from(self.ports.len()).unwrap_or(u16::MAX),
+            zeros: 0,
+        };
+        (settings, problems)
+    }
+}
+
+fn unspecified() -> Address {
+    bytemuck::Zeroable::zeroed()
+}
+
+/// As many networks as the kernel has room for; neighbours are merged.
+fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
+    let mut merged = IpNet::aggregate(&networks.to_vec());
+    merged.sort_unstable();
+    let list = Networks::new(merged.iter().map(|net| Network::new(net.addr().into(), net.prefix_len())));
+    let problem = merged.get(MAX_NETWORKS..).filter(|left_out| !left_out.is_empty()).map(|left_out| {
+        let left_out: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+        format!(
+            "there are more than {MAX_NETWORKS} {what}: {} do not count; give fewer and larger ones",
+            left_out.join(", ")
+        )
+    });
+    (list, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn address(text: &str) -> Address {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn known() -> Known {
+        Known {
+            inside: Some(nets(&["10.244.0.0/16", "fd00:10:244::/48"])),
+            service_ranges: Some(nets(&["10.96.0.0/12"])),
+            primary: Primary { v4: Some("192.0.2.1".parse().unwrap()), v6: None },
+            ports: 10_000..=29_999,
+        }
+    }
+
+    #[test]
+    fn everything_that_is_known_counts() {
+        let (settings, problems) = known().settings(&Settings::zeroed());
+        assert!(problems.is_empty());
+        assert!(settings.inside.contain(&address("10.244.7.7")));
+        assert!(settings.inside.contain(&address("fd00:10:244::9")));
+        assert!(!settings.inside.contain(&address("10.96.0.1")));
+        assert!(settings.service_ranges.contain(&address("10.96.0.1")));
+        assert_eq!((settings.source_v4, settings.source_v6), (address("192.0.2.1"), unspecified()));
+        assert_eq!((settings.first_port, settings.ports), (10_000, 20_000));
+    }
+
+    #[test]
+    fn what_is_not_known_yet_stays() {
+        let (earlier, _) = known().settings(&Settings::zeroed());
+        let restarted = Known { inside: None, service_ranges: None, ..known() };
+        assert_eq!(restarted.settings(&earlier).0, earlier);
+        assert_eq!(restarted.settings(&Settings::zeroed()).0.inside.count, 0);
+        let nothing_inside = Known { inside: Some(Vec::new()), ..known() };
+        assert_eq!(nothing_inside.settings(&earlier).0.inside.count, 0);
+    }
+
+    #[test]
+    fn neighbours_are_merged_and_what_has_no_room_is_named() {
+        let halves: Vec<IpNet> = (0..32).map(|n| format!("10.{n}.0.0/16").parse().unwrap()).collect();
+        let (list, problem) = fit("networks", &halves);
+        assert_eq!((list.count, problem), (1, None));
+        let scattered: Vec<IpNet> =
+            (0..18).map(|n| format!("10.{}.0.0/16", n * 2).parse().unwrap()).collect();
+        let (list, problem) = fit("networks", &scattered);
+        assert_eq!(list.count as usize, MAX_NETWORKS);
+        let problem = problem.unwrap();
+        assert!(problem.contains("10.32.0.0/16, 10.34.0.0/16 do not count"), "{problem}");
+    }
+
+    #[test]
+    fn a_range_of_all_ports_is_counted() {
+        let (settings, _) = Known { ports: 1..=u16::MAX, ..known() }.settings(&Settings::zeroed());
+        assert_eq!((settings.first_port, settings.ports), (1, u16::MAX));
+    }
+}
