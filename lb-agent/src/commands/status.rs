@@ -13,7 +13,7 @@ use crate::{
     config::Place,
     daemon::{
         socket,
-        state::{DeviceReport, Report},
+        state::{DeviceReport, NodeReport, Report},
     },
     datapath::{Attachment, MapFill, Pinned},
 };
@@ -172,6 +172,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
         format!("Sync      {state}, last change written {last}"),
         format!("Services  {services} service ports, {endpoints} backends"),
     ];
+    let node = node_lines(&report.node);
     let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
         let since =
             report.pending_since.map_or_else(String::new, |since| format!(", since {}", ago(since, now)));
@@ -179,11 +180,38 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     });
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
-    for line in lines.into_iter().chain(pending).chain(failures).chain(problems) {
+    for line in lines.into_iter().chain(node).chain(pending).chain(failures).chain(problems) {
         text.push_str(&line);
         text.push('\n');
     }
     text
+}
+
+fn node_lines(node: &NodeReport) -> [String; 4] {
+    let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
+        (false, _) => some_of(&node.inside_networks),
+        (true, false) => format!("devices {}", some_of(&node.inside_devices)),
+        (true, true) => "nobody".to_owned(),
+    };
+    let NodeReport { addresses, node_port_addresses, primary, detect_local, .. } = node;
+    let (first, last) = (node.masquerade_first_port, node.masquerade_last_port);
+    [
+        format!("Node      {}", some_of(addresses)),
+        format!("NodePorts {}", some_of(node_port_addresses)),
+        format!("Inside    {inside} (detect-local-mode {detect_local})"),
+        format!("Masq      from {}, ports {first}-{last}", some_of(primary)),
+    ]
+}
+
+/// The first few of a list that may be long.
+fn some_of<T: ToString>(list: &[T]) -> String {
+    const FEW: usize = 6;
+    let texts: Vec<String> = list.iter().take(FEW).map(ToString::to_string).collect();
+    match (texts.is_empty(), list.len().saturating_sub(FEW)) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => texts.join(", "),
+        (false, more) => format!("{} and {more} more", texts.join(", ")),
+    }
 }
 
 /// The time between in its two largest units.
@@ -256,6 +284,22 @@ mod tests {
             failures: Vec::new(),
             problems: vec!["a.yaml, document 2 (line 9): bad".into()],
             devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into() }],
+            node: node_report(),
+        }
+    }
+
+    fn node_report() -> NodeReport {
+        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        NodeReport {
+            addresses: ips(&["10.244.0.1", "192.0.2.1", "2001:db8::1"]),
+            node_port_addresses: ips(&["127.0.0.1", "192.0.2.1"]),
+            primary: ips(&["192.0.2.1", "2001:db8::1"]),
+            detect_local: "ClusterCIDR".into(),
+            inside_networks: vec!["10.244.0.0/16".into()],
+            inside_devices: Vec::new(),
+            service_ranges: vec!["10.96.0.0/12".into()],
+            masquerade_first_port: 10_000,
+            masquerade_last_port: 29_999,
         }
     }
 
@@ -288,6 +332,10 @@ mod tests {
 Agent     running, pid 17, version 0.1.0, node a, up 1d02h
 Sync      healthy, last change written 3s ago
 Services  2 service ports, 3 backends
+Node      10.244.0.1, 192.0.2.1, 2001:db8::1
+NodePorts 127.0.0.1, 192.0.2.1
+Inside    10.244.0.0/16 (detect-local-mode ClusterCIDR)
+Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
 Problem   a.yaml, document 2 (line 9): bad
 Pins      /sys/fs/bpf/lb/v1
 
@@ -302,6 +350,16 @@ forward     pass     12
 no_backend  drop     0
 ";
         assert_eq!(page(&status(agent), NOW.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn what_is_known_of_the_node() {
+        let nobody = NodeReport { detect_local: "none".into(), inside_networks: Vec::new(), ..node_report() };
+        assert_eq!(node_lines(&nobody)[2], "Inside    nobody (detect-local-mode none)");
+        let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..nobody };
+        assert_eq!(node_lines(&devices)[2], "Inside    devices cni0, veth1 (detect-local-mode none)");
+        assert_eq!(some_of(&[1, 2, 3, 4, 5, 6, 7, 8]), "1, 2, 3, 4, 5, 6 and 2 more");
+        assert_eq!(some_of::<u8>(&[]), "none");
     }
 
     #[test]
@@ -323,6 +381,8 @@ no_backend  drop     0
         let json = serde_json::to_value(status(agent)).unwrap();
         assert_eq!(json["agent"]["running"], true);
         assert_eq!(json["agent"]["lastSync"], "2026-11-21T02:59:57Z");
+        assert_eq!(json["agent"]["node"]["primary"], serde_json::json!(["192.0.2.1", "2001:db8::1"]));
+        assert_eq!(json["agent"]["node"]["insideNetworks"], serde_json::json!(["10.244.0.0/16"]));
         assert_eq!(json["programs"][0]["layer"], "tcx");
         assert_eq!(
             json["outcomes"][0],

@@ -2,15 +2,17 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use tokio::{task, time};
+use tokio::{sync::watch, task, time};
 use tracing::{debug, info, warn};
 
 use super::state::{DeviceReport, State};
 use crate::{
     datapath::{
-        Attacher, DatapathError, Device, DeviceKind, DevicePatterns, DeviceWatcher, Place, SyncReport,
+        Attacher, DatapathError, Device, DeviceKind, DevicePatterns, DeviceWatcher, InsideDevices, Network,
+        Place, SyncReport,
     },
     metrics::Metrics,
+    node::DetectLocal,
 };
 
 /// How often devices are looked at without a reason: others may have detached our programs.
@@ -25,8 +27,17 @@ pub(super) struct Devices {
     attacher: Attacher,
     state: Arc<State>,
     metrics: Arc<Metrics>,
+    inside: Inside,
+    network: watch::Sender<Network>,
     /// What failed last time, so that it is said once.
     failed: Vec<Place>,
+}
+
+/// The devices of clients inside the cluster: which they are, and where the programs look them up.
+#[derive(Debug)]
+pub(super) struct Inside {
+    pub(super) detect: DetectLocal,
+    pub(super) map: InsideDevices,
 }
 
 impl Devices {
@@ -34,14 +45,32 @@ impl Devices {
     pub(super) fn new(
         attacher: Attacher,
         patterns: DevicePatterns,
+        inside: Inside,
         state: Arc<State>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, DatapathError> {
-        Ok(Self { watcher: DeviceWatcher::open(patterns)?, attacher, state, metrics, failed: Vec::new() })
+        let mut watcher = DeviceWatcher::open(patterns)?;
+        let (network, _) = watch::channel(watcher.network()?);
+        Ok(Self { watcher, attacher, state, metrics, inside, network, failed: Vec::new() })
+    }
+
+    /// The network namespace, now and whenever it changes.
+    pub(super) fn network(&self) -> watch::Receiver<Network> {
+        self.network.subscribe()
     }
 
     /// Puts the programs where they belong now; whether all are there.
     pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
+        let network = self.watcher.network()?;
+        // Before the programs, so that they know where the first packet of a new device comes from.
+        self.inside.map.set(&self.inside.detect.devices(&network))?;
+        self.network.send_if_modified(|known| {
+            let modified = *known != network;
+            if modified {
+                *known = network;
+            }
+            modified
+        });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! source ─────events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
-//!     │                    │  └──moved UDP frontends──▶ conntrack    devices: programs on devices
-//!     └──problems──▶     State  ◀── healthz, metrics, status socket
+//!     │                 ▲  └──moved UDP frontends──▶ conntrack       devices: programs on devices, INSIDE_DEVICES
+//!     ├──Node object──▶ node ──▶ SETTINGS     node ◀──addresses── devices
+//!     └──problems──▶   State  ◀── healthz, metrics, status socket
 //! ```
 //!
 //! A task that ends takes the agent with it: nothing dies silently. The data plane does not care.
@@ -13,14 +14,16 @@ mod devices;
 mod http;
 pub mod logging;
 mod memory;
+mod node;
 pub mod socket;
 pub mod state;
 mod sync_log;
 mod writer;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use ipnet::IpNet;
 use lb_common::Outcome;
 use lb_core::{
     model::{Policy, SourceEvent},
@@ -35,7 +38,12 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use self::{devices::Devices, state::State, writer::Writer};
+use self::{
+    devices::{Devices, Inside},
+    node::{Node, NodeOptions, Sources},
+    state::State,
+    writer::Writer,
+};
 use crate::{
     config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, Stats},
@@ -43,6 +51,7 @@ use crate::{
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
+    node::{DEFAULT_MASQUERADE_PORTS, DetectLocal, NodePortAddresses},
 };
 
 /// The tasks mostly wait; two threads let the health check answer while the writer writes.
@@ -110,23 +119,23 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
 
-    // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
+    let node_options = node_options(&config.source, &config.service_ranges);
+    let detects_inside = node_options.detect != DetectLocal::Never;
+    let inside = Inside { detect: node_options.detect.clone(), map: datapath.inside_devices()? };
     let attacher = datapath.attacher()?;
-    let mut devices = Devices::new(attacher, config.devices, Arc::clone(&state), Arc::clone(&metrics))?;
+    let mut devices =
+        Devices::new(attacher, config.devices, inside, Arc::clone(&state), Arc::clone(&metrics))?;
+    // Without an API server both stay as they are here.
+    let (node_sender, node_info) = watch::channel(NodeInfo::default());
+    let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());
+    let sources = Sources { network: devices.network(), info: node_info.clone(), service_cidrs };
+    let mut node = Node::new(node_options, sources, datapath.settings()?, Arc::clone(&state));
+    let addresses = node.update()?;
+    // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;
     tasks.spawn("devices", devices.run());
 
-    // Without an API server there is no Node that could say anything: this stays as it is here.
-    let (node_sender, node) = watch::channel(NodeInfo::default());
-    if let Some(address) = config.healthz {
-        let state = Arc::clone(&state);
-        let eligible = move || node.borrow().eligible;
-        let router = health::router(move || state.health(), eligible, Arc::clone(&metrics));
-        tasks.spawn("healthz", http::serve("/healthz", address, router));
-    }
-    if let Some(address) = config.metrics {
-        tasks.spawn("metrics", http::serve("/metrics", address, metrics::router(Arc::clone(&metrics))));
-    }
+    serve_http((config.healthz, config.metrics), &state, &metrics, node_info, tasks);
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
@@ -134,7 +143,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
 
     let _events = tell_events(&config.source, &node_name, tasks);
     let (event_sender, events) = mpsc::channel(QUEUE);
-    let (service_cidr_sender, _service_cidrs) = watch::channel(Vec::new());
+    event_sender.try_send(SourceEvent::NodeAddresses(addresses.clone()))?;
+    tasks.spawn("node", node.run(addresses, event_sender.clone()));
     match config.source {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
@@ -156,10 +166,41 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
             });
         }
     }
-    let policy = Policy { node_name, ..Policy::default() };
+    let policy = Policy { node_name, detects_inside, ..Policy::default() };
     let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender);
     tasks.spawn("writer", writer.run(events));
     Ok(())
+}
+
+/// Serves health and metrics, where somebody wants to see them.
+fn serve_http(
+    (healthz, metrics_address): (Option<SocketAddr>, Option<SocketAddr>),
+    state: &Arc<State>,
+    metrics: &Arc<Metrics>,
+    node_info: watch::Receiver<NodeInfo>,
+    tasks: &mut Tasks,
+) {
+    if let Some(address) = healthz {
+        let state = Arc::clone(state);
+        let eligible = move || node_info.borrow().eligible;
+        let router = health::router(move || state.health(), eligible, Arc::clone(metrics));
+        tasks.spawn("healthz", http::serve("/healthz", address, router));
+    }
+    if let Some(address) = metrics_address {
+        tasks.spawn("metrics", http::serve("/metrics", address, metrics::router(Arc::clone(metrics))));
+    }
+}
+
+/// What the configuration says of the node.
+fn node_options(source: &Source, service_ranges: &[IpNet]) -> NodeOptions {
+    let has_api_server = matches!(source, Source::ApiServer(_));
+    NodeOptions {
+        node_ports: NodePortAddresses::All,
+        detect: DetectLocal::Never,
+        service_ranges: (!has_api_server).then(|| service_ranges.to_vec()),
+        ports: DEFAULT_MASQUERADE_PORTS,
+        has_api_server,
+    }
 }
 
 /// Where events are told; without an API server nobody hears them.

@@ -1,6 +1,9 @@
 //! What the tasks of the agent know of each other: how far synchronisation is. Read by health, metrics and `status`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -35,10 +38,36 @@ pub struct Report {
     pub pending_since: Option<Timestamp>,
     /// What the kernel refused at the last attempt.
     pub failures: Vec<String>,
-    /// What is wrong with the objects: bad documents, addresses that two Services claim.
+    /// What is wrong: bad documents, addresses that two Services claim, a node that does not forward packets.
     pub problems: Vec<String>,
     /// The devices that are served.
     pub devices: Vec<DeviceReport>,
+    /// What is known of the node.
+    pub node: NodeReport,
+}
+
+/// What the agent knows of its node, and makes of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReport {
+    /// All of its addresses, without those of loopback scope.
+    pub addresses: Vec<IpAddr>,
+    /// Those that serve node ports; `127.0.0.1` and `::1` may be among them.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// The one of each family that masqueraded packets come from where the routing table names none.
+    pub primary: Vec<IpAddr>,
+    /// How clients inside the cluster are told from others: kube-proxy's name of the mode, or `none`.
+    pub detect_local: String,
+    /// Networks of the clients inside the cluster.
+    pub inside_networks: Vec<String>,
+    /// Devices that clients inside the cluster send through.
+    pub inside_devices: Vec<String>,
+    /// Ranges of cluster IPs: packets to an address in there that nobody has are dropped.
+    pub service_ranges: Vec<String>,
+    /// First source port of masqueraded packets.
+    pub masquerade_first_port: u16,
+    /// Last source port of masqueraded packets.
+    pub masquerade_last_port: u16,
 }
 
 /// A device that the agent serves.
@@ -77,7 +106,9 @@ struct Inner {
     freshness: Freshness,
     progress: Progress,
     source_problems: Vec<String>,
+    node_problems: Vec<String>,
     devices: Vec<DeviceReport>,
+    node: NodeReport,
 }
 
 impl State {
@@ -106,6 +137,16 @@ impl State {
         self.lock().source_problems = problems;
     }
 
+    /// What is wrong with the node; replaces what was wrong before.
+    pub(super) fn set_node_problems(&self, problems: Vec<String>) {
+        self.lock().node_problems = problems;
+    }
+
+    /// What is known of the node.
+    pub(super) fn set_node(&self, node: NodeReport) {
+        self.lock().node = node;
+    }
+
     /// The devices that are served; replaces those before.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
@@ -128,7 +169,7 @@ impl State {
     /// Everything `status` shows.
     pub fn report(&self) -> Report {
         let inner = self.lock();
-        let Inner { freshness, progress, source_problems, devices } = &*inner;
+        let Inner { freshness, progress, .. } = &*inner;
         Report {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -142,8 +183,9 @@ impl State {
             pending: progress.pending,
             pending_since: freshness.waiting_since(),
             failures: progress.failures.clone(),
-            problems: [source_problems.as_slice(), &progress.conflicts].concat(),
-            devices: devices.clone(),
+            problems: [&*inner.source_problems, &progress.conflicts, &inner.node_problems].concat(),
+            devices: inner.devices.clone(),
+            node: inner.node.clone(),
         }
     }
 }

@@ -32,6 +32,15 @@ impl DetectLocal {
         }
     }
 
+    /// The networks of clients inside the cluster; `None` as long as the Node object has not named those of its pods.
+    pub fn networks(&self, pod_cidrs: &[IpNet]) -> Option<Vec<IpNet>> {
+        match self {
+            Self::ClusterCidr(networks) => Some(networks.clone()),
+            Self::NodeCidr => (!pod_cidrs.is_empty()).then(|| pod_cidrs.to_vec()),
+            Self::Never | Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => Some(Vec::new()),
+        }
+    }
+
     /// Interface indices of the devices that only clients inside the cluster send through. The ports of a bridge count
     /// as the bridge: our programs see packets before it does.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
@@ -57,6 +66,20 @@ impl DetectLocal {
 mod tests {
     use super::*;
     use crate::datapath::Link;
+
+    #[test]
+    fn the_networks_of_each_mode() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let pods = [net("10.244.3.0/24")];
+        let of = |detect: &DetectLocal, pod_cidrs: &[IpNet]| detect.networks(pod_cidrs);
+        let cluster = DetectLocal::ClusterCidr(vec![net("10.0.0.0/8")]);
+        assert_eq!(of(&cluster, &pods), Some(vec![net("10.0.0.0/8")]));
+        assert_eq!(of(&DetectLocal::NodeCidr, &[]), None, "not known yet");
+        assert_eq!(of(&DetectLocal::NodeCidr, &pods), Some(pods.to_vec()));
+        for detect in [DetectLocal::Never, DetectLocal::BridgeInterface("cni0".into())] {
+            assert_eq!(of(&detect, &pods), Some(Vec::new()), "{detect:?}");
+        }
+    }
 
     #[test]
     fn the_devices_of_each_mode() {

@@ -1,4 +1,4 @@
-use std::ops::RangeInclusive;
+use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings};
@@ -62,10 +62,19 @@ fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     (list, problem)
 }
 
+/// The networks of a list.
+pub fn networks(list: &Networks) -> Vec<IpNet> {
+    let net = |network: &Network| {
+        let address = IpAddr::from(network.address);
+        let bits = u128::from_be_bytes(*network.mask.octets()).count_ones();
+        let prefix = if address.is_ipv4() { bits.saturating_sub(96) } else { bits };
+        IpNet::new(address, u8::try_from(prefix).ok()?).ok()
+    };
+    list.networks.iter().take(list.count as usize).filter_map(net).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use bytemuck::Zeroable as _;
 
     use super::*;
@@ -97,6 +106,13 @@ mod tests {
         assert!(settings.service_ranges.contain(&address("10.96.0.1")));
         assert_eq!((settings.source_v4, settings.source_v6), (address("192.0.2.1"), unspecified()));
         assert_eq!((settings.first_port, settings.ports), (10_000, 20_000));
+    }
+
+    #[test]
+    fn a_list_tells_its_networks() {
+        for texts in [&[][..], &["10.96.0.0/12", "192.0.2.1/32", "fd00:10:244::/48", "fd01::1/128"]] {
+            assert_eq!(networks(&fit("networks", &nets(texts)).0), nets(texts));
+        }
     }
 
     #[test]

@@ -1,0 +1,180 @@
+//! Keeping the data plane and the plan in step with what is known of this node: its addresses, its Node object, the
+//! cluster's ranges of addresses.
+
+use std::{
+    collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use ipnet::IpNet;
+use lb_common::{Address, Networks, Settings};
+use lb_core::model::{NodeAddresses, SourceEvent};
+use tokio::{
+    sync::{mpsc, watch},
+    task, time,
+};
+use tracing::{info, warn};
+
+use super::state::{NodeReport, State};
+use crate::{
+    datapath::{DatapathError, Network, SettingsMap},
+    kubernetes::NodeInfo,
+    node::{Addresses, DetectLocal, Known, NodePortAddresses, networks},
+};
+
+/// How often what the kernel does not announce is looked at, such as whether it forwards packets.
+const ROUTINE: Duration = Duration::from_secs(30);
+/// How soon after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What was decided when the agent started.
+#[derive(Clone, Debug)]
+pub(super) struct NodeOptions {
+    /// Which addresses serve node ports.
+    pub(super) node_ports: NodePortAddresses,
+    /// Who is inside the cluster.
+    pub(super) detect: DetectLocal,
+    /// Ranges of cluster IPs; `None` for those that the API server names.
+    pub(super) service_ranges: Option<Vec<IpNet>>,
+    /// Source ports of masqueraded packets.
+    pub(super) ports: RangeInclusive<u16>,
+    /// Whether an API server knows this node.
+    pub(super) has_api_server: bool,
+}
+
+/// What changes while it runs. A channel whose sender is gone has said everything.
+#[derive(Debug)]
+pub(super) struct Sources {
+    pub(super) network: watch::Receiver<Network>,
+    /// The Node object.
+    pub(super) info: watch::Receiver<NodeInfo>,
+    /// What the API server says of ranges of cluster IPs; empty as long as it has not said anything.
+    pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
+}
+
+/// State of the task.
+#[derive(Debug)]
+pub(super) struct Node {
+    options: NodeOptions,
+    sources: Sources,
+    settings: SettingsMap,
+    state: Arc<State>,
+    /// Problems that were logged, so that each is said once.
+    said: BTreeSet<String>,
+}
+
+impl Node {
+    pub(super) fn new(
+        options: NodeOptions,
+        sources: Sources,
+        settings: SettingsMap,
+        state: Arc<State>,
+    ) -> Self {
+        Self { options, sources, settings, state, said: BTreeSet::new() }
+    }
+
+    /// Brings the settings up to date; the addresses that the writer should know.
+    pub(super) fn update(&mut self) -> Result<NodeAddresses, DatapathError> {
+        let earlier = self.settings.get()?;
+        let network = self.sources.network.borrow_and_update().clone();
+        let info = self.sources.info.borrow_and_update().clone();
+        let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
+
+        let preferred = preferred(&info, self.options.has_api_server, &earlier);
+        let addresses = Addresses::new(&network, &self.options.node_ports, &preferred);
+        let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
+        let known = Known {
+            inside: self.options.detect.networks(&info.pod_cidrs),
+            service_ranges: self.options.service_ranges.clone().or_else(|| named(service_cidrs)),
+            primary: addresses.primary,
+            ports: self.options.ports.clone(),
+        };
+        let (settings, problems) = known.settings(&earlier);
+        self.settings.set(&settings)?;
+        self.tell(problems);
+        self.report(&network, &addresses, &settings);
+        Ok(addresses.node)
+    }
+
+    /// Runs for ever, after a first [`Self::update`] whose addresses the writer has.
+    pub(super) async fn run(
+        mut self,
+        mut sent: NodeAddresses,
+        events: mpsc::Sender<SourceEvent>,
+    ) -> anyhow::Result<Infallible> {
+        let mut pause = ROUTINE;
+        loop {
+            let Sources { network, info, service_cidrs } = &mut self.sources;
+            tokio::select! {
+                () = changed(network) => {}
+                () = changed(info) => {}
+                () = changed(service_cidrs) => {}
+                () = time::sleep(pause) => {}
+            }
+            match task::block_in_place(|| self.update()) {
+                Ok(addresses) if addresses != sent => {
+                    info!(count = addresses.own.len(), "the node has other addresses");
+                    sent = addresses.clone();
+                    let event = SourceEvent::NodeAddresses(addresses);
+                    events.send(event).await.context("the writer does not listen")?;
+                    pause = ROUTINE;
+                }
+                Ok(_) => pause = ROUTINE,
+                Err(error) => {
+                    warn!("{error}; trying again");
+                    pause = RETRY;
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, problems: Vec<String>) {
+        for problem in &problems {
+            if !self.said.contains(problem) {
+                warn!("{problem}");
+            }
+        }
+        self.said = problems.iter().cloned().collect();
+        self.state.set_node_problems(problems);
+    }
+
+    fn report(&self, network: &Network, addresses: &Addresses, settings: &Settings) {
+        let NodeOptions { detect, ports, .. } = &self.options;
+        let inside = detect.devices(network);
+        let devices = inside.into_iter().filter_map(|index| network.link(index));
+        let Addresses { node, primary } = addresses;
+        self.state.set_node(NodeReport {
+            addresses: node.own.clone(),
+            node_port_addresses: node.node_ports.clone(),
+            primary: primary.iter().collect(),
+            detect_local: detect.as_str().to_owned(),
+            inside_networks: texts(&settings.inside),
+            inside_devices: devices.map(|link| link.name.clone()).collect(),
+            service_ranges: texts(&settings.service_ranges),
+            masquerade_first_port: *ports.start(),
+            masquerade_last_port: *ports.end(),
+        });
+    }
+}
+
+fn texts(list: &Networks) -> Vec<String> {
+    networks(list).iter().map(ToString::to_string).collect()
+}
+
+/// What the primary addresses shall be. An agent that starts while the API server is away takes those of the agent
+/// before it.
+fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<IpAddr> {
+    if info.internal_ips.is_empty() && has_api_server {
+        let sources: [Address; 2] = [earlier.source_v4, earlier.source_v6];
+        return sources.into_iter().map(IpAddr::from).collect();
+    }
+    info.internal_ips.clone()
+}
+
+/// Waits for news; for ever where there will not be any.
+async fn changed<T>(source: &mut watch::Receiver<T>) {
+    if source.changed().await.is_err() {
+        future::pending::<()>().await;
+    }
+}
