@@ -225,7 +225,7 @@ pub struct FlowFilter {
     #[arg(long, value_name = "ADDR")]
     pub backend: Option<IpAddr>,
     /// Only flows of this protocol
-    #[arg(long, value_name = "tcp|udp", value_parser = parse_protocol)]
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol)]
     pub protocol: Option<Protocol>,
     /// Only flows of this Service: NAMESPACE/NAME, or NAME in the namespace `default`
     #[arg(long, value_name = "NAME")]
@@ -258,7 +258,8 @@ fn parse_protocol(text: &str) -> Result<Protocol, String> {
     match text.to_ascii_lowercase().as_str() {
         "tcp" => Ok(Protocol::Tcp),
         "udp" => Ok(Protocol::Udp),
-        _ => Err("expected tcp or udp".to_owned()),
+        "sctp" => Ok(Protocol::Sctp),
+        _ => Err("expected tcp, udp or sctp".to_owned()),
     }
 }
 
