@@ -552,16 +552,19 @@ fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
     labels
 }
 
-/// What the virtual addresses of a Service are: in order, each once. The node's own addresses are the node's.
+/// What the virtual addresses of a Service are: in order, each once. One that the node has itself (a DNS cache on the
+/// cluster IP of the DNS service, say) is left to the node's own stack where no port is a frontend.
 fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);
     for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
         let address = IpAddr::from(frontend.key.address);
-        if node.addresses.own.binary_search(&address).is_ok() {
-            continue;
-        }
-        let flags = if frontend.kind == FrontendKind::ClusterIp { vip_flags::CLUSTER_IP } else { 0 };
+        let own = node.addresses.own.binary_search(&address).is_ok();
+        let flags = match frontend.kind {
+            _ if own => 0,
+            FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
+            FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort => vip_flags::ECHO,
+        };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
     }
     vips.into_iter().collect()
