@@ -65,10 +65,11 @@ impl Bed {
             name: name.to_owned(),
             cluster_ips: cluster_ips.to_vec(),
             ports: vec![
-                Port { name: "http", protocol: "TCP", port: HTTP, target_port: HTTP_PORT },
-                Port { name: "echo", protocol: "UDP", port: UDP, target_port: UDP_PORT },
+                Port { name: "http", protocol: "TCP", port: HTTP, target_port: HTTP_PORT, node_port: None },
+                Port { name: "echo", protocol: "UDP", port: UDP, target_port: UDP_PORT, node_port: None },
             ],
             endpoints: pods.iter().map(|name| self.cluster.pod(name).unwrap().endpoint()).collect(),
+            ..Service::default()
         }
     }
 
