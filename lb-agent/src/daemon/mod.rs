@@ -20,7 +20,7 @@ pub mod state;
 mod sync_log;
 mod writer;
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
@@ -47,7 +47,7 @@ use self::{
 use crate::{
     config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, Stats},
-    health,
+    health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
@@ -129,7 +129,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (node_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());
     let sources = Sources { network: devices.network(), info: node_info.clone(), service_cidrs };
-    let mut node = Node::new(node_options, sources, datapath.settings()?, Arc::clone(&state));
+    let (listen_sender, listen) = watch::channel(BTreeSet::new());
+    let settings = datapath.settings()?;
+    let mut node = Node::new(node_options, sources, settings, listen_sender, Arc::clone(&state));
     let addresses = node.update()?;
     // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;
@@ -141,7 +143,11 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (moved_sender, moved) = mpsc::unbounded_channel();
     tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
 
-    let _events = tell_events(&config.source, &node_name, tasks);
+    let (checks, checks_receiver) = watch::channel(Checks::new());
+    let events = tell_events(&config.source, &node_name, tasks);
+    let report = health_report(events, &state, &metrics, &node_name);
+    tasks.spawn("health checks of Services", Servers::new(checks_receiver, listen, report).run());
+
     let (event_sender, events) = mpsc::channel(QUEUE);
     event_sender.try_send(SourceEvent::NodeAddresses(addresses.clone()))?;
     tasks.spawn("node", node.run(addresses, event_sender.clone()));
@@ -167,7 +173,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         }
     }
     let policy = Policy { node_name, detects_inside, ..Policy::default() };
-    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender);
+    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender, checks);
     tasks.spawn("writer", writer.run(events));
     Ok(())
 }
@@ -200,6 +206,22 @@ fn node_options(source: &Source, service_ranges: &[IpNet]) -> NodeOptions {
         service_ranges: (!has_api_server).then(|| service_ranges.to_vec()),
         ports: DEFAULT_MASQUERADE_PORTS,
         has_api_server,
+    }
+}
+
+/// Whom the servers of `healthCheckNodePort` ask and tell.
+fn health_report(
+    events: Events,
+    state: &Arc<State>,
+    metrics: &Arc<Metrics>,
+    node_name: &Arc<str>,
+) -> health::Report {
+    let state = Arc::clone(state);
+    health::Report {
+        healthy: Arc::new(move || state.health().healthy),
+        failed: Box::new(move |service, why| events.health_check_failed(service.clone(), why)),
+        metrics: Arc::clone(metrics),
+        node_name: Arc::clone(node_name),
     }
 }
 
