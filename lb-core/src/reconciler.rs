@@ -42,7 +42,7 @@ pub struct Reconciler {
     ids: Ids,
     /// What each address that is a backend of some Service is called.
     labels: PerAddress<EndpointLabels>,
-    /// What each virtual address is that is none of the node's own.
+    /// What each virtual address is.
     vips: PerAddress<Vip>,
     slices: Slices,
     mirror: Mirror,
@@ -82,6 +82,7 @@ impl Reconciler {
     /// ids) is replaced by the first plan.
     pub fn new(contents: Contents, slots: u32, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, slots);
+        let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
         let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
             store: Store::default(),
@@ -97,7 +98,7 @@ impl Reconciler {
             earlier,
             complete: false,
             node: Node { policy, ..Node::default() },
-            last_good: LastGood::default(),
+            last_good,
             health_checks: HealthChecks::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),

@@ -133,7 +133,7 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// What each address is that is none of the node's.
+    /// What each virtual address is.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
         let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
         for (key, lead) in self.expected(node) {
