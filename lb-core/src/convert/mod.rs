@@ -101,11 +101,12 @@ impl Object {
         }
     }
 
-    fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Protocol, ConvertError> {
+    /// `None` is a protocol that Kubernetes has and we do not.
+    fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Option<Protocol>, ConvertError> {
         match protocol.unwrap_or("TCP") {
-            "TCP" => Ok(Protocol::Tcp),
-            "UDP" => Ok(Protocol::Udp),
-            "SCTP" => Ok(Protocol::Sctp),
+            "TCP" => Ok(Some(Protocol::Tcp)),
+            "UDP" => Ok(Some(Protocol::Udp)),
+            "SCTP" => Ok(None),
             unknown => Err(self.unsupported(field, unknown, &["SCTP", "TCP", "UDP"])),
         }
     }
@@ -128,7 +129,7 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 }
 
 /// A Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another proxy is
-/// [`Change::Service`] with `None`.
+/// [`Change::Service`] with `None`. Ports of protocols other than TCP and UDP are left out.
 ///
 /// # Errors
 ///
@@ -219,7 +220,9 @@ fn service_ports(object: &Object, ports: &[core::ServicePort]) -> Result<Vec<Ser
         }
         let node_port = port.node_port.filter(|port| *port != 0);
         let node_port = node_port.map(|port| object.port(format!("{path}.nodePort"), port)).transpose()?;
-        let protocol = object.protocol(format!("{path}.protocol"), port.protocol.as_deref())?;
+        let Some(protocol) = object.protocol(format!("{path}.protocol"), port.protocol.as_deref())? else {
+            continue;
+        };
         if converted.iter().any(|other| (other.port, other.protocol) == (number, protocol)) {
             return Err(object.duplicate(path, format!("{number}/{}", protocol.as_str())));
         }
@@ -287,7 +290,7 @@ fn endpoint_ports(
             continue;
         };
         let port = object.port(format!("ports[{index}].port"), number)?;
-        converted.push(EndpointPort { name: name.into(), protocol, port });
+        converted.extend(protocol.map(|protocol| EndpointPort { name: name.into(), protocol, port }));
     }
     Ok(converted)
 }
@@ -390,7 +393,7 @@ fn subset_ports(
         let protocol =
             object.protocol(format!("{path}.ports[{index}].protocol"), port.protocol.as_deref())?;
         let name = port.name.as_deref().unwrap_or("");
-        ports.push(EndpointPort { name: name.into(), protocol, port: number });
+        ports.extend(protocol.map(|protocol| EndpointPort { name: name.into(), protocol, port: number }));
     }
     Ok(ports)
 }
