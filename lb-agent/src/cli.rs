@@ -27,7 +27,8 @@ pub struct PlaceArgs {
     /// [default: /sys/fs/bpf]
     #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_BPFFS", hide_env_values = true)]
     pub bpffs: Option<PathBuf>,
-    /// Control group whose sockets are served, see --socket-lb [default: the root of the cgroup2 mount]
+    /// Control group whose sockets are served [default: the root of the cgroup2 mount]. This version has no socket
+    /// hooks yet: the folder is checked, nothing is attached to it
     #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_CGROUP", hide_env_values = true)]
     pub cgroup: Option<PathBuf>,
     /// YAML file with the same settings, each named as its flag. A flag wins over the environment, that over the file
@@ -125,9 +126,6 @@ pub struct RunArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30),
         env = "LB_AGENT_MAX_CONNECTIONS", hide_env_values = true)]
     pub max_connections: Option<u32>,
-    /// Whose sockets are served by system call, so that they reach every virtual address [default: host]
-    #[arg(long, value_name = "WHOSE", env = "LB_AGENT_SOCKET_LB", hide_env_values = true)]
-    pub socket_lb: Option<SocketLb>,
     /// Let the BPF programs log, down to this level; costs time for every packet [default: off]
     #[arg(long, value_name = "LEVEL", env = "LB_AGENT_BPF_LOG", hide_env_values = true)]
     pub bpf_log: Option<BpfLog>,
@@ -141,18 +139,6 @@ pub enum LogFormat {
     Human,
     /// One JSON object a line
     Json,
-}
-
-/// Whose sockets are served by system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SocketLb {
-    /// Processes of the node, and pods in its network
-    Host,
-    /// Those of pods in networks of their own too: no packet of theirs is translated, or masqueraded
-    All,
-    /// Nobody's: processes of the node reach no Service
-    Off,
 }
 
 /// The level of the BPF programs' log.
@@ -239,7 +225,7 @@ pub struct FlowFilter {
     #[arg(long, value_name = "ADDR")]
     pub backend: Option<IpAddr>,
     /// Only flows of this protocol
-    #[arg(long, value_name = "tcp|udp", value_parser = parse_protocol)]
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol)]
     pub protocol: Option<Protocol>,
     /// Only flows of this Service: NAMESPACE/NAME, or NAME in the namespace `default`
     #[arg(long, value_name = "NAME")]
@@ -272,7 +258,8 @@ fn parse_protocol(text: &str) -> Result<Protocol, String> {
     match text.to_ascii_lowercase().as_str() {
         "tcp" => Ok(Protocol::Tcp),
         "udp" => Ok(Protocol::Udp),
-        _ => Err("expected tcp or udp".to_owned()),
+        "sctp" => Ok(Protocol::Sctp),
+        _ => Err("expected tcp, udp or sctp".to_owned()),
     }
 }
 

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    cli::{BpfLog, LogFormat, PlaceArgs, RunArgs, SocketLb},
-    datapath::{BpfLogLevel, Capacities, DevicePatterns, SocketScope},
+    cli::{BpfLog, LogFormat, PlaceArgs, RunArgs},
+    datapath::{BpfLogLevel, Capacities, DevicePatterns},
     kubernetes::ApiServer,
 };
 
@@ -107,8 +107,6 @@ pub struct Config {
     pub log_filter: Option<String>,
     /// How log lines look.
     pub log_format: LogFormat,
-    /// Whose sockets are served; `None` is nobody's.
-    pub socket_lb: Option<SocketScope>,
     /// How much the BPF programs log; `None` is nothing.
     pub bpf_log: Option<BpfLogLevel>,
     /// Sizes of new maps.
@@ -156,8 +154,6 @@ struct File {
     log_level: Option<String>,
     #[serde(alias = "logFormat")]
     log_format: Option<LogFormat>,
-    #[serde(alias = "socketLb")]
-    socket_lb: Option<SocketLb>,
     #[serde(alias = "bpfLog")]
     bpf_log: Option<BpfLog>,
     #[serde(alias = "maxFrontends")]
@@ -250,7 +246,6 @@ impl Config {
             metrics: bind_address("--metrics-bind-address", metrics, DEFAULT_METRICS)?,
             log_filter: log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
-            socket_lb: socket_scope(run.socket_lb.or(file.socket_lb)),
             bpf_log: run.bpf_log.or(file.bpf_log).and_then(bpf_log_level),
             capacities,
             ineffective,
@@ -361,14 +356,6 @@ fn patterns(setting: &'static str, given: Option<Vec<String>>) -> Result<Vec<Pat
         Pattern::new(text).map_err(|error| refused(setting, text, format!("{error}: {WANTED}")))
     };
     given.into_iter().flatten().map(pattern).collect()
-}
-
-const fn socket_scope(given: Option<SocketLb>) -> Option<SocketScope> {
-    match given {
-        None | Some(SocketLb::Host) => Some(SocketScope::Node),
-        Some(SocketLb::All) => Some(SocketScope::All),
-        Some(SocketLb::Off) => None,
-    }
 }
 
 const fn bpf_log_level(level: BpfLog) -> Option<BpfLogLevel> {

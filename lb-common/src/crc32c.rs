@@ -9,7 +9,7 @@ const GENERATOR: u32 = 0x82f6_3b78;
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
 /// Bits of the number of octets of a packet.
-const LENGTH_BITS: usize = 16;
+const LENGTH_BITS: usize = Change::STEPS as usize;
 
 /// `x^(8 * 2^k)` for every `k`: what 2^k octets multiply by.
 const OCTETS: [u32; LENGTH_BITS] = powers();
@@ -58,7 +58,7 @@ pub struct Change {
 
 impl Change {
     /// How many steps lead to the result.
-    pub const STEPS: u32 = LENGTH_BITS as u32;
+    pub const STEPS: u32 = 16;
 
     /// For `length` octets (below 2^16) whose first four change by `delta`: the exclusive or of both, as little-endian word.
     #[inline(always)]

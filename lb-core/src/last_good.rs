@@ -1,8 +1,13 @@
 //! The way to the API server does not depend on what the API server says in a bad moment.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
+use lb_common::{Address, ServiceKey};
+
 use crate::{
     family::Family,
-    model::{EndpointSlice, ObjectName},
+    model::{Endpoint, EndpointPort, EndpointSlice, ObjectName, ServicePortName},
+    plan::{Contents, slices_of},
 };
 
 /// The EndpointSlices of `default/kubernetes` when it last had a usable endpoint, for each family. The agent may reach
@@ -13,6 +18,28 @@ pub(crate) struct LastGood {
 }
 
 impl LastGood {
+    /// What the kernel leads the Service to, as an earlier life of the agent left it; without the frontends that cannot
+    /// be trusted.
+    pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
+        let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
+        for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
+            let Some(labels) = contents.service_labels.get(&record.id) else { continue };
+            if !Self::concerns(&labels.name.service) {
+                continue;
+            }
+            for range in slices_of(record) {
+                let slots = contents.backends.range(range.base..range.base.saturating_add(range.count));
+                backends.extend(slots.map(|(_, backend)| (&labels.name, backend.address, backend.port)));
+            }
+        }
+        let mut found = Self::default();
+        for (name, address, port) in backends {
+            let address = IpAddr::from(address);
+            found.slices[Family::of(address) as usize].push(slice(name, address, port, contents));
+        }
+        found
+    }
+
     /// Whether this is the Service of the API servers.
     pub(crate) fn concerns(name: &ObjectName) -> bool {
         (&*name.namespace, &*name.name) == ("default", "kubernetes")
@@ -36,6 +63,26 @@ impl LastGood {
     }
 }
 
+/// A slice with the one endpoint.
+fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents) -> EndpointSlice {
+    let labels = contents.endpoint_labels.get(&address).cloned().unwrap_or_default();
+    let endpoint = Endpoint {
+        address,
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: labels.node,
+        zone: labels.zone,
+        pod: labels.pod,
+        hints: None,
+    };
+    EndpointSlice {
+        service: name.service.clone(),
+        ports: vec![EndpointPort { name: name.port.clone(), protocol: name.protocol, port }],
+        endpoints: vec![endpoint],
+    }
+}
+
 fn of_family(slice: &EndpointSlice, family: Family) -> Option<EndpointSlice> {
     let endpoints = slice.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
     let slice = EndpointSlice {
@@ -47,7 +94,6 @@ fn of_family(slice: &EndpointSlice, family: Family) -> Option<EndpointSlice> {
 }
 
 fn is_usable(slice: &EndpointSlice) -> bool {
-    let usable =
-        |endpoint: &crate::model::Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
+    let usable = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
     !slice.ports.is_empty() && slice.endpoints.iter().any(usable)
 }

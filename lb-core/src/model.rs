@@ -35,14 +35,25 @@ pub enum Protocol {
     Tcp,
     /// UDP
     Udp,
+    /// SCTP
+    Sctp,
 }
 
 impl Protocol {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// The protocol with this IP protocol number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|protocol| protocol.number() == number)
+    }
+
     /// The IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => lb_common::protocol::TCP,
             Self::Udp => lb_common::protocol::UDP,
+            Self::Sctp => lb_common::protocol::SCTP,
         }
     }
 
@@ -51,6 +62,7 @@ impl Protocol {
         match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }

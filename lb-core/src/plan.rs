@@ -155,8 +155,7 @@ struct Shown<'a>(&'a ServiceKey);
 impl std::fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let socket = std::net::SocketAddr::new(self.0.address.into(), self.0.port);
-        let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|p| p.number() == self.0.protocol);
-        match known {
+        match Protocol::from_number(self.0.protocol) {
             Some(protocol) => write!(f, "{socket}/{}", protocol.as_str()),
             None => write!(f, "{socket}/{}", self.0.protocol),
         }

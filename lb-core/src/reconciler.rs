@@ -42,7 +42,7 @@ pub struct Reconciler {
     ids: Ids,
     /// What each address that is a backend of some Service is called.
     labels: PerAddress<EndpointLabels>,
-    /// What each virtual address is that is none of the node's own.
+    /// What each virtual address is.
     vips: PerAddress<Vip>,
     slices: Slices,
     mirror: Mirror,
@@ -82,6 +82,7 @@ impl Reconciler {
     /// ids) is replaced by the first plan.
     pub fn new(contents: Contents, slots: u32, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, slots);
+        let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
         let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
             store: Store::default(),
@@ -97,7 +98,7 @@ impl Reconciler {
             earlier,
             complete: false,
             node: Node { policy, ..Node::default() },
-            last_good: LastGood::default(),
+            last_good,
             health_checks: HealthChecks::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
@@ -552,16 +553,19 @@ fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
     labels
 }
 
-/// What the virtual addresses of a Service are: in order, each once. The node's own addresses are the node's.
+/// What the virtual addresses of a Service are: in order, each once. One that the node has itself (a DNS cache on the
+/// cluster IP of the DNS service, say) is left to the node's own stack where no port is a frontend.
 fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);
     for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
         let address = IpAddr::from(frontend.key.address);
-        if node.addresses.own.binary_search(&address).is_ok() {
-            continue;
-        }
-        let flags = if frontend.kind == FrontendKind::ClusterIp { vip_flags::CLUSTER_IP } else { 0 };
+        let own = node.addresses.own.binary_search(&address).is_ok();
+        let flags = match frontend.kind {
+            _ if own => 0,
+            FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
+            FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort => vip_flags::ECHO,
+        };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
     }
     vips.into_iter().collect()

@@ -6,10 +6,11 @@
 //! | node1 — node2 | 172.18.0.1 — 172.18.0.2 | fd00:172:18::1 — ::2 |
 //! | pods of node N | 10.244.N.0/24, gateway .1 | fd00:10:244:N::/64, gateway ::1 |
 //!
-//! Pods are wired as the CNI plugin `ptp` does it: a veth whose host side carries the gateway's address and has a
-//! host route to the pod. Everybody's way to the service ranges leads through node1.
+//! Pods are wired as the CNI plugin `ptp` does it, or `bridge`: see [`PodLink`]. The client's way to the service ranges
+//! leads through node1. With [`ClientLink::Lan`] the wires are others: see there.
 
 use std::{
+    fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
@@ -18,7 +19,6 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     agent::{Agent, Settings},
-    cgroup::Cgroup,
     cleanup::{self, Cleanup, Resource},
     manifests::{Endpoint, Manifests},
     netns::{self, Netns},
@@ -39,6 +39,43 @@ pub const CLIENT: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 2)),
 ];
 
+/// The second client's addresses.
+pub const OTHER_CLIENT: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x203, 0, 0x113, 0, 0, 0, 2)),
+];
+
+/// Networks of addresses for load balancers and external IPs, with [`ClientLink::Lan`].
+pub const EXTERNAL: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
+
+/// How a cluster is wired.
+#[derive(Clone, Copy, Debug)]
+pub struct Wiring {
+    /// How the client is connected.
+    pub link: ClientLink,
+    /// How pods are connected.
+    pub pods: PodLink,
+    /// Whether the nodes' reverse path filters are strict (`rp_filter=1`), or off.
+    pub strict: bool,
+}
+
+impl From<ClientLink> for Wiring {
+    fn from(link: ClientLink) -> Self {
+        Self { link, pods: PodLink::PointToPoint, strict: false }
+    }
+}
+
+/// How pods are connected to their node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodLink {
+    /// As the CNI plugin `ptp` does it: a veth whose host side carries the gateway's address and has a host route to
+    /// the pod.
+    PointToPoint,
+    /// As the CNI plugin `bridge` does it: the host sides are ports of the bridge `cni0`, which has the gateway's
+    /// address. Pods of one node reach each other without the node's routing.
+    Bridge,
+}
+
 /// How the client is connected to node1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientLink {
@@ -52,6 +89,10 @@ pub enum ClientLink {
     PriorityTagged,
     /// A TUN device: no Ethernet header.
     Layer3,
+    /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device, `eth0`, with the
+    /// default route, and the client's way to node2 does not lead through node1. A second client hangs on the router,
+    /// too.
+    Lan,
 }
 
 /// A pod: a namespace with servers.
@@ -91,7 +132,7 @@ impl Pod {
             node: self.node.clone(),
             addresses: self.addresses.to_vec(),
             ready: true,
-            terminating: false,
+            ..Endpoint::default()
         }
     }
 
@@ -117,7 +158,9 @@ pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
 pub struct Cluster {
     /// Outside of the cluster.
     pub client: Netns,
-    /// Between client and node1, with [`ClientLink::Routed`].
+    /// A second client outside, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
+    pub other_client: Option<Netns>,
+    /// Between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
     pub router: Option<Netns>,
     /// The node where the client's packets arrive.
     pub node1: Netns,
@@ -129,8 +172,7 @@ pub struct Cluster {
     pub manifests: Manifests,
     prefix: String,
     folder: PathBuf,
-    /// Of each node and its pods.
-    cgroups: Option<[Cgroup; 2]>,
+    wiring: Wiring,
     _pump: Option<Pump>,
     _folder: Cleanup,
 }
@@ -138,27 +180,25 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster. Its namespaces are called `PREFIX-client`, `PREFIX-node1` and so on; manifests, logs and
     /// the agents' bpffs are below `folder`.
-    pub fn create(prefix: &str, folder: &Path, link: ClientLink) -> Result<Self> {
-        Self::create_in(None, prefix, folder, link)
-    }
-
-    fn create_in(
-        cgroups: Option<[Cgroup; 2]>,
-        prefix: &str,
-        folder: &Path,
-        link: ClientLink,
-    ) -> Result<Self> {
+    pub fn create(prefix: &str, folder: &Path, wiring: impl Into<Wiring>) -> Result<Self> {
+        let wiring = wiring.into();
         let registered = Cleanup::of(Resource::Folder(folder.to_owned()));
         let manifests = Manifests::create(folder.join("manifests"))
             .with_context(|| format!("making {}", folder.join("manifests").display()))?;
         let host = |name: &str| host(&format!("{prefix}-{name}"));
-        let node = |name, index: usize| -> Result<Netns> {
-            Ok(router(&host(name)?)?.within(cgroups.as_ref().map(|cgroups| &cgroups[index])))
-        };
-        let (client, node1, node2) = (host("client")?, node("node1", 0)?, node("node2", 1)?);
-        let router = if link == ClientLink::Routed { Some(router(&host("router")?)?) } else { None };
+        let (client, node1, node2) = (host("client")?, router(&host("node1")?)?, router(&host("node2")?)?);
+        if wiring.strict {
+            for node in [&node1, &node2] {
+                node.sysctl("ipv4/conf/all/rp_filter", "1")?;
+            }
+        }
+        let is_lan = wiring.link == ClientLink::Lan;
+        let has_router = is_lan || wiring.link == ClientLink::Routed;
+        let router = if has_router { Some(router(&host("router")?)?) } else { None };
+        let other_client = if is_lan { Some(host("client2")?) } else { None };
         let mut cluster = Self {
             client,
+            other_client,
             router,
             node1,
             node2,
@@ -166,26 +206,29 @@ impl Cluster {
             manifests,
             prefix: prefix.to_owned(),
             folder: folder.to_owned(),
-            cgroups,
+            wiring,
             _pump: None,
             _folder: registered,
         };
-        cluster.connect_nodes()?;
-        cluster.connect_client(link)?;
+        if !is_lan {
+            cluster.connect_nodes()?;
+        }
+        cluster.connect_client(wiring.link)?;
+        if wiring.pods == PodLink::Bridge {
+            cluster.bridge_pods()?;
+        }
         for (pod, node) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
             cluster.add_pod(&format!("pod{pod}"), node, pod)?;
         }
         Ok(cluster)
     }
 
-    /// A cluster for a test: unique names, a folder below the system's temporary folder, a control group for each node.
-    pub fn for_test(link: ClientLink) -> Result<Self> {
+    /// A cluster for a test: unique names, a folder below the system's temporary folder.
+    pub fn for_test(wiring: impl Into<Wiring>) -> Result<Self> {
         cleanup::on_interrupt();
         cleanup::remove_stale()?;
         let prefix = netns::unique_prefix();
-        let cgroup = |node: &str| Cgroup::create(&format!("{prefix}-{node}"));
-        let cgroups = [cgroup("node1")?, cgroup("node2")?];
-        Self::create_in(Some(cgroups), &prefix, &std::env::temp_dir().join(&prefix), link)
+        Self::create(&prefix, &std::env::temp_dir().join(&prefix), wiring)
     }
 
     /// The folder of manifests, logs and bpffs.
@@ -204,7 +247,6 @@ impl Cluster {
             node_name: format!("node{node}"),
             manifests: self.manifests.folder().to_owned(),
             bpffs: self.bpffs(node),
-            cgroup: self.cgroup(node).map(|cgroup| cgroup.path().to_owned()),
             log: self.folder.join(format!("agent{node}.log")),
             arguments: Vec::new(),
         }
@@ -213,11 +255,6 @@ impl Cluster {
     /// Where the agent on `node` mounts its bpffs.
     pub fn bpffs(&self, node: u8) -> PathBuf {
         self.folder.join(format!("bpffs{node}"))
-    }
-
-    /// The control group of `node` (1 or 2) and its pods; none in a demo.
-    pub fn cgroup(&self, node: u8) -> Option<&Cgroup> {
-        self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node == 2)])
     }
 
     /// The namespace of `node` (1 or 2).
@@ -232,21 +269,31 @@ impl Cluster {
 
     /// Adds a pod with its servers to `node` (1 or 2); `number` (1 to 89) makes its addresses.
     pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
-        let netns = host(&format!("{}-{name}", self.prefix))?.within(self.cgroup(node));
+        let netns = host(&format!("{}-{name}", self.prefix))?;
         let on = self.node(node);
         let (v4, v6) =
             (format!("10.244.{node}.{}", 10 + number), format!("fd00:10:244:{node}::{}", 10 + number));
-        let (gateway4, gateway6) = (format!("10.244.{node}.1"), format!("fd00:10:244:{node}::1"));
         veth((on, name), (&netns, "eth0"))?;
-        on.ip(&format!(
-            "address add {gateway4}/32 dev {name}\naddress add {gateway6}/128 dev {name} nodad\n\
-             link set {name} up\nroute add {v4}/32 dev {name}\nroute add {v6}/128 dev {name}\n"
-        ))?;
-        netns.ip(&format!(
-            "address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\nlink set eth0 up\n\
-             route add {gateway4} dev eth0\nroute add {gateway6} dev eth0\n\
-             route add default via {gateway4}\nroute add default via {gateway6}\n"
-        ))?;
+        let (gateway4, gateway6) = gateways(node);
+        match self.wiring.pods {
+            PodLink::PointToPoint => {
+                on.ip(&format!(
+                    "address add {gateway4}/32 dev {name}\naddress add {gateway6}/128 dev {name} nodad\n\
+                     link set {name} up\nroute add {v4}/32 dev {name}\nroute add {v6}/128 dev {name}\n"
+                ))?;
+                netns.ip(&format!(
+                    "address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\nlink set eth0 up\n\
+                     route add {gateway4} dev eth0\nroute add {gateway6} dev eth0\n"
+                ))?;
+            }
+            PodLink::Bridge => {
+                on.ip(&format!("link set {name} master cni0 up\n"))?;
+                netns.ip(&format!(
+                    "address add {v4}/24 dev eth0\naddress add {v6}/64 dev eth0 nodad\nlink set eth0 up\n"
+                ))?;
+            }
+        }
+        netns.ip(&format!("route add default via {gateway4}\nroute add default via {gateway6}\n"))?;
         let servers = serve(&netns, name)?;
         self.pods.push(Pod {
             name: name.to_owned(),
@@ -270,11 +317,77 @@ impl Cluster {
              route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
     }
 
+    /// The bridge of each node's pods.
+    fn bridge_pods(&self) -> Result<()> {
+        for node in [1, 2] {
+            let (gateway4, gateway6) = gateways(node);
+            self.node(node).ip(&format!(
+                "link add cni0 type bridge\naddress add {gateway4}/24 dev cni0\n\
+                 address add {gateway6}/64 dev cni0 nodad\nlink set cni0 up\n"
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// The router has .254 towards the nodes.
+    fn connect_lan(&self) -> Result<()> {
+        let (Some(router), Some(other)) = (&self.router, &self.other_client) else { return Ok(()) };
+        veth((&self.client, "eth0"), (router, "eth0"))?;
+        veth((other, "eth0"), (router, "eth1"))?;
+        router.ip("link add lan type bridge\naddress add 172.18.0.254/24 dev lan\n\
+             address add fd00:172:18::fe/64 dev lan nodad\nlink set lan up\n\
+             address add 198.51.100.1/24 dev eth0\naddress add fd00:198:51:100::1/64 dev eth0 nodad\n\
+             address add 203.0.113.1/24 dev eth1\naddress add fd00:203:0:113::1/64 dev eth1 nodad\n\
+             link set eth0 up\nlink set eth1 up\n")?;
+        for (client, network4, network6) in
+            [(&self.client, "198.51.100", "fd00:198:51:100:"), (other, "203.0.113", "fd00:203:0:113:")]
+        {
+            client.ip(&format!(
+                "address add {network4}.2/24 dev eth0\naddress add {network6}:2/64 dev eth0 nodad\n\
+                 link set eth0 up\nroute add default via {network4}.1\nroute add default via {network6}:1\n"
+            ))?;
+        }
+        for number in [1, 2] {
+            let (node, port, peer) = (self.node(number), format!("node{number}"), 3 - number);
+            veth((node, "eth0"), (router, &port))?;
+            router.ip(&format!("link set {port} master lan up\n"))?;
+            node.ip(&format!(
+                "address add 172.18.0.{number}/24 dev eth0\naddress add fd00:172:18::{number}/64 dev eth0 nodad\n\
+                 link set eth0 up\n\
+                 route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n\
+                 route add 10.244.{peer}.0/24 via 172.18.0.{peer}\n\
+                 route add fd00:10:244:{peer}::/64 via fd00:172:18::{peer}\n"
+            ))?;
+            router.ip(&format!(
+                "route add 10.244.{number}.0/24 via 172.18.0.{number}\n\
+                 route add fd00:10:244:{number}::/64 via fd00:172:18::{number}\n"
+            ))?;
+        }
+        self.route_services_to(1)
+    }
+
+    /// With [`ClientLink::Lan`]: the router sends what is for cluster IPs and [`EXTERNAL`] addresses to `node` (1 or 2),
+    /// as a load balancer would.
+    pub fn route_services_to(&self, node: u8) -> Result<()> {
+        let router = self.router.as_ref().context("the clients have no router")?;
+        let mut commands = String::new();
+        for (networks, via) in [
+            (["10.96.0.0/12", EXTERNAL[0]], format!("172.18.0.{node}")),
+            (["fd00:10:96::/112", EXTERNAL[1]], format!("fd00:172:18::{node}")),
+        ] {
+            for network in networks {
+                writeln!(commands, "route replace {network} via {via}")?;
+            }
+        }
+        router.ip(&commands)
+    }
+
     /// Connects the client; `client` and `node` are the devices that carry the addresses.
     fn connect_client(&mut self, link: ClientLink) -> Result<()> {
         let (client, node1) = (&self.client, &self.node1);
         let mut device = "eth0".to_owned();
         match link {
+            ClientLink::Lan => return self.connect_lan(),
             ClientLink::Ethernet => veth((client, "eth0"), (node1, "eth0"))?,
             ClientLink::Routed => return self.connect_routed_client(),
             ClientLink::Vlan(id) => {
@@ -319,6 +432,11 @@ impl Cluster {
              route add 198.51.100.0/24 via 203.0.113.2\nroute add fd00:198:51:100::/64 via fd00:203:0:113::2\n",
         )
     }
+}
+
+/// The gateways of the pods of a node.
+fn gateways(node: u8) -> (String, String) {
+    (format!("10.244.{node}.1"), format!("fd00:10:244:{node}::1"))
 }
 
 fn address_client(client: &Netns, device: &str) -> Result<()> {

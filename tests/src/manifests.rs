@@ -44,7 +44,7 @@ impl Manifests {
 }
 
 /// An endpoint of a service: the addresses of a pod.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Endpoint {
     /// The pod's name.
     pub pod: String,
@@ -56,6 +56,38 @@ pub struct Endpoint {
     pub ready: bool,
     /// Whether the pod is terminating (and still serves).
     pub terminating: bool,
+    /// `hints.forNodes`
+    pub for_nodes: Vec<String>,
+    /// `hints.forZones`
+    pub for_zones: Vec<String>,
+}
+
+impl Endpoint {
+    fn write_hints(&self, yaml: &mut String) -> std::fmt::Result {
+        if self.for_nodes.is_empty() && self.for_zones.is_empty() {
+            return Ok(());
+        }
+        let named = |names: &[String]| -> String {
+            let names: Vec<_> = names.iter().map(|name| format!("{{name: {name}}}")).collect();
+            names.join(", ")
+        };
+        let (nodes, zones) = (named(&self.for_nodes), named(&self.for_zones));
+        writeln!(yaml, "  hints: {{forNodes: [{nodes}], forZones: [{zones}]}}")
+    }
+
+    /// As it is when the pod has failed its readiness probe.
+    #[must_use]
+    pub fn unready(mut self) -> Self {
+        self.ready = false;
+        self
+    }
+
+    /// As it is when the pod was deleted and still serves.
+    #[must_use]
+    pub fn terminating(mut self) -> Self {
+        (self.ready, self.terminating) = (false, true);
+        self
+    }
 }
 
 /// A port of a service.
@@ -69,10 +101,46 @@ pub struct Port {
     pub port: u16,
     /// `targetPort`, where the pods listen
     pub target_port: u16,
+    /// `nodePort`
+    pub node_port: Option<u16>,
+}
+
+/// `spec.type`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Type {
+    #[default]
+    ClusterIP,
+    NodePort,
+    LoadBalancer,
+    ExternalName,
+}
+
+/// How a service is reached besides its cluster IPs, and who gets which endpoints.
+#[derive(Clone, Debug, Default)]
+pub struct Exposure {
+    /// `spec.type`
+    pub kind: Type,
+    /// `spec.externalIPs`
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip`
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Whether these have `ipMode: Proxy`: the load balancer does not send its packets to them.
+    pub proxied: bool,
+    /// `spec.allocateLoadBalancerNodePorts: false`
+    pub without_node_ports: bool,
+    /// `spec.loadBalancerSourceRanges`
+    pub source_ranges: Vec<String>,
+    /// `spec.internalTrafficPolicy: Local`
+    pub internal_local: bool,
+    /// `spec.externalTrafficPolicy: Local`
+    pub external_local: bool,
+    /// `spec.sessionAffinity: ClientIP` with this time-out in seconds
+    pub affinity: Option<u32>,
 }
 
 /// A Service with its EndpointSlices, as one YAML file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Service {
     /// `metadata.name`
     pub name: String,
@@ -82,6 +150,8 @@ pub struct Service {
     pub ports: Vec<Port>,
     /// Where its traffic goes.
     pub endpoints: Vec<Endpoint>,
+    /// How it is reached besides the cluster IPs.
+    pub exposure: Exposure,
 }
 
 impl Service {
@@ -102,20 +172,64 @@ impl Service {
     }
 
     fn write_service(&self, yaml: &mut String, families: &[&str]) -> std::fmt::Result {
-        let policy = if families.len() == 2 { "RequireDualStack" } else { "SingleStack" };
         writeln!(yaml, "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\nspec:", self.name)?;
+        self.write_exposure(yaml)?;
+        if self.exposure.kind == Type::ExternalName {
+            return writeln!(yaml, "  externalName: elsewhere.example");
+        }
+        let policy = if families.len() == 2 { "RequireDualStack" } else { "SingleStack" };
         writeln!(yaml, "  ipFamilyPolicy: {policy}\n  ipFamilies: [{}]", families.join(", "))?;
         if let Some(first) = self.cluster_ips.first() {
-            let all: Vec<String> =
-                self.cluster_ips.iter().map(|ip| format!("{:?}", ip.to_string())).collect();
-            writeln!(yaml, "  clusterIP: {:?}\n  clusterIPs: [{}]", first.to_string(), all.join(", "))?;
+            let all = flow(&self.cluster_ips);
+            writeln!(yaml, "  clusterIP: {:?}\n  clusterIPs: {all}", first.to_string())?;
         }
         writeln!(yaml, "  ports:")?;
-        for Port { name, protocol, port, target_port } in &self.ports {
-            writeln!(
+        for Port { name, protocol, port, target_port, node_port } in &self.ports {
+            write!(
                 yaml,
-                "  - {{name: {name}, protocol: {protocol}, port: {port}, targetPort: {target_port}}}"
+                "  - {{name: {name}, protocol: {protocol}, port: {port}, targetPort: {target_port}"
             )?;
+            if let Some(node_port) = node_port {
+                write!(yaml, ", nodePort: {node_port}")?;
+            }
+            writeln!(yaml, "}}")?;
+        }
+        self.write_status(yaml)
+    }
+
+    fn write_exposure(&self, yaml: &mut String) -> std::fmt::Result {
+        let Exposure { kind, external_ips, source_ranges, affinity, .. } = &self.exposure;
+        writeln!(yaml, "  type: {kind:?}")?;
+        if !external_ips.is_empty() {
+            writeln!(yaml, "  externalIPs: {}", flow(external_ips))?;
+        }
+        if !source_ranges.is_empty() {
+            writeln!(yaml, "  loadBalancerSourceRanges: {}", flow(source_ranges))?;
+        }
+        if self.exposure.without_node_ports {
+            writeln!(yaml, "  allocateLoadBalancerNodePorts: false")?;
+        }
+        if self.exposure.internal_local {
+            writeln!(yaml, "  internalTrafficPolicy: Local")?;
+        }
+        if self.exposure.external_local {
+            writeln!(yaml, "  externalTrafficPolicy: Local")?;
+        }
+        if let Some(seconds) = affinity {
+            writeln!(yaml, "  sessionAffinity: ClientIP")?;
+            writeln!(yaml, "  sessionAffinityConfig: {{clientIP: {{timeoutSeconds: {seconds}}}}}")?;
+        }
+        Ok(())
+    }
+
+    fn write_status(&self, yaml: &mut String) -> std::fmt::Result {
+        if self.exposure.load_balancer_ips.is_empty() {
+            return Ok(());
+        }
+        writeln!(yaml, "status:\n  loadBalancer:\n    ingress:")?;
+        let mode = if self.exposure.proxied { "Proxy" } else { "VIP" };
+        for ip in &self.exposure.load_balancer_ips {
+            writeln!(yaml, "    - {{ip: {:?}, ipMode: {mode}}}", ip.to_string())?;
         }
         Ok(())
     }
@@ -130,7 +244,8 @@ impl Service {
             writeln!(yaml, "- {{name: {name}, protocol: {protocol}, port: {target_port}}}")?;
         }
         let mut endpoints = String::new();
-        for Endpoint { pod, node, addresses, ready, terminating } in &self.endpoints {
+        for endpoint in &self.endpoints {
+            let Endpoint { pod, node, addresses, ready, terminating, .. } = endpoint;
             let Some(address) = addresses.iter().find(|ip| ip.is_ipv4() == (family == "IPv4")) else {
                 continue;
             };
@@ -141,6 +256,7 @@ impl Service {
                 "  conditions: {{ready: {ready}, serving: {serving}, terminating: {terminating}}}"
             )?;
             writeln!(endpoints, "  nodeName: {node}\n  targetRef: {{kind: Pod, name: {pod}}}")?;
+            endpoint.write_hints(&mut endpoints)?;
         }
         if endpoints.is_empty() {
             writeln!(yaml, "endpoints: []")
@@ -148,4 +264,10 @@ impl Service {
             write!(yaml, "endpoints:\n{endpoints}")
         }
     }
+}
+
+/// A YAML list of quoted texts.
+fn flow(items: &[impl ToString]) -> String {
+    let quoted: Vec<String> = items.iter().map(|item| format!("{:?}", item.to_string())).collect();
+    format!("[{}]", quoted.join(", "))
 }

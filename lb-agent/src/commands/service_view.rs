@@ -185,11 +185,7 @@ pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connectio
 
 /// The name of an IP protocol as Kubernetes spells it.
 pub(super) fn protocol_name(number: u8) -> &'static str {
-    match number {
-        lb_common::protocol::TCP => "TCP",
-        lb_common::protocol::UDP => "UDP",
-        _ => "unknown",
-    }
+    lb_core::model::Protocol::from_number(number).map_or("unknown", lb_core::model::Protocol::as_str)
 }
 
 /// A kernel with two Services.

@@ -20,7 +20,7 @@ pub mod state;
 mod sync_log;
 mod writer;
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
@@ -46,8 +46,8 @@ use self::{
 };
 use crate::{
     config::{Config, Source},
-    datapath::{BpfLogger, Datapath, Options, SocketOptions, Stats, cgroup_root},
-    health,
+    datapath::{BpfLogger, Datapath, Options, Stats},
+    health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
@@ -82,6 +82,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     for setting in &config.ineffective {
         warn!("{setting} has no effect: this version serves cluster IPs only, and masquerades nothing");
     }
+    if config.place.cgroup.is_some() {
+        warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
+    }
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.place.bpffs.clone();
@@ -102,7 +105,6 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let options = Options {
         bpf_log: config.bpf_log,
         capacities: config.capacities,
-        sockets: sockets(&config),
         ..Options::new(&config.place.bpffs)
     };
     let mut datapath = Datapath::open(&options)?;
@@ -127,7 +129,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (node_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());
     let sources = Sources { network: devices.network(), info: node_info.clone(), service_cidrs };
-    let mut node = Node::new(node_options, sources, datapath.settings()?, Arc::clone(&state));
+    let (listen_sender, listen) = watch::channel(BTreeSet::new());
+    let settings = datapath.settings()?;
+    let mut node = Node::new(node_options, sources, settings, listen_sender, Arc::clone(&state));
     let addresses = node.update()?;
     // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;
@@ -139,7 +143,11 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (moved_sender, moved) = mpsc::unbounded_channel();
     tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
 
-    let _events = tell_events(&config.source, &node_name, tasks);
+    let (checks, checks_receiver) = watch::channel(Checks::new());
+    let events = tell_events(&config.source, &node_name, tasks);
+    let report = health_report(events, &state, &metrics, &node_name);
+    tasks.spawn("health checks of Services", Servers::new(checks_receiver, listen, report).run());
+
     let (event_sender, events) = mpsc::channel(QUEUE);
     event_sender.try_send(SourceEvent::NodeAddresses(addresses.clone()))?;
     tasks.spawn("node", node.run(addresses, event_sender.clone()));
@@ -165,7 +173,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         }
     }
     let policy = Policy { node_name, detects_inside, ..Policy::default() };
-    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender);
+    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender, checks);
     tasks.spawn("writer", writer.run(events));
     Ok(())
 }
@@ -201,6 +209,22 @@ fn node_options(source: &Source, service_ranges: &[IpNet]) -> NodeOptions {
     }
 }
 
+/// Whom the servers of `healthCheckNodePort` ask and tell.
+fn health_report(
+    events: Events,
+    state: &Arc<State>,
+    metrics: &Arc<Metrics>,
+    node_name: &Arc<str>,
+) -> health::Report {
+    let state = Arc::clone(state);
+    health::Report {
+        healthy: Arc::new(move || state.health().healthy),
+        failed: Box::new(move |service, why| events.health_check_failed(service.clone(), why)),
+        metrics: Arc::clone(metrics),
+        node_name: Arc::clone(node_name),
+    }
+}
+
 /// Where events are told; without an API server nobody hears them.
 fn tell_events(source: &Source, node_name: &Arc<str>, tasks: &mut Tasks) -> Events {
     let Source::ApiServer(server) = source else { return Events::default() };
@@ -209,21 +233,6 @@ fn tell_events(source: &Source, node_name: &Arc<str>, tasks: &mut Tasks) -> Even
     tasks.spawn("events", async move { Ok(events::run(server, &node_name, outbox).await?) });
     events.starting();
     events
-}
-
-/// Which sockets are served. Without cgroup2 there is no way to.
-fn sockets(config: &Config) -> Option<SocketOptions> {
-    let scope = config.socket_lb?;
-    if let Some(cgroup) = config.place.cgroup.clone() {
-        return Some(SocketOptions { cgroup, scope });
-    }
-    let reason = match cgroup_root() {
-        Ok(Some(cgroup)) => return Some(SocketOptions { cgroup, scope }),
-        Ok(None) => "no cgroup2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified)".to_owned(),
-        Err(error) => format!("cannot find the cgroup2 mount: {error}"),
-    };
-    warn!("processes of the node do not reach Services: {reason}");
-    None
 }
 
 fn follow_manifests(

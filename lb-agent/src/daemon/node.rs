@@ -59,6 +59,8 @@ pub(super) struct Node {
     options: NodeOptions,
     sources: Sources,
     settings: SettingsMap,
+    /// Where the health of Services is served: as node ports are.
+    listen: watch::Sender<BTreeSet<IpAddr>>,
     state: Arc<State>,
     /// Problems that were logged, so that each is said once.
     said: BTreeSet<String>,
@@ -69,9 +71,10 @@ impl Node {
         options: NodeOptions,
         sources: Sources,
         settings: SettingsMap,
+        listen: watch::Sender<BTreeSet<IpAddr>>,
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, settings, state, said: BTreeSet::new() }
+        Self { options, sources, settings, listen, state, said: BTreeSet::new() }
     }
 
     /// Brings the settings up to date; the addresses that the writer should know.
@@ -83,6 +86,10 @@ impl Node {
 
         let preferred = preferred(&info, self.options.has_api_server, &earlier);
         let addresses = Addresses::new(&network, &self.options.node_ports, &preferred);
+        self.listen.send_if_modified(|listen| {
+            let earlier = std::mem::replace(listen, self.options.node_ports.listen(&addresses.node));
+            earlier != *listen
+        });
         let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
         let known = Known {
             inside: self.options.detect.networks(&info.pod_cidrs),

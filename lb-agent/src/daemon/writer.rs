@@ -15,12 +15,14 @@ use anyhow::Context as _;
 use lb_common::{Address, ServiceKey, protocol};
 use lb_core::{
     arena::Epoch,
+    family::Family,
+    health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent},
     plan::{Contents, Plan, Problem, Step},
     reconciler::Reconciler,
 };
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::{self, JoinHandle},
     time::sleep_until,
 };
@@ -32,6 +34,7 @@ use super::{
 };
 use crate::{
     datapath::{ApplyError, Datapath, DatapathError, grace},
+    health::Checks,
     metrics::{Extent, Metrics},
 };
 
@@ -51,6 +54,7 @@ pub(super) struct Writer {
     state: Arc<State>,
     metrics: Arc<Metrics>,
     moved: mpsc::UnboundedSender<Moved>,
+    checks: watch::Sender<Checks>,
     log: SyncLog,
     /// Whether the source has sent everything there is. Nothing is written before.
     source_ready: bool,
@@ -87,6 +91,7 @@ impl Writer {
         state: Arc<State>,
         metrics: Arc<Metrics>,
         moved: mpsc::UnboundedSender<Moved>,
+        checks: watch::Sender<Checks>,
     ) -> Self {
         let slots = datapath.maps().backend_slots();
         Self {
@@ -95,6 +100,7 @@ impl Writer {
             state,
             metrics,
             moved,
+            checks,
             log: SyncLog::default(),
             source_ready: false,
             planned: false,
@@ -194,6 +200,7 @@ impl Writer {
             None => self.retry = None,
         }
         self.tell(failure.map(|error| error.to_string()));
+        self.tell_health_checks();
     }
 
     fn succeeded(&mut self, started: Instant) {
@@ -204,17 +211,9 @@ impl Writer {
         self.triggered.clear();
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
-        if !std::mem::replace(&mut self.synchronised, true) {
-            self.complete_datapath();
-        }
-    }
-
-    /// What has to wait until the maps are complete for the first time.
-    fn complete_datapath(&self) {
-        if let Err(error) = self.datapath.attach_sockets() {
-            error!("processes of the node do not reach Services: {error}");
-        }
-        if let Err(error) = self.datapath.retire_other_versions() {
+        if !std::mem::replace(&mut self.synchronised, true)
+            && let Err(error) = self.datapath.retire_other_versions()
+        {
             warn!("the data plane of another version stays behind: {error}");
         }
     }
@@ -252,6 +251,23 @@ impl Writer {
         self.said = conflicts.iter().cloned().collect();
         let failures = failure.into_iter().collect();
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
+    }
+
+    /// Tells load balancers and administrators which endpoints are on this node: also where the kernel refused
+    /// something, since that makes the agent unhealthy soon, and no reason to let all other Services be out of date.
+    fn tell_health_checks(&self) {
+        let checks = self.reconciler.health_checks();
+        self.checks.send_if_modified(|told| {
+            let news = told != checks;
+            if news {
+                told.clone_from(checks);
+            }
+            news
+        });
+        for family in Family::ALL {
+            let NoLocalEndpoints { internal, external } = self.reconciler.no_local_endpoints(family);
+            self.metrics.set_no_local_endpoints(family, internal, external);
+        }
     }
 
     /// Lets flows be forgotten whose backend is gone: those of the frontends that were switched; once, when the agent

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use lb_common::{
     Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, from_fixed,
-    protocol, service_flags, to_fixed,
+    service_flags, to_fixed,
 };
 use lb_core::{
     model::{ObjectName, Protocol, ServicePortName},
@@ -249,11 +249,7 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
 
 /// None where the protocol is unknown: then a newer agent wrote it.
 fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
-    let protocol = match name.protocol {
-        protocol::TCP => Protocol::Tcp,
-        protocol::UDP => Protocol::Udp,
-        _ => return None,
-    };
+    let protocol = Protocol::from_number(name.protocol)?;
     Some(ServiceLabels {
         name: ServicePortName {
             service: ObjectName::new(from_fixed(&name.namespace), from_fixed(&name.name)),
@@ -278,7 +274,7 @@ fn endpoint_labels(name: &EndpointName) -> EndpointLabels {
 fn describe(step: &Step) -> String {
     let frontend = |key: &ServiceKey| {
         let address = IpAddr::from(key.address);
-        let protocol = if key.protocol == protocol::TCP { "TCP" } else { "UDP" };
+        let protocol = Protocol::from_number(key.protocol).map_or("unknown", Protocol::as_str);
         format!("{}/{protocol}", std::net::SocketAddr::new(address, key.port))
     };
     match step {

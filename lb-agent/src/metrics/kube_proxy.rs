@@ -220,7 +220,6 @@ impl Metrics {
     }
 
     /// So many Service ports have a Local policy, and endpoints only on other nodes.
-    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
     pub(crate) fn set_no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, ports) in [("internal", internal), ("external", external)] {
             let label = PerPolicy { ip_family: family.as_str(), traffic_policy };

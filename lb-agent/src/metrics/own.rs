@@ -119,7 +119,6 @@ impl Metrics {
     }
 
     /// So many addresses serve the health of Services, so many cannot.
-    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
     pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
         self.own.health_check_servers.set(gauge(serving));
         self.own.health_check_failures.set(gauge(failed));

@@ -26,6 +26,26 @@ pub enum NodePortAddresses {
 }
 
 impl NodePortAddresses {
+    /// Where something listens that is to be reached like a node port: `0.0.0.0` or `::` for a family of which every
+    /// address serves.
+    pub fn listen(&self, node: &NodeAddresses) -> BTreeSet<IpAddr> {
+        let anywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        let all = anywhere.into_iter().filter(|ip| self.contains_all(ip.is_ipv4()));
+        let some = node.node_ports.iter().copied().filter(|ip| !self.contains_all(ip.is_ipv4()));
+        all.chain(some).collect()
+    }
+
+    fn contains_all(&self, ipv4: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::Primary => false,
+            Self::Networks(networks) => {
+                let mut of_family = networks.iter().filter(|net| net.addr().is_ipv4() == ipv4);
+                of_family.clone().next().is_none() || of_family.any(|net| net.prefix_len() == 0)
+            }
+        }
+    }
+
     fn contain(&self, ip: IpAddr, primary: &Primary) -> bool {
         match self {
             Self::All => true,
@@ -328,5 +348,22 @@ mod tests {
             vec![],
         );
         assert_eq!(primary_of(&routed, &[]), ["192.0.2.7"]);
+    }
+
+    #[test]
+    fn a_listener_has_all_addresses_of_a_family_or_those_that_serve_node_ports() {
+        let node = NodeAddresses { own: Vec::new(), node_ports: vec![ip("192.0.2.1"), ip("2001:db8::1")] };
+        let networks = |texts: &[&str]| {
+            NodePortAddresses::Networks(texts.iter().map(|text| text.parse().unwrap()).collect())
+        };
+        for (serving, expected) in [
+            (NodePortAddresses::All, ["0.0.0.0", "::"]),
+            (NodePortAddresses::Primary, ["192.0.2.1", "2001:db8::1"]),
+            (networks(&["192.0.2.0/24"]), ["192.0.2.1", "::"]),
+            (networks(&["192.0.2.0/24", "2001:db8::/64"]), ["192.0.2.1", "2001:db8::1"]),
+            (networks(&["2001:db8::/64", "::/0", "0.0.0.0/0"]), ["0.0.0.0", "::"]),
+        ] {
+            assert_eq!(serving.listen(&node), expected.map(ip).into(), "{serving:?}");
+        }
     }
 }

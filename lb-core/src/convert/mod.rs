@@ -101,12 +101,11 @@ impl Object {
         }
     }
 
-    /// `None` is a protocol that Kubernetes has and we do not.
-    fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Option<Protocol>, ConvertError> {
+    fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Protocol, ConvertError> {
         match protocol.unwrap_or("TCP") {
-            "TCP" => Ok(Some(Protocol::Tcp)),
-            "UDP" => Ok(Some(Protocol::Udp)),
-            "SCTP" => Ok(None),
+            "TCP" => Ok(Protocol::Tcp),
+            "UDP" => Ok(Protocol::Udp),
+            "SCTP" => Ok(Protocol::Sctp),
             unknown => Err(self.unsupported(field, unknown, &["SCTP", "TCP", "UDP"])),
         }
     }
@@ -129,7 +128,7 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 }
 
 /// A Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another proxy is
-/// [`Change::Service`] with `None`. Ports of protocols other than TCP and UDP are left out.
+/// [`Change::Service`] with `None`.
 ///
 /// # Errors
 ///
@@ -220,9 +219,7 @@ fn service_ports(object: &Object, ports: &[core::ServicePort]) -> Result<Vec<Ser
         }
         let node_port = port.node_port.filter(|port| *port != 0);
         let node_port = node_port.map(|port| object.port(format!("{path}.nodePort"), port)).transpose()?;
-        let Some(protocol) = object.protocol(format!("{path}.protocol"), port.protocol.as_deref())? else {
-            continue;
-        };
+        let protocol = object.protocol(format!("{path}.protocol"), port.protocol.as_deref())?;
         if converted.iter().any(|other| (other.port, other.protocol) == (number, protocol)) {
             return Err(object.duplicate(path, format!("{number}/{}", protocol.as_str())));
         }
@@ -290,7 +287,7 @@ fn endpoint_ports(
             continue;
         };
         let port = object.port(format!("ports[{index}].port"), number)?;
-        converted.extend(protocol.map(|protocol| EndpointPort { name: name.into(), protocol, port }));
+        converted.push(EndpointPort { name: name.into(), protocol, port });
     }
     Ok(converted)
 }
@@ -393,7 +390,7 @@ fn subset_ports(
         let protocol =
             object.protocol(format!("{path}.ports[{index}].protocol"), port.protocol.as_deref())?;
         let name = port.name.as_deref().unwrap_or("");
-        ports.extend(protocol.map(|protocol| EndpointPort { name: name.into(), protocol, port: number }));
+        ports.push(EndpointPort { name: name.into(), protocol, port: number });
     }
     Ok(ports)
 }

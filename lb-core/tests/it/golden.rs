@@ -2,15 +2,40 @@
 
 use std::{
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
-use lb_core::{convert, model::Change};
+use lb_core::{
+    convert,
+    model::{Change, NodeAddresses, Policy},
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::kernel::Node;
+
+/// What a manifest may say of the node that the agent runs on, with the kind `Node` and fields of its own.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct NodeDocument {
+    #[serde(rename = "kind")]
+    _kind: String,
+    #[serde(default)]
+    name: String,
+    zone: Option<String>,
+    #[serde(default)]
+    addresses: Vec<IpAddr>,
+    /// Those that serve node ports; the addresses where nothing is said.
+    node_port_addresses: Option<Vec<IpAddr>>,
+    #[serde(default)]
+    masquerade_all: bool,
+    #[serde(default)]
+    detects_inside: bool,
+}
+
+const SLOTS: u32 = 1000;
 
 #[test]
 fn every_manifest_gives_the_maps_written_beside_it() {
@@ -25,19 +50,14 @@ fn every_manifest_gives_the_maps_written_beside_it() {
 }
 
 fn difference(manifest: &Path) -> Option<String> {
-    let mut node = Node::new(1000);
     let text = fs::read_to_string(manifest).expect("the manifest");
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
-    let mut errors = String::new();
-    for document in documents {
-        match changes(document) {
-            Ok(changes) => node.reconciler.handle(changes),
-            Err(error) => errors.push_str(&format!("error {error}\n")),
-        }
-    }
-    node.settle();
+    let (node, errors) = node_of(&text);
+    let errors = errors.into_iter().map(|error| format!("error {error}\n"));
     let problems = node.reconciler.problems().map(|problem| format!("problem {problem}\n"));
-    let found = node.kernel.dump() + &errors + &problems.collect::<String>();
+    let found = node.kernel.dump()
+        + &node.dump_health()
+        + &errors.collect::<String>()
+        + &problems.collect::<String>();
     let path = manifest.with_extension("txt");
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         fs::write(&path, &found).expect("the text");
@@ -46,7 +66,41 @@ fn difference(manifest: &Path) -> Option<String> {
     (found != expected).then(|| format!("{}\n--- expected\n{expected}--- found\n{found}", manifest.display()))
 }
 
-fn changes(document: Value) -> Result<Vec<Change>, convert::ConvertError> {
+/// A node that knows these documents, and those that are not right.
+pub(crate) fn node_of(yaml: &str) -> (Node, Vec<convert::ConvertError>) {
+    let mut documents: Vec<Value> = serde_saphyr::from_multiple(yaml).expect("YAML");
+    let is_node = |document: &Value| document["kind"] == "Node";
+    let this = documents.iter().position(is_node).map(|index| documents.remove(index));
+    let mut node = this.map_or_else(|| Node::new(SLOTS), |this| described(parse(this)));
+    let mut errors = Vec::new();
+    for document in documents {
+        match changes(document) {
+            Ok(changes) => node.reconciler.handle(changes),
+            Err(error) => errors.push(error),
+        }
+    }
+    node.settle();
+    (node, errors)
+}
+
+fn described(document: NodeDocument) -> Node {
+    let policy = Policy {
+        node_name: document.name.into(),
+        masquerade_all: document.masquerade_all,
+        detects_inside: document.detects_inside,
+    };
+    let sorted = |mut addresses: Vec<IpAddr>| {
+        addresses.sort();
+        addresses
+    };
+    let node_ports = document.node_port_addresses.unwrap_or_else(|| document.addresses.clone());
+    let mut node = Node::with_policy(SLOTS, policy);
+    node.set_zone(document.zone.as_deref());
+    node.set_addresses(NodeAddresses { own: sorted(document.addresses), node_ports: sorted(node_ports) });
+    node
+}
+
+pub(crate) fn changes(document: Value) -> Result<Vec<Change>, convert::ConvertError> {
     match document["kind"].as_str() {
         Some("Service") => convert::service(&parse::<core::Service>(document)).map(|change| vec![change]),
         Some("EndpointSlice") => {

@@ -133,14 +133,19 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// What each address is that is none of the node's.
+    /// What each virtual address is.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
         let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
         for (key, lead) in self.expected(node) {
             let address = IpAddr::from(key.address);
-            if lead.kind != FrontendKind::NodePort as u8 && !node.addresses.own.contains(&address) {
-                let flags =
-                    if lead.kind == FrontendKind::ClusterIp as u8 { vip_flags::CLUSTER_IP } else { 0 };
+            if lead.kind != FrontendKind::NodePort as u8 {
+                let flags = match (node.addresses.own.contains(&address), lead.kind) {
+                    (true, _) => 0,
+                    (false, kind) if kind == FrontendKind::ClusterIp as u8 => {
+                        vip_flags::ECHO | vip_flags::CLUSTER_IP
+                    }
+                    (false, _) => vip_flags::ECHO,
+                };
                 vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
             }
         }

@@ -9,22 +9,22 @@
 //! The common path is one function; the rarer ones are subprograms (`#[inline(never)]`), because all frames of a call
 //! chain share 512 octets of stack. A subprogram returns one register, hence a plain [`Outcome`].
 
-pub(crate) mod affinity;
+mod affinity;
 mod answer;
-pub(crate) mod conntrack;
+mod conntrack;
 mod fragments;
 mod icmp;
 mod log;
 mod maps;
 mod masquerade;
-pub(crate) mod new_flow;
+mod new_flow;
 mod open;
-pub(crate) mod services;
-pub(crate) mod settings;
+mod services;
+mod settings;
 mod skb;
 pub(crate) mod stats;
 mod translate;
-pub(crate) mod vips;
+mod vips;
 
 use lb_common::{
     Outcome,

@@ -7,20 +7,15 @@ use super::maps::{BACKENDS, SERVICES};
 /// Reads of a record that the agent is replacing before we give up.
 const ATTEMPTS: u32 = 4;
 
-/// The service that the destination of `tuple` belongs to.
+/// The service that the destination of `tuple` belongs to, copied, so that it cannot change under us.
 #[inline(always)]
 pub(super) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
-    find(&ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol))
-}
-
-/// The service of a frontend, copied, so that it cannot change under us.
-#[inline(always)]
-pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
+    let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
     for _ in 0..ATTEMPTS {
         // SAFETY: the record is copied at once; that it may be reused for another key meanwhile is what the seal is
         // for.
-        let record = *unsafe { SERVICES.get(key) }.ok_or(Outcome::NoService)?;
-        if record.is_sealed(key) {
+        let record = *unsafe { SERVICES.get(&key) }.ok_or(Outcome::NoService)?;
+        if record.is_sealed(&key) {
             return Ok(record);
         }
     }
@@ -29,7 +24,7 @@ pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
 
 /// The backend in a slot.
 #[inline(always)]
-pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
+pub(super) fn backend(slot: u32) -> Option<&'static Backend> {
     // SAFETY: array elements live as long as the map, and the map as long as the program. The agent writes a slot only
     // while no service record leads to it and no program that followed an older record still runs.
     BACKENDS.get_ptr(slot).map(|backend| unsafe { &*backend })

@@ -13,7 +13,7 @@ const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
-const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080 };
+const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080, node_port: None };
 const NODES: u32 = 100;
 /// Far apart and, being a prime, through all Services before one is changed again.
 const STRIDE: u32 = 7919;
@@ -113,9 +113,9 @@ fn service(size: Size, n: u32, moved: Option<Ipv4Addr>) -> Service {
             node: format!("node-{:03}", (n + i) % NODES),
             addresses: vec![moved.filter(|_| i == 0).unwrap_or(address).into()],
             ready: true,
-            terminating: false,
+            ..Endpoint::default()
         }
     };
     let endpoints = (0..size.endpoints).map(endpoint).collect();
-    Service { cluster_ips: vec![cluster_ip(n)], ports: vec![PORT], endpoints, name }
+    Service { cluster_ips: vec![cluster_ip(n)], ports: vec![PORT], endpoints, name, ..Service::default() }
 }

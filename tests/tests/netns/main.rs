@@ -12,7 +12,6 @@ mod hairpin;
 mod lifetime;
 mod path_mtu;
 mod reject;
-mod sockets;
 mod testbed;
 mod transfer;
 mod untouched;

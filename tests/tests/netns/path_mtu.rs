@@ -89,8 +89,8 @@ fn a_closed_port_of_a_backend_refuses_clients_of_the_virtual_address() {
     let bed = Bed::with_web(&["pod2"]);
     let mut service = bed.service("closed", vips(11), &["pod2", "pod3"]);
     service.ports = vec![
-        Port { name: "tcp", protocol: "TCP", port: HTTP, target_port: CLOSED_PORT },
-        Port { name: "udp", protocol: "UDP", port: UDP, target_port: CLOSED_PORT },
+        Port { name: "tcp", protocol: "TCP", port: HTTP, target_port: CLOSED_PORT, node_port: None },
+        Port { name: "udp", protocol: "UDP", port: UDP, target_port: CLOSED_PORT, node_port: None },
     ];
     bed.cluster.manifests.put(&service).unwrap();
     for who in ["client", "pod1"] {

@@ -7,14 +7,22 @@ use std::{
 
 use lb_tests::{
     client::{Connection, ask_http, ask_udp},
-    cluster::{CLIENT, ClientLink, Cluster},
+    cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     icmp::ping,
 };
 
 #[test]
 fn everybody_reaches_every_pod() {
-    for link in [ClientLink::Ethernet, ClientLink::Routed, ClientLink::PriorityTagged, ClientLink::Layer3] {
-        let cluster = Cluster::for_test(link).unwrap();
+    let links = [
+        ClientLink::Ethernet,
+        ClientLink::Routed,
+        ClientLink::PriorityTagged,
+        ClientLink::Layer3,
+        ClientLink::Lan,
+    ];
+    let bridged = Wiring { link: ClientLink::Lan, pods: PodLink::Bridge, strict: true };
+    for wiring in links.into_iter().map(Wiring::from).chain([bridged]) {
+        let cluster = Cluster::for_test(wiring).unwrap();
         for pod in &cluster.pods {
             for like in CLIENT {
                 let answer = ask_http(&cluster.client, pod.http(like)).unwrap();
@@ -24,7 +32,7 @@ fn everybody_reaches_every_pod() {
                 assert_eq!(
                     ping(&cluster.client, pod.address(like), 56).unwrap(),
                     pod.address(like),
-                    "{link:?}"
+                    "{wiring:?}"
                 );
             }
         }

@@ -60,8 +60,9 @@ fn write_web(cluster: &Cluster, pods: &[&str]) -> Result<()> {
             .iter()
             .map(SocketAddr::ip)
             .collect(),
-        ports: vec![Port { name: "http", protocol: "TCP", port: 80, target_port: HTTP_PORT }],
+        ports: vec![Port { name: "http", protocol: "TCP", port: 80, target_port: HTTP_PORT, node_port: None }],
         endpoints: pods.iter().filter_map(endpoint).collect(),
+        ..Service::default()
     };
     Ok(cluster.manifests.put(&web)?)
 }

@@ -1,0 +1,234 @@
+//! The servers of `healthCheckNodePort`: one for each Service, family and address, as long as the Service wants it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    fmt,
+    future::{self, IntoFuture as _},
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use axum::{Router, extract::State as Shared, response::IntoResponse};
+use futures_util::future::join_all;
+use lb_core::{family::Family, health_checks::HealthCheck, model::ObjectName};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+    time::{self, Instant},
+};
+use tracing::{debug, info, warn};
+
+use super::{answer::answer, listen::listen};
+use crate::metrics::Metrics;
+
+/// Pauses between attempts to listen, doubled every time.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long a server that closes waits for an answer that is under way.
+const LAST_MOMENT: Duration = Duration::from_secs(1);
+
+/// The Services with a `healthCheckNodePort`.
+pub type Checks = BTreeMap<ObjectName, HealthCheck>;
+
+/// What is told of a Service that cannot be served.
+pub type TellFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
+
+/// Whom the servers ask and tell.
+pub struct Report {
+    /// Whether the agent is healthy.
+    pub healthy: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Told when a server of a Service cannot be started, and why; once for each reason.
+    pub failed: Box<TellFailure>,
+    /// Where the servers are counted.
+    pub metrics: Arc<Metrics>,
+    /// What this node is called.
+    pub node_name: Arc<str>,
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Report").finish_non_exhaustive()
+    }
+}
+
+/// A server that somebody wants.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    service: ObjectName,
+    address: SocketAddr,
+}
+
+/// Keeps the servers that are wanted, and no others.
+#[derive(Debug)]
+pub struct Servers {
+    checks: watch::Receiver<Checks>,
+    addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    report: Report,
+    running: BTreeMap<Place, Server>,
+    failing: BTreeMap<Place, Failure>,
+}
+
+#[derive(Debug)]
+struct Server {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<io::Result<()>>,
+}
+
+/// Why a place has no server.
+#[derive(Debug)]
+struct Failure {
+    error: String,
+    retry: Instant,
+    pause: Duration,
+}
+
+impl Servers {
+    /// Serves `checks` on `addresses`; an unspecified one stands for all of its family.
+    pub const fn new(
+        checks: watch::Receiver<Checks>,
+        addresses: watch::Receiver<BTreeSet<IpAddr>>,
+        report: Report,
+    ) -> Self {
+        Self { checks, addresses, report, running: BTreeMap::new(), failing: BTreeMap::new() }
+    }
+
+    /// Runs for ever.
+    ///
+    /// # Errors
+    /// Nobody can send checks any more.
+    pub async fn run(mut self) -> anyhow::Result<Infallible> {
+        loop {
+            self.keep_up().await;
+            let retry = self.failing.values().map(|failure| failure.retry).min();
+            tokio::select! {
+                changed = self.checks.changed() => changed.context("the writer has ended")?,
+                () = change(&mut self.addresses) => {}
+                () = at(retry) => {}
+            }
+        }
+    }
+
+    /// Closes and opens servers until they are those that are wanted.
+    async fn keep_up(&mut self) {
+        let wanted = wanted(&self.checks.borrow_and_update(), &self.addresses.borrow_and_update());
+        self.failing.retain(|place, _| wanted.contains(place));
+        let closing: Vec<_> = self.running.extract_if(.., |place, _| !wanted.contains(place)).collect();
+        if !closing.is_empty() {
+            // What they leave may be what another one waits for.
+            self.failing.values_mut().for_each(|failure| failure.retry = Instant::now());
+            join_all(closing.into_iter().map(|(place, server)| server.close(place))).await;
+        }
+        for place in wanted {
+            let waits = self.failing.get(&place).is_some_and(|failure| failure.retry > Instant::now());
+            if !waits && !self.running.contains_key(&place) {
+                self.open(place);
+            }
+        }
+        self.report.metrics.set_health_check_servers(self.running.len(), self.failing.len());
+    }
+
+    fn open(&mut self, place: Place) {
+        match listen(place.address) {
+            Ok(listener) => {
+                info!(service = %place.service, address = %place.address, "serving the health of a Service");
+                self.failing.remove(&place);
+                let asked = Asked {
+                    service: place.service.clone(),
+                    family: Family::of(place.address.ip()),
+                    checks: self.checks.clone(),
+                    healthy: Arc::clone(&self.report.healthy),
+                };
+                let router = Router::new().fallback(tell).with_state(asked);
+                let (stop, stopped) = oneshot::channel();
+                let server = axum::serve(listener, router)
+                    .with_graceful_shutdown(async move { stopped.await.unwrap_or_default() });
+                self.running.insert(place, Server { stop, task: tokio::spawn(server.into_future()) });
+            }
+            Err(error) => self.failed(place, error.to_string()),
+        }
+    }
+
+    /// Says so once for each reason, and sees to another attempt.
+    fn failed(&mut self, place: Place, error: String) {
+        let earlier = self.failing.get(&place);
+        let Place { service, address } = &place;
+        if earlier.is_some_and(|earlier| earlier.error == error) {
+            debug!(%service, %address, error, "still cannot serve the health of a Service");
+        } else {
+            warn!(
+                %service, %address, error,
+                "cannot serve the health of a Service: load balancers will not send its traffic here; free the port \
+                 or change the Service's healthCheckNodePort; trying again"
+            );
+            let (node, port) = (&self.report.node_name, address.port());
+            let service_name = service.to_string();
+            (self.report.failed)(
+                service,
+                &format!(
+                    "node {node} failed to start healthcheck {service_name:?} on port {port}: listen tcp {address}: {error}"
+                ),
+            );
+        }
+        let pause = earlier.map_or(FIRST_PAUSE, |earlier| LONGEST_PAUSE.min(earlier.pause * 2));
+        self.failing.insert(place, Failure { error, retry: Instant::now() + pause, pause });
+    }
+}
+
+impl Server {
+    /// Ends with its socket closed. Whoever is connected gets no further answer.
+    async fn close(mut self, place: Place) {
+        info!(service = %place.service, address = %place.address, "closing the server of a Service's health");
+        drop(self.stop);
+        if time::timeout(LAST_MOMENT, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+/// A server for each Service, each of its families and each address of that.
+fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<Place> {
+    let places = |(service, check): (&ObjectName, &HealthCheck)| {
+        let (service, check) = (service.clone(), *check);
+        let served = addresses.iter().filter(move |ip| check.local_endpoints(Family::of(**ip)).is_some());
+        served.map(move |ip| Place { service: service.clone(), address: SocketAddr::new(*ip, check.port) })
+    };
+    checks.iter().flat_map(places).collect()
+}
+
+/// What a server knows.
+#[derive(Clone)]
+struct Asked {
+    service: ObjectName,
+    family: Family,
+    checks: watch::Receiver<Checks>,
+    healthy: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+async fn tell(Shared(asked): Shared<Asked>) -> impl IntoResponse {
+    // A connection may outlive its Service by a moment: then there is nothing here.
+    let check = asked.checks.borrow().get(&asked.service).copied();
+    let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);
+    answer(&asked.service, local_endpoints, (asked.healthy)())
+}
+
+/// The next change; never, if nobody can make one.
+async fn change<T>(watched: &mut watch::Receiver<T>) {
+    if watched.changed().await.is_err() {
+        future::pending::<()>().await;
+    }
+}
+
+/// Sleeps until then; for ever when there is no then.
+async fn at(then: Option<Instant>) {
+    match then {
+        Some(then) => time::sleep_until(then).await,
+        None => future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

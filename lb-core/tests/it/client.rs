@@ -1,0 +1,89 @@
+//! What a client comes to, from what the kernel holds: the decisions of the data plane without its packets.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use lb_common::{Address, ServiceKey, protocol, service_flags, vip_flags};
+
+use crate::kernel::{Kernel, Node};
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// A pod of the cluster: its packets enter by a device.
+    Pod(&'static str),
+    /// A process on the node's network: its sockets are led to the backend before there is a packet.
+    Process,
+    /// A machine outside of the cluster.
+    Outside(&'static str),
+}
+
+/// What becomes of a new connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It goes to one of these, with the client's own address or with the node's.
+    To { backends: Vec<String>, masqueraded: bool },
+    /// It is refused.
+    Reject,
+    /// It gets no answer.
+    Drop,
+    /// It is nobody's business here.
+    Pass,
+}
+
+impl Node {
+    /// What becomes of a TCP connection.
+    pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Verdict {
+        let key = ServiceKey::new(ip(to).into(), port, protocol::TCP);
+        let Some(record) = self.kernel.maps.frontends.get(&key) else {
+            let vip = self.kernel.maps.vips.get(&ip(to));
+            let is_cluster_ip = vip.is_some_and(|vip| vip.flags & vip_flags::CLUSTER_IP != 0);
+            return if is_cluster_ip { Verdict::Reject } else { Verdict::Pass };
+        };
+        let has = |flag| record.flags & flag != 0;
+        let is_process = client == Client::Process;
+        if has(service_flags::SOCKETS_ONLY) && !is_process {
+            return Verdict::Pass;
+        }
+        if has(service_flags::SOURCE_RANGES) && !may(&self.kernel, record.id, self.source(client)) {
+            return Verdict::Drop;
+        }
+        let inside = match client {
+            Client::Pod(_) => self.node.policy.detects_inside,
+            Client::Process => true,
+            Client::Outside(_) => false,
+        };
+        let masqueraded = !is_process && record.masquerades(inside);
+        let record = record.for_client(inside);
+        let slots = record.backends_base..record.backends_base + record.backends_count;
+        let backends: Vec<String> = slots
+            .map(|slot| self.kernel.maps.backends[&slot])
+            .map(|backend| format!("{}:{}", backend.address, backend.port))
+            .collect();
+        match (backends.is_empty(), has(service_flags::DROP_WITHOUT_BACKENDS)) {
+            (false, _) => Verdict::To { backends, masqueraded },
+            (true, false) => Verdict::Reject,
+            (true, true) => Verdict::Drop,
+        }
+    }
+
+    fn source(&self, client: Client) -> IpAddr {
+        match client {
+            Client::Pod(address) | Client::Outside(address) => ip(address),
+            Client::Process => self.node.addresses.own[0],
+        }
+    }
+}
+
+fn may(kernel: &Kernel, service: u32, source: IpAddr) -> bool {
+    let id = lb_common::SourceRange::new(service, Address::from(source)).service_and_family;
+    kernel.maps.source_ranges.iter().filter(|key| key.range.service_and_family == id).any(|key| {
+        let extra = if source.is_ipv4() { 96 } else { 0 };
+        let prefix = u8::try_from(key.prefix_length - 32 - extra).expect("a prefix");
+        IpNet::new(key.range.address.into(), prefix).expect("a network").contains(&source)
+    })
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
