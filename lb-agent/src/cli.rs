@@ -27,11 +27,11 @@ pub struct PlaceArgs {
     /// [default: /sys/fs/bpf]
     #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_BPFFS", hide_env_values = true)]
     pub bpffs: Option<PathBuf>,
-    /// Control group whose sockets are served [default: the root of the cgroup2 mount]. This version has no socket
-    /// hooks yet: the folder is checked, nothing is attached to it
+    /// Control group whose sockets are served, see --socket-lb [default: the root of the cgroup2 mount]
     #[arg(long, global = true, value_name = "DIR", env = "LB_AGENT_CGROUP", hide_env_values = true)]
     pub cgroup: Option<PathBuf>,
-    /// YAML file with the same settings, each named as its flag. A flag wins over the environment, that over the file
+    /// YAML file with the same settings, each named as its flag, or a KubeProxyConfiguration. A flag wins over the
+    /// environment, that over the file
     #[arg(long, global = true, value_name = "FILE", env = "LB_AGENT_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ pub enum Command {
     /// plane in place
     ///
     /// The source is a folder (--manifests), an API server (--kubeconfig), or, in a Pod and without either, the API
-    /// server of the cluster. Of a cluster this version is a preview: ClusterIP Services only
+    /// server of the cluster
     Run(Box<RunArgs>),
     /// Show attached programs, devices, map fill, outcome counters and the state of synchronisation
     Status(StatusArgs),
@@ -70,13 +70,17 @@ pub struct RunArgs {
     /// Folder of YAML manifests with Services, EndpointSlices and Endpoints; watched for changes
     #[arg(long, value_name = "DIR", env = "LB_AGENT_MANIFESTS", hide_env_values = true)]
     pub manifests: Option<PathBuf>,
-    /// Kubeconfig of the API server whose Services and EndpointSlices are served (preview: ClusterIP Services only)
-    /// [default, in a Pod: the service account]
+    /// Kubeconfig of the API server whose Services and EndpointSlices are served [default, in a Pod: the service
+    /// account]
     #[arg(long, value_name = "FILE", env = "LB_AGENT_KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<PathBuf>,
     /// Name of this node, as endpoints name it [default: the host name]
     #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME", hide_env_values = true)]
     pub node_name: Option<String>,
+    /// Address by which others know this node; 0.0.0.0 and :: leave it to the Node object and only say where health and
+    /// metrics are served by default [default: 0.0.0.0]
+    #[arg(long, value_name = "ADDR", env = "LB_AGENT_BIND_ADDRESS", hide_env_values = true)]
+    pub bind_address: Option<String>,
     /// Devices towards other machines [default: those with a default route or a global address of the node]
     #[arg(long, value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_WIRE_DEVICE", hide_env_values = true)]
@@ -90,17 +94,33 @@ pub struct RunArgs {
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_SERVICE_CLUSTER_IP_RANGE", hide_env_values = true)]
     pub service_cluster_ip_range: Option<Vec<String>>,
-    /// Pod addresses; clients elsewhere are to be masqueraded (no effect yet: nothing is masqueraded)
+    /// How clients inside the cluster are told from others, who are masqueraded when they use cluster IPs
+    /// [default: ClusterCIDR]
+    #[arg(long, value_name = "MODE", env = "LB_AGENT_DETECT_LOCAL_MODE", hide_env_values = true)]
+    pub detect_local_mode: Option<DetectLocalMode>,
+    /// Pod addresses, for the mode ClusterCIDR [default: none, and then nobody counts as outside]
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_CLUSTER_CIDR", hide_env_values = true)]
     pub cluster_cidr: Option<Vec<String>>,
-    /// Node addresses that serve node ports, or "primary" (no effect yet: node ports are allocated but not served)
+    /// The bridge of pods' devices, for the mode BridgeInterface
+    #[arg(long, value_name = "NAME", env = "LB_AGENT_POD_BRIDGE_INTERFACE", hide_env_values = true)]
+    pub pod_bridge_interface: Option<String>,
+    /// How the names of pods' devices begin, for the mode InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX", env = "LB_AGENT_POD_INTERFACE_NAME_PREFIX", hide_env_values = true)]
+    pub pod_interface_name_prefix: Option<String>,
+    /// Masquerade every client of a cluster IP
+    #[arg(long, env = "LB_AGENT_MASQUERADE_ALL", hide_env_values = true)]
+    pub masquerade_all: bool,
+    /// Source ports of masqueraded packets; no socket of the node may use them [default: 10000-29999]
+    #[arg(long, value_name = "FIRST-LAST", env = "LB_AGENT_MASQUERADE_PORTS", hide_env_values = true)]
+    pub masquerade_ports: Option<String>,
+    /// Node addresses that serve node ports: those in networks, or "primary" [default: all]
     #[arg(long, value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_NODEPORT_ADDRESSES", hide_env_values = true)]
     pub nodeport_addresses: Option<Vec<String>>,
-    /// Masquerade everything (no effect yet: nothing is masqueraded)
-    #[arg(long, env = "LB_AGENT_MASQUERADE_ALL", hide_env_values = true)]
-    pub masquerade_all: bool,
+    /// Whose sockets are served by system call, so that they reach every virtual address [default: host]
+    #[arg(long, value_name = "WHOSE", env = "LB_AGENT_SOCKET_LB", hide_env_values = true)]
+    pub socket_lb: Option<SocketLb>,
     /// Where /healthz and /livez are served; empty: nowhere [default: 0.0.0.0:10256]
     #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS", hide_env_values = true)]
     pub healthz_bind_address: Option<String>,
@@ -139,6 +159,37 @@ pub enum LogFormat {
     Human,
     /// One JSON object a line
     Json,
+}
+
+/// How clients inside the cluster are told from others: kube-proxy's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+pub enum DetectLocalMode {
+    /// By their address, which is in --cluster-cidr
+    #[value(name = "ClusterCIDR")]
+    #[serde(rename = "ClusterCIDR", alias = "")]
+    ClusterCidr,
+    /// By their address, which is in a pod network of this node; the Node object names them
+    #[value(name = "NodeCIDR")]
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// By --pod-bridge-interface, through which their packets come
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// By --pod-interface-name-prefix: the device through which their packets come has such a name
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
+}
+
+/// Whose sockets are served by system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketLb {
+    /// Processes of the node, and pods in its network
+    Host,
+    /// Those of pods in networks of their own too: no packet of theirs is translated, or masqueraded
+    All,
+    /// Nobody's: processes of the node reach no Service
+    Off,
 }
 
 /// The level of the BPF programs' log.

@@ -23,12 +23,8 @@ mod writer;
 use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use ipnet::IpNet;
 use lb_common::Outcome;
-use lb_core::{
-    model::{Policy, SourceEvent},
-    plan::Contents,
-};
+use lb_core::{model::SourceEvent, plan::Contents};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
@@ -51,7 +47,6 @@ use crate::{
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
-    node::{DEFAULT_MASQUERADE_PORTS, DetectLocal, NodePortAddresses},
 };
 
 /// The tasks mostly wait; two threads let the health check answer while the writer writes.
@@ -79,8 +74,11 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
-    for setting in &config.ineffective {
-        warn!("{setting} has no effect: this version serves cluster IPs only, and masquerades nothing");
+    if !config.without_effect.is_empty() {
+        warn!(
+            "of the KubeProxyConfiguration, these fields have no effect: {}",
+            config.without_effect.join(", ")
+        );
     }
     if config.place.cgroup.is_some() {
         warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
@@ -112,15 +110,15 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let adopted = contents.service_labels.len();
     info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
 
-    let node_name: Arc<str> = Arc::from(config.node_name.as_str());
+    let policy = config.policy();
+    let node_options = node_options(&config);
+    let node_name = Arc::clone(&policy.node_name);
     let state = Arc::new(State::new(config.node_name));
     let metrics = Arc::new(Metrics::new(datapath.stats()?));
     if let Some(logger) = datapath.take_logger() {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
 
-    let node_options = node_options(&config.source, &config.service_ranges);
-    let detects_inside = node_options.detect != DetectLocal::Never;
     let inside = Inside { detect: node_options.detect.clone(), map: datapath.inside_devices()? };
     let attacher = datapath.attacher()?;
     let mut devices =
@@ -172,7 +170,6 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
             });
         }
     }
-    let policy = Policy { node_name, detects_inside, ..Policy::default() };
     let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender, checks);
     tasks.spawn("writer", writer.run(events));
     Ok(())
@@ -198,13 +195,14 @@ fn serve_http(
 }
 
 /// What the configuration says of the node.
-fn node_options(source: &Source, service_ranges: &[IpNet]) -> NodeOptions {
-    let has_api_server = matches!(source, Source::ApiServer(_));
+fn node_options(config: &Config) -> NodeOptions {
+    let has_api_server = matches!(config.source, Source::ApiServer(_));
     NodeOptions {
-        node_ports: NodePortAddresses::All,
-        detect: DetectLocal::Never,
-        service_ranges: (!has_api_server).then(|| service_ranges.to_vec()),
-        ports: DEFAULT_MASQUERADE_PORTS,
+        node_ip: config.node_ip(),
+        node_ports: config.node_port_addresses.clone(),
+        detect: config.detect_local.clone(),
+        service_ranges: (!has_api_server).then(|| config.service_ranges.clone()),
+        ports: config.masquerade_ports.clone(),
         has_api_server,
     }
 }

@@ -31,6 +31,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What was decided when the agent started.
 #[derive(Clone, Debug)]
 pub(super) struct NodeOptions {
+    /// The address by which others know the node, if it was given.
+    pub(super) node_ip: Option<IpAddr>,
     /// Which addresses serve node ports.
     pub(super) node_ports: NodePortAddresses,
     /// Who is inside the cluster.
@@ -84,7 +86,8 @@ impl Node {
         let info = self.sources.info.borrow_and_update().clone();
         let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
 
-        let preferred = preferred(&info, self.options.has_api_server, &earlier);
+        let named = preferred(&info, self.options.has_api_server, &earlier);
+        let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
         let addresses = Addresses::new(&network, &self.options.node_ports, &preferred);
         self.listen.send_if_modified(|listen| {
             let earlier = std::mem::replace(listen, self.options.node_ports.listen(&addresses.node));

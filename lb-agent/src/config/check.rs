@@ -1,0 +1,275 @@
+//! From texts to values: one function for each form that a setting may have.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use glob::Pattern;
+use ipnet::IpNet;
+use kube::config::Kubeconfig;
+use tracing_subscriber::EnvFilter;
+
+use super::{
+    Source,
+    error::{ConfigError, refused},
+};
+use crate::{
+    cli::{BpfLog, DetectLocalMode},
+    datapath::BpfLogLevel,
+    kubernetes::ApiServer,
+    node::{DetectLocal, NodePortAddresses},
+};
+
+/// kube-proxy's ports.
+const HEALTHZ_PORT: u16 = 10256;
+const METRICS_PORT: u16 = 10249;
+/// Names of devices are shorter (`IFNAMSIZ`).
+const DEVICE_NAME_MAX: usize = 15;
+
+pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
+    // Every cgroup2 folder has this file, no folder of a version 1 hierarchy does.
+    if dir.join("cgroup.controllers").exists() {
+        return Ok(());
+    }
+    Err(refused(
+        "--cgroup",
+        dir.display(),
+        "it is no cgroup2 folder: give one below the mount that `findmnt -t cgroup2` shows",
+    ))
+}
+
+/// The source that `--manifests` and `--kubeconfig` name.
+pub(super) fn source(
+    given: (Option<PathBuf>, Option<PathBuf>),
+    in_cluster: bool,
+) -> Result<Source, ConfigError> {
+    match given {
+        (Some(manifests), Some(kubeconfig)) => Err(ConfigError::TwoSources { manifests, kubeconfig }),
+        (Some(dir), None) => manifests(dir).map(Source::Manifests),
+        (None, Some(file)) => kubeconfig(file).map(|file| Source::ApiServer(ApiServer::Kubeconfig(file))),
+        (None, None) if in_cluster => Ok(Source::ApiServer(ApiServer::InCluster)),
+        (None, None) => Err(ConfigError::NoSource),
+    }
+}
+
+fn kubeconfig(file: PathBuf) -> Result<PathBuf, ConfigError> {
+    match Kubeconfig::read_from(&file) {
+        Ok(_) => Ok(file),
+        Err(error) => {
+            let reason = format!("{error}: give a file that `kubectl --kubeconfig FILE` takes");
+            Err(refused("--kubeconfig", file.display(), reason))
+        }
+    }
+}
+
+fn manifests(dir: PathBuf) -> Result<PathBuf, ConfigError> {
+    match std::fs::read_dir(&dir) {
+        Ok(_) => Ok(dir),
+        Err(error) => {
+            let reason =
+                format!("cannot list it ({error}): give a folder of YAML manifests, which may be empty");
+            Err(refused("--manifests", dir.display(), reason))
+        }
+    }
+}
+
+pub(super) fn node_name(given: Option<String>) -> Result<String, ConfigError> {
+    let name = match given {
+        Some(name) => name,
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(ConfigError::NoHostName)?,
+    };
+    // Node names are lower case; kube-proxy forgives capitals, so do we.
+    let name = name.trim().to_lowercase();
+    if name.is_empty() {
+        return Err(refused(
+            "--node-name",
+            name,
+            "it is empty: give the name that endpoints have in nodeName",
+        ));
+    }
+    Ok(name)
+}
+
+pub(super) fn patterns(
+    setting: &'static str,
+    given: Option<Vec<String>>,
+) -> Result<Vec<Pattern>, ConfigError> {
+    const WANTED: &str = "give names of network devices, with * and ? for any text and letter";
+    let pattern = |text: String| {
+        let text = text.trim();
+        if text.is_empty() || text.contains(['/', ' ']) {
+            return Err(refused(setting, text, WANTED));
+        }
+        Pattern::new(text).map_err(|error| refused(setting, text, format!("{error}: {WANTED}")))
+    };
+    given.into_iter().flatten().map(pattern).collect()
+}
+
+pub(super) const fn bpf_log_level(level: BpfLog) -> Option<BpfLogLevel> {
+    match level {
+        BpfLog::Off => None,
+        BpfLog::Error => Some(BpfLogLevel::Error),
+        BpfLog::Warn => Some(BpfLogLevel::Warn),
+        BpfLog::Info => Some(BpfLogLevel::Info),
+        BpfLog::Debug => Some(BpfLogLevel::Debug),
+        BpfLog::Trace => Some(BpfLogLevel::Trace),
+    }
+}
+
+pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigError> {
+    const SETTING: &str = "--service-cluster-ip-range";
+    let mut ranges: Vec<IpNet> = Vec::new();
+    for text in given {
+        let range = text.trim().parse::<IpNet>().map_err(|error| {
+            refused(SETTING, &text, format!("{error}: give a range such as 10.96.0.0/12 or fd00:10:96::/112"))
+        })?;
+        if ranges.iter().any(|other| other.addr().is_ipv4() == range.addr().is_ipv4()) {
+            return Err(refused(
+                SETTING,
+                &text,
+                "it is the second range of its family: give one IPv4 and one IPv6 range at most",
+            ));
+        }
+        ranges.push(range.trunc());
+    }
+    Ok(ranges)
+}
+
+/// Networks, without host bits. Empty texts are left out: they stand for nothing in manifests of kube-proxy.
+fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<IpNet>, ConfigError> {
+    let texts = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    let network = |text: &str| {
+        let parsed = text.parse::<IpNet>();
+        parsed.map(|net| net.trunc()).map_err(|error| {
+            refused(setting, text, format!("{error}: give networks such as 10.0.0.0/8 or fd00::/48{or}"))
+        })
+    };
+    texts.map(network).collect()
+}
+
+/// What was given for the way to tell clients inside the cluster from others.
+#[derive(Debug, Default)]
+pub(super) struct Detect {
+    pub(super) mode: Option<DetectLocalMode>,
+    pub(super) cluster_cidr: Option<Vec<String>>,
+    pub(super) bridge: Option<String>,
+    pub(super) prefix: Option<String>,
+}
+
+/// As in kube-proxy, what belongs to another mode is not used, and without pod networks nothing is detected.
+pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
+    let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
+    match given.mode.unwrap_or(DetectLocalMode::ClusterCidr) {
+        DetectLocalMode::ClusterCidr if cidrs.is_empty() => Ok(DetectLocal::Never),
+        DetectLocalMode::ClusterCidr => Ok(DetectLocal::ClusterCidr(cidrs)),
+        DetectLocalMode::NodeCidr if matches!(source, Source::Manifests(_)) => Err(refused(
+            "--detect-local-mode",
+            "NodeCIDR",
+            "only an API server knows the networks of this node's pods: give ClusterCIDR and --cluster-cidr",
+        )),
+        DetectLocalMode::NodeCidr => Ok(DetectLocal::NodeCidr),
+        DetectLocalMode::BridgeInterface => {
+            device("--pod-bridge-interface", given.bridge).map(DetectLocal::BridgeInterface)
+        }
+        DetectLocalMode::InterfaceNamePrefix => {
+            device("--pod-interface-name-prefix", given.prefix).map(DetectLocal::InterfaceNamePrefix)
+        }
+    }
+}
+
+/// The name of a device, or the beginning of one.
+fn device(setting: &'static str, given: Option<String>) -> Result<String, ConfigError> {
+    let name = given.unwrap_or_default();
+    if name.is_empty() || name.len() > DEVICE_NAME_MAX || name.contains(['/', ' ']) {
+        let reason =
+            format!("--detect-local-mode asks for it: give a name of 1 to {DEVICE_NAME_MAX} characters");
+        return Err(refused(setting, name, reason));
+    }
+    Ok(name)
+}
+
+pub(super) fn node_port_addresses(given: Option<Vec<String>>) -> Result<NodePortAddresses, ConfigError> {
+    const SETTING: &str = "--nodeport-addresses";
+    let given = given.unwrap_or_default();
+    if let [only] = given.as_slice()
+        && only.trim() == "primary"
+    {
+        return Ok(NodePortAddresses::Primary);
+    }
+    let networks = networks(SETTING, given, ", or the word primary alone")?;
+    Ok(if networks.is_empty() { NodePortAddresses::All } else { NodePortAddresses::Networks(networks) })
+}
+
+/// `FIRST-LAST`
+pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, ConfigError> {
+    let range = || {
+        let (first, last) = text.split_once('-')?;
+        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (0 < first && first <= last).then_some(first..=last)
+    };
+    range().ok_or_else(|| refused("--masquerade-ports", text, "give FIRST-LAST such as 10000-29999"))
+}
+
+/// The address of this node, or the family alone.
+pub(super) fn bind(given: Option<String>) -> Result<IpAddr, ConfigError> {
+    match given.as_deref().unwrap_or_default() {
+        "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        text => text.parse().map_err(|error| {
+            refused(
+                "--bind-address",
+                text,
+                format!("{error}: give an address of this node, or 0.0.0.0 or ::"),
+            )
+        }),
+    }
+}
+
+pub(super) fn healthz(given: Option<String>, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
+    let unspecified: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let default = SocketAddr::new(unspecified[usize::from(bind.is_ipv6())], HEALTHZ_PORT);
+    listener("--healthz-bind-address", given, default)
+}
+
+pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let default = SocketAddr::new(loopback[usize::from(bind.is_ipv6())], METRICS_PORT);
+    listener("--metrics-bind-address", given, default)
+}
+
+/// `HOST:PORT`, or the host alone; empty is nowhere.
+fn listener(
+    setting: &'static str,
+    given: Option<String>,
+    default: SocketAddr,
+) -> Result<Option<SocketAddr>, ConfigError> {
+    let Some(text) = given else { return Ok(Some(default)) };
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let host_alone =
+        text.trim_matches(['[', ']']).parse::<IpAddr>().map(|host| SocketAddr::new(host, default.port()));
+    match text.parse::<SocketAddr>().or(host_alone) {
+        Ok(address) => Ok(Some(address)),
+        Err(_) => Err(refused(
+            setting,
+            text,
+            format!(
+                "give ADDRESS:PORT such as {default} or [::]:{}, or an empty text for nowhere",
+                default.port()
+            ),
+        )),
+    }
+}
+
+pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, ConfigError> {
+    if let Some(filter) = &given
+        && let Err(error) = EnvFilter::try_new(filter)
+    {
+        let reason =
+            format!("{error}: give error, warn, info, debug, trace or a filter such as info,lb_agent=debug");
+        return Err(refused("--log-level", filter, reason));
+    }
+    Ok(given)
+}

@@ -1,0 +1,56 @@
+use std::path::PathBuf;
+
+use super::IN_CLUSTER;
+
+/// Why a configuration was refused. The process ends with exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {}: give --config a file that exists and is readable", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no configuration.
+    #[error("the configuration file {} is refused: {reason}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// Which key, where, why.
+        reason: String,
+    },
+    /// A setting has a value that cannot be.
+    #[error("{setting}: {value:?} is refused: {reason}")]
+    BadValue {
+        /// The flag; a key of the file has the same name.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What is wrong and what is wanted.
+        reason: String,
+    },
+    /// Nothing says where Services come from.
+    #[error(
+        "no source of Services: give `--manifests DIR`, a folder of YAML manifests, or `--kubeconfig FILE` for a \
+         Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default"
+    )]
+    NoSource,
+    /// Services can come from one place only.
+    #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
+    TwoSources {
+        /// The folder.
+        manifests: PathBuf,
+        /// The file.
+        kubeconfig: PathBuf,
+    },
+    /// The node has no name.
+    #[error("cannot find the host name, which is the default of --node-name: give --node-name NAME")]
+    NoHostName(#[source] std::io::Error),
+}
+
+/// A value that is refused.
+pub(super) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
+    ConfigError::BadValue { setting, value: value.to_string(), reason: reason.into() }
+}

@@ -1,0 +1,349 @@
+//! The file of kube-proxy: `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`.
+//!
+//! As there, null and the zero value stand for the default, and unknown fields cost a warning only: kube-proxy decodes
+//! strictly, and leniently when that fails. Beyond that, a field that asks for something we do not do is named.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::file::{File, List};
+use crate::cli::{DetectLocalMode, LogFormat};
+
+/// `kind` of such a file.
+pub(super) const KIND: &str = "KubeProxyConfiguration";
+/// Its `apiVersion`, the only one there is.
+pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+
+/// From this `logging.verbosity` on kube-proxy says what we say at debug level.
+const DEBUG_VERBOSITY: u32 = 4;
+
+/// Fields that change nothing here, and the values with which they ask for nothing: those that kube-proxy takes when
+/// nothing is said. So does the zero value. A field that has fields stands for all of them.
+const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
+    ("bindAddressHardFail", &["true"]),
+    ("clientConnection.acceptContentTypes", &[]),
+    ("clientConnection.burst", &["10"]),
+    ("clientConnection.contentType", &["application/vnd.kubernetes.protobuf"]),
+    ("clientConnection.qps", &["5", "5.0"]),
+    ("configSyncPeriod", &["15m0s", "15m"]),
+    ("conntrack.maxPerCore", &["32768"]),
+    ("conntrack.min", &["131072"]),
+    ("conntrack.tcpBeLiberal", &[]),
+    ("conntrack.tcpCloseWaitTimeout", &["1h0m0s", "1h"]),
+    ("conntrack.tcpEstablishedTimeout", &["24h0m0s", "24h"]),
+    ("conntrack.udpStreamTimeout", &[]),
+    ("conntrack.udpTimeout", &[]),
+    ("enableProfiling", &[]),
+    ("featureGates", &[]),
+    ("iptables.masqueradeBit", &["14"]),
+    ("iptables.minSyncPeriod", &["1s"]),
+    ("iptables.snatNodeInternalIP", &[]),
+    ("iptables.syncPeriod", &["30s"]),
+    ("ipvs.excludeCIDRs", &[]),
+    ("ipvs.minSyncPeriod", &["1s"]),
+    ("ipvs.scheduler", &[]),
+    ("ipvs.strictARP", &[]),
+    ("ipvs.syncPeriod", &["30s"]),
+    ("ipvs.tcpFinTimeout", &[]),
+    ("ipvs.tcpTimeout", &[]),
+    ("ipvs.udpTimeout", &[]),
+    ("logging.flushFrequency", &["5s", "5000000000"]),
+    ("logging.options", &[]),
+    ("logging.vmodule", &[]),
+    ("nftables.masqueradeBit", &["14"]),
+    ("nftables.minSyncPeriod", &["1s"]),
+    ("nftables.syncPeriod", &["30s"]),
+    ("oomScoreAdj", &["-999"]),
+    ("portRange", &[]),
+    ("showHiddenMetricsForVersion", &[]),
+    ("windowsRunAsService", &[]),
+    ("winkernel", &[]),
+];
+
+/// The fields that count.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct KubeProxyConfiguration {
+    api_version: String,
+    #[serde(rename = "kind")]
+    _kind: String,
+    bind_address: String,
+    client_connection: ClientConnection,
+    #[serde(rename = "clusterCIDR")]
+    cluster_cidr: String,
+    detect_local: DetectLocal,
+    detect_local_mode: Option<DetectLocalMode>,
+    healthz_bind_address: String,
+    hostname_override: String,
+    iptables: Iptables,
+    logging: Logging,
+    metrics_bind_address: String,
+    mode: Mode,
+    nftables: Nftables,
+    node_port_addresses: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ClientConnection {
+    kubeconfig: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DetectLocal {
+    bridge_interface: String,
+    interface_name_prefix: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Iptables {
+    masquerade_all: bool,
+    localhost_node_ports: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Nftables {
+    masquerade_all: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Logging {
+    format: Format,
+    verbosity: u32,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    #[serde(alias = "")]
+    Text,
+    Json,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    #[default]
+    #[serde(alias = "")]
+    Iptables,
+    Ipvs,
+    Nftables,
+}
+
+/// Reads such a file.
+///
+/// # Errors
+/// What is wrong, and where: it is no YAML, of another version, or a field has a value of a wrong type.
+pub(super) fn parse(text: &str) -> Result<File, String> {
+    let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    remove_nulls(&mut value);
+    let mut unused = Vec::new();
+    let mut note = |path: serde_ignored::Path<'_>| unused.push(path.to_string());
+    let config: KubeProxyConfiguration =
+        serde_path_to_error::deserialize(serde_ignored::Deserializer::new(&value, &mut note))
+            .map_err(|error| error.to_string())?;
+    if config.api_version != API_VERSION {
+        return Err(format!("apiVersion {:?} is not known: it must be {API_VERSION}", config.api_version));
+    }
+    let mut without_effect = Vec::new();
+    for path in &unused {
+        asked_for(path, value.pointer(&format!("/{}", path.replace('.', "/"))), &mut without_effect);
+    }
+    Ok(config.into_file(without_effect))
+}
+
+/// In Go, null leaves a field as it is.
+fn remove_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, value| !value.is_null());
+        fields.values_mut().for_each(remove_nulls);
+    }
+}
+
+/// The names of the fields there that ask for something, and of those that kube-proxy does not have.
+fn asked_for(path: &str, value: Option<&Value>, names: &mut Vec<String>) {
+    let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == path);
+    match (known, value) {
+        (Some((_, nothing)), Some(value)) if !asks_for_nothing(value, nothing) => names.push(path.to_owned()),
+        (None, Some(Value::Object(fields))) => {
+            for (name, value) in fields {
+                asked_for(&format!("{path}.{name}"), Some(value), names);
+            }
+        }
+        (None, _) => names.push(format!("{path} (unknown)")),
+        (Some(_), _) => {}
+    }
+}
+
+fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
+    let text = match value {
+        Value::Null => return true,
+        Value::Array(items) => return items.is_empty(),
+        Value::Object(fields) => return fields.values().all(|value| asks_for_nothing(value, nothing)),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    };
+    ["", "false", "0", "0.0", "0s"].contains(&text.as_str()) || nothing.contains(&text.as_str())
+}
+
+impl KubeProxyConfiguration {
+    fn into_file(self, mut without_effect: Vec<String>) -> File {
+        if self.mode == Mode::Ipvs {
+            without_effect.push("mode".to_owned());
+        }
+        if self.iptables.localhost_node_ports == Some(false) {
+            without_effect.push("iptables.localhostNodePorts".to_owned());
+        }
+        without_effect.sort_unstable();
+        let nftables = self.mode == Mode::Nftables;
+        File {
+            kubeconfig: said(self.client_connection.kubeconfig).map(Into::into),
+            node_name: said(self.hostname_override),
+            bind_address: said(self.bind_address),
+            detect_local_mode: self.detect_local_mode,
+            cluster_cidr: said(self.cluster_cidr).map(List::Text),
+            pod_bridge_interface: said(self.detect_local.bridge_interface),
+            pod_interface_name_prefix: said(self.detect_local.interface_name_prefix),
+            masquerade_all: if nftables {
+                self.nftables.masquerade_all
+            } else {
+                self.iptables.masquerade_all
+            },
+            nodeport_addresses: match self.node_port_addresses {
+                // What that mode of kube-proxy takes when nothing is said.
+                none if none.is_empty() && nftables => Some(List::Text("primary".to_owned())),
+                addresses => (!addresses.is_empty()).then_some(List::Items(addresses)),
+            },
+            healthz_bind_address: said(self.healthz_bind_address),
+            metrics_bind_address: said(self.metrics_bind_address),
+            log_level: (self.logging.verbosity >= DEBUG_VERBOSITY).then(|| "info,lb_agent=debug".to_owned()),
+            log_format: match self.logging.format {
+                Format::Text => None,
+                Format::Json => Some(LogFormat::Json),
+            },
+            without_effect,
+            ..File::default()
+        }
+    }
+}
+
+fn said(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EMPTY: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+    fn parsed(text: &str) -> File {
+        parse(&format!("{EMPTY}{text}")).unwrap()
+    }
+
+    #[test]
+    fn what_kubeadm_writes_is_taken_without_a_word() {
+        let file = parse(include_str!("testdata/kubeadm.yaml")).unwrap();
+        let taken = File {
+            kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()),
+            bind_address: Some("0.0.0.0".to_owned()),
+            cluster_cidr: Some(List::Text("10.244.0.0/16".to_owned())),
+            detect_local_mode: Some(DetectLocalMode::ClusterCidr),
+            ..File::default()
+        };
+        assert_eq!(file, taken);
+    }
+
+    #[test]
+    fn what_kube_proxy_writes_as_its_defaults_is_taken_without_a_word() {
+        let file = parse(include_str!("testdata/defaults.yaml")).unwrap();
+        let taken = File {
+            bind_address: Some("0.0.0.0".to_owned()),
+            detect_local_mode: Some(DetectLocalMode::ClusterCidr),
+            healthz_bind_address: Some("0.0.0.0:10256".to_owned()),
+            metrics_bind_address: Some("127.0.0.1:10249".to_owned()),
+            ..File::default()
+        };
+        assert_eq!(file, taken);
+    }
+
+    #[test]
+    fn every_field_that_counts_is_used() {
+        let file = parsed(
+            "bindAddress: 192.0.2.1\nclientConnection: {kubeconfig: /k}\nclusterCIDR: '10.0.0.0/16,fd00::/48'\n\
+             detectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}\n\
+             detectLocalMode: InterfaceNamePrefix\nhealthzBindAddress: '[::]:1'\nhostnameOverride: Node-A\n\
+             iptables: {masqueradeAll: true}\nlogging: {format: json, verbosity: 4}\n\
+             metricsBindAddress: 127.0.0.1\nnodePortAddresses: [192.0.2.0/24]\n",
+        );
+        let used = File {
+            bind_address: Some("192.0.2.1".to_owned()),
+            kubeconfig: Some("/k".into()),
+            cluster_cidr: Some(List::Text("10.0.0.0/16,fd00::/48".to_owned())),
+            pod_bridge_interface: Some("cni0".to_owned()),
+            pod_interface_name_prefix: Some("veth".to_owned()),
+            detect_local_mode: Some(DetectLocalMode::InterfaceNamePrefix),
+            healthz_bind_address: Some("[::]:1".to_owned()),
+            node_name: Some("Node-A".to_owned()),
+            masquerade_all: true,
+            log_format: Some(LogFormat::Json),
+            log_level: Some("info,lb_agent=debug".to_owned()),
+            metrics_bind_address: Some("127.0.0.1".to_owned()),
+            nodeport_addresses: Some(List::Items(vec!["192.0.2.0/24".to_owned()])),
+            ..File::default()
+        };
+        assert_eq!(file, used);
+    }
+
+    #[test]
+    fn the_mode_decides_which_section_and_which_default_count() {
+        let masquerades = |text| parsed(text).masquerade_all;
+        assert!(masquerades("mode: nftables\nnftables: {masqueradeAll: true}\n"));
+        assert!(!masquerades("mode: nftables\niptables: {masqueradeAll: true}\n"));
+        assert!(!masquerades("nftables: {masqueradeAll: true}\n"));
+        assert!(masquerades("mode: ipvs\niptables: {masqueradeAll: true}\n"));
+        let primary = Some(List::Text("primary".to_owned()));
+        assert_eq!(parsed("mode: nftables\n").nodeport_addresses, primary);
+        assert_eq!(parsed("mode: iptables\n").nodeport_addresses, None);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named_if_it_asks_for_something() {
+        let names = |text| parsed(text).without_effect;
+        let file = "mode: ipvs\nipvs: {strictARP: true, scheduler: lc, syncPeriod: 30s}\nfeatureGates: {A: true}\n\
+                    conntrack: {min: 0, maxPerCore: 1000}\niptables: {localhostNodePorts: false}\n\
+                    winkernel: {enableDSR: true, networkName: ''}\n";
+        let named = [
+            "conntrack.maxPerCore",
+            "featureGates",
+            "iptables.localhostNodePorts",
+            "ipvs.scheduler",
+            "ipvs.strictARP",
+            "mode",
+            "winkernel",
+        ];
+        assert_eq!(names(file), named);
+        let unknown = "udpIdleTimeout: 250ms\nipvs: {new: {field: 1}}\n";
+        assert_eq!(names(unknown), ["ipvs.new.field (unknown)", "udpIdleTimeout (unknown)"]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_path() {
+        for (text, wanted) in [
+            ("mode: userspace\n", "mode: unknown variant `userspace`"),
+            ("iptables: {masqueradeAll: 1}\n", "iptables.masqueradeAll: invalid type"),
+            ("detectLocalMode: Guess\n", "detectLocalMode: unknown variant `Guess`"),
+            ("nodePortAddresses: primary\n", "nodePortAddresses: invalid type"),
+        ] {
+            let error = parse(&format!("{EMPTY}{text}")).unwrap_err();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+        let error = parse(&EMPTY.replace("v1alpha1", "v1")).unwrap_err();
+        assert!(error.contains("must be kubeproxy.config.k8s.io/v1alpha1"), "{error}");
+    }
+}

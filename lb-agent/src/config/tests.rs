@@ -1,0 +1,297 @@
+use std::{io::Write as _, path::Path};
+
+use glob::Pattern;
+
+use super::*;
+use crate::cli::DetectLocalMode;
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn with(file: &tempfile::NamedTempFile) -> PlaceArgs {
+    PlaceArgs { config: Some(file.path().to_owned()), ..PlaceArgs::default() }
+}
+
+fn minimal() -> RunArgs {
+    RunArgs { manifests: Some("/".into()), node_name: Some("a".into()), ..RunArgs::default() }
+}
+
+fn refusal(place: PlaceArgs, run: RunArgs) -> String {
+    Config::new(place, run).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_are_those_of_kube_proxy() {
+    let config = Config::new(PlaceArgs::default(), minimal()).unwrap();
+    assert_eq!(config.place, Place { bpffs: "/sys/fs/bpf".into(), cgroup: None });
+    assert_eq!(config.healthz.unwrap().to_string(), "0.0.0.0:10256");
+    assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
+    let ranges: Vec<_> = config.service_ranges.iter().map(ToString::to_string).collect();
+    assert_eq!(ranges, ["10.96.0.0/12", "fd00:10:96::/112"]);
+    assert_eq!(config.devices, DevicePatterns::default());
+    assert_eq!(config.detect_local, DetectLocal::Never);
+    assert_eq!(config.node_port_addresses, NodePortAddresses::All);
+    assert_eq!((config.masquerade_ports.clone(), config.socket_lb), (10_000..=29_999, SocketLb::Host));
+    let policy = Policy { node_name: "a".into(), masquerade_all: false, detects_inside: false };
+    assert_eq!(config.policy(), policy);
+    assert_eq!(config.node_ip(), None);
+    assert_eq!((config.log_format, config.bpf_log), (LogFormat::Human, None));
+}
+
+#[test]
+fn what_was_typed_wins_over_the_file() {
+    let file = file(
+        "node-name: from-file\nbpffs: /from/file\nwire-device: [eth0, 'bond*']\nworkload-device: a,b\n\
+         bpf-log: debug\nmetrics-bind-address: ''\nmax-backends: 100\nmax-connections: 100\n",
+    );
+    let run = RunArgs {
+        node_name: Some("Typed".into()),
+        wire_device: Some(vec!["wg0".into()]),
+        max_backends: Some(50),
+        ..minimal()
+    };
+    let config = Config::new(with(&file), run).unwrap();
+    assert_eq!(config.node_name, "typed");
+    assert_eq!(config.place.bpffs, Path::new("/from/file"));
+    let names = |patterns: &[Pattern]| patterns.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(names(&config.devices.wire), ["wg0"]);
+    assert_eq!(names(&config.devices.workload), ["a", "b"]);
+    assert_eq!(config.bpf_log, Some(BpfLogLevel::Debug));
+    let capacities = Capacities { backends: 50, conntrack: 200, ..Capacities::default() };
+    assert_eq!(config.capacities, capacities);
+    assert_eq!(config.metrics, None);
+}
+
+#[test]
+fn every_flag_of_run_is_a_key_of_the_file() {
+    use clap::CommandFactory as _;
+    let mut command = crate::cli::Cli::command();
+    command.build();
+    let run = command.find_subcommand("run").unwrap();
+    let flags =
+        run.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !["help", "config"].contains(flag));
+    for flag in flags {
+        let value = match flag {
+            "log-format" => "json",
+            "bpf-log" => "info",
+            flag if flag.starts_with("max-") => "7",
+            "masquerade-all" => "true",
+            "detect-local-mode" => "NodeCIDR",
+            "socket-lb" => "off",
+            _ => "x",
+        };
+        let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));
+        assert!(read.is_ok(), "{flag}: {read:?}");
+    }
+}
+
+#[test]
+fn keys_in_camel_case_are_taken() {
+    let file = file("nodeName: b\nserviceClusterIPRange: [10.0.0.0/16]\n");
+    let config = Config::new(with(&file), RunArgs { node_name: None, ..minimal() }).unwrap();
+    assert_eq!(config.node_name, "b");
+    assert_eq!(config.service_ranges, ["10.0.0.0/16".parse().unwrap()]);
+}
+
+#[test]
+fn an_unknown_key_is_named() {
+    let file = file("node-name: a\nnode-nmae: b\n");
+    let error = refusal(with(&file), minimal());
+    assert!(error.contains("node-nmae") && error.contains(&file.path().display().to_string()), "{error}");
+    assert!(Place::new(with(&file)).is_err(), "also for commands that need only a part of the file");
+}
+
+#[test]
+fn an_empty_file_changes_nothing() {
+    for text in ["", "# nothing\n"] {
+        assert!(Config::new(with(&file(text)), minimal()).is_ok(), "{text:?}");
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused_by_its_name() {
+    let file = file("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n");
+    let error = refusal(with(&file), minimal());
+    assert!(error.contains("KubeletConfiguration") && error.contains("KubeProxyConfiguration"), "{error}");
+}
+
+#[test]
+fn a_file_of_kube_proxy_is_a_file_like_ours() {
+    let file = file(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nbindAddress: '::'\n\
+         clientConnection: {kubeconfig: /nowhere}\nclusterCIDR: 10.0.0.0/16\nhostnameOverride: ' B '\nipvs: {strictARP: true}\n",
+    );
+    let config = Config::new(with(&file), RunArgs { node_name: None, ..minimal() }).unwrap();
+    assert_eq!(config.node_name, "b");
+    assert_eq!(config.detect_local, DetectLocal::ClusterCidr(vec!["10.0.0.0/16".parse().unwrap()]));
+    assert_eq!(config.without_effect, ["ipvs.strictARP"]);
+    assert_eq!(config.healthz.unwrap().to_string(), "[::]:10256");
+    assert_eq!(config.metrics.unwrap().to_string(), "[::1]:10249");
+    assert_eq!(
+        (config.source, config.bind_address.to_string()),
+        (Source::Manifests("/".into()), "::".to_owned())
+    );
+}
+
+#[test]
+fn every_refusal_names_setting_and_value() {
+    let some = |text: &str| Some(vec![text.to_owned()]);
+    let refusals = [
+        ("--cluster-cidr", "10.0.0.0", RunArgs { cluster_cidr: some("10.0.0.0"), ..minimal() }),
+        (
+            "--nodeport-addresses",
+            "primary",
+            RunArgs { nodeport_addresses: Some(vec!["primary".into(), "10.0.0.0/8".into()]), ..minimal() },
+        ),
+        ("--masquerade-ports", "0-9", RunArgs { masquerade_ports: Some("0-9".into()), ..minimal() }),
+        ("--masquerade-ports", "9-8", RunArgs { masquerade_ports: Some("9-8".into()), ..minimal() }),
+        ("--bind-address", "localhost", RunArgs { bind_address: Some("localhost".into()), ..minimal() }),
+        (
+            "--detect-local-mode",
+            "NodeCIDR",
+            RunArgs { detect_local_mode: Some(DetectLocalMode::NodeCidr), ..minimal() },
+        ),
+        (
+            "--pod-bridge-interface",
+            "",
+            RunArgs { detect_local_mode: Some(DetectLocalMode::BridgeInterface), ..minimal() },
+        ),
+        (
+            "--pod-interface-name-prefix",
+            "sixteen-letters-",
+            RunArgs {
+                detect_local_mode: Some(DetectLocalMode::InterfaceNamePrefix),
+                pod_interface_name_prefix: Some("sixteen-letters-".into()),
+                ..minimal()
+            },
+        ),
+        ("--wire-device", "eth/0", RunArgs { wire_device: some("eth/0"), ..minimal() }),
+        ("--workload-device", "a[", RunArgs { workload_device: some("a["), ..minimal() }),
+        (
+            "--service-cluster-ip-range",
+            "10.0.0.0/33",
+            RunArgs { service_cluster_ip_range: some("10.0.0.0/33"), ..minimal() },
+        ),
+        (
+            "--healthz-bind-address",
+            "nowhere:1",
+            RunArgs { healthz_bind_address: Some("nowhere:1".into()), ..minimal() },
+        ),
+        ("--log-level", "lb=loud", RunArgs { log_level: Some("lb=loud".into()), ..minimal() }),
+        ("--manifests", "/nowhere", RunArgs { manifests: Some("/nowhere".into()), ..minimal() }),
+        ("--node-name", "", RunArgs { node_name: Some(" ".into()), ..minimal() }),
+    ];
+    for (setting, value, run) in refusals {
+        let error = refusal(PlaceArgs::default(), run);
+        assert!(error.starts_with(&format!("{setting}: {value:?}")), "{error}");
+    }
+}
+
+#[test]
+fn one_range_of_each_family() {
+    let run = RunArgs {
+        service_cluster_ip_range: Some(vec!["10.0.0.0/16".into(), "10.1.0.0/16".into()]),
+        ..minimal()
+    };
+    assert!(refusal(PlaceArgs::default(), run).contains("second range"));
+}
+
+#[test]
+fn no_source_says_what_to_give() {
+    let error = check::source((None, None), false).unwrap_err().to_string();
+    assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");
+}
+
+#[test]
+fn in_a_pod_the_api_server_of_the_cluster_is_the_default() {
+    assert_eq!(check::source((None, None), true).unwrap(), Source::ApiServer(ApiServer::InCluster));
+    assert_eq!(check::source((Some("/".into()), None), true).unwrap(), Source::Manifests("/".into()));
+}
+
+#[test]
+fn one_source_at_most() {
+    let run = RunArgs { kubeconfig: Some("/k".into()), ..minimal() };
+    let error = refusal(PlaceArgs::default(), run);
+    assert!(error.contains("--manifests /") && error.contains("--kubeconfig /k"), "{error}");
+}
+
+#[test]
+fn a_typed_source_wins_over_one_in_the_file() {
+    let file = file("kubeconfig: /nowhere\n");
+    let config = Config::new(with(&file), minimal()).unwrap();
+    assert_eq!(config.source, Source::Manifests("/".into()));
+    let error = refusal(with(&file), RunArgs { manifests: None, ..minimal() });
+    assert!(error.starts_with("--kubeconfig: \"/nowhere\""), "{error}");
+}
+
+#[test]
+fn a_bind_address_may_be_a_host_alone() {
+    for (text, bound) in [("::1", "[::1]:10256"), ("127.0.0.1", "127.0.0.1:10256"), ("[::]:80", "[::]:80")] {
+        let config = Config::new(
+            PlaceArgs::default(),
+            RunArgs { healthz_bind_address: Some(text.into()), ..minimal() },
+        );
+        assert_eq!(config.unwrap().healthz.unwrap().to_string(), bound);
+    }
+}
+
+#[test]
+fn clients_inside_are_told_by_what_the_mode_says() {
+    let detected = |mode, run: RunArgs| {
+        let run = RunArgs { detect_local_mode: Some(mode), ..run };
+        Config::new(PlaceArgs::default(), run).unwrap().detect_local
+    };
+    let run = RunArgs {
+        cluster_cidr: Some(vec!["10.1.2.3/16".into(), "fd00::/48".into(), String::new()]),
+        pod_bridge_interface: Some("cni0".into()),
+        pod_interface_name_prefix: Some("veth".into()),
+        ..minimal()
+    };
+    let networks = vec!["10.1.0.0/16".parse().unwrap(), "fd00::/48".parse().unwrap()];
+    for (mode, expected) in [
+        (DetectLocalMode::ClusterCidr, DetectLocal::ClusterCidr(networks)),
+        (DetectLocalMode::BridgeInterface, DetectLocal::BridgeInterface("cni0".into())),
+        (DetectLocalMode::InterfaceNamePrefix, DetectLocal::InterfaceNamePrefix("veth".into())),
+    ] {
+        assert_eq!(detected(mode, run.clone()), expected);
+    }
+    assert_eq!(detected(DetectLocalMode::ClusterCidr, minimal()), DetectLocal::Never);
+}
+
+#[test]
+fn node_ports_are_served_where_it_was_said() {
+    let serving = |texts: &[&str]| {
+        let texts = texts.iter().map(ToString::to_string).collect();
+        let run = RunArgs { nodeport_addresses: Some(texts), ..minimal() };
+        Config::new(PlaceArgs::default(), run).unwrap().node_port_addresses
+    };
+    assert_eq!(serving(&["primary"]), NodePortAddresses::Primary);
+    assert_eq!(serving(&[""]), NodePortAddresses::All);
+    let networks = vec!["192.0.2.0/24".parse().unwrap(), "fd00::1/128".parse().unwrap()];
+    assert_eq!(serving(&["192.0.2.0/24", "fd00::1/128"]), NodePortAddresses::Networks(networks));
+}
+
+#[test]
+fn configz_tells_what_holds_and_can_be_read_again() {
+    let run = RunArgs {
+        bind_address: Some("192.0.2.1".into()),
+        cluster_cidr: Some(vec!["10.0.0.0/16".into(), "fd00::/48".into()]),
+        nodeport_addresses: Some(vec!["primary".into()]),
+        masquerade_all: true,
+        log_format: Some(LogFormat::Json),
+        ..minimal()
+    };
+    let config = Config::new(PlaceArgs::default(), run).unwrap();
+    let told = config.configz();
+    let told = &told["kubeproxy.config.k8s.io"];
+    assert_eq!(told["clusterCIDR"], "10.0.0.0/16,fd00::/48");
+    assert_eq!(told["healthzBindAddress"], "0.0.0.0:10256");
+    let again = Config::new(
+        with(&file(&told.to_string())),
+        RunArgs { manifests: Some("/".into()), ..RunArgs::default() },
+    );
+    assert_eq!(again.unwrap(), config);
+}
