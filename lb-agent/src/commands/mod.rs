@@ -67,12 +67,13 @@ pub fn cleanup(place: &Place) -> anyhow::Result<()> {
     if !Pinned::open(&place.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
         socket::unbind(&place.bpffs);
     }
-    let Removed { attachments, programs, maps, unmounted } = datapath::cleanup(&place.bpffs)?;
+    let Removed { attachments, programs, maps, ports, unmounted } = datapath::cleanup(&place.bpffs)?;
     let bpffs = place.bpffs.display();
-    let text = match (attachments + programs + maps, unmounted) {
+    let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),
         (_, unmounted) => format!(
-            "Removed {attachments} programs from devices, {programs} pinned programs and {maps} pinned maps{}.\n",
+            "Removed {attachments} programs from devices, {programs} pinned programs and {maps} pinned maps{}{}.\n",
+            if ports > 0 { format!("; gave back {ports} reserved ports") } else { String::new() },
             if unmounted { format!("; unmounted {bpffs}") } else { String::new() }
         ),
     };

@@ -36,7 +36,7 @@ use tracing::{info, warn};
 
 use self::{
     devices::{Devices, Inside},
-    node::{Node, NodeOptions, Sources},
+    node::{Kernel, Node, NodeOptions, Sources},
     state::State,
     writer::Writer,
 };
@@ -128,8 +128,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());
     let sources = Sources { network: devices.network(), info: node_info.clone(), service_cidrs };
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
-    let settings = datapath.settings()?;
-    let mut node = Node::new(node_options, sources, settings, listen_sender, Arc::clone(&state));
+    let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
+    let mut node = Node::new(node_options, sources, kernel, listen_sender, Arc::clone(&state));
     let addresses = node.update()?;
     // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;

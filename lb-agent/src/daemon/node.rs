@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::state::{NodeReport, State};
 use crate::{
-    datapath::{DatapathError, Network, SettingsMap},
+    datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards},
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, Known, NodePortAddresses, networks},
 };
@@ -55,12 +55,19 @@ pub(super) struct Sources {
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
 }
 
+/// Where this is written to.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub(super) settings: SettingsMap,
+    pub(super) reservation: PortReservation,
+}
+
 /// State of the task.
 #[derive(Debug)]
 pub(super) struct Node {
     options: NodeOptions,
     sources: Sources,
-    settings: SettingsMap,
+    kernel: Kernel,
     /// Where the health of Services is served: as node ports are.
     listen: watch::Sender<BTreeSet<IpAddr>>,
     state: Arc<State>,
@@ -72,16 +79,16 @@ impl Node {
     pub(super) fn new(
         options: NodeOptions,
         sources: Sources,
-        settings: SettingsMap,
+        kernel: Kernel,
         listen: watch::Sender<BTreeSet<IpAddr>>,
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, settings, listen, state, said: BTreeSet::new() }
+        Self { options, sources, kernel, listen, state, said: BTreeSet::new() }
     }
 
     /// Brings the settings up to date; the addresses that the writer should know.
     pub(super) fn update(&mut self) -> Result<NodeAddresses, DatapathError> {
-        let earlier = self.settings.get()?;
+        let earlier = self.kernel.settings.get()?;
         let network = self.sources.network.borrow_and_update().clone();
         let info = self.sources.info.borrow_and_update().clone();
         let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
@@ -100,8 +107,10 @@ impl Node {
             primary: addresses.primary,
             ports: self.options.ports.clone(),
         };
-        let (settings, problems) = known.settings(&earlier);
-        self.settings.set(&settings)?;
+        let (settings, mut problems) = known.settings(&earlier);
+        problems.extend(self.reserve_ports());
+        problems.extend(not_forwarding(&addresses.node.own, &networks(&settings.service_ranges)));
+        self.kernel.settings.set(&settings)?;
         self.tell(problems);
         self.report(&network, &addresses, &settings);
         Ok(addresses.node)
@@ -139,6 +148,19 @@ impl Node {
         }
     }
 
+    /// What is wrong if sockets of the node may get our ports.
+    fn reserve_ports(&self) -> Option<String> {
+        let ports = &self.options.ports;
+        let error = self.kernel.reservation.keep(ports).err()?;
+        Some(format!(
+            "sockets of the node may get source ports of masqueraded packets, and break connections: {error}; have \
+             {first}-{last} in net.ipv4.ip_local_reserved_ports, or give --masquerade-ports outside of \
+             net.ipv4.ip_local_port_range",
+            first = ports.start(),
+            last = ports.end(),
+        ))
+    }
+
     fn tell(&mut self, problems: Vec<String>) {
         for problem in &problems {
             if !self.said.contains(problem) {
@@ -166,6 +188,23 @@ impl Node {
             masquerade_last_port: *ports.end(),
         });
     }
+}
+
+/// What is wrong with the families that the node has and Services may have.
+fn not_forwarding(own: &[IpAddr], service_ranges: &[IpNet]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (ipv4, sysctl) in [(true, "net.ipv4.ip_forward"), (false, "net.ipv6.conf.all.forwarding")] {
+        let of_node = own.iter().any(|ip| ip.is_ipv4() == ipv4);
+        let of_services =
+            service_ranges.is_empty() || service_ranges.iter().any(|net| net.addr().is_ipv4() == ipv4);
+        if of_node && of_services && forwards(ipv4).is_ok_and(|forwards| !forwards) {
+            problems.push(format!(
+                "{sysctl} is 0: the kernel does not route packets to pods and other nodes; set it to 1, or let the CNI \
+                 plugin do it"
+            ));
+        }
+    }
+    problems
 }
 
 fn texts(list: &Networks) -> Vec<String> {

@@ -5,6 +5,7 @@
 //! DIR/lb/v1/programs/tc_ingress …  programs, so that they can be looked at while no device needs them
 //! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
 //! DIR/lb/clsact/7                  a folder: we made the clsact qdisc of device 7
+//! DIR/lb/ports/10000-29999         a folder: we added these ports to those that the kernel gives to no socket
 //! ```
 
 use std::{
@@ -106,6 +107,10 @@ impl Folder {
 
     pub(super) fn clsact(&self) -> PathBuf {
         self.root().join("clsact")
+    }
+
+    pub(super) fn ports(&self) -> PathBuf {
+        self.root().join("ports")
     }
 
     /// Who has locked the folder, if anybody has.

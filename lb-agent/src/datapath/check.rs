@@ -1,10 +1,18 @@
 //! Whether this kernel and machine can run the data plane, found out by trying.
 
-use std::{fs, path::Path};
+use std::{fs, io, ops::RangeInclusive, path::Path};
 
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
+use lb_common::Settings;
 
-use super::{attach::AttachMode, bpffs, loader, sys};
+use super::{
+    attach::AttachMode,
+    bpffs::{self, Folder},
+    loader, ports,
+    settings::SettingsMap,
+    sys,
+};
+use crate::node::DEFAULT_MASQUERADE_PORTS;
 
 /// How a probe ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,12 +83,9 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         btf(),
         bpffs_probe(bpffs),
         cgroup2(),
-        forwarding("IPv4 forwarding", "/proc/sys/net/ipv4/ip_forward", "sysctl -w net.ipv4.ip_forward=1"),
-        forwarding(
-            "IPv6 forwarding",
-            "/proc/sys/net/ipv6/conf/all/forwarding",
-            "sysctl -w net.ipv6.conf.all.forwarding=1",
-        ),
+        forwarding("IPv4 forwarding", true, "sysctl -w net.ipv4.ip_forward=1"),
+        forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
+        masquerade_ports(bpffs),
     ]
 }
 
@@ -190,12 +195,42 @@ fn cgroup2() -> Probe {
     }
 }
 
-fn forwarding(name: &'static str, file: &str, advice: &'static str) -> Probe {
-    match fs::read_to_string(file) {
-        Ok(value) if value.trim() != "0" => Probe::ok(name, "on"),
-        Ok(_) => Probe::degraded(name, format!("off ({file} is 0): packets for pods are not routed"), advice),
-        Err(error) => {
-            Probe::degraded(name, format!("cannot read {file}: {error}"), "this kernel may lack the family")
+fn forwarding(name: &'static str, ipv4: bool, advice: &'static str) -> Probe {
+    match forwards(ipv4) {
+        Ok(true) => Probe::ok(name, "on"),
+        Ok(false) => Probe::degraded(name, "off: packets for pods are not routed", advice),
+        Err(error) => Probe::degraded(name, error.to_string(), "this kernel may lack the family"),
+    }
+}
+
+/// Whether packets of a family are routed in the network namespace of this thread.
+pub fn forwards(ipv4: bool) -> io::Result<bool> {
+    let file = if ipv4 { "/proc/sys/net/ipv4/ip_forward" } else { "/proc/sys/net/ipv6/conf/all/forwarding" };
+    let value = fs::read_to_string(file)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {file}: {error}")))?;
+    Ok(value.trim() != "0")
+}
+
+fn masquerade_ports(bpffs: &Path) -> Probe {
+    const NAME: &str = "masquerade ports";
+    const ADVICE: &str = "the agent adds them to net.ipv4.ip_local_reserved_ports when it starts; \
+                          other ports can be given by --masquerade-ports";
+    let ports = masquerade_range(bpffs);
+    let (first, last) = (ports.start(), ports.end());
+    match ports::is_exposed(&ports) {
+        Ok(false) => Probe::ok(NAME, format!("{first}-{last}, which sockets do not get")),
+        Ok(true) => Probe::degraded(NAME, format!("sockets may get some of {first}-{last}"), ADVICE),
+        Err(error) => Probe::degraded(NAME, error.to_string(), "mount /proc"),
+    }
+}
+
+/// Those of the data plane that is there, else the default.
+fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
+    let settings = Folder::find(bpffs).and_then(|folder| SettingsMap::open(&folder).ok()?.get().ok());
+    match settings {
+        Some(Settings { first_port, ports, .. }) if ports > 0 => {
+            first_port..=first_port.saturating_add(ports - 1)
         }
+        Some(_) | None => DEFAULT_MASQUERADE_PORTS,
     }
 }

@@ -12,6 +12,7 @@ use super::{
     error::DatapathError,
     netlink::Netlink,
     network,
+    ports::PortReservation,
 };
 
 /// What [`cleanup`] removed.
@@ -23,12 +24,14 @@ pub struct Removed {
     pub programs: usize,
     /// Pinned maps.
     pub maps: usize,
+    /// Ports that the kernel may give to sockets again.
+    pub ports: usize,
     /// Whether the BPF file system was unmounted, because an agent had mounted it.
     pub unmounted: bool,
 }
 
-/// Removes every program, link, map and pin of the data plane pinned on `bpffs`, and our filters on devices of this
-/// network namespace. Refuses while an agent runs.
+/// Removes every program, link, map and pin of the data plane pinned on `bpffs`, and our filters on devices and our
+/// reservation of ports in this network namespace. Refuses while an agent runs.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let Some(folder) = Folder::find(bpffs) else {
         return Ok(Removed { attachments: remove_filters()?, ..Removed::default() });
@@ -36,6 +39,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let lock = folder.lock()?;
     let mut removed = Removed { attachments: remove_filters()?, ..Removed::default() };
     remove_qdiscs(&folder)?;
+    removed.ports = PortReservation::new(folder.clone()).release()?;
     for version in folder.versions()? {
         let of_version = remove_version(&version)?;
         removed.attachments += of_version.attachments;

@@ -25,6 +25,7 @@ mod maps;
 mod netlink;
 mod network;
 mod pinned;
+mod ports;
 mod settings;
 mod stats;
 mod sys;
@@ -43,7 +44,7 @@ pub use glob::Pattern as DevicePattern;
 
 pub use self::{
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
-    check::{Probe, ProbeResult, check},
+    check::{Probe, ProbeResult, check, forwards},
     cleanup::{Removed, cleanup},
     conntrack::{Connection, Conntrack, Sweep},
     devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
@@ -53,6 +54,7 @@ pub use self::{
     maps::{ApplyError, ServiceMaps},
     network::{DefaultRoute, Link, LinkAddress, Network},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus},
+    ports::PortReservation,
     settings::SettingsMap,
     stats::Stats,
     table::Table,
@@ -195,6 +197,11 @@ impl Datapath {
     /// The devices whose senders are inside the cluster; a handle of its own.
     pub fn inside_devices(&self) -> Result<InsideDevices, DatapathError> {
         InsideDevices::open(&self.folder)
+    }
+
+    /// What keeps the kernel from giving our ports to sockets; a handle of its own.
+    pub fn port_reservation(&self) -> PortReservation {
+        PortReservation::new(self.folder.clone())
     }
 
     /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.
