@@ -7,7 +7,7 @@ use lb_agent::{
     cli::{Cli, Command, LogFormat, PlaceArgs},
     commands,
     config::{Config, ConfigError, Place},
-    daemon,
+    daemon::{self, ConfigFile},
 };
 
 fn main() -> ExitCode {
@@ -24,9 +24,13 @@ fn main() -> ExitCode {
 fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
     match command {
         Command::Run(typed) => {
-            let config = Config::new(place, *typed)?;
+            let file = ConfigFile {
+                path: place.config.clone(),
+                read: Box::new(move || Config::new(place.clone(), (*typed).clone())),
+            };
+            let config = (file.read)()?;
             daemon::logging::init(config.log_filter.as_deref(), "info", config.log_format);
-            daemon::run(config)
+            daemon::run(config, file)
         }
         Command::Status(args) => commands::status(&looked_at(place)?, args.output),
         Command::Service(command) => commands::service(&looked_at(place)?, command),

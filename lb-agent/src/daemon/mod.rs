@@ -9,6 +9,7 @@
 //!
 //! A task that ends takes the agent with it: nothing dies silently. The data plane does not care.
 
+mod config_file;
 mod conntrack;
 mod devices;
 mod http;
@@ -34,6 +35,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+pub use self::config_file::ConfigFile;
 use self::{
     devices::{Devices, Inside},
     node::{Kernel, Node, NodeOptions, Sources},
@@ -59,20 +61,20 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 /// Runs the agent until a signal stops it. The data plane stays in place.
 ///
 /// # Errors
-/// The data plane cannot be opened, or a task has failed.
-pub fn run(config: Config) -> anyhow::Result<()> {
+/// The data plane cannot be opened, a task has failed, or the configuration file has changed.
+pub fn run(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     memory::use_one_heap();
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
         .build()
         .context("cannot start the threads of the agent")?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, file));
     runtime.shutdown_timeout(LAST_MOMENT);
     result
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     if !config.without_effect.is_empty() {
         warn!(
@@ -86,11 +88,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.place.bpffs.clone();
-    start(config, &mut tasks)?;
+    start(config.clone(), &mut tasks)?;
     let result = tokio::select! {
         name = signals.next() => {
             info!("{name}: stopping; the data plane stays in place");
             Ok(())
+        }
+        path = file.changed(&config) => {
+            Err(anyhow!("{} has changed: start the agent again; the data plane stays in place", path.display()))
         }
         error = tasks.failure() => Err(error),
     };
