@@ -18,6 +18,7 @@ mod names;
 mod outcome;
 mod service;
 mod settings;
+mod socket;
 
 pub use address::Address;
 pub use fragment::{FragmentKey, FragmentPorts};
@@ -28,6 +29,7 @@ pub use service::{
     SourceRangeKey, Vip, backend_flags, service_flags, vip_flags,
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings};
+pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
 pub const LAYOUT_VERSION: u32 = 2;
@@ -64,6 +66,9 @@ pub mod capacity {
     pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).
     pub const FRAGMENTS: usize = 8_192;
+    /// UDP sockets of the node and virtual addresses they send to without being connected (`SOCKET_BACKENDS`,
+    /// `SOCKET_VIPS`).
+    pub const SOCKETS: usize = 65_536;
     /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.
     pub const ENDPOINT_NAMES: usize = 524_288;
 }

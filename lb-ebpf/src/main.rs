@@ -1,10 +1,13 @@
-//! The BPF object: entry points of the data plane. Its maps and what touches them are in `datapath`, what can be
-//! computed without the kernel is in the library beside it.
+//! The BPF object: entry points of the data plane. Its maps and what touches them are in `datapath` for packets and in
+//! `sockets` for system calls, what can be computed without the kernel is in the library beside it.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
 mod datapath;
+#[cfg(target_arch = "bpf")]
+mod sockets;
 
 #[cfg(target_arch = "bpf")]
 mod programs {

@@ -45,6 +45,8 @@ pub struct Settings {
     pub manifests: PathBuf,
     /// `--bpffs`; the agent mounts it
     pub bpffs: PathBuf,
+    /// `--cgroup`; the agent's default where there is none
+    pub cgroup: Option<PathBuf>,
     /// Where its standard error goes
     pub log: PathBuf,
     /// More arguments of `run`
@@ -81,6 +83,9 @@ impl Agent {
         command.arg("run");
         command.arg("--manifests").arg(&settings.manifests).arg("--bpffs").arg(&settings.bpffs);
         command.args(["--node-name", &settings.node_name, "--healthz-bind-address", &HEALTHZ.to_string()]);
+        if let Some(cgroup) = &settings.cgroup {
+            command.arg("--cgroup").arg(cgroup);
+        }
         command.args(&settings.arguments);
         // In a group of its own: Ctrl-C is for the program that started it.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);

@@ -18,6 +18,8 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::cgroup;
+
 /// Where `ip netns` keeps its names.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
@@ -30,6 +32,8 @@ pub enum Resource {
     Process(u32),
     /// A folder, with whatever is mounted on it or below.
     Folder(PathBuf),
+    /// A control group without children.
+    Cgroup(PathBuf),
 }
 
 impl Resource {
@@ -39,6 +43,7 @@ impl Resource {
             Self::Netns(name) => remove_netns(name),
             Self::Process(pid) => absent_is_fine(kill_now(*pid)),
             Self::Folder(path) => remove_folder(path),
+            Self::Cgroup(path) => absent_is_fine(cgroup::remove(path)),
         }
     }
 }
@@ -167,7 +172,7 @@ pub fn keep_everything() {
     live().resources.clear();
 }
 
-/// Removes the namespaces, the processes in them and the folders that test processes which are gone have left.
+/// Removes the namespaces, the processes in them, the folders and the control groups that test processes which are gone have left.
 pub fn remove_stale() -> Result<()> {
     for name in names_in(Path::new(NETNS_FOLDER)).filter(|name| is_stale(name)) {
         remove_namespace_and_processes(&name)?;
@@ -175,6 +180,12 @@ pub fn remove_stale() -> Result<()> {
     let temporary = std::env::temp_dir();
     for name in names_in(&temporary).filter(|name| is_stale(name)) {
         remove_folder_and_mounts(&temporary.join(name))?;
+    }
+    // Where there is none, nobody has left any.
+    let Ok(groups) = cgroup::own_group() else { return Ok(()) };
+    for name in names_in(&groups).filter(|name| is_stale(name)) {
+        let path = groups.join(name);
+        cgroup::remove(&path).with_context(|| format!("removing {}", path.display()))?;
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     agent::{Agent, Settings},
+    cgroup::Cgroup,
     cleanup::{self, Cleanup, Resource},
     manifests::{Endpoint, Manifests},
     netns::{self, Netns},
@@ -173,6 +174,8 @@ pub struct Cluster {
     prefix: String,
     folder: PathBuf,
     wiring: Wiring,
+    /// Of each node and its pods.
+    cgroups: Option<[Cgroup; 2]>,
     _pump: Option<Pump>,
     _folder: Cleanup,
 }
@@ -181,12 +184,18 @@ impl Cluster {
     /// Makes a cluster. Its namespaces are called `PREFIX-client`, `PREFIX-node1` and so on; manifests, logs and
     /// the agents' bpffs are below `folder`.
     pub fn create(prefix: &str, folder: &Path, wiring: impl Into<Wiring>) -> Result<Self> {
-        let wiring = wiring.into();
+        Self::create_in(None, prefix, folder, wiring.into())
+    }
+
+    fn create_in(cgroups: Option<[Cgroup; 2]>, prefix: &str, folder: &Path, wiring: Wiring) -> Result<Self> {
         let registered = Cleanup::of(Resource::Folder(folder.to_owned()));
         let manifests = Manifests::create(folder.join("manifests"))
             .with_context(|| format!("making {}", folder.join("manifests").display()))?;
         let host = |name: &str| host(&format!("{prefix}-{name}"));
-        let (client, node1, node2) = (host("client")?, router(&host("node1")?)?, router(&host("node2")?)?);
+        let node = |name, index: usize| -> Result<Netns> {
+            Ok(router(&host(name)?)?.within(cgroups.as_ref().map(|cgroups| &cgroups[index])))
+        };
+        let (client, node1, node2) = (host("client")?, node("node1", 0)?, node("node2", 1)?);
         if wiring.strict {
             for node in [&node1, &node2] {
                 node.sysctl("ipv4/conf/all/rp_filter", "1")?;
@@ -207,6 +216,7 @@ impl Cluster {
             prefix: prefix.to_owned(),
             folder: folder.to_owned(),
             wiring,
+            cgroups,
             _pump: None,
             _folder: registered,
         };
@@ -223,12 +233,14 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster for a test: unique names, a folder below the system's temporary folder.
+    /// A cluster for a test: unique names, a folder below the system's temporary folder, a control group for each node.
     pub fn for_test(wiring: impl Into<Wiring>) -> Result<Self> {
         cleanup::on_interrupt();
         cleanup::remove_stale()?;
         let prefix = netns::unique_prefix();
-        Self::create(&prefix, &std::env::temp_dir().join(&prefix), wiring)
+        let cgroup = |node: &str| Cgroup::create(&format!("{prefix}-{node}"));
+        let cgroups = [cgroup("node1")?, cgroup("node2")?];
+        Self::create_in(Some(cgroups), &prefix, &std::env::temp_dir().join(&prefix), wiring.into())
     }
 
     /// The folder of manifests, logs and bpffs.
@@ -247,6 +259,7 @@ impl Cluster {
             node_name: format!("node{node}"),
             manifests: self.manifests.folder().to_owned(),
             bpffs: self.bpffs(node),
+            cgroup: self.cgroup(node).map(|cgroup| cgroup.path().to_owned()),
             log: self.folder.join(format!("agent{node}.log")),
             arguments: Vec::new(),
         }
@@ -255,6 +268,11 @@ impl Cluster {
     /// Where the agent on `node` mounts its bpffs.
     pub fn bpffs(&self, node: u8) -> PathBuf {
         self.folder.join(format!("bpffs{node}"))
+    }
+
+    /// The control group of `node` (1 or 2) and its pods; none in a demo.
+    pub fn cgroup(&self, node: u8) -> Option<&Cgroup> {
+        self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node == 2)])
     }
 
     /// The namespace of `node` (1 or 2).
@@ -269,7 +287,7 @@ impl Cluster {
 
     /// Adds a pod with its servers to `node` (1 or 2); `number` (1 to 89) makes its addresses.
     pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
-        let netns = host(&format!("{}-{name}", self.prefix))?;
+        let netns = host(&format!("{}-{name}", self.prefix))?.within(self.cgroup(node));
         let on = self.node(node);
         let (v4, v6) =
             (format!("10.244.{node}.{}", 10 + number), format!("fd00:10:244:{node}::{}", 10 + number));

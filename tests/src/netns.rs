@@ -16,7 +16,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 
-use crate::cleanup::{Cleanup, NETNS_FOLDER, Resource};
+use crate::{
+    cgroup::Cgroup,
+    cleanup::{Cleanup, NETNS_FOLDER, Resource},
+};
 
 /// A prefix for the namespaces of one cluster of this process: `lb-PID-N`.
 pub fn unique_prefix() -> String {
@@ -30,6 +33,7 @@ pub fn unique_prefix() -> String {
 pub struct Netns {
     name: Arc<str>,
     file: Arc<File>,
+    cgroup: Option<Cgroup>,
     _cleanup: Option<Arc<Cleanup>>,
 }
 
@@ -50,7 +54,13 @@ impl Netns {
         let path = path(name);
         let file =
             File::open(&path).with_context(|| format!("opening network namespace {}", path.display()))?;
-        Ok(Self { name: name.into(), file: Arc::new(file), _cleanup: None })
+        Ok(Self { name: name.into(), file: Arc::new(file), cgroup: None, _cleanup: None })
+    }
+
+    /// The same namespace; what runs in it by this handle is in a control group, too.
+    #[must_use]
+    pub fn within(self, cgroup: Option<&Cgroup>) -> Self {
+        Self { cgroup: cgroup.cloned(), ..self }
     }
 
     /// The name under `/run/netns`.
@@ -67,6 +77,7 @@ impl Netns {
     pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let enter_and_work = || {
             setns(&*self.file, CloneFlags::CLONE_NEWNET)?;
+            self.cgroup.as_ref().map_or(Ok(()), Cgroup::enter)?;
             work()
         };
         thread::scope(|scope| {
@@ -77,11 +88,15 @@ impl Netns {
     /// A command that will run inside the namespace. Only the network differs: mounts stay visible.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let file = Arc::clone(&self.file);
+        let threads = self.cgroup.as_ref().and_then(|cgroup| File::create(cgroup.threads()).ok());
         let mut command = Command::new(program);
-        // SAFETY: the closure runs between fork and exec and makes one system call, which is async-signal-safe;
+        // SAFETY: the closure runs between fork and exec and makes two system calls, which are async-signal-safe;
         // it neither allocates nor locks.
         unsafe {
-            command.pre_exec(move || setns(&*file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from));
+            command.pre_exec(move || {
+                setns(&*file, CloneFlags::CLONE_NEWNET)?;
+                threads.as_ref().map_or(Ok(()), |mut threads| threads.write_all(b"0"))
+            });
         }
         command
     }

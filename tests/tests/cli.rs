@@ -81,6 +81,7 @@ impl Bed {
 
     fn settings(&self, bpffs: &str, arguments: &[&str]) -> Settings {
         Settings {
+            cgroup: None,
             node_name: "a".to_owned(),
             manifests: self.manifests(),
             bpffs: self.folder.join(bpffs),

@@ -43,8 +43,9 @@ use self::{
     writer::Writer,
 };
 use crate::{
+    cli::SocketLb,
     config::{Config, Source},
-    datapath::{BpfLogger, Datapath, Options, Stats},
+    datapath::{BpfLogger, Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root},
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
@@ -82,9 +83,6 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
             config.without_effect.join(", ")
         );
     }
-    if config.place.cgroup.is_some() {
-        warn!("--cgroup has no effect: this version has no socket hooks, only programs on devices");
-    }
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.place.bpffs.clone();
@@ -108,6 +106,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let options = Options {
         bpf_log: config.bpf_log,
         capacities: config.capacities,
+        sockets: sockets(&config),
         ..Options::new(&config.place.bpffs)
     };
     let mut datapath = Datapath::open(&options)?;
@@ -236,6 +235,25 @@ fn tell_events(source: &Source, node_name: &Arc<str>, tasks: &mut Tasks) -> Even
     tasks.spawn("events", async move { Ok(events::run(server, &node_name, outbox).await?) });
     events.starting();
     events
+}
+
+/// Which sockets are served. Without cgroup2 there is no way to.
+fn sockets(config: &Config) -> Option<SocketOptions> {
+    let scope = match config.socket_lb {
+        SocketLb::Host => SocketScope::Node,
+        SocketLb::All => SocketScope::All,
+        SocketLb::Off => return None,
+    };
+    if let Some(cgroup) = config.place.cgroup.clone() {
+        return Some(SocketOptions { cgroup, scope });
+    }
+    let reason = match cgroup_root() {
+        Ok(Some(cgroup)) => return Some(SocketOptions { cgroup, scope }),
+        Ok(None) => "no cgroup2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified)".to_owned(),
+        Err(error) => format!("cannot find the cgroup2 mount: {error}"),
+    };
+    warn!("processes of the node do not reach Services: {reason}");
+    None
 }
 
 fn follow_manifests(

@@ -211,9 +211,17 @@ impl Writer {
         self.triggered.clear();
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
-        if !std::mem::replace(&mut self.synchronised, true)
-            && let Err(error) = self.datapath.retire_other_versions()
-        {
+        if !std::mem::replace(&mut self.synchronised, true) {
+            self.complete_datapath();
+        }
+    }
+
+    /// What has to wait until the maps are complete for the first time.
+    fn complete_datapath(&self) {
+        if let Err(error) = self.datapath.attach_sockets() {
+            error!("processes of the node do not reach Services: {error}");
+        }
+        if let Err(error) = self.datapath.retire_other_versions() {
             warn!("the data plane of another version stays behind: {error}");
         }
     }

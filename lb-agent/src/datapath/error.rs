@@ -83,6 +83,19 @@ pub enum DatapathError {
         /// Why not.
         source: io::Error,
     },
+    /// The number of the network namespace, by which the programs know sockets of the node.
+    #[error("cannot ask for the number of this network namespace: {0}; kernel 5.14 and newer tell it")]
+    Netns(#[source] io::Error),
+    /// A control group cannot be used.
+    #[error("cannot {action} control group {path}: {source}{}", hint(source))]
+    Cgroup {
+        /// What was tried, a verb.
+        action: &'static str,
+        /// Its folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The kernel offers no way to wait until no program looks at old records any more.
     #[error("cannot wait for running BPF programs: {0}")]
     Grace(#[source] io::Error),

@@ -7,8 +7,9 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
-    ServiceKey, ServiceName, Settings, SourceRangeKey, Vip, capacity,
+    Address, Affinity, AffinityKey, Backend, Endpoint, EndpointName, FragmentKey, FragmentPorts, Outcome,
+    Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey,
+    Vip, capacity,
     conntrack::{Flow, Tuple},
 };
 
@@ -112,8 +113,15 @@ pub(super) const INSIDE_DEVICES: MapSpec =
 pub(super) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(super) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
 
+/// Room for one in every socket: such a map has no number of entries.
+pub(super) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
+pub(super) const SOCKET_BACKENDS: MapSpec =
+    MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);
+pub(super) const SOCKET_VIPS: MapSpec =
+    MapSpec::new::<SocketKey, Endpoint>("SOCKET_VIPS", MapType::LruHash, capacity::SOCKETS);
+
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 13] = [
+pub(super) const MAPS: [MapSpec; 16] = [
     SERVICES,
     BACKENDS,
     CONNTRACK,
@@ -127,10 +135,40 @@ pub(super) const MAPS: [MapSpec; 13] = [
     INSIDE_DEVICES,
     SETTINGS,
     SETTINGS_SLOT,
+    SOCKETS,
+    SOCKET_BACKENDS,
+    SOCKET_VIPS,
 ];
 
 /// Programs for devices with an Ethernet header, then for those without.
 pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+
+/// A program of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SocketHook {
+    pub(super) program: &'static str,
+    /// Of `enum bpf_attach_type`.
+    pub(super) attach_type: u32,
+}
+
+impl SocketHook {
+    const fn new(program: &'static str, attach_type: u32) -> Self {
+        Self { program, attach_type }
+    }
+}
+
+/// Programs for system calls on sockets, in the order in which they are attached: nobody is sent to a backend before what
+/// comes back is translated.
+pub(super) const SOCKET_HOOKS: [SocketHook; 8] = [
+    SocketHook::new("sock_recvmsg4", 19),
+    SocketHook::new("sock_recvmsg6", 20),
+    SocketHook::new("sock_peername4", 29),
+    SocketHook::new("sock_peername6", 30),
+    SocketHook::new("sock_sendmsg4", 14),
+    SocketHook::new("sock_sendmsg6", 15),
+    SocketHook::new("sock_connect4", 10),
+    SocketHook::new("sock_connect6", 11),
+];
 
 #[cfg(test)]
 mod tests {

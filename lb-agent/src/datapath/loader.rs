@@ -7,7 +7,7 @@ use std::{
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
-    programs::{ProgramError, SchedClassifier},
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
 };
 use aya_log::EbpfLogger;
 use tracing::warn;
@@ -16,7 +16,8 @@ use super::{
     BpfLogLevel, Capacities, Options,
     bpffs::{self, Folder},
     error::DatapathError,
-    layout::{self, MAPS, MapSpec, PROGRAMS, Shape},
+    layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape},
+    sockets::SocketScope,
     sys,
 };
 
@@ -46,17 +47,26 @@ impl LoadedProgram {
 /// The loaded programs, in the order of [`PROGRAMS`].
 pub(super) type Programs = [LoadedProgram; PROGRAMS.len()];
 
+/// What [`load`] has brought into the kernel.
+pub(super) struct Loaded {
+    pub(super) programs: Programs,
+    /// In the order of [`SOCKET_HOOKS`]; empty where no sockets are to be served.
+    pub(super) socket_programs: Vec<LoadedProgram>,
+    pub(super) logger: Option<BpfLogger>,
+}
+
 /// Loads maps and programs and pins both.
-pub(super) fn load(
-    folder: &Folder,
-    options: &Options,
-) -> Result<(Programs, Option<BpfLogger>), DatapathError> {
+pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
     check_object()?;
     let level = options.bpf_log.map_or(0, |level| level as u8);
     let btf = Btf::from_sys_fs().ok();
     let mut loader = EbpfLoader::new();
     // The default of the object is to log everything. With 0 the verifier removes what only the log needs.
     loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &level, false);
+    let netns = sys::netns_cookie().map_err(DatapathError::Netns)?;
+    let serve_pods =
+        u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
+    loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
     let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
         let max_entries = entries_of(path, spec, &options.capacities)?;
@@ -69,8 +79,11 @@ pub(super) fn load(
     }
     let programs = Programs::try_from(programs)
         .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
+    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
+    let socket_programs = hooks.iter().map(|hook| load_program(&mut ebpf, folder, hook.program));
+    let socket_programs = socket_programs.collect::<Result<_, _>>()?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
-    Ok((programs, logger))
+    Ok(Loaded { programs, socket_programs, logger })
 }
 
 /// Whether the kernel takes the programs: loads them with small maps of their own and lets go of both.
@@ -79,11 +92,13 @@ pub(super) fn try_load() -> Result<(), DatapathError> {
     let btf = Btf::from_sys_fs().ok();
     let mut loader = EbpfLoader::new();
     loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &0u8, false);
-    for spec in MAPS.iter().filter(|spec| spec.name != layout::STATS.name) {
+    let sized = |spec: &&MapSpec| spec.name != layout::STATS.name && spec.shape.max_entries > 0;
+    for spec in MAPS.iter().filter(sized) {
         loader.map_max_entries(spec.name, 16);
     }
     let mut ebpf = loader.load(OBJECT)?;
-    PROGRAMS.into_iter().try_for_each(|name| verify(&mut ebpf, name).map(drop))
+    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    PROGRAMS.into_iter().chain(socket_programs).try_for_each(|name| verify(&mut ebpf, name).map(drop))
 }
 
 /// Compares the maps and programs of the object with those this code knows.
@@ -103,7 +118,8 @@ fn check_object() -> Result<(), DatapathError> {
             return Err(DatapathError::Object(format!("map {} is a {found}, not a {wanted}", spec.name)));
         }
     }
-    match PROGRAMS.iter().find(|name| !object.programs.contains_key(**name)) {
+    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    match PROGRAMS.into_iter().chain(socket_programs).find(|name| !object.programs.contains_key(*name)) {
         Some(name) => Err(DatapathError::Object(format!("program {name} is missing"))),
         None => Ok(()),
     }
@@ -134,10 +150,18 @@ fn verify(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, DatapathError>
     let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
     let program = ebpf.program_mut(name);
     let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
-    let program: &mut SchedClassifier = program.try_into().map_err(failed)?;
-    program.load().map_err(failed)?;
-    let fd = program.fd().map_err(failed)?.as_fd().try_clone_to_owned();
+    let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
     fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
+}
+
+fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
+    if let Program::CgroupSockAddr(hook) = program {
+        hook.load()?;
+        return hook.fd();
+    }
+    let program: &mut SchedClassifier = program.try_into()?;
+    program.load()?;
+    program.fd()
 }
 
 fn load_program(

@@ -27,6 +27,7 @@ mod network;
 mod pinned;
 mod ports;
 mod settings;
+mod sockets;
 mod stats;
 mod sys;
 mod table;
@@ -56,6 +57,7 @@ pub use self::{
     pinned::{Attachment, MapFill, Pinned, ProgramStatus},
     ports::PortReservation,
     settings::SettingsMap,
+    sockets::{SocketAttachment, SocketOptions, SocketScope, cgroup_root},
     stats::Stats,
     table::Table,
     watch::{DeviceWatcher, detect_devices},
@@ -63,7 +65,7 @@ pub use self::{
 use self::{
     bpffs::{Folder, Lock},
     layout::MapSpec,
-    loader::Programs,
+    loader::{Loaded, LoadedProgram, Programs},
 };
 
 /// How much the programs log; every level includes those before it. The values are those of `aya_log::Level`.
@@ -125,12 +127,20 @@ pub struct Options {
     pub capacities: Capacities,
     /// How to attach; otherwise what the kernel does best.
     pub attach: Option<AttachMode>,
+    /// Which sockets are served; none, if nothing is said.
+    pub sockets: Option<SocketOptions>,
 }
 
 impl Options {
     /// The defaults, on this BPF file system.
     pub fn new(bpffs: impl Into<PathBuf>) -> Self {
-        Self { bpffs: bpffs.into(), bpf_log: None, capacities: Capacities::default(), attach: None }
+        Self {
+            bpffs: bpffs.into(),
+            bpf_log: None,
+            capacities: Capacities::default(),
+            attach: None,
+            sockets: None,
+        }
     }
 }
 
@@ -143,6 +153,8 @@ pub struct Datapath {
     maps: ServiceMaps,
     conntrack: Conntrack,
     attach: AttachMode,
+    /// The control group and its programs.
+    sockets: Option<(PathBuf, Vec<LoadedProgram>)>,
     logger: Logger,
     _lock: Lock,
 }
@@ -161,13 +173,14 @@ impl Datapath {
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
-        let (programs, logger) = loader::load(&folder, options)?;
+        let Loaded { programs, socket_programs, logger } = loader::load(&folder, options)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         Ok(Self {
             maps: ServiceMaps::open(&folder)?,
             conntrack: Conntrack::open(&folder)?,
             programs: Arc::new(programs),
             attach,
+            sockets: options.sockets.as_ref().map(|sockets| (sockets.cgroup.clone(), socket_programs)),
             logger: Logger(logger),
             folder,
             _lock: lock,
@@ -207,6 +220,15 @@ impl Datapath {
     /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
+    }
+
+    /// Puts the programs on the sockets that [`Options::sockets`] names, and takes them from all others. Call it when the
+    /// maps are complete: what they do not know is refused to processes of the node.
+    pub fn attach_sockets(&self) -> Result<(), DatapathError> {
+        match &self.sockets {
+            Some((cgroup, programs)) => sockets::attach(&self.folder, programs, cgroup),
+            None => sockets::detach(&self.folder),
+        }
     }
 
     /// The log records of the programs, if [`Options::bpf_log`] asks for them: to be flushed whenever it is readable.

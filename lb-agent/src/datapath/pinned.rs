@@ -19,6 +19,7 @@ use super::{
     maps::{ServiceMaps, slices_of},
     netlink::Netlink,
     network,
+    sockets::{self, SocketAttachment},
     stats::Stats,
     sys,
 };
@@ -196,6 +197,11 @@ impl Pinned {
             }
         }
         Ok(attachments)
+    }
+
+    /// Our programs on sockets.
+    pub fn socket_attachments(&self) -> Result<Vec<SocketAttachment>, DatapathError> {
+        sockets::attachments(&self.folder)
     }
 
     /// The ids of the pinned links by their places.

@@ -6,6 +6,7 @@
 use std::{
     ffi::CString,
     io,
+    net::{Ipv4Addr, UdpSocket},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -109,6 +110,7 @@ struct Query {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct LinkCreate {
     program: u32,
+    /// Or the descriptor of what else the program is attached to.
     ifindex: u32,
     attach_type: u32,
     flags: u32,
@@ -137,6 +139,20 @@ pub(super) struct LinkInfo {
     /// 0 when the device is gone.
     pub(super) ifindex: u32,
     attach_type: u32,
+}
+
+/// `struct bpf_link_info` of a link to a control group.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct CgroupLinkInfo {
+    link_type: u32,
+    id: u32,
+    pub(super) program_id: u32,
+    zero: u32,
+    /// Inode number of the control group's folder; 0 when it is gone.
+    pub(super) cgroup: u64,
+    pub(super) attach_type: u32,
+    zeros: u32,
 }
 
 /// Place of a program on a device. The values are those of `enum bpf_attach_type`.
@@ -223,8 +239,18 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 
 /// What the kernel knows of a tcx link.
 pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
-    let mut info = LinkInfo::zeroed();
-    let length = u32::try_from(size_of::<LinkInfo>()).map_err(io::Error::other)?;
+    object_info(link)
+}
+
+/// What the kernel knows of a link to a control group.
+pub(super) fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
+    object_info(link)
+}
+
+/// The head of what the kernel knows of a link, as far as `T` goes.
+fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
+    let mut info = T::zeroed();
+    let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
     let mut attr = ObjectInfo { fd: raw(link), length, info: pointer(std::ptr::from_mut(&mut info)) };
     // SAFETY: the kernel writes at most `length` bytes to `info`.
     unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
@@ -261,6 +287,33 @@ pub(super) fn attach_tcx(
     // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
+
+/// Attaches `program` to a control group, beside those of others. The link lives as long as a descriptor or a pin.
+pub(super) fn attach_cgroup(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr =
+        LinkCreate { program: raw(program), ifindex: raw(cgroup), attach_type, ..LinkCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// The number of the network namespace of this thread, by which programs know it.
+pub(super) fn netns_cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
+    // SAFETY: the kernel writes at most `length` octets to `cookie`, which is that large, and the length to `length`.
+    let result = unsafe {
+        let value = (&raw mut cookie).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut length)
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Replaces the program of a link: every packet sees the old one or the new one.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {

@@ -7,7 +7,7 @@ use super::{conntrack::now, maps::AFFINITY, services};
 
 /// The slot of the backend that the client belongs to; [`NONE`] where it belongs to none that the service still has.
 #[inline(never)]
-pub(super) fn find(client: &Address, service: &Service) -> u32 {
+pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     // SAFETY: the value is copied at once. One that was reused meanwhile names a backend of another service; then it is
     // none of ours, or as good as any.
     let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else { return NONE };
@@ -18,11 +18,11 @@ pub(super) fn find(client: &Address, service: &Service) -> u32 {
 }
 
 /// No slot: the arena has far fewer.
-pub(super) const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// Notes that the client has made a connection to this backend.
 #[inline(never)]
-pub(super) fn remember(client: &Address, service: u32, backend: &Backend) {
+pub(crate) fn remember(client: &Address, service: u32, backend: &Backend) {
     let affinity = Affinity { address: backend.address, port: backend.port, zeros: 0, last_used: now() };
     // An LRU map always has room; should this fail nevertheless, the next connection is balanced anew.
     AFFINITY.insert(&key(client, service), &affinity, 0).unwrap_or_default();

@@ -12,7 +12,7 @@ use super::{maps::CONNTRACK, services, settings, skb::Skb};
 
 /// The moment that entries note.
 #[inline(always)]
-pub(super) fn now() -> Tick {
+pub(crate) fn now() -> Tick {
     // SAFETY: takes nothing and has no side effects. Coarse time is as good as its tick of a second and far cheaper.
     Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() })
 }

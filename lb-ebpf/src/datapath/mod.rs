@@ -9,22 +9,22 @@
 //! The common path is one function; the rarer ones are subprograms (`#[inline(never)]`), because all frames of a call
 //! chain share 512 octets of stack. A subprogram returns one register, hence a plain [`Outcome`].
 
-mod affinity;
+pub(crate) mod affinity;
 mod answer;
-mod conntrack;
+pub(crate) mod conntrack;
 mod fragments;
 mod icmp;
 mod log;
 mod maps;
 mod masquerade;
-mod new_flow;
+pub(crate) mod new_flow;
 mod open;
-mod services;
-mod settings;
+pub(crate) mod services;
+pub(crate) mod settings;
 mod skb;
 pub(crate) mod stats;
 mod translate;
-mod vips;
+pub(crate) mod vips;
 
 use lb_common::{
     Outcome,

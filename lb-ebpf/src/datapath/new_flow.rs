@@ -52,6 +52,6 @@ fn admit(service: &Service, client: &Address) -> Result<(), Outcome> {
 }
 
 #[inline(never)]
-fn is_in_source_range(service: u32, client: &Address) -> bool {
+pub(crate) fn is_in_source_range(service: u32, client: &Address) -> bool {
     SOURCE_RANGES.get(&Key::new(SourceRange::BITS, SourceRange::new(service, *client))).is_some()
 }

@@ -9,7 +9,7 @@ use super::{
 
 /// The settings that count now; `None` as long as no agent has written any.
 #[inline(always)]
-pub(super) fn current() -> Option<&'static Settings> {
+pub(crate) fn current() -> Option<&'static Settings> {
     let slot = *SETTINGS_SLOT.get(0)? & 1;
     SETTINGS.get(slot).filter(|settings| settings.ports != 0)
 }
@@ -32,6 +32,6 @@ fn is_inside(device: u32, source: &Address) -> bool {
 
 /// Whether the address belongs to the cluster IPs.
 #[inline(never)]
-pub(super) fn is_in_service_range(address: &Address) -> bool {
+pub(crate) fn is_in_service_range(address: &Address) -> bool {
     current().is_some_and(|settings| settings.service_ranges.contain(address))
 }

@@ -6,7 +6,7 @@ use lb_ebpf::packet::Packet;
 use super::{answer, maps::VIPS, settings, skb::Skb};
 
 #[inline(always)]
-fn lookup(address: &Address) -> Option<Vip> {
+pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     // SAFETY: one word, copied at once.
     unsafe { VIPS.get(address) }.copied()
 }

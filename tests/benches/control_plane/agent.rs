@@ -109,6 +109,7 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
         manifests.write(&name, &text)?;
     }
     let settings = Settings {
+        cgroup: None,
         node_name: "bench".to_owned(),
         manifests: manifests.folder().to_owned(),
         bpffs: path.join("bpffs"),

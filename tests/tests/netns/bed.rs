@@ -54,6 +54,13 @@ impl Bed {
         self.agent = Some(self.cluster.start_agent(1).unwrap());
     }
 
+    /// Starts the agent on node1 with more arguments.
+    pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
+        let mut settings = self.cluster.agent_settings(1);
+        settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self.agent = Some(Agent::start(&self.cluster.node1, settings).unwrap());
+    }
+
     /// Writes a service with the ports HTTP and UDP.
     pub(crate) fn put(&self, name: &str, cluster_ips: [IpAddr; 2], pods: &[&str]) {
         self.cluster.manifests.put(&self.service(name, cluster_ips, pods)).unwrap();

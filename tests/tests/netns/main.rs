@@ -12,6 +12,7 @@ mod hairpin;
 mod lifetime;
 mod path_mtu;
 mod reject;
+mod sockets;
 mod testbed;
 mod transfer;
 mod untouched;

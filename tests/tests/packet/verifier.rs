@@ -1,11 +1,26 @@
 //! The verifier gate: every program, in every way the agent loads it.
 
-use aya::{EbpfLoader, programs::SchedClassifier};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{CgroupSockAddr, ProgramError, ProgramInfo, SchedClassifier},
+};
 
 use super::bench::PROGRAMS;
 
 /// The kernel's limit (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const LIMIT: u32 = 1_000_000;
+
+/// Programs on system calls.
+const SOCKET_PROGRAMS: [&str; 8] = [
+    "sock_connect4",
+    "sock_connect6",
+    "sock_sendmsg4",
+    "sock_sendmsg6",
+    "sock_recvmsg4",
+    "sock_recvmsg6",
+    "sock_peername4",
+    "sock_peername6",
+];
 
 /// Maps of the default sizes; logging off (what is deployed) and at each level of aya-log.
 #[test]
@@ -14,14 +29,30 @@ fn every_program_loads() {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
-        for name in PROGRAMS {
-            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
-            program.load().unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
-            let verified = program.info().unwrap().verified_instruction_count();
+        for name in PROGRAMS.into_iter().chain(SOCKET_PROGRAMS) {
+            let info = load(&mut ebpf, name);
+            let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
+            let verified = info.verified_instruction_count();
             println!("log level {level}: {name:14} {verified:?} of {LIMIT} instructions verified");
             assert!(verified.is_none_or(|count| count < LIMIT / 2), "{name} is about to hit the limit");
         }
         let found: Vec<&str> = ebpf.programs().map(|(name, _)| name).collect();
-        assert_eq!(found.len(), PROGRAMS.len(), "a program that is not tested here: {found:?}");
+        assert_eq!(
+            found.len(),
+            PROGRAMS.len() + SOCKET_PROGRAMS.len(),
+            "a program that is not tested here: {found:?}"
+        );
     }
+}
+
+fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo, ProgramError> {
+    let program = ebpf.program_mut(name).unwrap();
+    if SOCKET_PROGRAMS.contains(&name) {
+        let program: &mut CgroupSockAddr = program.try_into()?;
+        program.load()?;
+        return program.info();
+    }
+    let program: &mut SchedClassifier = program.try_into()?;
+    program.load()?;
+    program.info()
 }

@@ -60,7 +60,13 @@ fn write_web(cluster: &Cluster, pods: &[&str]) -> Result<()> {
             .iter()
             .map(SocketAddr::ip)
             .collect(),
-        ports: vec![Port { name: "http", protocol: "TCP", port: 80, target_port: HTTP_PORT, node_port: None }],
+        ports: vec![Port {
+            name: "http",
+            protocol: "TCP",
+            port: 80,
+            target_port: HTTP_PORT,
+            node_port: None,
+        }],
         endpoints: pods.iter().filter_map(endpoint).collect(),
         ..Service::default()
     };

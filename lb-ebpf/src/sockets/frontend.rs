@@ -1,0 +1,108 @@
+//! What an address is for a socket, and which backend it gets.
+
+use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use lb_common::{Address, Backend, Outcome, Service, ServiceKey, protocol, service_flags, vip_flags};
+use lb_ebpf::schedule;
+
+use super::call::Call;
+use crate::datapath::{affinity, new_flow::is_in_source_range, services, settings, vips};
+
+/// The service that the socket may use under this address; [`Outcome::NoService`] where the address is none of ours.
+///
+/// Sockets of other namespaces are served only where nothing is in question: otherwise their packets decide, which have
+/// a source address, and can be dropped without a word.
+#[inline(always)]
+pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
+    let service = match services::find(key) {
+        Ok(service) => service.for_client(true),
+        Err(Outcome::NoService) if call.is_of_node() => return Err(unlisted(key)),
+        Err(other) => return Err(other),
+    };
+    let verdict = admit(&service, key);
+    if call.is_of_node() {
+        return verdict.map(|()| service);
+    }
+    let limited = service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES;
+    if verdict.is_err() || service.flags & limited != 0 {
+        return Err(Outcome::NoService);
+    }
+    Ok(service)
+}
+
+/// Whether the service takes processes of the node, and can serve them.
+#[inline(always)]
+fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
+    if service.flags & service_flags::SOURCE_RANGES != 0
+        && !is_in_source_range(service.id, &node_address(&key.address))
+    {
+        return Err(Outcome::SourceNotAllowed);
+    }
+    if service.backends_count > 0 {
+        return Ok(());
+    }
+    if service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0 {
+        return Err(Outcome::NoLocalBackend);
+    }
+    Err(rejection(key))
+}
+
+/// An address and port that no service has: refused where the address is a cluster IP, or could become one.
+#[inline(never)]
+fn unlisted(key: &ServiceKey) -> Outcome {
+    if !settings::is_in_service_range(&key.address) {
+        return Outcome::NoService;
+    }
+    match vips::lookup(&key.address) {
+        None => Outcome::UnknownVip,
+        Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
+        Some(_) => rejection(key),
+    }
+}
+
+#[inline(always)]
+const fn rejection(key: &ServiceKey) -> Outcome {
+    if key.protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
+}
+
+/// A backend for a connection, or for a datagram that belongs to none.
+#[inline(always)]
+pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
+    if service.affinity_seconds == 0 {
+        return services::backend(schedule::choose(service, random())).ok_or(Outcome::NoBackend);
+    }
+    let client = client(call, &key.address);
+    let kept = affinity::find(&client, service);
+    let slot = if kept == affinity::NONE { schedule::choose(service, random()) } else { kept };
+    let backend = services::backend(slot).ok_or(Outcome::NoBackend)?;
+    affinity::remember(&client, service.id, backend);
+    Ok(backend)
+}
+
+/// Whom affinity takes a socket for. The source address is not known before a route is, and all processes of the node
+/// would have the same anyway; those of another namespace have the number of that, in a network that no packet comes
+/// from (`100::/64`, RFC 6666).
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
+fn client(call: &Call, vip: &Address) -> Address {
+    if call.is_of_node() {
+        return node_address(vip);
+    }
+    let netns = call.netns();
+    Address::from_words([u32::from_be(0x0100_0000), 0, (netns >> 32) as u32, netns as u32])
+}
+
+/// The node's own address of the family of `like`.
+#[inline(always)]
+fn node_address(like: &Address) -> Address {
+    match settings::current() {
+        Some(settings) if like.is_v4() => settings.source_v4,
+        Some(settings) => settings.source_v6,
+        None => Address::default(),
+    }
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: takes nothing and has no side effects.
+    unsafe { bpf_get_prandom_u32() }
+}

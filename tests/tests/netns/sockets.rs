@@ -1,0 +1,214 @@
+//! Processes of the node: their system calls are translated, so that no packet of theirs carries a virtual address.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    agent,
+    client::{Connection, PATIENCE, REFUSED, any_address, ask_http, ask_udp, echo, udp_socket},
+    wait_for,
+};
+
+use crate::bed::{Bed, HTTP, WEB, http, udp, vips};
+
+/// The address as an IPv6 socket writes it.
+fn mapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// The same frontends as IPv4 and IPv6 sockets name them.
+fn names(of: fn(IpAddr) -> SocketAddr) -> [SocketAddr; 3] {
+    [of(WEB[0]), of(WEB[1]), mapped(of(WEB[0]))]
+}
+
+#[test]
+fn processes_of_the_node_reach_local_and_remote_backends() {
+    for pod in ["pod1", "pod3"] {
+        let bed = Bed::with_web(&[pod]);
+        for to in names(http) {
+            let mut connection = Connection::open(&bed.cluster.node1, to).unwrap();
+            assert_eq!(connection.ask().unwrap().server, pod, "{to}");
+            assert_eq!(connection.stream().peer_addr().unwrap(), to, "getpeername");
+            connection.upload(1 << 20).unwrap();
+            connection.download(1 << 20).unwrap();
+        }
+        for to in names(udp) {
+            let socket = udp_socket(&bed.cluster.node1, to).unwrap();
+            for _ in 0..3 {
+                assert_eq!(echo(&socket, b"?").unwrap().server, pod, "{to}");
+            }
+            assert_eq!(socket.peer_addr().unwrap(), to, "getpeername");
+            socket.send(b"?").unwrap();
+            assert_eq!(socket.recv_from(&mut [0; 128]).unwrap().1, to, "recvmsg on a connected socket");
+        }
+    }
+}
+
+/// A UDP socket of the node that is not connected, of the family of `like`.
+fn free_socket(bed: &Bed, like: SocketAddr) -> UdpSocket {
+    let socket = bed.cluster.node1.run(|| UdpSocket::bind((any_address(like.ip()), 0))).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Sends a datagram to an address; who answers, and from where.
+fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
+    socket.send_to(b"?", to)?;
+    let mut buffer = [0; 128];
+    let (length, from) = socket.recv_from(&mut buffer)?;
+    let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+    Ok((text.split(' ').next().unwrap_or_default().to_owned(), from))
+}
+
+#[test]
+fn sockets_that_are_not_connected_hear_the_virtual_address_and_keep_their_backend() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    for to in names(udp) {
+        let servers: BTreeSet<String> = (0..30)
+            .map(|_| {
+                let socket = free_socket(&bed, to);
+                let first = exchange(&socket, to).unwrap();
+                assert_eq!(first.1, to);
+                for _ in 0..5 {
+                    assert_eq!(exchange(&socket, to).unwrap(), first);
+                }
+                first.0
+            })
+            .collect();
+        assert_eq!(servers.len(), 4, "30 sockets of 4 backends: {servers:?}");
+    }
+}
+
+#[test]
+fn two_services_with_one_backend_are_told_apart_by_who_was_asked_last() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("also-web", vips(11), &["pod2"]);
+    for (one, other) in WEB.into_iter().zip(vips(11)) {
+        wait_for(PATIENCE, || ask_http(&bed.cluster.node1, http(other)).ok()).unwrap();
+        let socket = free_socket(&bed, udp(one));
+        for vip in [one, other, one, other] {
+            assert_eq!(exchange(&socket, udp(vip)).unwrap().1, udp(vip));
+        }
+    }
+}
+
+#[test]
+fn answers_that_the_socket_did_not_ask_through_a_service_for_are_left_alone() {
+    let bed = Bed::with_web(&["pod2"]);
+    let pod = bed.cluster.pod("pod2").unwrap();
+    for vip in WEB {
+        let through_the_service = free_socket(&bed, udp(vip));
+        exchange(&through_the_service, udp(vip)).unwrap();
+        let directly = free_socket(&bed, udp(vip));
+        assert_eq!(exchange(&directly, pod.udp(vip)).unwrap().1, pod.udp(vip));
+    }
+}
+
+#[test]
+fn without_backends_connections_and_datagrams_are_refused_at_once() {
+    let bed = Bed::with_web(&[]);
+    let start = Instant::now();
+    for to in names(http) {
+        assert_eq!(ask_http(&bed.cluster.node1, to).unwrap_err().kind(), REFUSED, "{to}");
+    }
+    for to in names(udp) {
+        assert_eq!(udp_socket(&bed.cluster.node1, to).unwrap_err().kind(), REFUSED, "{to}");
+        assert_eq!(exchange(&free_socket(&bed, to), to).unwrap_err().kind(), REFUSED, "{to}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_socket_that_keeps_sending_follows_its_service() {
+    let bed = Bed::with_web(&["pod1"]);
+    let sockets = names(udp).map(|to| (free_socket(&bed, to), to));
+    let all_hear_from = |pod: &str| {
+        for (socket, to) in &sockets {
+            let heard = || exchange(socket, *to).ok().filter(|answer| *answer == (pod.to_owned(), *to));
+            wait_for(PATIENCE, heard).unwrap_or_else(|| panic!("{to} does not lead to {pod}"));
+        }
+    };
+    all_hear_from("pod1");
+    // Replaced; away and back with another one; deleted and made again.
+    bed.put("web", WEB, &["pod3"]);
+    all_hear_from("pod3");
+    bed.put("web", WEB, &[]);
+    for (socket, to) in &sockets {
+        let refused = || exchange(socket, *to).err().filter(|error| error.kind() == REFUSED);
+        wait_for(PATIENCE, refused).unwrap();
+    }
+    bed.put("web", WEB, &["pod2"]);
+    all_hear_from("pod2");
+    bed.cluster.manifests.remove("web").unwrap();
+    for (socket, to) in &sockets {
+        wait_for(PATIENCE, || exchange(socket, *to).is_err().then_some(())).unwrap();
+    }
+    bed.put("web", WEB, &["pod4"]);
+    all_hear_from("pod4");
+}
+
+#[test]
+fn affinity_holds_for_the_node_as_a_whole() {
+    let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
+    let servers = |port: fn(IpAddr) -> SocketAddr| -> BTreeSet<String> {
+        let ask = || match port(WEB[0]).port() {
+            HTTP => ask_http(&bed.cluster.node1, port(WEB[0])).unwrap().server,
+            _ => ask_udp(&bed.cluster.node1, port(WEB[0]), 64).unwrap().server,
+        };
+        (0..30).map(|_| ask()).collect()
+    };
+    assert!(servers(http).len() > 1 && servers(udp).len() > 1);
+    let yaml = bed.service("web", WEB, &["pod1", "pod2", "pod3", "pod4"]).yaml();
+    let sticky = yaml.replacen("spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1);
+    bed.cluster.manifests.write("web", &sticky).unwrap();
+    for port in [http, udp] {
+        let one = wait_for(PATIENCE, || Some(servers(port)).filter(|servers| servers.len() == 1)).unwrap();
+        assert_eq!(servers(port), one);
+    }
+}
+
+#[test]
+fn pods_of_other_networks_are_left_alone_unless_asked_for() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let peer_seen_by_packets = |bed: &Bed| outcome(bed, "new_flow");
+    for everybody in [false, true] {
+        if everybody {
+            bed.agent.take().unwrap().terminate().unwrap();
+            bed.start_agent_with(&["--socket-lb", "all"]);
+        }
+        for to in names(http) {
+            let before = (peer_seen_by_packets(&bed), conntrack(&bed));
+            let mut connection = Connection::open(bed.netns("pod1"), to).unwrap();
+            assert_eq!(connection.ask().unwrap().server, "pod2");
+            assert_eq!(connection.stream().peer_addr().unwrap(), to);
+            assert_eq!(peer_seen_by_packets(&bed), before.0 + 1, "each connection counts once");
+            assert_eq!(conntrack(&bed) > before.1, !everybody, "translated packet by packet, {to}");
+        }
+    }
+}
+
+/// What `status` counts under this outcome.
+fn outcome(bed: &Bed, name: &str) -> u64 {
+    let outcomes = &status(bed)["outcomes"];
+    let entry = outcomes.as_array().unwrap().iter().find(|entry| entry["outcome"] == name).unwrap();
+    entry["packets"].as_u64().unwrap()
+}
+
+/// How many connections the kernel tracks packet by packet.
+fn conntrack(bed: &Bed) -> usize {
+    let output = bed.agent.as_ref().unwrap().ask(&["conntrack", "list", "-o", "json"]).unwrap();
+    let flows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    flows.as_array().unwrap().len()
+}
+
+fn status(bed: &Bed) -> serde_json::Value {
+    let output = agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["status", "-o", "json"]).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
