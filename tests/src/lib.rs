@@ -15,6 +15,7 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;
+pub mod http;
 pub mod icmp;
 pub mod manifests;
 pub mod netns;

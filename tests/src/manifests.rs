@@ -135,6 +135,8 @@ pub struct Exposure {
     pub internal_local: bool,
     /// `spec.externalTrafficPolicy: Local`
     pub external_local: bool,
+    /// `spec.healthCheckNodePort`
+    pub health_check_node_port: Option<u16>,
     /// `spec.sessionAffinity: ClientIP` with this time-out in seconds
     pub affinity: Option<u32>,
 }
@@ -214,6 +216,9 @@ impl Service {
         }
         if self.exposure.external_local {
             writeln!(yaml, "  externalTrafficPolicy: Local")?;
+        }
+        if let Some(port) = self.exposure.health_check_node_port {
+            writeln!(yaml, "  healthCheckNodePort: {port}")?;
         }
         if let Some(seconds) = affinity {
             writeln!(yaml, "  sessionAffinity: ClientIP")?;

@@ -9,6 +9,7 @@ mod bed;
 mod devices;
 mod edits;
 mod hairpin;
+mod health;
 mod lifetime;
 mod path_mtu;
 mod reject;

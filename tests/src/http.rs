@@ -1,0 +1,53 @@
+//! What the agent says over HTTP, as a load balancer, a probe or a scraper sees it.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use crate::netns::Netns;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An answer of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The code of its status line.
+    pub code: u16,
+    /// Names, in lower case, and values.
+    pub headers: Vec<(String, String)>,
+    /// Everything after the headers.
+    pub body: String,
+}
+
+impl Answer {
+    /// The value of a header, whose name is in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let mut lines = head.lines();
+        let code = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let header = |line: &str| {
+            let (name, value) = line.split_once(": ")?;
+            Some((name.to_lowercase(), value.to_owned()))
+        };
+        Some(Self { code, headers: lines.map(header).collect::<Option<_>>()?, body: body.to_owned() })
+    }
+}
+
+/// Gets `path` from a server on a new connection out of `netns`.
+pub fn get(netns: &Netns, server: SocketAddr, path: &str) -> io::Result<Answer> {
+    let mut stream = netns.run(|| TcpStream::connect_timeout(&server, PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("no HTTP answer: {text:?}"));
+    Answer::parse(&text).ok_or_else(malformed)
+}

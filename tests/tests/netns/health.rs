@@ -1,0 +1,195 @@
+//! What load balancers, probes and scrapers are told.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use lb_tests::{
+    client::REFUSED,
+    http::{self, Answer},
+    manifests::{Endpoint, Exposure, Service, Type},
+    wait_for,
+};
+
+use crate::bed::{Bed, WEB};
+
+const PORT: u16 = 32_000;
+/// node1 as the client outside reaches it.
+const NODE1: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
+];
+const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
+/// The longest time from a change of the manifests to what is told of it.
+const PROMPTLY: Duration = Duration::from_secs(2);
+
+/// `web` as a load balancer's service with these endpoints.
+fn exposed(bed: &Bed, endpoints: Vec<Endpoint>) -> Service {
+    let exposure = Exposure {
+        kind: Type::LoadBalancer,
+        external_local: true,
+        health_check_node_port: Some(PORT),
+        ..Exposure::default()
+    };
+    Service { endpoints, exposure, ..bed.service("web", WEB, &[]) }
+}
+
+fn endpoint(bed: &Bed, pod: &str) -> Endpoint {
+    bed.cluster.pod(pod).unwrap().endpoint()
+}
+
+fn check(bed: &Bed, node: IpAddr, port: u16) -> io::Result<Answer> {
+    http::get(&bed.cluster.client, SocketAddr::new(node, port), "/healthz")
+}
+
+/// Waits until the health check of both families says this.
+fn assert_told(bed: &Bed, port: u16, local_endpoints: usize) {
+    for node in NODE1 {
+        let weight = Some(local_endpoints.to_string());
+        let mut last = None;
+        let told = wait_for(PROMPTLY, || {
+            let answer = check(bed, node, port);
+            let right = answer
+                .as_ref()
+                .is_ok_and(|answer| answer.header("x-load-balancing-endpoint-weight") == weight.as_deref());
+            last = Some(answer);
+            right.then_some(())
+        });
+        let answer = last.unwrap();
+        assert!(told.is_some(), "{node} {port}: {answer:?} instead of {local_endpoints}");
+        let answer = answer.unwrap();
+        assert_eq!(answer.code, if local_endpoints > 0 { 200 } else { 503 }, "{answer:?}");
+        let body = format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t}},\n\
+             \t\"localEndpoints\": {local_endpoints},\n\t\"serviceProxyHealthy\": true\n}}"
+        );
+        assert_eq!(answer.body, body);
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+    }
+}
+
+fn assert_refused(bed: &Bed, port: u16) {
+    for node in NODE1 {
+        let refused = || check(bed, node, port).is_err_and(|error| error.kind() == REFUSED).then_some(());
+        assert!(wait_for(PROMPTLY, refused).is_some(), "{node} {port}: {:?}", check(bed, node, port));
+    }
+}
+
+#[test]
+fn load_balancers_are_told_how_many_endpoints_are_ready_here() {
+    let bed = Bed::with_web(&[]);
+    let [pod1, pod2, pod3] = ["pod1", "pod2", "pod3"].map(|pod| endpoint(&bed, pod));
+    for (endpoints, count) in [
+        (vec![pod1.clone(), pod3.clone()], 1),
+        (vec![pod1.clone(), pod2.clone(), pod3.clone()], 2),
+        (vec![pod1.clone().unready(), pod2.clone(), pod3.clone()], 1),
+        (vec![pod1.clone().unready(), pod2.clone().terminating()], 0),
+        (vec![pod1], 1),
+        (vec![pod3], 0),
+        (vec![pod2], 1),
+    ] {
+        bed.cluster.manifests.put(&exposed(&bed, endpoints)).unwrap();
+        assert_told(&bed, PORT, count);
+    }
+}
+
+#[test]
+fn a_health_check_goes_with_its_service() {
+    let bed = Bed::with_web(&["pod1"]);
+    assert_refused(&bed, PORT);
+    let mut service = exposed(&bed, vec![endpoint(&bed, "pod1")]);
+    let put = |service: &Service| bed.cluster.manifests.put(service).unwrap();
+    put(&service);
+    assert_told(&bed, PORT, 1);
+    service.exposure.health_check_node_port = Some(PORT + 1);
+    put(&service);
+    assert_told(&bed, PORT + 1, 1);
+    assert_refused(&bed, PORT);
+
+    // What a change of the policy does in a cluster: the API server takes the port back.
+    (service.exposure.external_local, service.exposure.health_check_node_port) = (false, None);
+    put(&service);
+    assert_refused(&bed, PORT + 1);
+    (service.exposure.external_local, service.exposure.health_check_node_port) = (true, Some(PORT));
+    put(&service);
+    assert_told(&bed, PORT, 1);
+    bed.cluster.manifests.remove("web").unwrap();
+    assert_refused(&bed, PORT);
+}
+
+#[test]
+fn a_taken_port_is_said_once_and_served_when_it_is_free() {
+    let bed = Bed::with_web(&["pod1"]);
+    let taken = bed.cluster.node1.run(|| TcpListener::bind(("::", PORT))).unwrap();
+    bed.cluster.manifests.put(&exposed(&bed, vec![endpoint(&bed, "pod1")])).unwrap();
+    let agent = bed.agent.as_ref().unwrap();
+    let said = || agent.log().matches("cannot serve the health of a Service").count();
+    wait_for(PROMPTLY, || (said() == 2).then_some(())).unwrap_or_else(|| panic!("{}", agent.log()));
+    assert!(agent.log().contains("Address already in use"), "{}", agent.log());
+    assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 2.0);
+    // Longer than until the second attempt.
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(said(), 2, "once for each family");
+    drop(taken);
+    let served = || check(&bed, NODE1[0], PORT).is_ok().then_some(());
+    wait_for(Duration::from_secs(5), served).unwrap_or_else(|| panic!("{}", agent.log()));
+    assert_told(&bed, PORT, 1);
+    assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 0.0);
+}
+
+fn text(bed: &Bed, server: SocketAddr, path: &str) -> String {
+    let answer = http::get(&bed.cluster.node1, server, path).unwrap();
+    assert_eq!(answer.code, 200, "{path}: {answer:?}");
+    answer.body
+}
+
+/// The value of a metric, named with its labels.
+fn metric(bed: &Bed, name: &str) -> f64 {
+    let text = text(bed, METRICS, "/metrics");
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{name} is missing in {text}")).parse().unwrap()
+}
+
+#[test]
+fn probes_and_scrapers_are_answered() {
+    let bed = Bed::with_web(&["pod1"]);
+    for path in ["/healthz", "/livez"] {
+        assert!(text(&bed, HEALTHZ, path).contains("lastUpdated"));
+    }
+    let value = |name: &str| metric(&bed, name);
+    assert_eq!(value("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"), 1.0);
+    assert!(value("kubeproxy_proxy_healthz_total{code=\"200\"}") >= 1.0);
+    assert_eq!(value("kubeproxy_sync_proxy_rules_service_changes_pending"), 0.0);
+    assert!(value("kubeproxy_sync_proxy_rules_endpoint_changes_total") >= 2.0);
+    let updated = value("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}");
+    let queued = value("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv6\"}");
+    assert!(0.0 < queued && queued <= updated, "{queued} {updated}");
+
+    let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
+    bed.put("web", WEB, &["pod2"]);
+    wait_for(PROMPTLY, || (value(partial) >= 1.0).then_some(())).expect("another synchronisation");
+}
+
+#[test]
+fn endpoints_on_other_nodes_only_are_counted() {
+    let bed = Bed::with_web(&[]);
+    let no_local = |policy: &str| {
+        let labels = format!("ip_family=\"IPv4\",traffic_policy=\"{policy}\"");
+        metric(&bed, &format!("kubeproxy_sync_proxy_rules_no_local_endpoints_total{{{labels}}}"))
+    };
+    let mut service = exposed(&bed, vec![endpoint(&bed, "pod3")]);
+    service.exposure.load_balancer_ips = vec![[203, 0, 113, 9].into()];
+    service.exposure.internal_local = true;
+    let counted = |service: &Service, expected: f64| {
+        bed.cluster.manifests.put(service).unwrap();
+        let right = || (["internal", "external"].map(no_local) == [expected; 2]).then_some(());
+        wait_for(PROMPTLY, right).unwrap_or_else(|| panic!("{:?}", ["internal", "external"].map(no_local)));
+    };
+    counted(&service, 2.0);
+    service.endpoints = vec![endpoint(&bed, "pod1")];
+    counted(&service, 0.0);
+}
