@@ -12,3 +12,4 @@ pub mod kubernetes;
 pub mod manifests;
 pub mod metrics;
 pub mod node;
+pub mod zpages;

@@ -5,6 +5,7 @@ mod check;
 mod configz;
 mod error;
 mod file;
+mod flagz;
 mod kube_proxy;
 #[cfg(test)]
 mod tests;

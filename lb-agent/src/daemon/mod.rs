@@ -24,6 +24,7 @@ mod writer;
 use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use jiff::Timestamp;
 use lb_common::Outcome;
 use lb_core::{model::SourceEvent, plan::Contents};
 use tokio::{
@@ -50,6 +51,7 @@ use crate::{
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
+    zpages::{self, About},
 };
 
 /// The tasks mostly wait; two threads let the health check answer while the writer writes.
@@ -114,11 +116,17 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let adopted = contents.service_labels.len();
     info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
 
+    let metrics = Arc::new(Metrics::new(datapath.stats()?));
+    let about = About {
+        configz: config.configz(),
+        flagz: config.flagz(),
+        started: Timestamp::now(),
+        metrics: Arc::clone(&metrics),
+    };
     let policy = config.policy();
     let node_options = node_options(&config);
     let node_name = Arc::clone(&policy.node_name);
     let state = Arc::new(State::new(config.node_name));
-    let metrics = Arc::new(Metrics::new(datapath.stats()?));
     if let Some(logger) = datapath.take_logger() {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
@@ -139,7 +147,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     devices.sync()?;
     tasks.spawn("devices", devices.run());
 
-    serve_http((config.healthz, config.metrics), &state, &metrics, node_info, tasks);
+    serve_http((config.healthz, config.metrics), about, &state, node_info, tasks);
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
@@ -182,19 +190,20 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
 /// Serves health and metrics, where somebody wants to see them.
 fn serve_http(
     (healthz, metrics_address): (Option<SocketAddr>, Option<SocketAddr>),
+    about: About,
     state: &Arc<State>,
-    metrics: &Arc<Metrics>,
     node_info: watch::Receiver<NodeInfo>,
     tasks: &mut Tasks,
 ) {
     if let Some(address) = healthz {
         let state = Arc::clone(state);
         let eligible = move || node_info.borrow().eligible;
-        let router = health::router(move || state.health(), eligible, Arc::clone(metrics));
+        let router = health::router(move || state.health(), eligible, Arc::clone(&about.metrics));
         tasks.spawn("healthz", http::serve("/healthz", address, router));
     }
     if let Some(address) = metrics_address {
-        tasks.spawn("metrics", http::serve("/metrics", address, metrics::router(Arc::clone(metrics))));
+        let router = metrics::router(Arc::clone(&about.metrics)).merge(zpages::router(about));
+        tasks.spawn("metrics", http::serve("/metrics", address, router));
     }
 }
 

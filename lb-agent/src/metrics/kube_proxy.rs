@@ -121,6 +121,22 @@ impl KubeProxy {
         registry.register(name, "Flows that were forgotten so", self.conntrack_deleted.clone());
         registry.register("proxy_healthz", "Answers of /healthz by their code", self.healthz.clone());
         registry.register("proxy_livez", "Answers of /livez by their code", self.livez.clone());
+        self.begin();
+    }
+
+    /// Shows what has not happened yet as 0: only what is there from the start can be seen to grow.
+    fn begin(&self) {
+        let Self { sync, full_sync, partial_sync, programming, conntrack_sync, .. } = self;
+        for family in both() {
+            for histogram in [sync, full_sync, partial_sync, programming, conntrack_sync] {
+                drop(histogram.get_or_create(&family));
+            }
+            drop(self.conntrack_deleted.get_or_create(&family));
+        }
+        for code in [200, 503] {
+            drop(self.healthz.get_or_create(&Code { code }));
+            drop(self.livez.get_or_create(&Code { code }));
+        }
     }
 
     fn register_synchronisation(&self, registry: &mut Registry) {

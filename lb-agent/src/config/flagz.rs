@@ -1,0 +1,156 @@
+//! What holds, told as flags: the page `/flagz`.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::Path};
+
+use super::{Config, DetectLocal, NodePortAddresses, SocketLb, Source};
+use crate::{cli::LogFormat, datapath::BpfLogLevel, kubernetes::ApiServer};
+
+impl Config {
+    /// The effective value of every flag of `run` by its name; empty where nothing was said and nothing is meant.
+    pub fn flagz(&self) -> BTreeMap<&'static str, String> {
+        let path = |path: &Path| path.display().to_string();
+        let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
+        let mut flags = self.node_flags();
+        flags.extend([
+            ("bpffs", path(&self.place.bpffs)),
+            ("cgroup", self.place.cgroup.as_deref().map(path).unwrap_or_default()),
+            ("node-name", self.node_name.clone()),
+            ("wire-device", list(&self.devices.wire)),
+            ("workload-device", list(&self.devices.workload)),
+            ("healthz-bind-address", address(self.healthz)),
+            ("metrics-bind-address", address(self.metrics)),
+            ("log-level", self.log_filter.clone().unwrap_or_default()),
+            ("log-format", log_format(self.log_format).to_owned()),
+            ("bpf-log", bpf_log(self.bpf_log).to_owned()),
+            ("max-frontends", self.capacities.services.to_string()),
+            ("max-backends", self.capacities.backends.to_string()),
+            ("max-connections", (self.capacities.conntrack / 2).to_string()),
+        ]);
+        let (manifests, kubeconfig) = match &self.source {
+            Source::Manifests(dir) => (path(dir), String::new()),
+            Source::ApiServer(ApiServer::Kubeconfig(file)) => (String::new(), path(file)),
+            Source::ApiServer(ApiServer::InCluster) => Default::default(),
+        };
+        flags.extend([("manifests", manifests), ("kubeconfig", kubeconfig)]);
+        flags
+    }
+
+    /// The flags about addresses.
+    fn node_flags(&self) -> BTreeMap<&'static str, String> {
+        let (mut cidrs, mut bridge, mut prefix) = Default::default();
+        let mode = match &self.detect_local {
+            DetectLocal::Never => "ClusterCIDR",
+            DetectLocal::ClusterCidr(networks) => {
+                cidrs = list(networks);
+                "ClusterCIDR"
+            }
+            DetectLocal::NodeCidr => "NodeCIDR",
+            DetectLocal::BridgeInterface(name) => {
+                bridge = name.clone();
+                "BridgeInterface"
+            }
+            DetectLocal::InterfaceNamePrefix(begin) => {
+                prefix = begin.clone();
+                "InterfaceNamePrefix"
+            }
+        };
+        let node_ports = match &self.node_port_addresses {
+            NodePortAddresses::All => String::new(),
+            NodePortAddresses::Primary => "primary".to_owned(),
+            NodePortAddresses::Networks(networks) => list(networks),
+        };
+        let ports = &self.masquerade_ports;
+        BTreeMap::from([
+            ("bind-address", self.bind_address.to_string()),
+            ("service-cluster-ip-range", list(&self.service_ranges)),
+            ("detect-local-mode", mode.to_owned()),
+            ("cluster-cidr", cidrs),
+            ("pod-bridge-interface", bridge),
+            ("pod-interface-name-prefix", prefix),
+            ("masquerade-all", self.masquerade_all.to_string()),
+            ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
+            ("nodeport-addresses", node_ports),
+            ("socket-lb", socket_lb(self.socket_lb).to_owned()),
+        ])
+    }
+}
+
+fn list(items: &[impl ToString]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+const fn log_format(format: LogFormat) -> &'static str {
+    match format {
+        LogFormat::Human => "human",
+        LogFormat::Json => "json",
+    }
+}
+
+const fn socket_lb(whose: SocketLb) -> &'static str {
+    match whose {
+        SocketLb::Host => "host",
+        SocketLb::All => "all",
+        SocketLb::Off => "off",
+    }
+}
+
+const fn bpf_log(level: Option<BpfLogLevel>) -> &'static str {
+    match level {
+        None => "off",
+        Some(BpfLogLevel::Error) => "error",
+        Some(BpfLogLevel::Warn) => "warn",
+        Some(BpfLogLevel::Info) => "info",
+        Some(BpfLogLevel::Debug) => "debug",
+        Some(BpfLogLevel::Trace) => "trace",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn config(arguments: &[String]) -> Config {
+        let run = ["lb-agent", "run"].into_iter().map(str::to_owned);
+        let cli = Cli::try_parse_from(run.chain(arguments.iter().cloned())).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        Config::new(cli.place, *run).unwrap()
+    }
+
+    #[test]
+    fn every_flag_is_told() {
+        let command = Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        let flags: BTreeSet<&str> =
+            run.get_arguments().chain(command.get_arguments()).filter_map(|f| f.get_long()).collect();
+        let flags = &flags - &BTreeSet::from(["config", "help", "version"]);
+        let config = config(&["--manifests=/".to_owned(), "--node-name=a".to_owned()]);
+        assert_eq!(config.flagz().into_keys().collect::<BTreeSet<_>>(), flags);
+    }
+
+    #[test]
+    fn the_flags_come_to_the_same_configuration() {
+        for extra in [
+            "--node-name=a",
+            "--node-name=b --cluster-cidr=10.244.0.0/16,fd00::/64 --masquerade-all --wire-device=eth0,en*",
+            "--nodeport-addresses=primary --socket-lb=off --bpf-log=warn --log-level=debug --log-format=json",
+            "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",
+            "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
+        ] {
+            let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();
+            let config = config(&given);
+            let told = config.flagz().into_iter().filter_map(|(flag, value)| match (flag, &*value) {
+                ("masquerade-all", "true") => Some("--masquerade-all".to_owned()),
+                ("masquerade-all", _) => None,
+                ("metrics-bind-address", "") => Some("--metrics-bind-address=".to_owned()),
+                (_, "") => None,
+                _ => Some(format!("--{flag}={value}")),
+            });
+            assert_eq!(self::config(&told.collect::<Vec<_>>()), config, "{extra}");
+        }
+    }
+}
