@@ -1,5 +1,7 @@
 //! Cluster IPs and node ports for Services that no API server has seen, given as an API server gives them.
 
+mod health_check;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -26,6 +28,14 @@ pub struct Allocation {
     pub cluster_ips: Vec<IpAddr>,
     /// Its node ports by (name of the port, protocol as Kubernetes spells it).
     pub node_ports: BTreeMap<(String, String), u16>,
+    /// Its `healthCheckNodePort`. The kernel does not keep it: after a restart it comes from the hash of the name again.
+    pub health_check_node_port: Option<u16>,
+}
+
+impl Allocation {
+    fn ports(&self) -> impl Iterator<Item = u16> {
+        self.node_ports.values().copied().chain(self.health_check_node_port)
+    }
 }
 
 /// The allocations of all Services.
@@ -95,7 +105,7 @@ impl Allocator {
     }
 
     /// Gives a Service what it needs and writes it to `spec.clusterIP`, `clusterIPs`, `ipFamilies`,
-    /// `ipFamilyPolicy` and `ports[].nodePort`. On an error the Service keeps what it had.
+    /// `ipFamilyPolicy`, `ports[].nodePort` and `healthCheckNodePort`. On an error the Service keeps what it had.
     ///
     /// # Errors
     ///
@@ -108,11 +118,13 @@ impl Allocator {
         };
         let request = Request { allocator: self, name: &name, object: &object };
         let (ips, node_ports) = (request.cluster_ips(spec)?, request.node_ports(spec)?);
+        let health_check_node_port = request.health_check_node_port(spec, &node_ports)?;
         write_ips(spec, &ips);
+        spec.health_check_node_port = health_check_node_port.map(i32::from);
         write_node_ports(spec, &node_ports);
         let ports = spec.ports.iter().flatten().zip(node_ports);
         let node_ports = ports.filter_map(|(port, node_port)| Some((port_name(port), node_port?))).collect();
-        self.commit(&name, Allocation { cluster_ips: ips.given, node_ports });
+        self.commit(&name, Allocation { cluster_ips: ips.given, node_ports, health_check_node_port });
         Ok(())
     }
 
@@ -126,9 +138,15 @@ impl Allocator {
             (metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()), metadata.name.clone())
         });
         let mut errors = BTreeMap::new();
-        // What one Service asks for may be what another one is about to give up.
-        for _ in 0..2 {
-            order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
+        order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
+        // What one Service asks for may be what another one was about to give up, and that one in turn.
+        let mut refused = usize::MAX;
+        while errors.len() < refused {
+            refused = errors.len();
+            for index in order.iter().filter(|index| errors.contains_key(*index)).copied().collect::<Vec<_>>()
+            {
+                self.record(index, &mut errors, |s| s.reserve(&services[index]));
+            }
         }
         for index in order {
             if !errors.contains_key(&index) {
@@ -144,8 +162,8 @@ impl Allocator {
         gone.cluster_ips.iter().for_each(|ip| {
             self.ip_owner.remove(ip);
         });
-        gone.node_ports.values().for_each(|port| {
-            self.port_owner.remove(port);
+        gone.ports().for_each(|port| {
+            self.port_owner.remove(&port);
         });
     }
 
@@ -183,6 +201,7 @@ impl Allocator {
         let families = request.families(spec)?;
         let mut explicit = request.explicit_ips(spec, &families)?;
         let mut node_ports = request.explicit_node_ports(spec)?;
+        let mut health_check_node_port = request.explicit_health_check_node_port(spec)?;
         let before = self.services.get(&name).cloned().unwrap_or_default();
         let keeps = |ip: &IpAddr| families.iter().any(|is_v4| *is_v4 == ip.is_ipv4());
         for ip in before.cluster_ips.into_iter().filter(keeps) {
@@ -195,7 +214,10 @@ impl Allocator {
                 node_ports.entry(port).or_insert(number);
             }
         }
-        self.commit(&name, Allocation { cluster_ips: explicit, node_ports });
+        if health_check::is_needed(spec) {
+            health_check_node_port = health_check_node_port.or(before.health_check_node_port);
+        }
+        self.commit(&name, Allocation { cluster_ips: explicit, node_ports, health_check_node_port });
         Ok(())
     }
 
@@ -205,7 +227,7 @@ impl Allocator {
             return;
         }
         self.ip_owner.extend(allocation.cluster_ips.iter().map(|ip| (*ip, service.clone())));
-        self.port_owner.extend(allocation.node_ports.values().map(|port| (*port, service.clone())));
+        self.port_owner.extend(allocation.ports().map(|port| (port, service.clone())));
         self.services.insert(service.clone(), allocation);
     }
 }
@@ -423,19 +445,7 @@ impl Request<'_> {
                 let why = "Forbidden: may not be used when `type` is 'ClusterIP'".to_owned();
                 return Err(self.object.error(field, number.to_string(), why));
             }
-            let valid =
-                u16::try_from(number).ok().filter(|number| self.allocator.node_ports.contains(number));
-            let Some(valid) = valid else {
-                let (first, last) = (self.allocator.node_ports.start(), self.allocator.node_ports.end());
-                let why = format!(
-                    "provided port is not in the valid range. The range of valid ports is {first}-{last}"
-                );
-                return Err(self.object.invalid(field, number, &why));
-            };
-            if let Some(owner) = self.allocator.port_owner.get(&valid).filter(|owner| *owner != self.name) {
-                let why = format!("provided port is already allocated to Service \"{owner}\"");
-                return Err(self.object.invalid(field, number, &why));
-            }
+            let valid = self.valid_node_port(field.clone(), number)?;
             let name = port_name(port);
             if !seen.insert((valid, name.1.clone())) {
                 return Err(self.object.duplicate(field, number));
@@ -445,24 +455,51 @@ impl Request<'_> {
         Ok(explicit)
     }
 
+    /// A port that was asked for: in range and nobody else's.
+    fn valid_node_port(&self, field: String, number: i32) -> Result<u16, ConvertError> {
+        let range = &self.allocator.node_ports;
+        let Some(valid) = u16::try_from(number).ok().filter(|number| range.contains(number)) else {
+            let (first, last) = (range.start(), range.end());
+            let why = format!(
+                "provided port is not in the valid range. The range of valid ports is {first}-{last}"
+            );
+            return Err(self.object.invalid(field, number, &why));
+        };
+        match self.allocator.port_owner.get(&valid).filter(|owner| *owner != self.name) {
+            Some(owner) => {
+                let why = format!("provided port is already allocated to Service \"{owner}\"");
+                Err(self.object.invalid(field, number, &why))
+            }
+            None => Ok(valid),
+        }
+    }
+
     fn automatic_node_port(
         &self,
         port: &core::ServicePort,
         uses: &BTreeSet<(u16, String)>,
     ) -> Result<u16, ConvertError> {
+        let hash = fnv1a(&[&self.name.namespace, &self.name.name, &port.port.to_string()]);
+        self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
+    }
+
+    /// The first node port from the one the hash points at that nobody has and the Service does not use otherwise.
+    fn free_node_port(
+        &self,
+        hash: u64,
+        is_used: impl Fn(u16) -> bool,
+        field: &str,
+    ) -> Result<u16, ConvertError> {
         let (first, last) = (*self.allocator.node_ports.start(), *self.allocator.node_ports.end());
         let size = u128::from(last.saturating_sub(first)) + 1;
-        let hash = fnv1a(&[&self.name.namespace, &self.name.name, &port.port.to_string()]);
         let nth = |offset: u128| u16::try_from(u128::from(first) + offset).unwrap_or(last);
         let is_free = |offset| {
             let number = nth(offset);
-            !self.allocator.port_owner.contains_key(&number) && !uses.iter().any(|(used, _)| *used == number)
+            !self.allocator.port_owner.contains_key(&number) && !is_used(number)
         };
         match probe(hash.into(), size, static_band(size, 32, 128), is_free) {
             Some(offset) => Ok(nth(offset)),
-            None => Err(self
-                .object
-                .required("spec.ports", &format!("range {first}-{last} of node ports is full"))),
+            None => Err(self.object.required(field, &format!("range {first}-{last} of node ports is full"))),
         }
     }
 }

@@ -53,14 +53,16 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     }
     let mut table = table(&heads);
     for service in services {
-        let frontends: Vec<_> = service.frontends.iter().map(FrontendView::socket).collect();
+        // A node port has a column, and may be served on many addresses.
+        let shown = service.frontends.iter().filter(|frontend| wide || frontend.kind != "NodePort");
+        let frontends: Vec<_> = shown.map(FrontendView::socket).collect();
         let mut row = vec![
             service.namespace.clone().into(),
             service.name.clone().into(),
             format!("{}/{}", service.port, service.protocol).into(),
             or_nothing(&service.port_name).into(),
             service.node_port.map_or_else(|| NOTHING.to_owned(), |port| port.to_string()).into(),
-            frontends.join(",").into(),
+            or_nothing(&frontends.join(",")).into(),
             backend_count(service),
         ];
         if wide {
@@ -116,6 +118,12 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     writeln!(text, "Port       {port}/{protocol}{port_name}{node_port}").unwrap_or_default();
     writeln!(text, "Affinity   {}", service.affinity()).unwrap_or_default();
     writeln!(text, "Scheduler  {scheduler}").unwrap_or_default();
+    if let Some(policy) = service.external_traffic_policy {
+        writeln!(text, "External   traffic policy {policy}").unwrap_or_default();
+    }
+    if !service.source_ranges.is_empty() {
+        writeln!(text, "From       {}", service.source_ranges.join(", ")).unwrap_or_default();
+    }
     if wide {
         writeln!(text, "Id         {id}").unwrap_or_default();
     }
@@ -123,11 +131,17 @@ fn heading(service: &ServiceView, wide: bool) -> String {
 }
 
 fn frontend_table(service: &ServiceView, wide: bool) -> Table {
-    let mut table = table(if wide { &["FRONTEND", "KIND", "SLOTS"] } else { &["FRONTEND", "KIND"] });
+    let mut heads = vec!["FRONTEND", "KIND"];
+    if wide {
+        heads.extend(["SLOTS", "SLOTS-INSIDE", "MASQUERADE", "WITHOUT-BACKENDS"]);
+    }
+    let mut table = table(&heads);
     for frontend in &service.frontends {
         let mut row = vec![frontend.socket(), frontend.kind.to_owned()];
         if wide {
-            row.push(frontend.slot_range());
+            row.push(slot_range(frontend.slot, frontend.slots));
+            row.push(slot_range(frontend.inside_slot.unwrap_or(0), frontend.inside_slots.unwrap_or(0)));
+            row.extend([frontend.masquerade.to_owned(), frontend.without_backends.to_owned()]);
         }
         table.add_row(row);
     }
@@ -175,13 +189,13 @@ impl FrontendView {
     fn socket(&self) -> String {
         SocketAddr::new(self.address, self.port).to_string()
     }
+}
 
-    /// First and last slot.
-    fn slot_range(&self) -> String {
-        match self.slots {
-            0 => NOTHING.to_owned(),
-            slots => format!("{}-{}", self.slot, self.slot + (slots - 1)),
-        }
+/// First and last slot.
+fn slot_range(first: u32, slots: u32) -> String {
+    match slots {
+        0 => NOTHING.to_owned(),
+        slots => format!("{first}-{}", first.saturating_add(slots - 1)),
     }
 }
 
@@ -218,9 +232,9 @@ Affinity   ClientIP (10800 s)
 Scheduler  random
 Id         7
 
-FRONTEND            KIND       SLOTS
-10.96.0.10:80       ClusterIP  64-65
-[fd00:10:96::a]:80  ClusterIP  80-80
+FRONTEND            KIND       SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
+10.96.0.10:80       ClusterIP  64-65  -             none        reject
+[fd00:10:96::a]:80  ClusterIP  80-80  -             none        reject
 
 BACKEND         STATE        NODE  ZONE  POD    FLOWS
 10.1.0.5:8080   active       a     z1    web-0  1
@@ -228,6 +242,30 @@ BACKEND         STATE        NODE  ZONE  POD    FLOWS
 [fd00::5]:8080  active       -     -     -      0
 ";
         assert_eq!(page(&services[..1], true), expected);
+    }
+
+    #[test]
+    fn the_page_of_a_service_that_is_reached_from_outside() {
+        let expected = "\
+Service    default/web
+Port       80/TCP (http), node port 30080
+Affinity   None
+Scheduler  random
+External   traffic policy Local
+From       192.0.2.0/24, 2001:db8::/32
+Id         7
+
+FRONTEND         KIND          SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
+10.96.0.10:80    ClusterIP     64-64  -             outsiders   reject
+192.0.2.1:30080  NodePort      64-64  65-66         none        drop
+198.51.100.1:80  LoadBalancer  64-64  65-66         none        drop
+203.0.113.7:80   ExternalIP    64-64  65-66         none        drop
+
+BACKEND        STATE   NODE  ZONE  POD  FLOWS
+10.1.0.5:8080  active  -     -     -    -
+10.1.0.6:8080  active  -     -     -    -
+";
+        assert_eq!(page(&service_view::services(&testdata::exposed()), true), expected);
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::{
 };
 
 use lb_common::{
-    Backend, FrontendKind, Scheduler, Service, ServiceKey, backend_flags,
+    Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags,
     conntrack::{Phase, Tuple},
+    service_flags,
 };
-use lb_core::plan::{Contents, EndpointLabels, ServiceLabels};
+use lb_core::plan::{Contents, EndpointLabels, ServiceLabels, slices_of};
 use serde::Serialize;
 
 use crate::datapath::Connection;
@@ -32,7 +33,12 @@ pub(super) struct ServiceView {
     pub(super) node_port: Option<u16>,
     /// Where clients reach it; sorted.
     pub(super) frontends: Vec<FrontendView>,
-    /// Where packets go; sorted.
+    /// `Local` where clients outside of the cluster get backends of this node only; nothing for a Service that they do
+    /// not reach.
+    pub(super) external_traffic_policy: Option<&'static str>,
+    /// Networks that may use the load balancer's addresses; empty is everybody.
+    pub(super) source_ranges: Vec<String>,
+    /// Where packets go, by any frontend and for any client; sorted.
     pub(super) backends: Vec<BackendView>,
     /// `None` or `ClientIP`
     pub(super) session_affinity: &'static str,
@@ -58,6 +64,16 @@ pub(super) struct FrontendView {
     pub(super) slot: u32,
     /// How many slots it has.
     pub(super) slots: u32,
+    /// First of its slots for clients inside the cluster, where these get other backends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) inside_slot: Option<u32>,
+    /// How many slots that are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) inside_slots: Option<u32>,
+    /// Whose address the backends do not see: `all` clients', that of `outsiders` of the cluster, or `none`.
+    pub(super) masquerade: &'static str,
+    /// What becomes of new connections where there is no backend: `reject` or `drop`.
+    pub(super) without_backends: &'static str,
 }
 
 /// One backend of a service port.
@@ -70,6 +86,8 @@ pub(super) struct BackendView {
     pub(super) port: u16,
     /// `active` or `terminating`
     pub(super) state: &'static str,
+    /// Whether it runs on this node.
+    pub(super) local: bool,
     /// Node it runs on.
     pub(super) node: Option<String>,
     /// Zone of that node.
@@ -97,7 +115,9 @@ pub(super) fn services(contents: &Contents) -> Vec<ServiceView> {
 }
 
 fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) -> Option<ServiceView> {
-    let (first_key, record) = of_port.iter().min_by_key(|(key, record)| (record.kind, **key))?;
+    // A node port is not the port of the Service.
+    let is_node_port = |record: &Service| record.kind == FrontendKind::NodePort as u8;
+    let (first_key, record) = of_port.iter().min_by_key(|(key, r)| (is_node_port(r), r.kind, **key))?;
     let (namespace, name, port_name, node_port) = match contents.service_labels.get(&id) {
         Some(ServiceLabels { name, node_port }) => {
             let service = &name.service;
@@ -116,6 +136,8 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         protocol: protocol_name(first_key.protocol),
         node_port,
         frontends,
+        external_traffic_policy: external_traffic_policy(of_port),
+        source_ranges: source_ranges(contents, id),
         backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
         session_affinity: if record.affinity_seconds == 0 { "None" } else { "ClientIP" },
         session_affinity_seconds: (record.affinity_seconds != 0).then_some(record.affinity_seconds),
@@ -124,19 +146,47 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
     })
 }
 
+fn external_traffic_policy(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
+    let mut external = of_port.iter().filter(|(_, record)| record.kind != FrontendKind::ClusterIp as u8);
+    let is_local = |record: &Service| record.flags & service_flags::SHORT_CIRCUIT != 0;
+    external.next().map(|(_, record)| if is_local(record) { "Local" } else { "Cluster" })
+}
+
+fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
+    let of_port = contents.source_ranges.iter().filter(|key| key.range.service_and_family >> 1 == id);
+    let networks: BTreeSet<(IpAddr, u32)> = of_port.map(network).collect();
+    networks.into_iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
+}
+
+/// Address and prefix; the key counts the bits of a v4-mapped address.
+fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
+    let family = if key.range.address.is_v4() { 96 } else { 0 };
+    (key.range.address.into(), key.prefix_length.saturating_sub(32 + family))
+}
+
 /// The backends a frontend refers to.
 fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &'a Backend> {
-    let end = record.backends_base.saturating_add(record.backends_count);
-    contents.backends.range(record.backends_base..end).map(|(_, backend)| backend)
+    let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
+    slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend))
 }
 
 fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
+    let has = |flag| record.flags & flag != 0;
+    let inside = has(service_flags::SHORT_CIRCUIT);
     FrontendView {
         address: key.address.into(),
         port: key.port,
         kind: FrontendKind::try_from(record.kind).map_or("unknown", FrontendKind::as_str),
         slot: record.backends_base,
         slots: record.backends_count,
+        inside_slot: inside.then_some(record.inside_base),
+        inside_slots: inside.then_some(record.inside_count),
+        masquerade: match (record.masquerades(true), record.masquerades(false)) {
+            (true, _) => "all",
+            (false, true) => "outsiders",
+            (false, false) => "none",
+        },
+        without_backends: if has(service_flags::DROP_WITHOUT_BACKENDS) { "drop" } else { "reject" },
     }
 }
 
@@ -159,6 +209,7 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
         address,
         port: backend.port,
         state: if backend.flags & backend_flags::TERMINATING == 0 { "active" } else { "terminating" },
+        local: backend.flags & backend_flags::LOCAL != 0,
         node: text(node),
         zone: text(zone),
         pod: text(pod),
@@ -254,6 +305,46 @@ pub(super) mod testdata {
         }
     }
 
+    /// A Service that is reached from outside in every way, under `externalTrafficPolicy: Local`.
+    pub(in crate::commands) fn exposed() -> Contents {
+        let internal = Service {
+            id: 7,
+            backends_base: 64,
+            backends_count: 1,
+            flags: service_flags::MASQUERADE_OUTSIDERS,
+            ..Service::zeroed()
+        };
+        let flags = service_flags::SHORT_CIRCUIT | service_flags::DROP_WITHOUT_BACKENDS;
+        let external = |kind: FrontendKind| Service {
+            inside_base: 65,
+            inside_count: 2,
+            kind: kind as u8,
+            flags,
+            ..internal
+        };
+        let backend = |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1 };
+        let here = backend("10.1.0.5", backend_flags::LOCAL);
+        Contents {
+            frontends: BTreeMap::from([
+                (key("10.96.0.10", 80, protocol::TCP), internal),
+                (key("192.0.2.1", 30_080, protocol::TCP), external(FrontendKind::NodePort)),
+                (key("198.51.100.1", 80, protocol::TCP), external(FrontendKind::LoadBalancer)),
+                (key("203.0.113.7", 80, protocol::TCP), external(FrontendKind::ExternalIp)),
+            ]),
+            backends: BTreeMap::from([(64, here), (65, here), (66, backend("10.1.0.6", 0))]),
+            service_labels: BTreeMap::from([(
+                7,
+                labels("default", "web", "http", Protocol::Tcp, Some(30_080)),
+            )]),
+            source_ranges: [
+                SourceRangeKey::new(7, ip("192.0.2.0"), 24),
+                SourceRangeKey::new(7, ip("2001:db8::"), 32),
+            ]
+            .into(),
+            ..Contents::default()
+        }
+    }
+
     /// An established connection to the first backend of the first Service, 40 s idle at tick 100.
     pub(in crate::commands) fn flow() -> Connection {
         let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.10"), 40_000, 80, protocol::TCP);
@@ -279,15 +370,18 @@ mod tests {
         let backend = |address, state, node, zone, pod| {
             let nothing = serde_json::Value::Null;
             let text = |text: Option<&str>| text.map_or(nothing.clone(), Into::into);
-            json!({"address": address, "port": 8080, "state": state,
+            json!({"address": address, "port": 8080, "state": state, "local": false,
                 "node": text(node), "zone": text(zone), "pod": text(pod)})
         };
         let expected = json!({
             "namespace": "default", "name": "web", "port": 80, "portName": "http", "protocol": "TCP", "nodePort": 30080,
             "frontends": [
-                {"address": "10.96.0.10", "port": 80, "kind": "ClusterIP", "slot": 64, "slots": 2},
-                {"address": "fd00:10:96::a", "port": 80, "kind": "ClusterIP", "slot": 80, "slots": 1},
+                {"address": "10.96.0.10", "port": 80, "kind": "ClusterIP", "slot": 64, "slots": 2,
+                    "masquerade": "none", "withoutBackends": "reject"},
+                {"address": "fd00:10:96::a", "port": 80, "kind": "ClusterIP", "slot": 80, "slots": 1,
+                    "masquerade": "none", "withoutBackends": "reject"},
             ],
+            "externalTrafficPolicy": null, "sourceRanges": [],
             "backends": [
                 backend("10.1.0.5", "active", Some("a"), Some("z1"), Some("web-0")),
                 backend("10.1.0.6", "terminating", None, None, None),
@@ -297,6 +391,39 @@ mod tests {
         });
         assert_eq!(serde_json::to_value(&services).unwrap()[0], expected);
         assert_eq!(services.len(), 2);
+    }
+
+    #[test]
+    fn every_kind_of_frontend_shows_its_policy_and_both_lists_of_backends() {
+        let contents = testdata::exposed();
+        let services = services(&contents);
+        let view = serde_json::to_value(&services).unwrap();
+        let frontend = |address: &str, port: u16, kind: &str| {
+            json!({"address": address, "port": port, "kind": kind, "slot": 64, "slots": 1, "insideSlot": 65,
+                "insideSlots": 2, "masquerade": "none", "withoutBackends": "drop"})
+        };
+        let cluster_ip = json!({"address": "10.96.0.10", "port": 80, "kind": "ClusterIP", "slot": 64, "slots": 1,
+            "masquerade": "outsiders", "withoutBackends": "reject"});
+        let expected = json!([
+            cluster_ip,
+            frontend("192.0.2.1", 30080, "NodePort"),
+            frontend("198.51.100.1", 80, "LoadBalancer"),
+            frontend("203.0.113.7", 80, "ExternalIP"),
+        ]);
+        assert_eq!(view[0]["frontends"], expected);
+        assert_eq!((services.len(), &view[0]["port"]), (1, &json!(80)));
+        assert_eq!(view[0]["externalTrafficPolicy"], "Local");
+        assert_eq!(view[0]["sourceRanges"], json!(["192.0.2.0/24", "2001:db8::/32"]));
+        let backends: Vec<_> =
+            services[0].backends.iter().map(|b| (b.address.to_string(), b.local)).collect();
+        assert_eq!(backends, [("10.1.0.5".to_owned(), true), ("10.1.0.6".to_owned(), false)]);
+    }
+
+    #[test]
+    fn without_a_cluster_ip_the_port_is_still_no_node_port() {
+        let mut contents = testdata::exposed();
+        contents.frontends.retain(|_, record| record.kind != FrontendKind::ClusterIp as u8);
+        assert_eq!(services(&contents)[0].port, 80);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use lb_core::{
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent},
-    plan::{Contents, Plan, Problem, Step},
+    plan::{Contents, Plan, Problem, Step, slices_of},
     reconciler::Reconciler,
 };
 use tokio::{
@@ -288,10 +288,12 @@ impl Writer {
         let all = contents.frontends.iter().filter(|_| !self.synchronised);
         let mut moved = Moved::new();
         for (key, record) in switched.chain(all) {
-            if key.protocol == protocol::UDP && record.backends_count > 0 {
-                let slots = record.backends_base..record.backends_base.saturating_add(record.backends_count);
-                let backends = contents.backends.range(slots);
-                moved.insert(*key, backends.map(|(_, backend)| (backend.address, backend.port)).collect());
+            let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
+            let backends =
+                slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend));
+            let backends: BTreeSet<_> = backends.map(|backend| (backend.address, backend.port)).collect();
+            if key.protocol == protocol::UDP && !backends.is_empty() {
+                moved.insert(*key, backends);
             }
         }
         if !moved.is_empty() && self.moved.send(moved).is_err() {

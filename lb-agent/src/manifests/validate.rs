@@ -229,6 +229,12 @@ fn traffic_policies(spec: &core::ServiceSpec, faults: &mut Faults) {
     if spec.internal_traffic_policy.is_some() {
         one_of("spec.internalTrafficPolicy", &spec.internal_traffic_policy, &policies, faults);
     }
+    let is_local_load_balancer = spec.type_.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local");
+    if let Some(port) = spec.health_check_node_port.filter(|port| *port != 0 && !is_local_load_balancer) {
+        let why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
+        faults.invalid("spec.healthCheckNodePort", port, why);
+    }
     let Some(policy) = &spec.external_traffic_policy else { return };
     let has_external_ips = spec.external_ips.as_ref().is_some_and(|addresses| !addresses.is_empty());
     if is_exposed(spec) || has_external_ips {

@@ -58,6 +58,59 @@ fn a_service_that_asks_for_nothing_gets_one_address_of_the_first_family() {
 }
 
 #[test]
+fn addresses_move_on_along_a_chain_whatever_the_names() {
+    let mut all = allocator(&["10.96.0.0/24"]);
+    let at = |last: u8| json!({"clusterIP": format!("10.96.0.{last}")});
+    for (name, last) in [("a", 2), ("b", 3), ("c", 4), ("d", 5)] {
+        assign(&mut all, name, at(last));
+    }
+    let mut services = [("a", 3), ("b", 4), ("c", 5), ("d", 6)].map(|(name, last)| service(name, at(last)));
+    assert_eq!(all.assign_all(&mut services), BTreeMap::new());
+}
+
+#[test]
+fn a_load_balancer_with_a_local_policy_gets_a_port_for_health_checks() {
+    let mut all = dual();
+    let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local"});
+    let port = assign(&mut all, "web", local.clone()).health_check_node_port.unwrap();
+    assert!(DEFAULT_NODE_PORTS.contains(&u16::try_from(port).unwrap()));
+    assert_eq!(assign(&mut all, "web", local.clone()).health_check_node_port, Some(port), "it stays");
+    assert_eq!(
+        refused(&mut all, "other", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]})),
+        format!(
+            "Service \"default/other\" is invalid: spec.ports[0].nodePort: Invalid value: \"{port}\": \
+             provided port is already allocated to Service \"default/web\""
+        )
+    );
+    for without in
+        [json!({"type": "LoadBalancer"}), json!({"type": "NodePort", "externalTrafficPolicy": "Local"})]
+    {
+        assert_eq!(assign(&mut all, "web", without).health_check_node_port, None);
+    }
+    let taken = json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+    assign(&mut all, "other", taken);
+    assert_ne!(assign(&mut all, "web", local).health_check_node_port, Some(port), "somebody has it now");
+}
+
+#[test]
+fn a_port_for_health_checks_can_be_asked_for() {
+    let mut all = dual();
+    let asking = |port: i32, node_port: i32| {
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port,
+            "ports": [{"port": 80, "nodePort": node_port}]})
+    };
+    assert_eq!(assign(&mut all, "web", asking(32_000, 0)).health_check_node_port, Some(32_000));
+    assert!(
+        refused(&mut all, "other", asking(32_000, 0))
+            .contains("already allocated to Service \"default/web\"")
+    );
+    assert!(refused(&mut all, "other", asking(80, 0)).contains("not in the valid range"));
+    assert!(refused(&mut all, "other", asking(32_001, 32_001)).ends_with("Duplicate value: \"32001\""));
+    all.release(&ObjectName::new("default", "web"));
+    assert_eq!(assign(&mut all, "other", asking(32_000, 0)).health_check_node_port, Some(32_000));
+}
+
+#[test]
 fn the_policy_decides_about_the_families() {
     let mut both = dual();
     let families = |spec: core::ServiceSpec| spec.ip_families.unwrap();

@@ -231,6 +231,12 @@ fn types_and_policies_are_checked() {
         ]
     );
     assert_eq!(
+        spec("{type: LoadBalancer, healthCheckNodePort: 32000, ports: [{port: 80}]}"),
+        [
+            "spec.healthCheckNodePort: Invalid value: 32000: may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+        ]
+    );
+    assert_eq!(
         spec("{internalTrafficPolicy: local, ports: [{port: 80}]}"),
         [
             "spec.internalTrafficPolicy: Unsupported value: \"local\": supported values: \"Cluster\", \"Local\""

@@ -1,0 +1,48 @@
+//! The port on which a load balancer asks whether the node has endpoints of a Service: one of the node ports, given as an
+//! API server gives it.
+
+use k8s_openapi::api::core::v1 as core;
+
+use super::{Request, fnv1a};
+use crate::convert::ConvertError;
+
+const FIELD: &str = "spec.healthCheckNodePort";
+
+/// Whether the Service has such a port: only a load balancer under `externalTrafficPolicy: Local`.
+pub(super) fn is_needed(spec: &core::ServiceSpec) -> bool {
+    spec.type_.as_deref() == Some("LoadBalancer") && spec.external_traffic_policy.as_deref() == Some("Local")
+}
+
+impl Request<'_> {
+    /// The port that the Service should have; `uses` are its own node ports.
+    pub(super) fn health_check_node_port(
+        &self,
+        spec: &core::ServiceSpec,
+        uses: &[Option<u16>],
+    ) -> Result<Option<u16>, ConvertError> {
+        if !is_needed(spec) {
+            return Ok(None);
+        }
+        let is_mine = |port: &u16| !uses.contains(&Some(*port));
+        if let Some(port) = self.explicit_health_check_node_port(spec)? {
+            return if is_mine(&port) { Ok(Some(port)) } else { Err(self.object.duplicate(FIELD, port)) };
+        }
+        let before = self.allocator.services.get(self.name).and_then(|known| known.health_check_node_port);
+        match before.filter(is_mine) {
+            Some(port) => Ok(Some(port)),
+            None => {
+                let hash = fnv1a(&[&self.name.namespace, &self.name.name, "healthCheckNodePort"]);
+                self.free_node_port(hash, |port| uses.contains(&Some(port)), FIELD).map(Some)
+            }
+        }
+    }
+
+    /// The port that the Service asks for: in range and nobody else's.
+    pub(super) fn explicit_health_check_node_port(
+        &self,
+        spec: &core::ServiceSpec,
+    ) -> Result<Option<u16>, ConvertError> {
+        let asked = spec.health_check_node_port.filter(|port| *port != 0 && is_needed(spec));
+        asked.map(|port| self.valid_node_port(FIELD.to_owned(), port)).transpose()
+    }
+}
