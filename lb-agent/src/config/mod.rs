@@ -68,6 +68,8 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, one of each family at most.
     pub service_ranges: Vec<IpNet>,
+    /// Whether they were given; else the API server, if there is one, knows better.
+    pub service_ranges_given: bool,
     /// How clients inside the cluster are told from others.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -142,6 +144,7 @@ impl Config {
             bridge: run.pod_bridge_interface.or(file.pod_bridge_interface),
             prefix: run.pod_interface_name_prefix.or(file.pod_interface_name_prefix),
         };
+        let ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);
         let ports = run.masquerade_ports.or(file.masquerade_ports);
         let bind = check::bind(run.bind_address.or(file.bind_address))?;
         let defaults = Capacities::default();
@@ -159,9 +162,9 @@ impl Config {
                     list(run.workload_device, file.workload_device),
                 )?,
             },
+            service_ranges_given: ranges.is_some(),
             service_ranges: check::service_ranges(
-                list(run.service_cluster_ip_range, file.service_cluster_ip_range)
-                    .unwrap_or_else(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items()),
+                ranges.unwrap_or_else(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items()),
             )?,
             masquerade_all: run.masquerade_all || file.masquerade_all,
             masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,

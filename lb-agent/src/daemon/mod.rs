@@ -214,7 +214,8 @@ fn node_options(config: &Config) -> NodeOptions {
         node_ip: config.node_ip(),
         node_ports: config.node_port_addresses.clone(),
         detect: config.detect_local.clone(),
-        service_ranges: (!has_api_server).then(|| config.service_ranges.clone()),
+        service_ranges: (config.service_ranges_given || !has_api_server)
+            .then(|| config.service_ranges.clone()),
         ports: config.masquerade_ports.clone(),
         has_api_server,
     }

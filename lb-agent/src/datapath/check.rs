@@ -5,13 +5,7 @@ use std::{fs, io, ops::RangeInclusive, path::Path};
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
 use lb_common::Settings;
 
-use super::{
-    attach::AttachMode,
-    bpffs::{self, Folder},
-    loader, ports,
-    settings::SettingsMap,
-    sys,
-};
+use super::{attach::AttachMode, bpffs, loader, pinned::Pinned, ports, sys};
 use crate::node::DEFAULT_MASQUERADE_PORTS;
 
 /// How a probe ended.
@@ -226,7 +220,7 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
 
 /// Those of the data plane that is there, else the default.
 fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
-    let settings = Folder::find(bpffs).and_then(|folder| SettingsMap::open(&folder).ok()?.get().ok());
+    let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
     match settings {
         Some(Settings { first_port, ports, .. }) if ports > 0 => {
             first_port..=first_port.saturating_add(ports - 1)

@@ -1,13 +1,14 @@
 //! What commands look at: the pinned data plane, whether an agent runs or not.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
 use aya::programs::{ProgramInfo, loaded_programs};
+use lb_common::Settings;
 
 use super::{
     attach::{AttachMode, Direction, parse_pin},
@@ -15,10 +16,12 @@ use super::{
     clsact,
     conntrack::Conntrack,
     error::DatapathError,
+    inside::InsideDevices,
     layout::PROGRAMS,
     maps::{ServiceMaps, slices_of},
     netlink::Netlink,
     network,
+    settings::SettingsMap,
     sockets::{self, SocketAttachment},
     stats::Stats,
     sys,
@@ -105,6 +108,16 @@ impl Pinned {
     /// The maps of the control plane.
     pub const fn maps(&self) -> &ServiceMaps {
         &self.maps
+    }
+
+    /// What holds for every packet.
+    pub fn settings(&self) -> Result<Settings, DatapathError> {
+        SettingsMap::open(&self.folder)?.get()
+    }
+
+    /// The interface indices of the devices whose senders are inside the cluster.
+    pub fn inside_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        InsideDevices::open(&self.folder)?.get()
     }
 
     /// Connection tracking.

@@ -11,6 +11,7 @@ mod edits;
 mod hairpin;
 mod health;
 mod lifetime;
+mod node;
 mod path_mtu;
 mod reject;
 mod sockets;

@@ -1,0 +1,240 @@
+//! What the agent makes of its node: addresses that come and go, its settings in the kernel, ports kept from sockets.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
+
+use lb_agent::datapath::Pinned;
+use lb_common::{Address, Settings};
+use lb_tests::{
+    agent::{self, Agent},
+    client::ask_http,
+    cluster::{ClientLink, PodLink, Wiring},
+    manifests::{Exposure, Type},
+    netns::Netns,
+    wait_for,
+};
+use serde_json::Value;
+
+use crate::bed::{Bed, WEB};
+
+const NODE_PORT: u16 = 30_080;
+/// How long the agent may take to follow the node.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A cluster whose service `web` has a node port, and an agent with these arguments.
+fn bed(wiring: impl Into<Wiring>, arguments: &[&str]) -> Bed {
+    let cluster = lb_tests::cluster::Cluster::for_test(wiring).unwrap();
+    let mut bed = Bed { agent: None, cluster };
+    let mut service = bed.service("web", WEB, &["pod2"]);
+    service.exposure = Exposure { kind: Type::NodePort, ..Exposure::default() };
+    service.ports[0].node_port = Some(NODE_PORT);
+    bed.cluster.manifests.put(&service).unwrap();
+    start(&mut bed, arguments);
+    bed
+}
+
+fn start(bed: &mut Bed, arguments: &[&str]) {
+    let mut settings = bed.cluster.agent_settings(1);
+    settings.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
+}
+
+fn json(bed: &Bed, arguments: &[&str]) -> Value {
+    let output = bed.agent.as_ref().unwrap().ask(arguments).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The addresses that serve the node port, as the kernel has them.
+fn node_ports(bed: &Bed) -> BTreeSet<String> {
+    let services = json(bed, &["service", "list", "-o", "json"]);
+    let frontends =
+        services.as_array().unwrap().iter().flat_map(|service| service["frontends"].as_array().unwrap());
+    frontends
+        .filter(|frontend| frontend["kind"] == "NodePort" && frontend["port"] == NODE_PORT)
+        .map(|frontend| frontend["address"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn texts(addresses: &[&str]) -> BTreeSet<String> {
+    addresses.iter().map(|&address| address.to_owned()).collect()
+}
+
+/// Waits until exactly these addresses serve the node port.
+fn assert_soon_served_at(bed: &Bed, addresses: &[&str], why: &str) {
+    let expected = texts(addresses);
+    let reached = wait_for(SOON, || (node_ports(bed) == expected).then_some(()));
+    assert!(reached.is_some(), "{why}: {:?} instead of {expected:?}", node_ports(bed));
+}
+
+const OF_NODE1: [&str; 6] =
+    ["10.244.1.1", "172.18.0.1", "198.51.100.1", "fd00:10:244:1::1", "fd00:172:18::1", "fd00:198:51:100::1"];
+
+#[test]
+fn addresses_that_come_and_go_serve_node_ports_within_a_second() {
+    let bed = bed(ClientLink::Ethernet, &[]);
+    let node1 = &bed.cluster.node1;
+    let all = |more: &[&'static str]| [&OF_NODE1[..], &["127.0.0.1", "::1"], more].concat();
+    assert_eq!(node_ports(&bed), texts(&all(&[])));
+
+    node1
+        .ip("address add 198.51.100.9/24 dev eth0\naddress add fd00:198:51:100::9/64 dev eth0 nodad\n")
+        .unwrap();
+    let new = ["198.51.100.9", "fd00:198:51:100::9"];
+    assert_soon_served_at(&bed, &all(&new), "new addresses");
+    for address in new {
+        let node_port = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
+        assert_eq!(ask_http(&bed.cluster.client, node_port).unwrap().server, "pod2", "{address}");
+    }
+
+    node1.ip("address add 192.0.2.7/32 dev lo\n").unwrap();
+    assert_soon_served_at(&bed, &all(&[&new[..], &["192.0.2.7"]].concat()), "one of the loopback device");
+    node1.ip("address del 198.51.100.9/24 dev eth0\naddress del 192.0.2.7/32 dev lo\n").unwrap();
+    assert_soon_served_at(&bed, &all(&new[1..]), "addresses that are gone");
+    node1.ip("link set eth0 down\n").unwrap();
+    let left = ["10.244.1.1", "127.0.0.1", "172.18.0.1", "::1", "fd00:10:244:1::1", "fd00:172:18::1"];
+    assert_soon_served_at(&bed, &left, "a device that is switched off");
+}
+
+#[test]
+fn node_ports_at_some_addresses_only() {
+    let mut bed = bed(ClientLink::Ethernet, &["--nodeport-addresses", "172.16.0.0/12,127.0.0.0/8,::1/128"]);
+    assert_eq!(node_ports(&bed), texts(&["172.18.0.1", "127.0.0.1", "::1"]));
+    bed.cluster.node1.ip("address add 172.20.0.1/32 dev eth1\n").unwrap();
+    assert_soon_served_at(&bed, &["127.0.0.1", "172.18.0.1", "172.20.0.1", "::1"], "one in the networks");
+
+    bed.agent.take().unwrap().terminate().unwrap();
+    let node1 = bed.cluster.node1.clone();
+    node1.ip("route add default via 198.51.100.2\nroute add default via fd00:198:51:100::2\n").unwrap();
+    start(&mut bed, &["--nodeport-addresses", "primary"]);
+    assert_eq!(node_ports(&bed), texts(&["198.51.100.1", "fd00:198:51:100::1"]));
+    node1.ip("route replace default via 172.18.0.2\n").unwrap();
+    assert_soon_served_at(&bed, &["172.18.0.1", "fd00:198:51:100::1"], "the default route leads elsewhere");
+}
+
+fn settings(bpffs: &Path) -> Settings {
+    Pinned::open(bpffs).unwrap().settings().unwrap()
+}
+
+fn address(text: &str) -> Address {
+    text.parse::<IpAddr>().unwrap().into()
+}
+
+#[test]
+fn settings_are_in_the_kernel_and_follow_the_node() {
+    let bed = bed(
+        ClientLink::Lan,
+        &["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--masquerade-ports", "15000-15999"],
+    );
+    let bpffs = bed.cluster.bpffs(1);
+    let now = settings(&bpffs);
+    assert_eq!((now.source_v4, now.source_v6), (address("172.18.0.1"), address("fd00:172:18::1")));
+    assert_eq!((now.first_port, now.ports), (15_000, 1_000));
+    for (list, inside, outside) in [
+        (&now.inside, ["10.244.9.9", "fd00:10:244:9::9"], ["10.245.0.1", "fd00:10:245::1"]),
+        (&now.service_ranges, ["10.96.0.99", "fd00:10:96::99"], ["10.112.0.1", "fd00:10:97::1"]),
+    ] {
+        assert!(inside.iter().all(|ip| list.contain(&address(ip))), "{inside:?}");
+        assert!(!outside.iter().any(|ip| list.contain(&address(ip))), "{outside:?}");
+    }
+    let node = json(&bed, &["status", "-o", "json"])["agent"]["node"].clone();
+    assert_eq!(node["primary"], serde_json::json!(["172.18.0.1", "fd00:172:18::1"]));
+    assert_eq!(node["insideNetworks"], serde_json::json!(["10.244.0.0/16", "fd00:10:244::/48"]));
+    assert_eq!(node["masqueradeFirstPort"], 15_000);
+
+    bed.cluster
+        .node1
+        .ip("address add 172.18.0.11/24 dev eth0\naddress add fd00:172:18::11/64 dev eth0 nodad\n\
+             address del fd00:172:18::1/64 dev eth0\naddress del 172.18.0.1/24 dev eth0\n\
+             address add 172.18.0.12/24 dev eth0\n")
+        .unwrap();
+    // The kernel drops the secondary addresses with the first one of their network.
+    let expected = (address("172.18.0.12"), address("fd00:172:18::11"));
+    let moved = || {
+        let now = settings(&bpffs);
+        ((now.source_v4, now.source_v6) == expected).then_some(())
+    };
+    assert!(wait_for(SOON, moved).is_some(), "{:?}", settings(&bpffs));
+}
+
+/// The interface index of a device.
+fn index(netns: &Netns, device: &str) -> u32 {
+    let read = || fs::read_to_string("/proc/thread-self/net/dev_snmp6/".to_owned() + device);
+    let text = netns.run(read).unwrap();
+    text.lines().next().unwrap().trim_start_matches("ifIndex").trim().parse().unwrap()
+}
+
+fn assert_soon_inside(bed: &Bed, devices: &[&str]) {
+    let expected: BTreeSet<u32> = devices.iter().map(|device| index(&bed.cluster.node1, device)).collect();
+    let pinned = Pinned::open(&bed.cluster.bpffs(1)).unwrap();
+    let reached = wait_for(SOON, || (pinned.inside_devices().unwrap() == expected).then_some(()));
+    assert!(reached.is_some(), "{:?} instead of {devices:?}: {expected:?}", pinned.inside_devices());
+}
+
+#[test]
+fn devices_of_clients_inside_the_cluster_come_and_go() {
+    let mut by_name = bed(
+        ClientLink::Ethernet,
+        &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod"],
+    );
+    assert_soon_inside(&by_name, &["pod1", "pod2"]);
+    by_name.cluster.add_pod("pod5", 1, 5).unwrap();
+    assert_soon_inside(&by_name, &["pod1", "pod2", "pod5"]);
+    by_name.cluster.node1.ip("link del pod1\n").unwrap();
+    assert_soon_inside(&by_name, &["pod2", "pod5"]);
+    drop(by_name);
+
+    let wiring = Wiring { pods: PodLink::Bridge, ..ClientLink::Lan.into() };
+    let mut by_bridge =
+        bed(wiring, &["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"]);
+    assert_soon_inside(&by_bridge, &["cni0", "pod1", "pod2"]);
+    by_bridge.cluster.add_pod("pod5", 1, 5).unwrap();
+    assert_soon_inside(&by_bridge, &["cni0", "pod1", "pod2", "pod5"]);
+}
+
+fn reserved_ports(netns: &Netns) -> String {
+    let read = || fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports");
+    netns.run(read).unwrap().trim().to_owned()
+}
+
+#[test]
+fn ports_of_masqueraded_packets_are_kept_from_sockets_until_cleanup() {
+    let mut bed = bed(ClientLink::Ethernet, &[]);
+    let node1 = bed.cluster.node1.clone();
+    assert_eq!(reserved_ports(&node1), "", "where the ranges do not meet nothing is done");
+    bed.agent.take().unwrap().terminate().unwrap();
+
+    node1.sysctl("ipv4/ip_local_reserved_ports", "8080,25000-25010").unwrap();
+    node1.sysctl("ipv4/ip_local_port_range", "20000 60999").unwrap();
+    start(&mut bed, &[]);
+    assert_eq!(reserved_ports(&node1), "8080,10000-29999");
+    bed.agent.take().unwrap().kill().unwrap();
+    start(&mut bed, &["--masquerade-ports", "25001-26000"]);
+    assert_eq!(reserved_ports(&node1), "8080,25000-26000", "another range replaces the one before");
+
+    bed.agent.take().unwrap().terminate().unwrap();
+    assert_eq!(reserved_ports(&node1), "8080,25000-26000", "the data plane goes on");
+    agent::ask(&node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
+    assert_eq!(reserved_ports(&node1), "8080,25000-25010");
+}
+
+#[test]
+fn a_node_that_does_not_forward_is_named() {
+    let mut bed = bed(ClientLink::Ethernet, &[]);
+    let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+    assert_eq!(problems(&bed), "[]");
+    bed.agent.take().unwrap().terminate().unwrap();
+    bed.cluster.node1.sysctl("ipv4/ip_forward", "0").unwrap();
+    start(&mut bed, &[]);
+    let problems = problems(&bed);
+    assert!(problems.contains("net.ipv4.ip_forward is 0") && !problems.contains("ipv6"), "{problems}");
+    assert!(bed.agent.as_ref().unwrap().log().contains("net.ipv4.ip_forward is 0"));
+    let probes = json(&bed, &["check", "-o", "json"]);
+    let probe = probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPv4 forwarding").unwrap();
+    assert_eq!(probe["result"], "degraded");
+    bed.cluster.node1.sysctl("ipv4/ip_forward", "1").unwrap();
+}
