@@ -1,11 +1,22 @@
 //! Serving HTTP on an address that may not be free yet.
 
-use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use axum::Router;
-use tokio::{net::TcpListener, time};
+use rustix::net::sockopt;
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    time,
+};
 use tracing::{info, warn};
 
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// How long to wait before a busy address is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -18,7 +29,7 @@ pub(super) async fn serve(
 ) -> anyhow::Result<Infallible> {
     let mut said = false;
     loop {
-        let error = match TcpListener::bind(address).await {
+        let error = match listen(address) {
             Ok(listener) => {
                 info!(%address, "serving {what}");
                 said = false;
@@ -34,5 +45,55 @@ pub(super) async fn serve(
             warn!(%address, %error, "cannot serve {what}: free the address or give another one; trying again");
         }
         time::sleep(PAUSE).await;
+    }
+}
+
+/// Listens on the address. `0.0.0.0` and `::` both mean every address of either family, as they do for kube-proxy: probes
+/// come over IPv6, too.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match address {
+        SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
+            // A kernel may have no IPv6.
+            bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
+        }
+        SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(v6) => {
+            let socket = TcpSocket::new_v6()?;
+            sockopt::set_ipv6_v6only(&socket, !v6.ip().is_unspecified())?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    /// Whether somebody listens there, over IPv4 and over IPv6.
+    async fn reached(address: &str) -> [bool; 2] {
+        let listener = listen(address.parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let [v4, v6]: [SocketAddr; 2] =
+            [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()];
+        [TcpStream::connect(v4).await.is_ok(), TcpStream::connect(v6).await.is_ok()]
+    }
+
+    #[tokio::test]
+    async fn an_unspecified_address_is_every_address_of_both_families() {
+        assert_eq!(reached("0.0.0.0:0").await, [true, true]);
+        assert_eq!(reached("[::]:0").await, [true, true]);
+        assert_eq!(reached("127.0.0.1:0").await, [true, false]);
+        assert_eq!(reached("[::1]:0").await, [false, true]);
     }
 }
