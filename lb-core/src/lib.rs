@@ -24,5 +24,6 @@ pub mod model;
 mod per_address;
 pub mod plan;
 pub mod reconciler;
+mod records;
 mod slices;
 pub mod store;

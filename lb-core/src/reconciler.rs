@@ -2,11 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::Arc,
 };
 
-use lb_common::{Address, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, vip_flags};
+use lb_common::{Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     adopt,
@@ -21,6 +20,7 @@ use crate::{
     model::{Change, Node, NodeAddresses, ObjectName, Policy},
     per_address::PerAddress,
     plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of},
+    records::{count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     store::Store,
 };
@@ -515,58 +515,4 @@ impl Reconciler {
             }
         }
     }
-}
-
-fn record(id: u32, places: &[SlotRange], port: &Port, frontend: &desired::Frontend) -> Service {
-    let nothing = SlotRange { base: 0, count: 0 };
-    let place = |slice: Option<usize>| slice.and_then(|slice| places.get(slice)).copied().unwrap_or(nothing);
-    let (outside, inside) = (place(frontend.slice), place(frontend.inside));
-    let record = Service {
-        id,
-        backends_base: outside.base,
-        backends_count: outside.count,
-        inside_base: inside.base,
-        inside_count: inside.count,
-        affinity_seconds: port.affinity_seconds,
-        scheduler: port.scheduler as u8,
-        kind: frontend.kind as u8,
-        flags: frontend.flags,
-        seal: 0,
-    };
-    record.sealed(&frontend.key)
-}
-
-fn count(backends: &[lb_common::Backend]) -> u32 {
-    u32::try_from(backends.len()).unwrap_or(u32::MAX)
-}
-
-/// Who may use the frontends of a port that look at that.
-fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
-    let ranges = port.source_ranges.iter().filter(|range| port.filters(Family::of(range.addr())));
-    ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
-}
-
-/// What a Service calls the addresses of its backends: in order, each once.
-fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
-    let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
-    desired::unique_labels(&mut labels);
-    labels
-}
-
-/// What the virtual addresses of a Service are: in order, each once. One that the node has itself (a DNS cache on the
-/// cluster IP of the DNS service, say) is left to the node's own stack where no port is a frontend.
-fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
-    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
-    let frontends = ports.iter().flat_map(|port| &port.frontends);
-    for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
-        let address = IpAddr::from(frontend.key.address);
-        let own = node.addresses.own.binary_search(&address).is_ok();
-        let flags = match frontend.kind {
-            _ if own => 0,
-            FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
-            FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort => vip_flags::ECHO,
-        };
-        vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
-    }
-    vips.into_iter().collect()
 }

@@ -1,7 +1,11 @@
 //! Facts about single situations.
 
+use lb_common::SourceRangeKey;
 use lb_core::{
-    model::{Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort},
+    model::{
+        Change, Endpoint, EndpointPort, EndpointSlice, NodeAddresses, ObjectName, Protocol, Service,
+        ServicePort,
+    },
     plan::{EndpointLabels, Plan, Problem, ServiceLabels, Step},
 };
 
@@ -254,6 +258,82 @@ fn a_node_port_given_later_is_written_beside_the_name() {
         &plan.steps[0],
         Step::PutServiceLabels(_, ServiceLabels { node_port: Some(30080), .. })
     ));
+}
+
+/// A load balancer on one address of its own.
+fn load_balancer(of: &str, ranges: &[&str]) -> Change {
+    let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
+    service.ports[0].node_port = Some(30_080);
+    service.external.load_balancer_ips = vec![[198, 51, 100, 1].into()];
+    service.external.source_ranges = ranges.iter().map(|range| range.parse().expect("a network")).collect();
+    Change::Service(of, Some(service))
+}
+
+#[test]
+fn source_ranges_are_whole_before_they_count_and_stay_as_long_as_they_do() {
+    let mut node = node(100, vec![load_balancer("a", &[]), slice("a", &[1])]);
+    for (ranges, steps) in [
+        (&["192.0.2.0/24", "203.0.113.0/24"][..], &["let in", "let in", "put frontend"][..]),
+        (&["192.0.2.0/24", "10.0.0.0/8"], &["let in", "lock out"]),
+        (&["0.0.0.0/0", "10.0.0.0/8"], &["put frontend", "lock out", "lock out"]),
+    ] {
+        node.reconciler.handle(vec![load_balancer("a", ranges)]);
+        assert_eq!(kinds(&node.sync()), steps, "{ranges:?}");
+    }
+    node.settle();
+}
+
+#[test]
+fn a_load_balancer_leaves_nothing_behind() {
+    let mut node = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
+    node.restart();
+    node.settle();
+    assert_eq!(node.kernel.read_back(), lb_core::plan::Contents::default());
+}
+
+#[test]
+fn what_networks_are_left_of_an_unknown_service_lets_nobody_in() {
+    let mut kernel = crate::kernel::Kernel::default();
+    let left = ["10.0.0.0", "203.0.113.0"].map(|address| {
+        SourceRangeKey::new(1, address.parse::<std::net::IpAddr>().expect("an address").into(), 24)
+    });
+    kernel.maps.source_ranges = left.into();
+    let mut node = Node::started_on(kernel, 100);
+    node.reconciler.handle(vec![load_balancer("a", &["10.0.0.0/24"]), slice("a", &[1])]);
+    node.sync();
+    let admitted: Vec<_> = node.kernel.admitted().into_values().collect();
+    assert_eq!(admitted, [[([10, 0, 0, 0].into(), 96 + 24)].into()]);
+    assert!(node.kernel.maps.frontends.values().all(|record| record.id != 1));
+    node.settle();
+}
+
+#[test]
+fn node_ports_follow_the_addresses_of_the_node() {
+    let mut node = node(100, vec![load_balancer("a", &[]), slice("a", &[1])]);
+    let addresses = |list: &[u8]| {
+        let list: Vec<std::net::IpAddr> = list.iter().map(|last| [192, 0, 2, *last].into()).collect();
+        NodeAddresses { own: list.clone(), node_ports: list }
+    };
+    node.set_addresses(addresses(&[1, 2]));
+    assert_eq!(kinds(&node.sync()), ["put frontend", "put frontend"]);
+    node.set_addresses(addresses(&[2, 3]));
+    assert_eq!(kinds(&node.sync()), ["delete frontend", "put frontend"]);
+    node.set_addresses(addresses(&[2, 3]));
+    assert!(!node.reconciler.needs_plan());
+    node.settle();
+}
+
+#[test]
+fn a_service_that_stays_as_it_was_found_keeps_its_addresses_and_source_ranges() {
+    let first = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
+    let before = first.kernel.maps.clone();
+    let mut node = Node::started_incomplete_on(first.kernel, 100);
+    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.sync();
+    assert_eq!(node.kernel.maps, before);
+    node.reconciler.handle(vec![load_balancer("a", &[]), slice("a", &[1])]);
+    assert_eq!(kinds(&node.sync()), ["put frontend", "lock out"]);
+    node.settle();
 }
 
 #[test]
