@@ -1,13 +1,27 @@
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-use kube::Resource;
+use std::time::SystemTime;
+
+use ipnet::IpNet;
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{Resource, runtime::watcher};
 use lb_core::{
-    convert::{self, ConvertError},
+    convert::{self, ConvertError, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
     model::{Change, ObjectName},
 };
 use serde::de::DeserializeOwned;
 
-/// kube-proxy's selector of labels, for both kinds: not what another proxy serves, not what nobody does.
-pub(super) const LABELS: &str = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless";
+use super::node::NodeInfo;
+
+/// When that happened in the cluster which an EndpointSlice is the consequence of.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// Objects of a list that are fetched at once, and so are in memory together as the API server has them.
+const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
 pub(super) trait Kind:
@@ -15,38 +29,139 @@ pub(super) trait Kind:
 {
     /// `kind`
     const NAME: &str;
-    /// kube-proxy's selector of fields.
-    const FIELDS: Option<&str>;
+    /// Whether its objects have a namespace.
+    const NAMESPACED: bool;
+    /// Whether there are API servers without this kind.
+    const OPTIONAL: bool = false;
+    /// What the rest of the agent learns of an object.
+    type Change: Send;
 
-    /// The object as the rest of the agent sees it.
-    fn change(&self) -> Result<Change, ConvertError>;
+    /// The object, which has that name, as the rest of the agent sees it.
+    fn change(&self, name: &ObjectName) -> Result<Self::Change, ConvertError>;
 
     /// The object is gone.
-    fn gone(name: ObjectName) -> Change;
+    fn gone(name: ObjectName) -> Self::Change;
+
+    /// The Service that nobody knows in full as long as an object with this metadata cannot be read.
+    fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
+        None
+    }
+
+    /// What it is the consequence of.
+    fn triggered(&self) -> Option<SystemTime> {
+        None
+    }
+}
+
+/// kube-proxy's choice of Services: not what another proxy serves, not what nobody does.
+pub(super) fn services() -> watcher::Config {
+    config().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
+}
+
+/// kube-proxy's choice of EndpointSlices: not those of headless Services.
+pub(super) fn endpoint_slices() -> watcher::Config {
+    config().labels(&format!("!{HEADLESS}"))
+}
+
+/// The Node of that name.
+pub(super) fn node(name: &str) -> watcher::Config {
+    config().fields(&format!("metadata.name={name}"))
+}
+
+/// All ServiceCIDRs.
+pub(super) fn service_cidrs() -> watcher::Config {
+    config()
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
+}
+
+/// The change under a name that is in memory already.
+fn named(name: &ObjectName, change: Change) -> Change {
+    match change {
+        Change::Service(_, service) => Change::Service(name.clone(), service),
+        Change::EndpointSlice(_, slice) => Change::EndpointSlice(name.clone(), slice),
+    }
 }
 
 impl Kind for Service {
     const NAME: &str = "Service";
-    const FIELDS: Option<&str> = Some("spec.clusterIP!=None");
+    const NAMESPACED: bool = true;
+    type Change = Change;
 
-    fn change(&self) -> Result<Change, ConvertError> {
-        convert::service(self)
+    fn change(&self, name: &ObjectName) -> Result<Change, ConvertError> {
+        Ok(named(name, convert::service(self)?))
     }
 
     fn gone(name: ObjectName) -> Change {
         Change::Service(name, None)
     }
+
+    fn service(name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
+        Some(name.clone())
+    }
 }
 
 impl Kind for EndpointSlice {
     const NAME: &str = "EndpointSlice";
-    const FIELDS: Option<&str> = None;
+    const NAMESPACED: bool = true;
+    type Change = Change;
 
-    fn change(&self) -> Result<Change, ConvertError> {
-        convert::endpoint_slice(self)
+    fn change(&self, name: &ObjectName) -> Result<Change, ConvertError> {
+        Ok(named(name, convert::endpoint_slice(self)?))
     }
 
     fn gone(name: ObjectName) -> Change {
         Change::EndpointSlice(name, None)
+    }
+
+    fn service(name: &ObjectName, metadata: &ObjectMeta) -> Option<ObjectName> {
+        let service = metadata.labels.as_ref()?.get(SERVICE_NAME).filter(|service| !service.is_empty())?;
+        Some(ObjectName { namespace: name.namespace.clone(), name: service.as_str().into() })
+    }
+
+    fn triggered(&self) -> Option<SystemTime> {
+        let text = self.metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
+        text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
+    }
+}
+
+impl Kind for Node {
+    const NAME: &str = "Node";
+    const NAMESPACED: bool = false;
+    type Change = Option<NodeInfo>;
+
+    fn change(&self, _name: &ObjectName) -> Result<Self::Change, ConvertError> {
+        Ok(Some(NodeInfo::new(self)))
+    }
+
+    fn gone(_name: ObjectName) -> Self::Change {
+        None
+    }
+}
+
+impl Kind for ServiceCIDR {
+    const NAME: &str = "ServiceCIDR";
+    const NAMESPACED: bool = false;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Vec<IpNet>);
+
+    fn change(&self, name: &ObjectName) -> Result<Self::Change, ConvertError> {
+        let texts = self.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+        let parse = |(index, text): (usize, &String)| {
+            text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|error| ConvertError {
+                kind: Self::NAME,
+                object: name.name.to_string(),
+                field: format!("spec.cidrs[{index}]"),
+                value: text.clone(),
+                why: format!("Invalid value: {text:?}: {error}"),
+            })
+        };
+        Ok((name.clone(), texts.enumerate().map(parse).collect::<Result<_, _>>()?))
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, Vec::new())
     }
 }

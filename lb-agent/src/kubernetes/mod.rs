@@ -1,13 +1,15 @@
 //! The source of a cluster: an API server that is watched for Services and EndpointSlices.
 //!
-//! Two watches (list, then follow) give events; [`objects::Objects`] turns them into changes and keeps of every
-//! object no more than its name and version. An API server that is away costs nothing but news: the last state stays.
+//! A watch of each kind (list, then follow) gives events; [`objects::Objects`] turns them into changes and keeps of
+//! every object no more than its name and version. An API server that is away costs nothing but news: the last state
+//! stays. `docs/kubernetes.md` says what happens under each fault.
 
 pub mod events;
 mod kind;
 mod node;
 mod objects;
 mod run;
+mod trouble;
 mod watch;
 
 use std::path::PathBuf;

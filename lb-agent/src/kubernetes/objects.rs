@@ -1,15 +1,12 @@
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash as _, Hasher as _},
-    marker::PhantomData,
+    time::SystemTime,
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, core::DeserializeGuard, runtime::watcher::Event};
-use lb_core::{
-    convert::object_name,
-    model::{Change, ObjectName},
-};
+use lb_core::{convert::object_name, model::ObjectName};
 use tracing::warn;
 
 use super::kind::Kind;
@@ -19,7 +16,7 @@ use super::kind::Kind;
 /// A list counts when it is done: its changes come together, and only then goes what is not in it. An object that
 /// cannot be read stays in its last good state.
 #[derive(Debug)]
-pub(super) struct Objects<K> {
+pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, Known>,
     /// Objects whose newest version cannot be read.
     bad: BTreeMap<ObjectName, Bad>,
@@ -28,8 +25,10 @@ pub(super) struct Objects<K> {
     /// Whether a list was done.
     listed: bool,
     /// What has changed and was not given out yet.
-    changes: Vec<Change>,
-    kind: PhantomData<K>,
+    changes: Vec<K::Change>,
+    /// When that happened which the changes are the consequence of; nothing from before the beginning counts.
+    triggered: Vec<SystemTime>,
+    beginning: SystemTime,
 }
 
 /// An object that exists, readable or not.
@@ -39,6 +38,8 @@ struct Known {
     version: Option<u64>,
     /// The list, or the list before the news, that has shown it.
     list: u64,
+    /// What its newest readable version was the consequence of.
+    triggered: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -46,24 +47,26 @@ struct Bad {
     why: String,
     /// Whether no version of it could ever be read.
     unread: bool,
+    /// The Service it is part of.
+    service: Option<ObjectName>,
 }
 
-impl<K> Default for Objects<K> {
-    fn default() -> Self {
+impl<K: Kind> Objects<K> {
+    /// Nothing was shown yet; the beginning is now.
+    pub(super) fn new(beginning: SystemTime) -> Self {
         Self {
             known: BTreeMap::new(),
             bad: BTreeMap::new(),
             list: 0,
             listed: false,
             changes: Vec::new(),
-            kind: PhantomData,
+            triggered: Vec::new(),
+            beginning,
         }
     }
-}
 
-impl<K: Kind> Objects<K> {
     /// Takes note of an event; the changes that are due.
-    pub(super) fn handle(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<Change> {
+    pub(super) fn handle(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
                 // Changes of a list that was broken off stay: their versions count as known.
@@ -88,15 +91,26 @@ impl<K: Kind> Objects<K> {
         std::mem::take(&mut self.changes)
     }
 
+    /// When that happened which the changes since the last call are the consequence of.
+    pub(super) fn take_triggered(&mut self) -> Vec<SystemTime> {
+        std::mem::take(&mut self.triggered)
+    }
+
     /// Whether everything that can be read was given out once.
     pub(super) const fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether everything that exists was given out once. An object that cannot be read, and never could, may be one
-    /// that the kernel has from an earlier run.
-    pub(super) fn is_complete(&self) -> bool {
-        self.listed && !self.bad.values().any(|bad| bad.unread)
+    /// Whether nothing exists, as far as is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// The Services with an object that cannot be read and never could: it may be one that the kernel has from an
+    /// earlier run.
+    pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
+        let unread = self.bad.values().filter(|bad| bad.unread);
+        unread.filter_map(|bad| bad.service.clone()).collect()
     }
 
     /// What is wrong with objects.
@@ -107,36 +121,47 @@ impl<K: Kind> Objects<K> {
     fn take(&mut self, DeserializeGuard(object): DeserializeGuard<K>) {
         let metadata = object.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta);
         let Some(name) = name_of::<K>(metadata) else { return };
-        let now = Known { version: version(metadata), list: self.list };
+        let now = Known { version: version(metadata), list: self.list, triggered: None };
         if let Some(known) = self.known.get_mut(&name) {
             known.list = now.list;
             if now.version.is_some() && known.version == now.version {
                 return;
             }
         }
-        let change = match object {
-            Ok(object) => object.change().map_err(|error| error.to_string()),
-            Err(invalid) => Err(format!("{} \"{name}\" cannot be read: {invalid}", K::NAME)),
+        let shown = if K::NAMESPACED { name.to_string() } else { name.name.to_string() };
+        let change = match &object {
+            Ok(object) => object.change(&name).map_err(|error| error.to_string()),
+            Err(invalid) => Err(format!("{} \"{shown}\" cannot be read: {invalid}", K::NAME)),
         };
-        match change {
-            Ok(change) => {
+        match (change, &object) {
+            (Ok(change), object) => {
                 self.bad.remove(&name);
-                // The name of the change, so that the rest of the agent and we share its texts.
-                let (Change::Service(name, _) | Change::EndpointSlice(name, _)) = &change;
-                self.known.insert(name.clone(), now);
+                let triggered = object.as_ref().ok().and_then(K::triggered);
+                self.note_trigger(&name, triggered);
+                self.known.insert(name, Known { triggered, ..now });
                 self.changes.push(change);
             }
-            Err(why) => self.refuse(name, now, why),
+            (Err(why), Ok(object)) => self.refuse(name, now, why, object.meta()),
+            (Err(why), Err(invalid)) => self.refuse(name, now, why, &invalid.metadata),
         }
     }
 
-    fn refuse(&mut self, name: ObjectName, now: Known, why: String) {
+    /// The same time again is no news: something else of the object has changed.
+    fn note_trigger(&mut self, name: &ObjectName, triggered: Option<SystemTime>) {
+        let before = self.known.get(name).and_then(|known| known.triggered);
+        let news = triggered.filter(|time| *time > self.beginning && before != Some(*time));
+        self.triggered.extend(news);
+    }
+
+    fn refuse(&mut self, name: ObjectName, now: Known, why: String, metadata: &ObjectMeta) {
         let unread = self.bad.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
         let stays = if unread { "it is left out" } else { "its last good state stays in force" };
         let why = format!("{why}; {stays}");
         warn!("{why}");
-        self.known.insert(name.clone(), now);
-        self.bad.insert(name, Bad { why, unread });
+        let triggered = self.known.get(&name).and_then(|known| known.triggered);
+        let service = K::service(&name, metadata);
+        self.known.insert(name.clone(), Known { triggered, ..now });
+        self.bad.insert(name, Bad { why, unread, service });
     }
 
     fn forget_unlisted(&mut self) {
@@ -174,6 +199,7 @@ fn version(metadata: &ObjectMeta) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+    use lb_core::model::Change;
     use serde_json::{Value, json};
 
     use super::*;
@@ -233,11 +259,11 @@ mod tests {
     }
 
     fn with_a_and_b() -> Objects<Service> {
-        let mut objects = Objects::default();
-        assert!(!objects.is_listed() && !objects.is_complete());
+        let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
+        assert!(!objects.is_listed());
         let changes = list(&mut objects, vec![service("a", 1, "10.96.0.1"), service("b", 2, "10.96.0.2")]);
         assert_eq!(changes, ["+a 10.96.0.1", "+b 10.96.0.2"]);
-        assert!(objects.is_listed() && objects.is_complete());
+        assert!(objects.is_listed() && objects.unread().is_empty());
         objects
     }
 
@@ -297,7 +323,7 @@ mod tests {
             assert_eq!(handle(&mut objects, Event::Apply(bad.clone())), [""; 0]);
             let problem = objects.problems().next().unwrap().to_owned();
             assert!(problem.contains("n/a") && problem.contains("last good state"), "{problem}");
-            assert!(objects.is_complete());
+            assert!(objects.unread().is_empty());
             assert_eq!(list(&mut objects, vec![bad, service("b", 2, "10.96.0.2")]), [""; 0]);
             assert_eq!(handle(&mut objects, Event::Apply(service("a", 4, "10.96.0.4"))), ["+a 10.96.0.4"]);
             assert_eq!(objects.problems().next(), None);
@@ -306,14 +332,15 @@ mod tests {
 
     #[test]
     fn a_bad_object_is_left_out_and_goes_with_its_deletion() {
-        let mut objects = Objects::default();
+        let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
         let changes = list(&mut objects, vec![malformed("a", 1), service("b", 2, "10.96.0.2")]);
         assert_eq!(changes, ["+b 10.96.0.2"]);
-        assert!(objects.is_listed() && !objects.is_complete(), "nobody knows what it describes");
+        let unread = [ObjectName::new("n", "a")].into();
+        assert_eq!(objects.unread(), unread, "nobody knows what it describes");
         assert_eq!(handle(&mut objects, Event::Apply(invalid("a", 3))), [""; 0]);
-        assert!(!objects.is_complete());
+        assert_eq!(objects.unread(), unread);
         assert_eq!(handle(&mut objects, Event::Delete(malformed("a", 4))), ["-a"]);
-        assert!(objects.is_complete());
+        assert!(objects.unread().is_empty());
         assert_eq!(objects.problems().next(), None);
     }
 
@@ -331,20 +358,58 @@ mod tests {
         assert_eq!(handle(&mut objects, Event::Apply(service("a", 3, "None"))), ["-a"]);
     }
 
-    #[test]
-    fn slices_are_taken_alike() {
-        let slice = |version: u32| -> DeserializeGuard<EndpointSlice> {
-            let metadata = json!({
+    fn slice_value(version: u32, triggered: &str) -> Value {
+        json!({
+            "metadata": {
                 "namespace": "n", "name": "a-1", "resourceVersion": version.to_string(),
                 "labels": {"kubernetes.io/service-name": "a"},
-            });
-            serde_json::from_value(json!({"metadata": metadata, "addressType": "IPv4", "endpoints": []}))
-                .unwrap()
-        };
-        let mut objects = Objects::default();
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": triggered},
+            },
+            "addressType": "IPv4", "endpoints": [],
+        })
+    }
+
+    fn slice(version: u32, triggered: &str) -> DeserializeGuard<EndpointSlice> {
+        serde_json::from_value(slice_value(version, triggered)).unwrap()
+    }
+
+    #[test]
+    fn slices_are_taken_alike() {
+        let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
         objects.handle(Event::Init);
-        objects.handle(Event::InitApply(slice(1)));
+        objects.handle(Event::InitApply(slice(1, "")));
         assert_eq!(texts(objects.handle(Event::InitDone)), ["+a-1"]);
-        assert_eq!(texts(objects.handle(Event::Delete(slice(2)))), ["-a-1"]);
+        assert_eq!(texts(objects.handle(Event::Delete(slice(2, "")))), ["-a-1"]);
+    }
+
+    #[test]
+    fn a_slice_that_cannot_be_read_concerns_its_service() {
+        let mut value = slice_value(1, "");
+        value["endpoints"] = json!(7);
+        let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
+        objects.handle(Event::Apply(serde_json::from_value(value.clone()).unwrap()));
+        assert_eq!(objects.unread(), [ObjectName::new("n", "a")].into());
+        value["metadata"]["labels"] = json!({});
+        value["metadata"]["resourceVersion"] = json!("2");
+        objects.handle(Event::Apply(serde_json::from_value(value).unwrap()));
+        assert!(objects.unread().is_empty(), "it is of no Service");
+        assert_eq!(objects.problems().count(), 1);
+    }
+
+    #[test]
+    fn a_trigger_counts_once_and_only_since_the_beginning() {
+        let time = |text: &str| SystemTime::from(text.parse::<jiff::Timestamp>().unwrap());
+        let beginning = "2026-01-01T00:00:00Z";
+        let mut objects = Objects::new(time(beginning));
+        let mut triggered = |version, text: &str| {
+            objects.handle(Event::Apply(slice(version, text)));
+            objects.take_triggered()
+        };
+        assert_eq!(triggered(1, beginning), []);
+        let (first, second) = ("2026-01-01T00:00:01.5Z", "2026-01-01T00:00:02Z");
+        assert_eq!(triggered(2, first), [time(first)]);
+        assert_eq!(triggered(3, first), [], "something else of the slice has changed");
+        assert_eq!(triggered(4, "nonsense"), []);
+        assert_eq!(triggered(5, second), [time(second)]);
     }
 }

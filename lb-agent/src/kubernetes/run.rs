@@ -1,19 +1,41 @@
 //! The task that keeps the rest of the agent in step with the API server.
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future,
+    time::{Duration, SystemTime},
+};
+
+use ipnet::IpNet;
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
+};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use lb_core::model::{Change, SourceEvent};
-use tokio::sync::mpsc;
-use tracing::{info, warn};
+use lb_core::model::{Change, ObjectName, SourceEvent};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::info;
 
-use super::{ApiServer, KubernetesError, Published, watch::Watch};
+use super::{ApiServer, KubernetesError, NodeInfo, Published, kind, trouble::Trouble, watch::Watch};
+
+/// How long the first write waits for the Node when everything else is there.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an API server may be silent before the connection counts as dead. A real one sends a bookmark a minute.
+const SILENCE: Duration = Duration::from_secs(150);
+const CONNECT: Duration = Duration::from_secs(10);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends what changes, [`SourceEvent::Synchronised`]
-/// once when all Services and EndpointSlices were listed, and [`SourceEvent::Complete`] as soon as none is left that
-/// could never be read: until then nobody knows what those describe. `node_name` is the name of the own Node.
+/// once when all Services and EndpointSlices were listed, and then which Services nobody can know:
+/// [`SourceEvent::CompleteBut`] those with an object that could never be read, [`SourceEvent::Complete`] as soon as
+/// there are none. `node_name` is the name of the own Node: its zone is sent before the first write, which waits for
+/// the API server's word about the Node, that there is none included, but not for long.
 ///
 /// # Errors
 ///
@@ -24,19 +46,12 @@ pub async fn run(
     events: mpsc::Sender<SourceEvent>,
     published: Published,
 ) -> Result<(), KubernetesError> {
-    let config = client_config(server).await?;
+    let mut config = client_config(server).await?;
+    (config.connect_timeout, config.read_timeout) = (Some(CONNECT), Some(SILENCE));
+    config.reset_reader_on_write = true;
     info!(server = %config.cluster_url, node = node_name, "watching Services and EndpointSlices");
     let client = Client::try_from(config).map_err(Box::new)?;
-    let follower = Follower {
-        services: Watch::new(client.clone()),
-        slices: Watch::new(client),
-        events,
-        published,
-        synchronised: false,
-        complete: false,
-        away: false,
-    };
-    follower.follow().await
+    Follower::new(&client, node_name, events, published).follow().await
 }
 
 /// Where the API server is and who we are to it; nothing is asked yet.
@@ -56,25 +71,63 @@ pub(super) async fn client_config(server: ApiServer) -> Result<Config, Kubernete
 struct Follower {
     services: Watch<Service>,
     slices: Watch<EndpointSlice>,
+    node: Watch<Node>,
+    cidrs: Watch<ServiceCIDR>,
     events: mpsc::Sender<SourceEvent>,
     published: Published,
+    trouble: Trouble,
+    /// The ranges of each ServiceCIDR, and those that hold where there is none.
+    ranges: BTreeMap<ObjectName, Vec<IpNet>>,
+    default_ranges: Vec<IpNet>,
+    /// Until when the first write waits for the Node.
+    node_deadline: Option<Instant>,
     /// Whether the rest of the agent was told so.
     synchronised: bool,
-    complete: bool,
-    /// Whether people were told that the API server cannot be asked.
-    away: bool,
+    /// The Services it was told nobody can know.
+    unread: Option<BTreeSet<ObjectName>>,
 }
 
 impl Follower {
+    fn new(
+        client: &Client,
+        node_name: &str,
+        events: mpsc::Sender<SourceEvent>,
+        published: Published,
+    ) -> Self {
+        let now = SystemTime::now();
+        let default_ranges = published.service_cidrs.borrow().clone();
+        Self {
+            services: Watch::new(client.clone(), kind::services(), now),
+            slices: Watch::new(client.clone(), kind::endpoint_slices(), now),
+            node: Watch::new(client.clone(), kind::node(node_name), now),
+            cidrs: Watch::new(client.clone(), kind::service_cidrs(), now),
+            events,
+            published,
+            trouble: Trouble::default(),
+            ranges: BTreeMap::new(),
+            default_ranges,
+            node_deadline: None,
+            synchronised: false,
+            unread: None,
+        }
+    }
+
     async fn follow(mut self) -> Result<(), KubernetesError> {
+        const ENDED: KubernetesError = KubernetesError::Ended;
         loop {
-            let changes = tokio::select! {
-                changes = self.services.next() => changes,
-                changes = self.slices.next() => changes,
+            let mut due = tokio::select! {
+                changes = self.services.next() => Self::changes(changes.ok_or(ENDED)?, Vec::new()),
+                changes = self.slices.next() => {
+                    Self::changes(changes.ok_or(ENDED)?, self.slices.take_triggered())
+                }
+                changes = self.node.next() => self.node_changes(changes.ok_or(ENDED)?),
+                changes = self.cidrs.next() => self.cidr_changes(changes.ok_or(ENDED)?),
+                () = at(self.node_deadline) => Vec::new(),
                 () = self.events.closed() => return Ok(()),
             };
             self.tell_people();
-            for event in self.due(changes.ok_or(KubernetesError::Ended)?) {
+            due.extend(self.progress());
+            for event in due {
                 if self.events.send(event).await.is_err() {
                     return Ok(());
                 }
@@ -82,44 +135,91 @@ impl Follower {
         }
     }
 
-    /// What the rest of the agent is told.
-    fn due(&mut self, changes: Vec<Change>) -> Vec<SourceEvent> {
-        let (services, slices) = (self.services.objects(), self.slices.objects());
-        let mut events = Vec::new();
-        if !changes.is_empty() {
-            events.push(SourceEvent::Changes(changes));
-        }
-        if !self.synchronised && services.is_listed() && slices.is_listed() {
-            self.synchronised = true;
-            events.push(SourceEvent::Synchronised);
-        }
-        if !self.complete && services.is_complete() && slices.is_complete() {
-            self.complete = true;
-            events.push(SourceEvent::Complete);
-        }
-        events
+    fn changes(changes: Vec<Change>, triggered: Vec<SystemTime>) -> Vec<SourceEvent> {
+        let triggered = (!triggered.is_empty()).then_some(SourceEvent::Triggered(triggered));
+        let changes = (!changes.is_empty()).then_some(SourceEvent::Changes(changes));
+        triggered.into_iter().chain(changes).collect()
     }
 
-    /// An API server that does not answer is said once, however many attempts fail.
-    fn tell_people(&mut self) {
-        let failures = [self.services.failure(), self.slices.failure()];
-        let failure = failures.into_iter().flatten().next().map(|why| {
-            format!("cannot ask the API server for {why}; the last known state stays, and it is tried again")
-        });
-        match &failure {
-            Some(failure) if !self.away => warn!("{failure}"),
-            None if self.away => info!("the API server answers again"),
-            Some(_) | None => {}
-        }
-        self.away = failure.is_some();
-        let objects = self.services.objects().problems().chain(self.slices.objects().problems());
-        let now: Vec<String> = failure.into_iter().chain(objects.map(ToOwned::to_owned)).collect();
-        self.published.problems.send_if_modified(|problems| {
-            let modified = *problems != now;
-            if modified {
-                *problems = now;
+    fn node_changes(&self, changes: Vec<Option<NodeInfo>>) -> Vec<SourceEvent> {
+        let mut due = Vec::new();
+        for change in changes {
+            let known = self.published.node.borrow().clone();
+            let now = change.unwrap_or_else(|| NodeInfo { eligible: false, ..known.clone() });
+            if now.zone != known.zone {
+                due.push(SourceEvent::Zone(now.zone.clone()));
             }
-            modified
-        });
+            publish(&self.published.node, now);
+        }
+        if self.node.is_missing() {
+            let known = self.published.node.borrow().clone();
+            publish(&self.published.node, NodeInfo { eligible: false, ..known });
+        }
+        due
+    }
+
+    fn cidr_changes(&mut self, changes: Vec<(ObjectName, Vec<IpNet>)>) -> Vec<SourceEvent> {
+        for (name, cidrs) in changes {
+            if cidrs.is_empty() {
+                self.ranges.remove(&name);
+            } else {
+                self.ranges.insert(name, cidrs);
+            }
+        }
+        let ranges: BTreeSet<IpNet> = self.ranges.values().flatten().copied().collect();
+        let ranges =
+            if ranges.is_empty() { self.default_ranges.clone() } else { ranges.into_iter().collect() };
+        publish(&self.published.service_cidrs, ranges);
+        Vec::new()
+    }
+
+    /// What the rest of the agent is told of how far the lists are.
+    fn progress(&mut self) -> Vec<SourceEvent> {
+        let mut due = Vec::new();
+        if !self.services.is_listed() || !self.slices.is_listed() {
+            return due;
+        }
+        if !self.synchronised {
+            let deadline = *self.node_deadline.get_or_insert_with(|| Instant::now() + NODE_PATIENCE);
+            if !self.node.is_settled() && Instant::now() < deadline {
+                return due;
+            }
+            self.node_deadline = None;
+            self.synchronised = true;
+            due.push(SourceEvent::Synchronised);
+        }
+        let unread: BTreeSet<_> = self.services.unread().into_iter().chain(self.slices.unread()).collect();
+        if self.unread.as_ref() != Some(&unread) && self.unread.as_ref().is_none_or(|told| !told.is_empty()) {
+            let all = unread.is_empty();
+            due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
+            self.unread = Some(unread);
+        }
+        due
+    }
+
+    fn tell_people(&mut self) {
+        let Self { services, slices, node, cidrs, .. } = self;
+        let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
+        let problems = services.problems().chain(slices.problems());
+        let problems = problems.chain(node.problems()).chain(cidrs.problems());
+        let now = self.trouble.update(failures.into_iter().flatten(), problems);
+        publish(&self.published.problems, now);
+    }
+}
+
+/// Whoever listens hears only of what is another state than before.
+fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
+    channel.send_if_modified(|published| {
+        let modified = *published != now;
+        *published = now;
+        modified
+    });
+}
+
+/// Sleeps until then; for ever when there is no then.
+async fn at(then: Option<Instant>) {
+    match then {
+        Some(then) => sleep_until(then).await,
+        None => future::pending().await,
     }
 }

@@ -1,4 +1,7 @@
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
@@ -9,49 +12,44 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use lb_core::model::Change;
+use lb_core::model::ObjectName;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
-use super::{
-    kind::{Kind, LABELS},
-    objects::Objects,
-};
+use super::{kind::Kind, objects::Objects};
 
-/// Objects of a list that are fetched at once, and so are in memory together as the API server has them.
-const PAGE: u32 = 200;
 /// Nothing tells that a watch goes on where it was broken off. It does if it has not failed for that long: longer than
 /// the pause between two attempts and the time that an attempt may take, together.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind.
-pub(super) struct Watch<K> {
+pub(super) struct Watch<K: Kind> {
     stream: BoxStream<'static, watcher::Result<Event<DeserializeGuard<K>>>>,
     objects: Objects<K>,
-    failure: Option<Failure>,
+    failure: Option<(Failure, Instant)>,
+    settled: bool,
 }
 
-/// Why the API server cannot be asked now.
-struct Failure {
-    why: String,
-    last: Instant,
+/// Why a kind cannot be followed now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The API server cannot be asked.
+    Away(String),
+    /// The API server answers, but not with these objects.
+    Refused(String),
 }
 
 impl<K: Kind> Watch<K> {
-    /// Nothing is asked before [`Self::next`].
-    pub(super) fn new(client: Client) -> Self {
-        let mut config = watcher::Config::default().labels(LABELS).page_size(PAGE);
-        if let Some(fields) = K::FIELDS {
-            config = config.fields(fields);
-        }
+    /// Nothing is asked before [`Self::next`]. What has happened before `beginning` triggers nothing.
+    pub(super) fn new(client: Client, config: watcher::Config, beginning: SystemTime) -> Self {
         let stream = watcher(Api::all(client), config).default_backoff().boxed();
-        Self { stream, objects: Objects::default(), failure: None }
+        Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 
     /// Waits for news; what has changed, perhaps nothing. `None` is the end, which never comes. May be cancelled.
-    pub(super) async fn next(&mut self) -> Option<Vec<Change>> {
+    pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
-            Some(failure) => match timeout_at(failure.last + QUIET, self.stream.next()).await {
+            Some((_, last)) => match timeout_at(*last + QUIET, self.stream.next()).await {
                 Ok(event) => event?,
                 Err(_elapsed) => {
                     self.failure = None;
@@ -66,7 +64,9 @@ impl<K: Kind> Watch<K> {
                 if !matches!(event, Event::Init) {
                     self.failure = None;
                 }
-                Some(self.objects.handle(event))
+                let changes = self.objects.handle(event);
+                self.settled |= self.objects.is_listed();
+                Some(changes)
             }
             Err(error) => {
                 self.failed(&error);
@@ -82,30 +82,71 @@ impl<K: Kind> Watch<K> {
         }
         let why = format!("{}s: {}", K::NAME, chain(error));
         debug!("{why}");
-        self.failure = Some(Failure { why, last: Instant::now() });
+        let (status, now) = (status(error), Instant::now());
+        self.failure = match status {
+            // An API server that is too old is asked again, because it may be replaced, but there is nothing to say.
+            Some(404) if K::OPTIONAL => None,
+            Some(403) => Some((Failure::Refused(why), now)),
+            Some(_) | None => Some((Failure::Away(why), now)),
+        };
+        self.settled |= status == Some(403);
     }
 
-    /// What was seen so far.
-    pub(super) const fn objects(&self) -> &Objects<K> {
-        &self.objects
+    /// What is wrong with objects.
+    pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
+        self.objects.problems()
     }
 
-    /// Why the API server cannot be asked now, if it cannot.
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.failure.as_ref().map(|failure| failure.why.as_str())
+    /// Whether everything that can be read was given out once.
+    pub(super) const fn is_listed(&self) -> bool {
+        self.objects.is_listed()
+    }
+
+    /// Whether the kind was listed, and nothing of it exists.
+    pub(super) fn is_missing(&self) -> bool {
+        self.objects.is_listed() && self.objects.is_empty()
+    }
+
+    /// Whether the API server has said what there is, if only that it does not tell us.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// The Services of which something cannot be read and never could.
+    pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
+        self.objects.unread()
+    }
+
+    /// When that happened which the changes since the last call are the consequence of.
+    pub(super) fn take_triggered(&mut self) -> Vec<SystemTime> {
+        self.objects.take_triggered()
+    }
+
+    /// Why the kind cannot be followed now, if it cannot.
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref().map(|(failure, _)| failure)
+    }
+}
+
+/// The HTTP status of an API server that has answered.
+fn status(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status.code),
+        watcher::Error::InitialListFailed(_)
+        | watcher::Error::WatchStartFailed(_)
+        | watcher::Error::WatchFailed(_)
+        | watcher::Error::NoResourceVersion => None,
     }
 }
 
 /// Connections end, and versions expire: then the watch goes on by itself. If it cannot, the next error says so.
 fn is_routine(error: &watcher::Error) -> bool {
-    match error {
-        watcher::Error::WatchFailed(kube::Error::SerdeError(_)) => false,
-        watcher::Error::WatchFailed(_) => true,
-        watcher::Error::WatchError(status) => status.code == 410,
-        watcher::Error::InitialListFailed(_)
-        | watcher::Error::WatchStartFailed(_)
-        | watcher::Error::NoResourceVersion => false,
-    }
+    let expired = status(error) == Some(410);
+    expired
+        || matches!(error, watcher::Error::WatchFailed(cause) if !matches!(cause, kube::Error::SerdeError(_)))
 }
 
 /// The error with its causes, each said once.

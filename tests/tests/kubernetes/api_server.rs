@@ -1,4 +1,5 @@
-//! As much of an API server as a watch of Services and EndpointSlices sees of one.
+//! As much of an API server as the agent sees of one: lists in pages, watches with selectors and bookmarks, changes by
+//! apply and delete. And every fault of one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,15 +12,16 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, Query, State},
-    http::StatusCode,
+    extract::{Query, State},
+    http::{Method, StatusCode, Uri},
     response::{IntoResponse as _, Response},
-    routing::get,
 };
 use futures_util::stream;
 use lb_tests::netns::Netns;
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::watch};
+
+use crate::selection::Selection;
 
 /// A server and what it knows, which outlives [`ApiServer::stop`].
 pub(crate) struct ApiServer {
@@ -29,35 +31,61 @@ pub(crate) struct ApiServer {
     runtime: Option<Runtime>,
 }
 
-/// `services` or `endpointslices`
-type Plural = &'static str;
-
 #[derive(Default)]
 struct Store {
     contents: Mutex<Contents>,
     changed: watch::Sender<()>,
 }
 
+/// Where an object is: plural of its kind, namespace, name.
+type Key = (String, String, String);
+
 #[derive(Default)]
 struct Contents {
     version: u64,
-    objects: BTreeMap<(Plural, String), Value>,
-    events: Vec<(u64, Plural, Value)>,
+    objects: BTreeMap<Key, Value>,
+    changes: Vec<Change>,
     /// Watches from an older version than this get 410 Gone.
     oldest: u64,
     /// Watches of an older generation end.
     generation: u64,
-    /// How long a list of EndpointSlices takes.
-    slow: Duration,
-    /// Whether EndpointSlices cannot be listed.
-    broken: bool,
+    faults: HashMap<String, Fault>,
+    /// The rest of lists of which a page was fetched.
+    pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
 }
 
-/// A request that was made.
+struct Change {
+    version: u64,
+    plural: String,
+    before: Option<Value>,
+    after: Option<Value>,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Object,
+    Bookmark,
+    /// The line is cut off in the middle, once, and the watch ends.
+    Cut,
+}
+
+/// What goes wrong with a kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fault {
+    /// How long a list takes.
+    pub(crate) slow: Duration,
+    /// The status that lists and watches are answered with.
+    pub(crate) status: Option<u16>,
+    /// Whether the second page of a list has always expired.
+    pub(crate) expired_pages: bool,
+}
+
+/// A list or a watch that was asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    pub(crate) plural: Plural,
+    pub(crate) plural: String,
     pub(crate) query: HashMap<String, String>,
 }
 
@@ -65,11 +93,33 @@ impl Request {
     pub(crate) fn is_watch(&self) -> bool {
         self.query.get("watch").is_some_and(|watch| watch == "true")
     }
+
+    fn selection(&self) -> Selection {
+        let get = |name| self.query.get(name).map_or("", String::as_str);
+        Selection::new(get("labelSelector"), get("fieldSelector"))
+    }
 }
 
 impl Store {
     fn lock(&self) -> MutexGuard<'_, Contents> {
         self.contents.lock().unwrap()
+    }
+
+    /// Makes, changes or removes an object, in a version of its own.
+    fn set(&self, key: Key, mut object: Option<Value>, what: What) {
+        let mut contents = self.lock();
+        contents.version += 1;
+        let version = contents.version;
+        if let Some(object) = &mut object {
+            object["metadata"]["resourceVersion"] = version.to_string().into();
+        }
+        let before = contents.objects.remove(&key);
+        if let Some(object) = &object {
+            contents.objects.insert(key.clone(), object.clone());
+        }
+        contents.changes.push(Change { version, plural: key.0, before, after: object, what });
+        drop(contents);
+        self.changed.send_replace(());
     }
 }
 
@@ -87,10 +137,7 @@ impl ApiServer {
         let listener = self.netns.run(|| TcpListener::bind(self.address)).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.address = listener.local_addr().unwrap();
-        let router = Router::new()
-            .route("/api/v1/{plural}", get(answer))
-            .route("/apis/discovery.k8s.io/v1/{plural}", get(answer))
-            .with_state(Arc::clone(&self.store));
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&self.store));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
@@ -119,29 +166,27 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Makes an object or changes it.
-    pub(crate) fn put(&self, mut object: Value) {
-        let mut contents = self.store.lock();
-        let key = (plural(&object), object["metadata"]["name"].as_str().unwrap().to_owned());
-        contents.version += 1;
-        object["metadata"]["resourceVersion"] = contents.version.to_string().into();
-        let kind = if contents.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
-        contents.objects.insert(key.clone(), object.clone());
-        self.tell(contents, key.0, kind, object);
+    /// Takes an object without a look, also one that no API server would take.
+    pub(crate) fn put(&self, object: Value) {
+        self.store.set(key_of(&object), Some(object), What::Object);
     }
 
-    /// Deletes an object.
-    pub(crate) fn delete(&self, plural: Plural, name: &str) {
-        let mut contents = self.store.lock();
-        contents.version += 1;
-        let mut object = contents.objects.remove(&(plural, name.to_owned())).unwrap();
-        object["metadata"]["resourceVersion"] = contents.version.to_string().into();
-        self.tell(contents, plural, "DELETED", object);
+    /// Deletes an object, also while the server is away.
+    pub(crate) fn delete(&self, object: &Value) {
+        self.store.set(key_of(object), None, What::Object);
     }
 
-    fn tell(&self, mut contents: MutexGuard<'_, Contents>, plural: Plural, kind: &str, object: Value) {
-        let version = contents.version;
-        contents.events.push((version, plural, json!({"type": kind, "object": object})));
+    /// Takes an object; watches of its kind end in the middle of telling so.
+    pub(crate) fn put_and_cut(&self, object: Value) {
+        self.store.set(key_of(&object), Some(object), What::Cut);
+    }
+
+    /// Tells the watches of a kind the newest version.
+    pub(crate) fn bookmark(&self, plural: &str) {
+        let mut contents = self.store.lock();
+        contents.version += 1;
+        let (version, plural) = (contents.version, plural.to_owned());
+        contents.changes.push(Change { version, plural, before: None, after: None, what: What::Bookmark });
         drop(contents);
         self.store.changed.send_replace(());
     }
@@ -150,9 +195,15 @@ impl ApiServer {
     pub(crate) fn unseen(&self, change: impl FnOnce(&Self)) {
         self.store.lock().generation += 1;
         change(self);
+        self.forget();
+    }
+
+    /// All that happened so far is forgotten: who asks for it gets 410 Gone.
+    pub(crate) fn forget(&self) {
         let mut contents = self.store.lock();
         contents.oldest = contents.version;
-        contents.events.clear();
+        contents.changes.clear();
+        contents.pages.clear();
         drop(contents);
         self.store.changed.send_replace(());
     }
@@ -163,67 +214,156 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
-    /// How long a list of EndpointSlices takes from now on.
-    pub(crate) fn slow_slices(&self, slow: Duration) {
-        self.store.lock().slow = slow;
+    /// What goes wrong with a kind from now on.
+    pub(crate) fn set_fault(&self, plural: &str, fault: Fault) {
+        self.store.lock().faults.insert(plural.to_owned(), fault);
     }
 
-    /// Whether a list of EndpointSlices fails from now on.
-    pub(crate) fn break_slices(&self, broken: bool) {
-        self.store.lock().broken = broken;
-    }
-
-    /// All requests since the start.
+    /// All lists and watches since the start.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.store.lock().requests.clone()
     }
 
-    /// How many lists and how many watches were asked for.
-    pub(crate) fn counts(&self) -> (usize, usize) {
+    /// How many first pages of lists and how many watches of a kind were asked for.
+    pub(crate) fn counts(&self, plural: &str) -> (usize, usize) {
         let requests = self.requests();
-        let watches = requests.iter().filter(|request| request.is_watch()).count();
-        (requests.len() - watches, watches)
+        let of_kind = requests.iter().filter(|request| request.plural == plural);
+        let (watches, lists): (Vec<_>, Vec<_>) = of_kind.partition(|request| request.is_watch());
+        (lists.iter().filter(|list| !list.query.contains_key("continue")).count(), watches.len())
     }
 }
 
-fn plural(object: &Value) -> Plural {
-    if object["kind"] == "Service" { "services" } else { "endpointslices" }
+fn key_of(object: &Value) -> Key {
+    let plural = format!("{}s", object["kind"].as_str().unwrap().to_lowercase());
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    (plural, text("namespace"), text("name"))
+}
+
+/// What a path leads to.
+struct Target {
+    plural: String,
+    namespace: String,
+    name: Option<String>,
+    status: bool,
+}
+
+impl Target {
+    fn new(path: &str) -> Option<Self> {
+        let mut segments = path.trim_matches('/').split('/').map(str::to_owned);
+        let depth = if segments.next()? == "api" { 1 } else { 2 };
+        let mut segments = segments.skip(depth).peekable();
+        let mut namespace = String::new();
+        if segments.next_if(|segment| segment == "namespaces").is_some() {
+            namespace = segments.next()?;
+        }
+        let (plural, name, status) = (segments.next()?, segments.next(), segments.next().is_some());
+        Some(Self { plural, namespace, name, status })
+    }
 }
 
 async fn answer(
     State(store): State<Arc<Store>>,
-    Path(plural): Path<String>,
+    method: Method,
+    uri: Uri,
     Query(query): Query<HashMap<String, String>>,
+    body: String,
 ) -> Response {
-    let plural = if plural == "services" { "services" } else { "endpointslices" };
-    let request = Request { plural, query };
-    store.lock().requests.push(request.clone());
-    if request.is_watch() { follow(store, &request) } else { list(&store, plural).await }
+    let Some(Target { plural, namespace, name, status }) = Target::new(uri.path()) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match (method, name) {
+        (Method::GET, None) => {
+            let request = Request { plural, query };
+            store.lock().requests.push(request.clone());
+            read(store, &request).await
+        }
+        (Method::PATCH, Some(name)) => apply(&store, (plural, namespace, name), status, &body),
+        (Method::DELETE, Some(name)) => {
+            store.set((plural, namespace, name), None, What::Object);
+            Json(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
+                .into_response()
+        }
+        // Events.
+        (Method::POST, None) => (StatusCode::CREATED, body).into_response(),
+        _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
+    }
 }
 
-async fn list(store: &Store, plural: Plural) -> Response {
-    let (slow, broken) = {
-        let contents = store.lock();
-        (contents.slow, contents.broken)
-    };
-    if plural == "endpointslices" {
-        tokio::time::sleep(slow).await;
-        if broken {
-            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+fn apply(store: &Store, key: Key, status: bool, body: &str) -> Response {
+    let mut object: Value = serde_json::from_str(body).unwrap();
+    let known = store.lock().objects.get(&key).cloned();
+    match known {
+        Some(known) if status => {
+            object = Value::Object(
+                [&known, &object].into_iter().flat_map(|o| o.as_object().unwrap().clone()).collect(),
+            );
+            object["metadata"] = known["metadata"].clone();
         }
+        Some(known) => {
+            object["metadata"]["uid"] = known["metadata"]["uid"].clone();
+            object["status"] = known["status"].clone();
+        }
+        None => object["metadata"]["uid"] = format!("uid-{}", store.lock().version).into(),
     }
-    let contents = store.lock();
-    let of_kind = contents.objects.iter().filter(|((other, _), _)| *other == plural);
-    let items: Vec<&Value> = of_kind.map(|(_, object)| object).collect();
-    Json(json!({"metadata": {"resourceVersion": contents.version.to_string()}, "items": items}))
-        .into_response()
+    store.set(key, Some(object.clone()), What::Object);
+    Json(object).into_response()
+}
+
+async fn read(store: Arc<Store>, request: &Request) -> Response {
+    let fault = store.lock().faults.get(&request.plural).copied().unwrap_or_default();
+    if let Some(code) = fault.status {
+        return failure(code);
+    }
+    if request.is_watch() {
+        return follow(store, request);
+    }
+    tokio::time::sleep(fault.slow).await;
+    if fault.expired_pages && request.query.contains_key("continue") {
+        return failure(410);
+    }
+    list(&store, request)
+}
+
+fn failure(code: u16) -> Response {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("a fault {code}"), "reason": "Fault", "code": code,
+    });
+    (StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
+}
+
+fn list(store: &Store, request: &Request) -> Response {
+    let mut contents = store.lock();
+    let mut items = match request.query.get("continue") {
+        Some(token) => match contents.pages.remove(token) {
+            Some(rest) => rest,
+            None => return failure(410),
+        },
+        None => {
+            let selection = request.selection();
+            let objects = contents.objects.iter();
+            let of_kind = objects
+                .filter(|((plural, ..), object)| *plural == request.plural && selection.matches(object));
+            of_kind.map(|(_, object)| object.clone()).collect()
+        }
+    };
+    let limit = request.query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
+    let mut metadata = json!({"resourceVersion": contents.version.to_string()});
+    if items.len() > limit {
+        let token = format!("{}-{}", request.plural, contents.pages.len());
+        metadata["continue"] = token.clone().into();
+        let rest = items.split_off(limit);
+        contents.pages.insert(token, rest);
+    }
+    Json(json!({"metadata": metadata, "items": items})).into_response()
 }
 
 /// Where a watch is.
 struct Position {
     store: Arc<Store>,
     changed: watch::Receiver<()>,
-    plural: Plural,
+    plural: String,
+    selection: Selection,
     version: u64,
     generation: u64,
     over: bool,
@@ -232,8 +372,8 @@ struct Position {
 fn follow(store: Arc<Store>, request: &Request) -> Response {
     let version = request.query["resourceVersion"].parse().unwrap();
     let (changed, generation) = (store.changed.subscribe(), store.lock().generation);
-    let plural = request.plural;
-    let position = Position { store, changed, plural, version, generation, over: false };
+    let (plural, selection) = (request.plural.clone(), request.selection());
+    let position = Position { store, changed, plural, selection, version, generation, over: false };
     Body::from_stream(stream::unfold(position, next_line)).into_response()
 }
 
@@ -242,36 +382,64 @@ async fn next_line(mut position: Position) -> Option<(Result<String, Infallible>
         if position.over {
             return None;
         }
-        if let Some(event) = position.event()? {
-            return Some((Ok(format!("{event}\n")), position));
+        if let Some(line) = position.line()? {
+            return Some((Ok(line), position));
         }
         position.changed.changed().await.ok()?;
     }
 }
 
 impl Position {
-    /// The next event, if there is one; `None` at the end of the watch.
-    fn event(&mut self) -> Option<Option<Value>> {
-        let contents = self.store.lock();
+    /// The next line, if there is one; `None` at the end of the watch.
+    fn line(&mut self) -> Option<Option<String>> {
+        let store = Arc::clone(&self.store);
+        let contents = &mut *store.lock();
         if self.generation < contents.generation {
             return None;
         }
         if self.version < contents.oldest {
             self.over = true;
-            return Some(Some(json!({"type": "ERROR", "object": {
+            let status = json!({
                 "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
                 "message": "too old resource version", "reason": "Expired", "code": 410,
-            }})));
+            });
+            return Some(Some(format!("{}\n", json!({"type": "ERROR", "object": status}))));
         }
-        let mut newer = contents
-            .events
-            .iter()
-            .filter(|(version, plural, _)| *version > self.version && *plural == self.plural);
-        let (version, event) = match newer.next() {
-            Some((version, _, event)) => (*version, event.clone()),
-            None => return Some(None),
+        let seen = self.version;
+        for change in contents.changes.iter_mut().filter(|change| change.version > seen) {
+            self.version = change.version;
+            if let Some(event) = self.event(change) {
+                let mut line = format!("{event}\n");
+                if change.what == What::Cut {
+                    line.truncate(line.len() / 2);
+                    self.over = true;
+                    change.what = What::Object;
+                }
+                return Some(Some(line));
+            }
+        }
+        Some(None)
+    }
+
+    /// What a watch with this selection sees of a change.
+    fn event(&self, change: &Change) -> Option<Value> {
+        if change.plural != self.plural {
+            return None;
+        }
+        let version = Value::from(change.version.to_string());
+        if change.what == What::Bookmark {
+            let object =
+                json!({"kind": "Bookmark", "apiVersion": "v1", "metadata": {"resourceVersion": version}});
+            return Some(json!({"type": "BOOKMARK", "object": object}));
+        }
+        let seen = |object: &Option<Value>| object.clone().filter(|object| self.selection.matches(object));
+        let (kind, mut object) = match (seen(&change.before), seen(&change.after)) {
+            (None, Some(after)) => ("ADDED", after),
+            (Some(_), Some(after)) => ("MODIFIED", after),
+            (Some(before), None) => ("DELETED", before),
+            (None, None) => return None,
         };
-        self.version = version;
-        Some(Some(event))
+        object["metadata"]["resourceVersion"] = version;
+        Some(json!({"type": kind, "object": object}))
     }
 }

@@ -1,0 +1,71 @@
+use std::collections::BTreeSet;
+
+use tracing::{info, warn};
+
+use super::watch::Failure;
+
+/// What people were told is wrong with the API server: each thing once, however many attempts fail.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    away: bool,
+    refused: BTreeSet<String>,
+}
+
+impl Trouble {
+    /// Logs what is new; everything that is wrong now, with the problems of objects, which were logged already.
+    pub(super) fn update<'a>(
+        &mut self,
+        failures: impl Iterator<Item = &'a Failure>,
+        objects: impl Iterator<Item = &'a str>,
+    ) -> Vec<String> {
+        let (mut away, mut refused) = (None, BTreeSet::new());
+        for failure in failures {
+            match failure {
+                // All kinds come from one API server: it is away once.
+                Failure::Away(why) => away = away.or(Some(away_text(why))),
+                Failure::Refused(why) => _ = refused.insert(refused_text(why)),
+            }
+        }
+        match &away {
+            Some(away) if !self.away => warn!("{away}"),
+            None if self.away => info!("the API server answers again"),
+            Some(_) | None => {}
+        }
+        refused.difference(&self.refused).for_each(|refused| warn!("{refused}"));
+        self.away = away.is_some();
+        let now = away.into_iter().chain(refused.iter().cloned()).chain(objects.map(ToOwned::to_owned));
+        let now = now.collect();
+        self.refused = refused;
+        now
+    }
+}
+
+fn away_text(why: &str) -> String {
+    format!("cannot ask the API server for {why}; the last known state stays, and it is tried again")
+}
+
+fn refused_text(why: &str) -> String {
+    format!(
+        "the API server refuses {why}; the last known state stays, and it is tried again: check that the agent's user \
+         may list and watch them"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_is_away_once_and_what_it_refuses_is_told_by_kind() {
+        let mut trouble = Trouble::default();
+        let away = |kind: &str| Failure::Away(format!("{kind}: refused"));
+        let told = trouble.update([away("Services"), away("Nodes")].iter(), ["bad"].into_iter());
+        assert_eq!(told.len(), 2);
+        assert!(told[0].contains("Services") && told[1] == "bad", "{told:?}");
+        let forbidden = Failure::Refused("Nodes: forbidden".to_owned());
+        let told = trouble.update([away("Services"), forbidden].iter(), [].into_iter());
+        assert_eq!(told.len(), 2);
+        assert!(told[1].contains("Nodes: forbidden"), "{told:?}");
+        assert!(trouble.update([].into_iter(), [].into_iter()).is_empty());
+    }
+}

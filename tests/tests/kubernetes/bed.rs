@@ -1,0 +1,235 @@
+//! A node with an API server, and an agent that can be started.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Stdio},
+    sync::atomic::{AtomicU8, Ordering},
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    agent::{ask, binary},
+    cleanup::{Cleanup, Resource},
+    netns::{Netns, unique_prefix},
+    wait_for,
+};
+use serde_json::{Value, json};
+
+use crate::{api_server::ApiServer, cluster::Cluster};
+
+/// How long the agent may take for what needs no pause between two attempts, its start included: on a machine with
+/// much else to do, loading the programs alone takes seconds.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// The same after a failure: the pauses are 0.8 s, 1.6 s, … at random up to twice as long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long something is watched that must not change.
+pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
+
+/// A node with an API server, and an agent that can be started.
+pub(crate) struct Bed {
+    /// The in-repo server, if it is that.
+    server: Option<ApiServer>,
+    pub(crate) cluster: Cluster,
+    /// What the objects of this test have in common: others may use the same server at the same time.
+    namespace: String,
+    /// Third byte of all cluster IPs.
+    subnet: u8,
+    agent: Option<(Child, Cleanup)>,
+    netns: Netns,
+    folder: PathBuf,
+    _cleanup: Cleanup,
+}
+
+impl Bed {
+    /// With the real API server if there is one, else with the in-repo one.
+    pub(crate) fn new() -> Self {
+        Self::with(Cluster::real())
+    }
+
+    /// With the in-repo server, which has every fault.
+    pub(crate) fn with_faults() -> Self {
+        Self::with(None)
+    }
+
+    fn with(real: Option<Cluster>) -> Self {
+        static SUBNET: AtomicU8 = AtomicU8::new(200);
+        let name = format!("{}k8s", unique_prefix());
+        let folder = std::env::temp_dir().join(&name);
+        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+        fs::create_dir_all(&folder).unwrap();
+        let netns = Netns::create(&name).unwrap();
+        let server = real.is_none().then(|| ApiServer::start(&netns));
+        let kubeconfig = match (&server, &real) {
+            (Some(server), _) => server.kubeconfig(),
+            (None, real) => real.as_ref().unwrap().kubeconfig_inside(&netns),
+        };
+        fs::write(folder.join("kubeconfig"), &kubeconfig).unwrap();
+        let namespace = if server.is_some() { "default".to_owned() } else { name };
+        let cluster = real.unwrap_or_else(|| Cluster::inside(&kubeconfig, &netns));
+        let subnet = SUBNET.fetch_add(1, Ordering::Relaxed);
+        let bed = Self { server, cluster, namespace, subnet, agent: None, netns, folder, _cleanup: cleanup };
+        if bed.server.is_none() {
+            bed.cluster.apply(&bed.namespace_object());
+        }
+        bed
+    }
+
+    /// The agent runs and serves `a` and `b`, each with one backend.
+    pub(crate) fn with_a_and_b(mut self) -> Self {
+        self.put("a", 1);
+        self.put("b", 2);
+        self.start_agent();
+        self.wait_until("a and b are served", SOON, |bed| bed.served() == ["a 1", "b 2"]);
+        self
+    }
+
+    /// The in-repo server.
+    pub(crate) fn server(&self) -> &ApiServer {
+        self.server.as_ref().expect("a test that needs faults uses the in-repo server")
+    }
+
+    pub(crate) fn server_mut(&mut self) -> &mut ApiServer {
+        self.server.as_mut().expect("a test that needs faults uses the in-repo server")
+    }
+
+    fn namespace_object(&self) -> Value {
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+    }
+
+    /// A Service `name` with an address that ends with the number.
+    pub(crate) fn service(&self, name: &str, number: u8) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"namespace": self.namespace, "name": name},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": format!("10.96.{}.{number}", self.subnet),
+                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
+            },
+        })
+    }
+
+    /// An EndpointSlice of the Service of its name, with a backend 198.51.100.NUMBER.
+    pub(crate) fn slice(&self, name: &str, number: u8) -> Value {
+        self.slice_of(name, name, &[endpoint(number)])
+    }
+
+    /// An EndpointSlice.
+    pub(crate) fn slice_of(&self, name: &str, service: &str, endpoints: &[Value]) -> Value {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": self.namespace, "name": name, "labels": {"kubernetes.io/service-name": service},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+            "endpoints": endpoints,
+        })
+    }
+
+    /// A Service and an EndpointSlice with one backend.
+    pub(crate) fn put(&self, name: &str, number: u8) {
+        for object in [self.service(name, number), self.slice(name, number)] {
+            match &self.server {
+                Some(server) => server.put(object),
+                None => self.cluster.apply(&object),
+            }
+        }
+    }
+
+    /// Removes both.
+    pub(crate) fn delete(&self, name: &str) {
+        for object in [self.service(name, 0), self.slice(name, 0)] {
+            match &self.server {
+                Some(server) => server.delete(&object),
+                None => self.cluster.delete(&object),
+            }
+        }
+    }
+
+    pub(crate) fn start_agent(&mut self) {
+        let log = File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
+        let mut command = self.netns.command(binary());
+        command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
+        command.arg("--bpffs").arg(self.folder.join("bpf")).args(["--node-name", "a"]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.agent = Some(Cleanup::spawn(&mut command).unwrap());
+    }
+
+    pub(crate) fn kill_agent(&mut self) {
+        if let Some((mut child, cleanup)) = self.agent.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            cleanup.disarm();
+        }
+    }
+
+    fn json(&self, arguments: &[&str]) -> Option<Value> {
+        let output =
+            ask(&self.netns, &self.folder.join("bpf"), &[arguments, &["-o", "json"]].concat()).ok()?;
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// What the kernel holds, as `NAME NUMBER…`: the number of its cluster IP and those of its backends where they
+    /// differ.
+    pub(crate) fn served(&self) -> Vec<String> {
+        let services = self.json(&["service", "list"]).unwrap_or_default();
+        let services = services.as_array().into_iter().flatten();
+        services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
+    }
+
+    pub(crate) fn problems(&self) -> String {
+        self.json(&["status"]).unwrap()["agent"]["problems"].to_string()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_until(&self, what: &str, limit: Duration, probe: impl Fn(&Self) -> bool) {
+        if wait_for(limit, || probe(self).then_some(())).is_none() {
+            panic!("not within {limit:?}: {what}; served: {:?}; log:\n{}", self.served(), self.log());
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_served(&self, what: &str, limit: Duration, served: &[&str]) {
+        self.wait_until(&format!("{what}: {served:?}"), limit, |bed| bed.served() == served);
+    }
+
+    /// What is served stays as it is for a while.
+    #[track_caller]
+    pub(crate) fn assert_stays(&self, served: &[&str], time: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            assert_eq!(self.served(), served, "after {:?}; log:\n{}", start.elapsed(), self.log());
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.kill_agent();
+        match &mut self.server {
+            Some(server) => server.stop(),
+            None => self.cluster.delete(&self.namespace_object()),
+        }
+    }
+}
+
+/// A ready endpoint 198.51.100.NUMBER.
+pub(crate) fn endpoint(number: u8) -> Value {
+    json!({"addresses": [format!("198.51.100.{number}")], "conditions": {"ready": true}})
+}
+
+fn shown(service: &Value) -> String {
+    let last = |address: &Value| address.as_str().unwrap().rsplit('.').next().unwrap().to_owned();
+    let frontends = service["frontends"].as_array().unwrap();
+    let of_cluster = frontends.iter().filter(|frontend| frontend["kind"] == "ClusterIP");
+    let mut numbers: Vec<String> = of_cluster.map(|frontend| last(&frontend["address"])).collect();
+    numbers.extend(service["backends"].as_array().unwrap().iter().map(|backend| last(&backend["address"])));
+    numbers.dedup();
+    let alone = if service["backends"] == json!([]) { " without backends" } else { "" };
+    format!("{} {}{alone}", service["name"].as_str().unwrap(), numbers.join(" "))
+}

@@ -1,0 +1,142 @@
+//! What objects mean, whatever API server they come from.
+
+use serde_json::{Value, json};
+
+use crate::bed::{A_WHILE, Bed, SOON, endpoint};
+
+#[test]
+fn what_is_listed_and_then_watched_is_served() {
+    let bed = Bed::new().with_a_and_b();
+    bed.put("c", 3);
+    bed.wait_served("an added Service", SOON, &["a 1", "b 2", "c 3"]);
+    bed.cluster.apply(&bed.slice("a", 7));
+    bed.wait_served("a changed EndpointSlice", SOON, &["a 1 7", "b 2", "c 3"]);
+    bed.cluster.delete(&bed.slice("c", 3));
+    bed.wait_served("no endpoints", SOON, &["a 1 7", "b 2", "c 3 without backends"]);
+    bed.delete("b");
+    bed.cluster.delete(&bed.service("c", 3));
+    bed.wait_served("deleted Services", SOON, &["a 1 7"]);
+    assert_eq!(bed.problems(), "[]");
+}
+
+#[test]
+fn service_and_slice_come_in_any_order() {
+    let bed = Bed::new().with_a_and_b();
+    bed.cluster.apply(&bed.slice("c", 3));
+    bed.cluster.apply(&bed.service("d", 4));
+    bed.wait_served("a Service without slice", SOON, &["a 1", "b 2", "d 4 without backends"]);
+    bed.cluster.apply(&bed.service("c", 3));
+    bed.cluster.apply(&bed.slice("d", 4));
+    bed.wait_served("both halves", SOON, &["a 1", "b 2", "c 3", "d 4"]);
+    bed.cluster.delete(&bed.service("c", 3));
+    bed.wait_served("a slice without Service", SOON, &["a 1", "b 2", "d 4"]);
+}
+
+#[test]
+fn an_endpoint_moves_between_slices_without_a_gap() {
+    let bed = Bed::new().with_a_and_b();
+    let slice = |name: &str, numbers: &[u8]| {
+        bed.slice_of(name, "a", &numbers.iter().map(|number| endpoint(*number)).collect::<Vec<_>>())
+    };
+    bed.cluster.apply(&slice("a", &[1, 7]));
+    bed.wait_served("two endpoints", SOON, &["a 1 7", "b 2"]);
+    // As the controller does it: for a moment the endpoint is in both.
+    bed.cluster.apply(&slice("a-2", &[7]));
+    bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
+    bed.cluster.apply(&slice("a", &[1]));
+    bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
+    bed.cluster.delete(&slice("a-2", &[]));
+    bed.wait_served("one endpoint", SOON, &["a 1", "b 2"]);
+}
+
+#[test]
+fn of_an_endpoint_in_two_slices_the_one_that_runs_counts() {
+    let bed = Bed::new().with_a_and_b();
+    let ending = json!({
+        "addresses": ["198.51.100.7"],
+        "conditions": {"ready": false, "serving": true, "terminating": true},
+    });
+    bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1), ending.clone()]));
+    bed.cluster.apply(&bed.slice_of("a-0", "a", &[endpoint(7)]));
+    bed.wait_served("the one that runs, after", SOON, &["a 1 7", "b 2"]);
+    bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1), endpoint(7)]));
+    bed.cluster.apply(&bed.slice_of("a-0", "a", &[ending]));
+    bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
+    bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1)]));
+    bed.wait_served("only one runs", SOON, &["a 1", "b 2"]);
+}
+
+#[test]
+fn a_service_changes_its_type_and_back() {
+    let bed = Bed::new().with_a_and_b();
+    let typed = |type_: &str| {
+        let mut service = bed.service("a", 1);
+        service["spec"]["type"] = type_.into();
+        service
+    };
+    let external_name = || {
+        let mut service = typed("ExternalName");
+        service["spec"] = json!({"type": "ExternalName", "externalName": "example.com"});
+        service
+    };
+    for type_ in ["NodePort", "LoadBalancer", "ClusterIP"] {
+        bed.cluster.apply(&typed(type_));
+        bed.assert_stays(&["a 1", "b 2"], A_WHILE);
+    }
+    bed.cluster.apply(&external_name());
+    bed.wait_served("an ExternalName has no address", SOON, &["b 2"]);
+    bed.cluster.apply(&typed("ClusterIP"));
+    bed.wait_served("it has an address again", SOON, &["a 1", "b 2"]);
+    bed.cluster.apply(&external_name());
+    bed.cluster.apply(&typed("NodePort"));
+    bed.wait_served("an address by another type", SOON, &["a 1", "b 2"]);
+}
+
+#[test]
+fn a_headless_service_is_nobodys_business() {
+    let bed = Bed::new().with_a_and_b();
+    let headless = |name: &str| {
+        let mut service = bed.service(name, 0);
+        service["spec"]["clusterIP"] = "None".into();
+        service
+    };
+    bed.cluster.apply(&headless("c"));
+    bed.cluster.apply(&bed.slice("c", 3));
+    bed.assert_stays(&["a 1", "b 2"], A_WHILE);
+    // `clusterIP` cannot be changed: a Service becomes headless by being made anew.
+    bed.cluster.delete(&bed.service("a", 1));
+    bed.cluster.apply(&headless("a"));
+    bed.wait_served("it has become headless", SOON, &["b 2"]);
+    bed.cluster.delete(&bed.service("a", 1));
+    bed.cluster.apply(&bed.service("a", 1));
+    bed.wait_served("it has an address again", SOON, &["a 1", "b 2"]);
+}
+
+#[test]
+fn another_proxys_service_is_left_alone_as_long_as_it_is_that() {
+    let bed = Bed::new().with_a_and_b();
+    let labelled = |mut object: Value, label: &str| {
+        object["metadata"]["labels"][label] = "another".into();
+        object
+    };
+    bed.cluster.apply(&labelled(bed.service("a", 1), "service.kubernetes.io/service-proxy-name"));
+    bed.wait_served("a is another's", SOON, &["b 2"]);
+    bed.cluster.apply(&bed.service("a", 1));
+    bed.wait_served("a is ours again", SOON, &["a 1", "b 2"]);
+    bed.cluster.apply(&labelled(bed.slice("b", 2), "service.kubernetes.io/headless"));
+    bed.wait_served("a slice of a headless Service", SOON, &["a 1", "b 2 without backends"]);
+    bed.cluster.apply(&bed.slice("b", 2));
+    bed.wait_served("the slice is back", SOON, &["a 1", "b 2"]);
+}
+
+#[test]
+fn an_agent_that_was_down_catches_up() {
+    let mut bed = Bed::new().with_a_and_b();
+    bed.kill_agent();
+    bed.delete("a");
+    bed.put("c", 3);
+    bed.cluster.apply(&bed.slice("b", 7));
+    assert_eq!(bed.served(), ["a 1", "b 2"]);
+    bed.start_agent();
+    bed.wait_served("news of the time without an agent", SOON, &["b 2 7", "c 3"]);
+}

@@ -1,0 +1,230 @@
+//! Faults of the in-repo server. None may cost a Service, and none may make what is served flap.
+
+use std::time::Duration;
+
+use crate::{
+    api_server::Fault,
+    bed::{A_WHILE, Bed, PATIENCE, SOON},
+};
+
+const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
+
+fn with_a_and_b() -> Bed {
+    let bed = Bed::with_faults().with_a_and_b();
+    let watched = |bed: &Bed| KINDS.iter().all(|kind| bed.server().counts(kind) == (1, 1));
+    bed.wait_until("one list and one watch of each kind", SOON, watched);
+    bed
+}
+
+fn slow(seconds: u64) -> Fault {
+    Fault { slow: Duration::from_secs(seconds), ..Fault::default() }
+}
+
+fn status(status: u16) -> Fault {
+    Fault { status: Some(status), ..Fault::default() }
+}
+
+#[test]
+fn the_selectors_are_those_of_kube_proxy() {
+    let bed = with_a_and_b();
+    for request in bed.server().requests() {
+        let wanted = match request.plural.as_str() {
+            "services" => (Some("!service.kubernetes.io/service-proxy-name"), Some("spec.clusterIP!=None")),
+            "endpointslices" => (Some("!service.kubernetes.io/headless"), None),
+            "nodes" => (None, Some("metadata.name=a")),
+            _ => (None, None),
+        };
+        let get = |name| request.query.get(name).map(String::as_str);
+        assert_eq!((get("labelSelector"), get("fieldSelector")), wanted, "{request:?}");
+    }
+}
+
+#[test]
+fn a_version_that_is_gone_leads_to_a_list_without_a_gap() {
+    let bed = with_a_and_b();
+    bed.server().set_fault("endpointslices", slow(1));
+    bed.server().unseen(|_| {
+        bed.delete("a");
+        bed.put("c", 3);
+    });
+    let steady = |bed: &Bed| {
+        let served = bed.served();
+        assert!(served.contains(&"b 2".to_owned()), "{served:?}; log:\n{}", bed.log());
+        served == ["b 2", "c 3"]
+    };
+    bed.wait_until("c instead of a", PATIENCE, steady);
+    let listed_twice = |bed: &Bed| KINDS.iter().all(|kind| bed.server().counts(kind).0 == 2);
+    bed.wait_until("another list of each kind", PATIENCE, listed_twice);
+    assert!(!bed.log().contains("WARN"), "this is routine; log:\n{}", bed.log());
+}
+
+#[test]
+fn a_watch_that_ends_goes_on_where_it_was() {
+    let bed = with_a_and_b();
+    bed.server().end_watches();
+    bed.put("c", 3);
+    bed.delete("a");
+    bed.wait_served("c instead of a", PATIENCE, &["b 2", "c 3"]);
+    assert_eq!(bed.server().counts("services"), (1, 2), "another watch, and no other list");
+}
+
+#[test]
+fn a_watch_goes_on_at_its_last_bookmark() {
+    let bed = with_a_and_b();
+    for kind in KINDS {
+        bed.server().bookmark(kind);
+    }
+    // Nothing tells that a bookmark has arrived.
+    std::thread::sleep(A_WHILE);
+    let fetched = bed.server().counts("services").0;
+    bed.server().unseen(|server| KINDS.iter().for_each(|kind| server.bookmark(kind)));
+    bed.put("c", 3);
+    bed.wait_served("c", PATIENCE, &["a 1", "b 2", "c 3"]);
+    assert_eq!(bed.server().counts("services").0, fetched + 1, "what came after the bookmark is gone");
+}
+
+#[test]
+fn a_watch_that_breaks_off_within_an_object_loses_nothing() {
+    let bed = with_a_and_b();
+    bed.server().put_and_cut(bed.slice("a", 7));
+    bed.server().put_and_cut(bed.service("c", 3));
+    bed.server().put(bed.slice("c", 3));
+    bed.wait_served("both objects", PATIENCE, &["a 1 7", "b 2", "c 3"]);
+    assert!(!bed.log().contains("WARN"), "this is routine; log:\n{}", bed.log());
+}
+
+#[test]
+fn a_list_comes_in_pages_and_begins_anew_when_the_rest_has_expired() {
+    let mut bed = Bed::with_faults();
+    let expired = Fault { expired_pages: true, ..Fault::default() };
+    bed.server().set_fault("endpointslices", expired);
+    (0..250).for_each(|n| bed.put(&format!("s-{n:03}"), n));
+    bed.start_agent();
+    bed.wait_until("lists", PATIENCE, |bed| bed.server().counts("endpointslices").0 >= 2);
+    assert_eq!(bed.served().len(), 0, "half a list is none");
+    bed.server().set_fault("endpointslices", Fault::default());
+    bed.wait_until("all pages", PATIENCE, |bed| bed.served().len() == 250);
+    assert!(!bed.log().contains("WARN"), "this is routine; log:\n{}", bed.log());
+}
+
+#[test]
+fn a_malformed_object_costs_nobody_else_anything() {
+    let mut bed = with_a_and_b();
+    let mut malformed = bed.service("a", 9);
+    malformed["spec"]["ports"] = "eighty".into();
+    bed.server().put(malformed);
+    bed.put("c", 3);
+    bed.wait_served("c, and a as before", SOON, &["a 1", "b 2", "c 3"]);
+    let problems = bed.problems();
+    assert!(problems.contains("default/a") && problems.contains("last good state"), "{problems}");
+
+    // An agent that never saw it good leaves what the kernel has of it, and nothing else.
+    bed.kill_agent();
+    bed.delete("b");
+    bed.start_agent();
+    bed.wait_until("the problem", SOON, |bed| bed.problems().contains("it is left out"));
+    bed.put("d", 4);
+    bed.wait_served("d, and a as before", SOON, &["a 1", "c 3", "d 4"]);
+
+    bed.server().put(bed.service("a", 1));
+    bed.wait_until("no problem", SOON, |bed| bed.problems() == "[]");
+    bed.assert_stays(&["a 1", "c 3", "d 4"], Duration::from_millis(300));
+}
+
+#[test]
+fn a_malformed_object_that_is_deleted_takes_its_service_along() {
+    let mut bed = with_a_and_b();
+    bed.kill_agent();
+    let mut malformed = bed.slice("a", 1);
+    malformed["endpoints"] = "many".into();
+    bed.server().put(malformed.clone());
+    bed.server().delete(&bed.service("a", 1));
+    bed.start_agent();
+    bed.wait_until("the problem", SOON, |bed| bed.problems().contains("EndpointSlice"));
+    bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(1));
+    bed.server().delete(&malformed);
+    bed.wait_served("nothing is left of a", SOON, &["b 2"]);
+}
+
+#[test]
+fn a_server_that_is_away_changes_nothing_and_is_warned_of_once() {
+    let mut bed = with_a_and_b();
+    bed.server_mut().stop();
+    bed.wait_until("a problem", PATIENCE, |bed| bed.problems().contains("cannot ask the API server"));
+    bed.put("c", 3);
+    bed.delete("a");
+    bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(4));
+    let warnings = bed.log().lines().filter(|line| line.contains("WARN")).count();
+    assert_eq!(warnings, 1, "log:\n{}", bed.log());
+    bed.server_mut().listen();
+    bed.wait_served("c instead of a", PATIENCE, &["b 2", "c 3"]);
+}
+
+/// What an hour does: the history of the server no longer reaches back, and hardly an object is what it was. The hour
+/// itself is some seconds here; pauses between attempts are at most a minute however long it is.
+#[test]
+fn an_hour_without_the_server_is_made_up_for_in_one_go() {
+    let mut bed = with_a_and_b();
+    bed.server_mut().stop();
+    bed.wait_until("a problem", PATIENCE, |bed| bed.problems().contains("cannot ask the API server"));
+    (0..250).for_each(|n| bed.put(&format!("s-{n:03}"), n));
+    (0..240).for_each(|n| bed.delete(&format!("s-{n:03}")));
+    bed.delete("a");
+    bed.server().put(bed.slice("b", 7));
+    bed.server().forget();
+    bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(5));
+    bed.server_mut().listen();
+    bed.wait_until("the news", PATIENCE, |bed| {
+        let served = bed.served();
+        assert!(served.iter().any(|service| service.starts_with("b 2")), "{served:?}");
+        served.len() == 11 && served[0] == "b 2 7"
+    });
+    bed.wait_until("no problem", SOON, |bed| bed.problems() == "[]");
+}
+
+#[test]
+fn nothing_is_written_before_both_kinds_are_listed() {
+    for broken in ["endpointslices", "services"] {
+        let mut bed = with_a_and_b();
+        bed.kill_agent();
+        bed.delete("a");
+        bed.put("c", 3);
+        bed.server().set_fault(broken, status(500));
+        let lists = bed.server().counts(broken).0;
+        bed.start_agent();
+        bed.wait_until("lists", SOON, |bed| bed.server().counts(broken).0 >= lists + 2);
+        bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(1));
+        bed.server().set_fault(broken, Fault::default());
+        bed.wait_served("c instead of a", PATIENCE, &["b 2", "c 3"]);
+    }
+}
+
+#[test]
+fn neither_node_nor_service_ranges_can_stop_services() {
+    for (fault, problem) in
+        [(status(403), "refuses Nodes"), (status(500), "cannot ask the API server for Nodes")]
+    {
+        let mut bed = Bed::with_faults();
+        bed.server().set_fault("nodes", fault);
+        bed.server().set_fault("servicecidrs", status(404));
+        bed.put("a", 1);
+        bed.start_agent();
+        bed.wait_served("a", PATIENCE, &["a 1"]);
+        bed.wait_until(problem, SOON, |bed| bed.problems().contains(problem));
+        assert!(!bed.problems().contains("ServiceCIDR"), "an old server has none: {}", bed.problems());
+        bed.server().set_fault("nodes", Fault::default());
+        bed.wait_until("no problem", PATIENCE, |bed| bed.problems() == "[]");
+    }
+}
+
+#[test]
+fn the_first_write_waits_for_a_slow_node_but_not_for_long() {
+    let mut bed = Bed::with_faults();
+    bed.server().set_fault("nodes", slow(60));
+    bed.put("a", 1);
+    bed.start_agent();
+    bed.wait_until("lists", SOON, |bed| bed.server().counts("endpointslices").1 > 0);
+    bed.assert_stays(&[], Duration::from_secs(2));
+    bed.wait_served("a", PATIENCE, &["a 1"]);
+    assert_eq!(bed.server().counts("nodes").0, 1, "it is still the first answer that is waited for");
+}
