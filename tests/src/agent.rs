@@ -191,7 +191,8 @@ fn has_exited(pid: u32) -> bool {
     read.is_err() || status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-fn is_healthy(netns: &Netns) -> io::Result<bool> {
+/// Whether `/healthz` of the agent in the namespace answers 200.
+pub fn is_healthy(netns: &Netns) -> io::Result<bool> {
     let mut stream = netns.run(|| TcpStream::connect(HEALTHZ))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;

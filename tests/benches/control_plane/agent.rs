@@ -28,16 +28,16 @@ use crate::{
 };
 
 /// How long to leave the agent alone before its memory is read.
-const SETTLE: Duration = Duration::from_secs(2);
+pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 /// Between edits, so that none meets the grace period of the one before.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// Between looks at the kernel.
-const POLL: Duration = Duration::from_micros(100);
+pub(crate) const POLL: Duration = Duration::from_micros(100);
 /// How long an edit may take at all.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// The metric whose sum and count tell how long the writer took.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
-const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// 200 MB; larger sizes have no limit.
 const MEMORY_LIMIT: f64 = 200e6;
 
@@ -186,19 +186,20 @@ fn one_edit(
 }
 
 /// The maps, read without the agent's code.
-struct Kernel {
+pub(crate) struct Kernel {
     services: HashMap<MapData, [u8; size_of::<ServiceKey>()], [u8; size_of::<Service>()]>,
     backends: Array<MapData, [u8; size_of::<Backend>()]>,
 }
 
 impl Kernel {
-    fn open(folder: &Path) -> anyhow::Result<Self> {
+    /// Those that are pinned in the folder.
+    pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
         let open = |name| Map::from_map_data(MapData::from_pin(folder.join(name))?);
         Ok(Self { services: open("SERVICES")?.try_into()?, backends: open("BACKENDS")?.try_into()? })
     }
 
     /// Whether a new connection to the frontend may go to the address.
-    fn has(&self, frontend: &ServiceKey, address: Address) -> anyhow::Result<bool> {
+    pub(crate) fn has(&self, frontend: &ServiceKey, address: Address) -> anyhow::Result<bool> {
         let record: Service = bytemuck::must_cast(self.services.get(&bytemuck::must_cast(*frontend), 0)?);
         for slot in record.backends_base..record.backends_base + record.backends_count {
             let backend: Backend = bytemuck::must_cast(self.backends.get(&slot, 0)?);
@@ -212,12 +213,12 @@ impl Kernel {
 
 /// How often the agent has brought the kernel up to date, and how many seconds that took in all.
 #[derive(Clone, Copy, Debug)]
-struct Synchronisations {
-    count: u64,
-    seconds: f64,
+pub(crate) struct Synchronisations {
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
 }
 
-fn synchronisations(netns: &Netns) -> anyhow::Result<Synchronisations> {
+pub(crate) fn synchronisations(netns: &Netns) -> anyhow::Result<Synchronisations> {
     let metrics = scrape(netns).context("reading /metrics of the agent")?;
     let value = |suffix: &str| {
         let name = format!("{SYNC_LATENCY}_{suffix} ");

@@ -3,9 +3,12 @@
 //! `cargo xtask bench` runs it. Progress goes to stderr; stdout has the table, or JSON.
 
 mod agent;
+mod api_server;
 mod in_process;
+mod kubernetes;
 mod machine;
 mod memory;
+mod objects;
 mod report;
 mod workload;
 
@@ -25,6 +28,9 @@ use self::{machine::Machine, report::Report, workload::Size};
 /// Into how many files the agent's manifests are put, one variant after the other.
 const FILES: [u32; 2] = [1, 100];
 
+/// Into how many EndpointSlices the endpoints of each Service are put that come from an API server.
+const SLICES: [u32; 2] = [1, 5];
+
 /// The API server takes no larger EndpointSlices.
 const MOST_ENDPOINTS: i64 = 1000;
 
@@ -37,6 +43,15 @@ struct Args {
     /// Endpoints of each Service
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=MOST_ENDPOINTS))]
     endpoints: u32,
+    /// Number of Services that come from an API server; 0 leaves that part out
+    #[arg(long, default_value_t = 5_000)]
+    api_services: u32,
+    /// Endpoints of each of them
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=MOST_ENDPOINTS))]
+    api_endpoints: u32,
+    /// Leave out everything but what comes from an API server
+    #[arg(long)]
+    only_api: bool,
     /// How often to start from nothing
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -70,8 +85,14 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let size = Size { services: args.services, endpoints: args.endpoints };
     // Some slots must be free for the changed slices, and every changed endpoint has a name of its own for a while.
     let most = capacity::BACKENDS / 10 * 9;
-    let backends = u64::from(size.services) * u64::from(size.endpoints);
-    ensure!(backends <= most as u64, "{backends} endpoints do not fit into BACKENDS: take at most {most}");
+    let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
+    for size in [size, api_size] {
+        let backends = u64::from(size.services) * u64::from(size.endpoints);
+        ensure!(
+            backends <= most as u64,
+            "{backends} endpoints do not fit into BACKENDS: take at most {most}"
+        );
+    }
     ensure!(
         nix::unistd::geteuid().is_root(),
         "this loads BPF programs and makes a network namespace: be root"
@@ -79,9 +100,17 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     cleanup::on_interrupt();
 
     let mut report = Report::new(size, args.runs, args.changes, Machine::read()?);
-    in_process::measure(size, args.runs, args.changes, &mut report)?;
-    for files in FILES {
-        agent::measure(size, files.min(size.services), args.runs, args.changes, &mut report)?;
+    if !args.only_api {
+        in_process::measure(size, args.runs, args.changes, &mut report)?;
+        for files in FILES {
+            agent::measure(size, files.min(size.services), args.runs, args.changes, &mut report)?;
+        }
+    }
+    if api_size.services > 0 {
+        for slices in SLICES {
+            let slices = slices.min(api_size.endpoints);
+            kubernetes::measure(api_size, slices, args.runs, args.changes, &mut report)?;
+        }
     }
     report.load_after = machine::load()?;
     if args.json {

@@ -10,13 +10,13 @@ use serde::Serialize;
 pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 /// Addresses of endpoints, and those that endpoints move to.
-const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
-const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
+pub(crate) const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
+pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
 const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080, node_port: None };
-const NODES: u32 = 100;
+pub(crate) const NODES: u32 = 100;
 /// Far apart and, being a prime, through all Services before one is changed again.
-const STRIDE: u32 = 7919;
+pub(crate) const STRIDE: u32 = 7919;
 
 /// How much there is.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -99,7 +99,7 @@ fn name(file: u32) -> String {
     format!("services-{file:04}")
 }
 
-fn cluster_ip(n: u32) -> IpAddr {
+pub(crate) fn cluster_ip(n: u32) -> IpAddr {
     Ipv4Addr::from(FIRST_CLUSTER_IP + n).into()
 }
 

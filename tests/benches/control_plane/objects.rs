@@ -1,0 +1,144 @@
+//! What an API server has of the workload: objects as large as real ones, in pages.
+
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use lb_common::{Address, ServiceKey, protocol};
+use serde_json::{Value, json};
+
+use crate::workload::{FIRST_ENDPOINT, FIRST_MOVED_ENDPOINT, NODES, STRIDE, Size, cluster_ip};
+
+/// Objects of a page: as many as the agent asks for.
+const PAGE: usize = 200;
+/// The agent's node.
+pub(crate) const NODE: &str = "node-000";
+const PORT: u16 = 80;
+
+/// The objects of an API server, and changes of them.
+pub(crate) struct Objects {
+    size: Size,
+    slices_per_service: u32,
+    changes: u32,
+}
+
+/// One endpoint has moved to another address.
+pub(crate) struct Moved {
+    /// The line of the watch of EndpointSlices.
+    pub(crate) line: String,
+    /// The Service's virtual address and port.
+    pub(crate) frontend: ServiceKey,
+    /// Where the endpoint is now.
+    pub(crate) address: Address,
+}
+
+impl Objects {
+    pub(crate) const fn new(size: Size, slices_per_service: u32) -> Self {
+        Self { size, slices_per_service, changes: 0 }
+    }
+
+    /// The bodies of all lists.
+    pub(crate) fn lists(&self) -> BTreeMap<&'static str, Vec<String>> {
+        let all = 0..self.size.services;
+        let services = all.clone().map(service);
+        let slices = all.flat_map(|n| (0..self.slices_per_service).map(move |part| (n, part)));
+        let slices = slices.map(|(n, part)| self.slice(n, part, None, 1));
+        let node = json!({"metadata": {"name": NODE, "resourceVersion": "1"}});
+        BTreeMap::from([
+            ("services", pages(services)),
+            ("endpointslices", pages(slices)),
+            ("nodes", pages([node].into_iter())),
+            ("servicecidrs", pages([].into_iter())),
+        ])
+    }
+
+    /// Moves one endpoint of another Service than the last time.
+    pub(crate) fn move_endpoint(&mut self) -> Moved {
+        let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
+        let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
+        self.changes += 1;
+        let slice = self.slice(n, 0, Some(address), 1 + self.changes);
+        Moved {
+            line: format!("{}\n", json!({"type": "MODIFIED", "object": slice})),
+            frontend: ServiceKey::new(cluster_ip(n).into(), PORT, protocol::TCP),
+            address: std::net::IpAddr::from(address).into(),
+        }
+    }
+
+    /// Slice `part` of Service `n`, with its first endpoint at `moved` if it has moved.
+    fn slice(&self, n: u32, part: u32, moved: Option<Ipv4Addr>, version: u32) -> Value {
+        let service = name(n);
+        let endpoint = |i: u32| {
+            let address = Ipv4Addr::from(FIRST_ENDPOINT + n * self.size.endpoints + i);
+            let address = moved.filter(|_| i == 0).unwrap_or(address);
+            json!({
+                "addresses": [address.to_string()],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+                "nodeName": format!("node-{:03}", (n + i) % NODES),
+                "zone": format!("zone-{}", i % 3),
+                "targetRef": {
+                    "kind": "Pod", "namespace": "default", "name": format!("{service}-7d4b9c8f6d-{i:05}"),
+                    "uid": uid(n, i),
+                },
+            })
+        };
+        let share = self.size.endpoints.div_ceil(self.slices_per_service);
+        let endpoints: Vec<Value> =
+            (part * share..self.size.endpoints.min((part + 1) * share)).map(endpoint).collect();
+        let fields = json!({"f:addressType": {}, "f:endpoints": {}, "f:metadata": {"f:labels": {".": {}}}, "f:ports": {}});
+        json!({
+            "metadata": {
+                "name": format!("{service}-{part:05}"), "namespace": "default", "uid": uid(n, part),
+                "resourceVersion": version.to_string(), "generation": version,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {
+                    "kubernetes.io/service-name": service,
+                    "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                },
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00.123456789Z"},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": service, "uid": uid(n, 0)}],
+                "managedFields": [{
+                    "manager": "kube-controller-manager", "operation": "Update", "apiVersion": "discovery.k8s.io/v1",
+                    "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": fields,
+                }],
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": endpoints,
+        })
+    }
+}
+
+fn service(n: u32) -> Value {
+    let ip = cluster_ip(n).to_string();
+    json!({
+        "metadata": {
+            "name": name(n), "namespace": "default", "uid": uid(n, 0), "resourceVersion": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": name(n)},
+        },
+        "spec": {
+            "type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
+            "selector": {"app": name(n)},
+            "ports": [{"name": "http", "port": PORT, "protocol": "TCP", "targetPort": 8080}],
+        },
+        "status": {"loadBalancer": {}},
+    })
+}
+
+fn name(n: u32) -> String {
+    format!("service-{n:05}")
+}
+
+fn uid(n: u32, i: u32) -> String {
+    format!("{n:08x}-0000-4000-8000-{i:012x}")
+}
+
+fn pages(objects: impl Iterator<Item = Value>) -> Vec<String> {
+    let objects: Vec<Value> = objects.collect();
+    let count = objects.len().div_ceil(PAGE).max(1);
+    let page = |page: usize| {
+        let items = objects.iter().skip(page * PAGE).take(PAGE).collect::<Vec<_>>();
+        let next = if page + 1 < count { (page + 1).to_string() } else { String::new() };
+        json!({"metadata": {"resourceVersion": "1", "continue": next}, "items": items}).to_string()
+    };
+    (0..count).map(page).collect()
+}
