@@ -26,7 +26,8 @@ use crate::selection::Selection;
 /// A server and what it knows, which outlives [`ApiServer::stop`].
 pub(crate) struct ApiServer {
     store: Arc<Store>,
-    netns: Netns,
+    /// Where it listens; `None` is where the test itself runs.
+    netns: Option<Netns>,
     address: SocketAddr,
     runtime: Option<Runtime>,
 }
@@ -125,16 +126,17 @@ impl Store {
 
 impl ApiServer {
     /// A server on the loopback device of the namespace.
-    pub(crate) fn start(netns: &Netns) -> Self {
+    pub(crate) fn start(netns: Option<&Netns>) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut server = Self { store: Arc::default(), netns: netns.clone(), address, runtime: None };
+        let mut server = Self { store: Arc::default(), netns: netns.cloned(), address, runtime: None };
         server.listen();
         server
     }
 
     /// Serves, after [`Self::stop`] again at the same address.
     pub(crate) fn listen(&mut self) {
-        let listener = self.netns.run(|| TcpListener::bind(self.address)).unwrap();
+        let bind = || TcpListener::bind(self.address);
+        let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.address = listener.local_addr().unwrap();
         let router = Router::new().fallback(answer).with_state(Arc::clone(&self.store));
@@ -255,6 +257,10 @@ impl Target {
         let mut namespace = String::new();
         if segments.next_if(|segment| segment == "namespaces").is_some() {
             namespace = segments.next()?;
+            if segments.peek().is_none() {
+                let (plural, name) = ("namespaces".to_owned(), Some(namespace));
+                return Some(Self { plural, namespace: String::new(), name, status: false });
+            }
         }
         let (plural, name, status) = (segments.next()?, segments.next(), segments.next().is_some());
         Some(Self { plural, namespace, name, status })

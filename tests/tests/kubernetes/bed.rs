@@ -52,14 +52,15 @@ impl Bed {
         Self::with(None)
     }
 
-    fn with(real: Option<Cluster>) -> Self {
+    /// With that server, else with the in-repo one.
+    pub(crate) fn with(real: Option<Cluster>) -> Self {
         static SUBNET: AtomicU8 = AtomicU8::new(200);
         let name = format!("{}k8s", unique_prefix());
         let folder = std::env::temp_dir().join(&name);
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(&folder).unwrap();
         let netns = Netns::create(&name).unwrap();
-        let server = real.is_none().then(|| ApiServer::start(&netns));
+        let server = real.is_none().then(|| ApiServer::start(Some(&netns)));
         let kubeconfig = match (&server, &real) {
             (Some(server), _) => server.kubeconfig(),
             (None, real) => real.as_ref().unwrap().kubeconfig_inside(&netns),

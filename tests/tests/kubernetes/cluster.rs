@@ -38,6 +38,11 @@ impl Cluster {
         Some(Self { kubeconfig, netns: None })
     }
 
+    /// A server that listens where the test itself runs, as a real one.
+    pub(crate) fn outside(kubeconfig: &str) -> Self {
+        Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: None }
+    }
+
     /// A kubeconfig for the namespace, where only a forwarder of ours leads to the real server.
     pub(crate) fn kubeconfig_inside(&self, netns: &Netns) -> String {
         let mut kubeconfig = self.kubeconfig.clone();

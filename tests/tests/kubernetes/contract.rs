@@ -2,7 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{A_WHILE, Bed, SOON, endpoint};
+use crate::{
+    api_server::ApiServer,
+    bed::{A_WHILE, Bed, SOON, endpoint},
+    cluster::Cluster,
+};
 
 #[test]
 fn what_is_listed_and_then_watched_is_served() {
@@ -139,4 +143,18 @@ fn an_agent_that_was_down_catches_up() {
     assert_eq!(bed.served(), ["a 1", "b 2"]);
     bed.start_agent();
     bed.wait_served("news of the time without an agent", SOON, &["b 2 7", "c 3"]);
+}
+
+/// The way that tests take to a real server: forwarded into the namespace of the agent, everything through the API.
+#[test]
+fn a_server_outside_of_the_node_is_reached() {
+    let mut server = ApiServer::start(None);
+    {
+        let bed = Bed::with(Some(Cluster::outside(&server.kubeconfig()))).with_a_and_b();
+        bed.cluster.apply(&bed.slice("a", 7));
+        bed.wait_served("a changed EndpointSlice", SOON, &["a 1 7", "b 2"]);
+        bed.delete("b");
+        bed.wait_served("a deleted Service", SOON, &["a 1 7"]);
+    }
+    server.stop();
 }

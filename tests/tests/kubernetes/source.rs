@@ -55,7 +55,7 @@ impl Source {
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(&folder).unwrap();
         let netns = Netns::create(&name).unwrap();
-        let server = real.is_none().then(|| ApiServer::start(&netns));
+        let server = real.is_none().then(|| ApiServer::start(Some(&netns)));
         let kubeconfig = match (&server, &real) {
             (Some(server), _) => server.kubeconfig(),
             (None, real) => real.as_ref().unwrap().kubeconfig_inside(&netns),
