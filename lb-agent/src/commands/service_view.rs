@@ -86,8 +86,6 @@ pub(super) struct BackendView {
     pub(super) port: u16,
     /// `active` or `terminating`
     pub(super) state: &'static str,
-    /// Whether it runs on this node.
-    pub(super) local: bool,
     /// Node it runs on.
     pub(super) node: Option<String>,
     /// Zone of that node.
@@ -209,7 +207,6 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
         address,
         port: backend.port,
         state: if backend.flags & backend_flags::TERMINATING == 0 { "active" } else { "terminating" },
-        local: backend.flags & backend_flags::LOCAL != 0,
         node: text(node),
         zone: text(zone),
         pod: text(pod),
@@ -370,7 +367,7 @@ mod tests {
         let backend = |address, state, node, zone, pod| {
             let nothing = serde_json::Value::Null;
             let text = |text: Option<&str>| text.map_or(nothing.clone(), Into::into);
-            json!({"address": address, "port": 8080, "state": state, "local": false,
+            json!({"address": address, "port": 8080, "state": state,
                 "node": text(node), "zone": text(zone), "pod": text(pod)})
         };
         let expected = json!({
@@ -415,8 +412,8 @@ mod tests {
         assert_eq!(view[0]["externalTrafficPolicy"], "Local");
         assert_eq!(view[0]["sourceRanges"], json!(["192.0.2.0/24", "2001:db8::/32"]));
         let backends: Vec<_> =
-            services[0].backends.iter().map(|b| (b.address.to_string(), b.local)).collect();
-        assert_eq!(backends, [("10.1.0.5".to_owned(), true), ("10.1.0.6".to_owned(), false)]);
+            services[0].backends.iter().map(|backend| backend.address.to_string()).collect();
+        assert_eq!(backends, ["10.1.0.5", "10.1.0.6"]);
     }
 
     #[test]
