@@ -11,6 +11,30 @@ pub enum Family {
     V6,
 }
 
+/// A set of families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Families {
+    /// Whether IPv4 is in it.
+    pub v4: bool,
+    /// Whether IPv6 is in it.
+    pub v6: bool,
+}
+
+impl Families {
+    /// Neither.
+    pub const NONE: Self = Self { v4: false, v6: false };
+    /// Both.
+    pub const BOTH: Self = Self { v4: true, v6: true };
+
+    /// Whether the family is in the set.
+    pub const fn contains(self, family: Family) -> bool {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
 impl Family {
     /// Both, in order.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];

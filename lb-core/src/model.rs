@@ -4,6 +4,8 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
 use ipnet::IpNet;
 
+use crate::family::Families;
+
 use crate::family::Family;
 
 /// `namespace/name` of a namespaced object.
@@ -205,9 +207,9 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
-    /// Whether there is a way to tell clients inside the cluster from others (`--cluster-cidr`, `--detect-local-mode`).
-    /// Clients of cluster IPs from outside are masqueraded only then.
-    pub detects_inside: bool,
+    /// In which families there is a way to tell clients inside the cluster from others (`--cluster-cidr`,
+    /// `--detect-local-mode`). Clients of cluster IPs from outside are masqueraded only there.
+    pub detects_inside: Families,
 }
 
 /// What is known of this node.

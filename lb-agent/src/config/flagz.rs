@@ -62,7 +62,7 @@ impl Config {
         let ports = &self.masquerade_ports;
         BTreeMap::from([
             ("bind-address", self.bind_address.to_string()),
-            ("service-cluster-ip-range", list(&self.service_ranges)),
+            ("service-cluster-ip-range", list(self.service_ranges.as_deref().unwrap_or_default())),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),

@@ -66,10 +66,8 @@ pub struct Config {
     pub bind_address: IpAddr,
     /// Which devices are served; what is empty is detected.
     pub devices: DevicePatterns,
-    /// Ranges of cluster IPs, one of each family at most.
-    pub service_ranges: Vec<IpNet>,
-    /// Whether they were given; else the API server, if there is one, knows better.
-    pub service_ranges_given: bool,
+    /// Ranges of cluster IPs, one of each family at most; `None` are those that the API server names.
+    pub service_ranges: Option<Vec<IpNet>>,
     /// How clients inside the cluster are told from others.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -144,7 +142,12 @@ impl Config {
             bridge: run.pod_bridge_interface.or(file.pod_bridge_interface),
             prefix: run.pod_interface_name_prefix.or(file.pod_interface_name_prefix),
         };
-        let ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);
+        let default_ranges = || match source {
+            Source::Manifests(_) => Some(List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items()),
+            Source::ApiServer(_) => None,
+        };
+        let ranges =
+            list(run.service_cluster_ip_range, file.service_cluster_ip_range).or_else(default_ranges);
         let ports = run.masquerade_ports.or(file.masquerade_ports);
         let bind = check::bind(run.bind_address.or(file.bind_address))?;
         let defaults = Capacities::default();
@@ -162,10 +165,7 @@ impl Config {
                     list(run.workload_device, file.workload_device),
                 )?,
             },
-            service_ranges_given: ranges.is_some(),
-            service_ranges: check::service_ranges(
-                ranges.unwrap_or_else(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items()),
-            )?,
+            service_ranges: ranges.map(check::service_ranges).transpose()?,
             masquerade_all: run.masquerade_all || file.masquerade_all,
             masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,
             node_port_addresses: check::node_port_addresses(list(
@@ -198,7 +198,7 @@ impl Config {
         Policy {
             node_name: self.node_name.as_str().into(),
             masquerade_all: self.masquerade_all,
-            detects_inside: self.detect_local != DetectLocal::Never,
+            detects_inside: self.detect_local.families(),
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::{io::Write as _, path::Path};
 
 use glob::Pattern;
+use lb_core::family::Families;
 
 use super::*;
 use crate::cli::DetectLocalMode;
@@ -29,16 +30,26 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.place, Place { bpffs: "/sys/fs/bpf".into(), cgroup: None });
     assert_eq!(config.healthz.unwrap().to_string(), "0.0.0.0:10256");
     assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
-    let ranges: Vec<_> = config.service_ranges.iter().map(ToString::to_string).collect();
+    let ranges: Vec<_> = config.service_ranges.iter().flatten().map(ToString::to_string).collect();
     assert_eq!(ranges, ["10.96.0.0/12", "fd00:10:96::/112"]);
     assert_eq!(config.devices, DevicePatterns::default());
     assert_eq!(config.detect_local, DetectLocal::Never);
     assert_eq!(config.node_port_addresses, NodePortAddresses::All);
     assert_eq!((config.masquerade_ports.clone(), config.socket_lb), (10_000..=29_999, SocketLb::Host));
-    let policy = Policy { node_name: "a".into(), masquerade_all: false, detects_inside: false };
+    let policy = Policy { node_name: "a".into(), masquerade_all: false, detects_inside: Families::NONE };
     assert_eq!(config.policy(), policy);
     assert_eq!(config.node_ip(), None);
     assert_eq!((config.log_format, config.bpf_log), (LogFormat::Human, None));
+}
+
+#[test]
+fn with_an_api_server_ranges_of_cluster_ips_are_those_that_are_given() {
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let run = || RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..minimal() };
+    assert_eq!(Config::new(PlaceArgs::default(), run()).unwrap().service_ranges, None);
+    let given = RunArgs { service_cluster_ip_range: Some(vec!["10.0.0.0/16".into()]), ..run() };
+    let ranges = Config::new(PlaceArgs::default(), given).unwrap().service_ranges;
+    assert_eq!(ranges, Some(vec!["10.0.0.0/16".parse().unwrap()]));
 }
 
 #[test]
@@ -93,7 +104,7 @@ fn keys_in_camel_case_are_taken() {
     let file = file("nodeName: b\nserviceClusterIPRange: [10.0.0.0/16]\n");
     let config = Config::new(with(&file), RunArgs { node_name: None, ..minimal() }).unwrap();
     assert_eq!(config.node_name, "b");
-    assert_eq!(config.service_ranges, ["10.0.0.0/16".parse().unwrap()]);
+    assert_eq!(config.service_ranges, Some(vec!["10.0.0.0/16".parse().unwrap()]));
 }
 
 #[test]

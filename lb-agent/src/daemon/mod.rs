@@ -165,7 +165,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
                 dir,
-                cluster_ip_ranges: config.service_ranges,
+                cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
                 node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
             };
             follow_manifests(options, &contents, event_sender, &state, tasks);
@@ -214,8 +214,7 @@ fn node_options(config: &Config) -> NodeOptions {
         node_ip: config.node_ip(),
         node_ports: config.node_port_addresses.clone(),
         detect: config.detect_local.clone(),
-        service_ranges: (config.service_ranges_given || !has_api_server)
-            .then(|| config.service_ranges.clone()),
+        service_ranges: config.service_ranges.clone(),
         ports: config.masquerade_ports.clone(),
         has_api_server,
     }

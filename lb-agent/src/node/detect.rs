@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
+use lb_core::family::Families;
 
 use crate::datapath::Network;
 
@@ -38,6 +39,19 @@ impl DetectLocal {
             Self::ClusterCidr(networks) => Some(networks.clone()),
             Self::NodeCidr => (!pod_cidrs.is_empty()).then(|| pod_cidrs.to_vec()),
             Self::Never | Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => Some(Vec::new()),
+        }
+    }
+
+    /// In which families clients inside can be told from others: with networks only in theirs, as kube-proxy does it.
+    pub fn families(&self) -> Families {
+        match self {
+            Self::Never => Families::NONE,
+            Self::ClusterCidr(networks) => Families {
+                v4: networks.iter().any(|net| net.addr().is_ipv4()),
+                v6: networks.iter().any(|net| net.addr().is_ipv6()),
+            },
+            // Nobody knows yet of which families the networks of the node are.
+            Self::NodeCidr | Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => Families::BOTH,
         }
     }
 
@@ -79,6 +93,18 @@ mod tests {
         for detect in [DetectLocal::Never, DetectLocal::BridgeInterface("cni0".into())] {
             assert_eq!(of(&detect, &pods), Some(Vec::new()), "{detect:?}");
         }
+    }
+
+    #[test]
+    fn the_families_of_each_mode() {
+        let of = |texts: &[&str]| {
+            DetectLocal::ClusterCidr(texts.iter().map(|text| text.parse().unwrap()).collect()).families()
+        };
+        assert_eq!(of(&["10.0.0.0/8"]), Families { v4: true, v6: false });
+        assert_eq!(of(&["fd00::/48"]), Families { v4: false, v6: true });
+        assert_eq!(of(&["10.0.0.0/8", "fd00::/48"]), Families::BOTH);
+        assert_eq!(DetectLocal::Never.families(), Families::NONE);
+        assert_eq!(DetectLocal::InterfaceNamePrefix("veth".into()).families(), Families::BOTH);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::{
 
 /// The addresses of one port of a Service in one family, each key once.
 pub(super) struct Places {
+    family: Family,
     places: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
@@ -45,7 +46,7 @@ impl Places {
         if let Some(node_port) = port.node_port {
             add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
         }
-        Self { places, internal: service.internal_policy, external: service.external.policy }
+        Self { family, places, internal: service.internal_policy, external: service.external.policy }
     }
 
     /// Whether some frontend leads to the endpoints of the cluster: under `externalTrafficPolicy: Local` too, for
@@ -70,7 +71,7 @@ impl Places {
         filter: bool,
         policy: &Policy,
     ) -> impl Iterator<Item = Frontend> {
-        let internal = internal(self.internal, lists, policy);
+        let internal = internal(self.internal, lists, policy, self.family);
         let external = external(self.external, lists);
         self.places.into_iter().map(move |(key, kind)| {
             let Route { slice, inside, mut flags } =
@@ -96,10 +97,10 @@ struct Route {
 
 /// Cluster IPs. Clients outside of the cluster reach them only by a route to this node, and the endpoint may be
 /// elsewhere: so they are masqueraded, where they can be told from others.
-fn internal(traffic: TrafficPolicy, lists: &Lists, policy: &Policy) -> Route {
+fn internal(traffic: TrafficPolicy, lists: &Lists, policy: &Policy, family: Family) -> Route {
     let masquerade = if policy.masquerade_all {
         service_flags::MASQUERADE
-    } else if policy.detects_inside {
+    } else if policy.detects_inside.contains(family) {
         service_flags::MASQUERADE_OUTSIDERS
     } else {
         0

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use lb_common::{Address, ServiceKey, protocol, service_flags, vip_flags};
+use lb_core::family::Family;
 
 use crate::kernel::{Kernel, Node};
 
@@ -49,7 +50,7 @@ impl Node {
             return Verdict::Drop;
         }
         let inside = match client {
-            Client::Pod(_) => self.node.policy.detects_inside,
+            Client::Pod(address) => self.node.policy.detects_inside.contains(Family::of(ip(address))),
             Client::Process => true,
             Client::Outside(_) => false,
         };

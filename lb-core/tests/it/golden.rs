@@ -9,6 +9,7 @@ use std::{
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
     convert,
+    family::Families,
     model::{Change, NodeAddresses, Policy},
 };
 use serde::de::DeserializeOwned;
@@ -87,7 +88,7 @@ fn described(document: NodeDocument) -> Node {
     let policy = Policy {
         node_name: document.name.into(),
         masquerade_all: document.masquerade_all,
-        detects_inside: document.detects_inside,
+        detects_inside: if document.detects_inside { Families::BOTH } else { Families::NONE },
     };
     let sorted = |mut addresses: Vec<IpAddr>| {
         addresses.sort();

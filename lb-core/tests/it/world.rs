@@ -7,9 +7,12 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{Address, Backend, FrontendKind, ServiceKey, Vip, backend_flags, service_flags, vip_flags};
-use lb_core::model::{
-    Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, NodeAddresses, ObjectName, Policy,
-    Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
+use lb_core::{
+    family::{Families, Family},
+    model::{
+        Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, NodeAddresses, ObjectName,
+        Policy, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
+    },
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -89,13 +92,14 @@ impl World {
         let internal = kind == FrontendKind::ClusterIp;
         let policy = if internal { service.internal_policy } else { service.external.policy };
         let is_local = policy == TrafficPolicy::Local;
+        let family = Family::of(key.address.into());
         let mut flags = 0;
         let mut flag = |holds: bool, flag: u16| flags |= if holds { flag } else { 0 };
         flag(is_local && local.is_empty() && !cluster.is_empty(), service_flags::DROP_WITHOUT_BACKENDS);
         flag(!internal && is_local, service_flags::SHORT_CIRCUIT);
         flag(!internal && !is_local || internal && node.policy.masquerade_all, service_flags::MASQUERADE);
         flag(
-            internal && !node.policy.masquerade_all && node.policy.detects_inside,
+            internal && !node.policy.masquerade_all && node.policy.detects_inside.contains(family),
             service_flags::MASQUERADE_OUTSIDERS,
         );
         flag(
@@ -378,7 +382,8 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 /// A node is called as some endpoints say, or has no name.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
-    (node_name, any::<bool>(), any::<bool>()).prop_map(|(node_name, masquerade_all, detects_inside)| Policy {
+    let families = (any::<bool>(), any::<bool>()).prop_map(|(v4, v6)| Families { v4, v6 });
+    (node_name, any::<bool>(), families).prop_map(|(node_name, masquerade_all, detects_inside)| Policy {
         node_name: node_name.into(),
         masquerade_all,
         detects_inside,
