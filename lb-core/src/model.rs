@@ -241,14 +241,22 @@ pub enum Change {
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
+/// That something happened in the cluster of which a change of an EndpointSlice is the consequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    /// The family of the slice.
+    pub family: Family,
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    pub time: SystemTime,
+}
+
 /// What a source sends to the one task that writes to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// Changes that belong together.
     Changes(Vec<Change>),
-    /// When that happened in the cluster which the next `Changes` are the consequence of: one time for each
-    /// EndpointSlice that says so (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
-    Triggered(Vec<SystemTime>),
+    /// What the next `Changes` are the consequence of: one trigger for each EndpointSlice that names it.
+    Triggered(Vec<Trigger>),
     /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
     /// The addresses of this node, from now on.

@@ -8,7 +8,7 @@ use std::{
     convert::Infallible,
     future,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -17,7 +17,7 @@ use lb_core::{
     arena::Epoch,
     family::Family,
     health_checks::NoLocalEndpoints,
-    model::{Change, Policy, SourceEvent},
+    model::{Change, Policy, SourceEvent, Trigger},
     plan::{Contents, Plan, Problem, Step, slices_of},
     reconciler::Reconciler,
 };
@@ -68,8 +68,8 @@ pub(super) struct Writer {
     next_extent: Extent,
     /// When the first change arrived that is not in the kernel yet.
     waiting_since: Option<Instant>,
-    /// When that happened which the changes that wait are the consequence of.
-    triggered: Vec<SystemTime>,
+    /// What the changes that wait are the consequence of.
+    triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
     /// Problems that were logged, so that each is said once.
@@ -144,7 +144,7 @@ impl Writer {
                 self.waiting_since.get_or_insert_with(Instant::now);
                 self.reconciler.handle(changes);
             }
-            SourceEvent::Triggered(times) => self.triggered.extend(times),
+            SourceEvent::Triggered(triggers) => self.triggered.extend(triggers),
             SourceEvent::Zone(zone) => {
                 self.next_extent = Extent::Full;
                 self.reconciler.set_zone(zone);
@@ -208,7 +208,7 @@ impl Writer {
         let took = self.waiting_since.take().unwrap_or(started).elapsed();
         self.metrics.synchronised();
         self.metrics.observe_sync_latency(took);
-        self.triggered.clear();
+        self.triggered.drain(..).for_each(|trigger| self.metrics.programmed(trigger));
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
         if !std::mem::replace(&mut self.synchronised, true) {

@@ -1,5 +1,3 @@
-use std::time::SystemTime;
-
 use ipnet::IpNet;
 use k8s_openapi::{
     api::{
@@ -12,7 +10,8 @@ use k8s_openapi::{
 use kube::{Resource, runtime::watcher};
 use lb_core::{
     convert::{self, ConvertError, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
-    model::{Change, ObjectName},
+    family::Family,
+    model::{Change, ObjectName, Trigger},
 };
 use serde::de::DeserializeOwned;
 
@@ -48,7 +47,7 @@ pub(super) trait Kind:
     }
 
     /// What it is the consequence of.
-    fn triggered(&self) -> Option<SystemTime> {
+    fn triggered(&self) -> Option<Trigger> {
         None
     }
 }
@@ -121,9 +120,10 @@ impl Kind for EndpointSlice {
         Some(ObjectName { namespace: name.namespace.clone(), name: service.as_str().into() })
     }
 
-    fn triggered(&self) -> Option<SystemTime> {
+    fn triggered(&self) -> Option<Trigger> {
+        let family = Family::ALL.into_iter().find(|family| family.as_str() == self.address_type)?;
         let text = self.metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
-        text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
+        Some(Trigger { family, time: text.parse::<jiff::Timestamp>().ok()?.into() })
     }
 }
 

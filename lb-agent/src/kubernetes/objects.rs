@@ -6,7 +6,10 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, core::DeserializeGuard, runtime::watcher::Event};
-use lb_core::{convert::object_name, model::ObjectName};
+use lb_core::{
+    convert::object_name,
+    model::{ObjectName, Trigger},
+};
 use tracing::warn;
 
 use super::kind::Kind;
@@ -26,8 +29,8 @@ pub(super) struct Objects<K: Kind> {
     listed: bool,
     /// What has changed and was not given out yet.
     changes: Vec<K::Change>,
-    /// When that happened which the changes are the consequence of; nothing from before the beginning counts.
-    triggered: Vec<SystemTime>,
+    /// What the changes are the consequence of; nothing from before the beginning counts.
+    triggered: Vec<Trigger>,
     beginning: SystemTime,
 }
 
@@ -39,7 +42,7 @@ struct Known {
     /// The list, or the list before the news, that has shown it.
     list: u64,
     /// What its newest readable version was the consequence of.
-    triggered: Option<SystemTime>,
+    triggered: Option<Trigger>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,7 @@ impl<K: Kind> Objects<K> {
     }
 
     /// When that happened which the changes since the last call are the consequence of.
-    pub(super) fn take_triggered(&mut self) -> Vec<SystemTime> {
+    pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.triggered)
     }
 
@@ -147,9 +150,9 @@ impl<K: Kind> Objects<K> {
     }
 
     /// The same time again is no news: something else of the object has changed.
-    fn note_trigger(&mut self, name: &ObjectName, triggered: Option<SystemTime>) {
+    fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
-        let news = triggered.filter(|time| *time > self.beginning && before != Some(*time));
+        let news = triggered.filter(|trigger| trigger.time > self.beginning && before != Some(*trigger));
         self.triggered.extend(news);
     }
 
@@ -199,7 +202,7 @@ fn version(metadata: &ObjectMeta) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-    use lb_core::model::Change;
+    use lb_core::{family::Family, model::Change};
     use serde_json::{Value, json};
 
     use super::*;
@@ -407,9 +410,10 @@ mod tests {
         };
         assert_eq!(triggered(1, beginning), []);
         let (first, second) = ("2026-01-01T00:00:01.5Z", "2026-01-01T00:00:02Z");
-        assert_eq!(triggered(2, first), [time(first)]);
+        let trigger = |text| Trigger { family: Family::V4, time: time(text) };
+        assert_eq!(triggered(2, first), [trigger(first)]);
         assert_eq!(triggered(3, first), [], "something else of the slice has changed");
         assert_eq!(triggered(4, "nonsense"), []);
-        assert_eq!(triggered(5, second), [time(second)]);
+        assert_eq!(triggered(5, second), [trigger(second)]);
     }
 }

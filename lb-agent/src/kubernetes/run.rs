@@ -16,7 +16,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use lb_core::model::{Change, ObjectName, SourceEvent};
+use lb_core::model::{Change, ObjectName, SourceEvent, Trigger};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -135,7 +135,7 @@ impl Follower {
         }
     }
 
-    fn changes(changes: Vec<Change>, triggered: Vec<SystemTime>) -> Vec<SourceEvent> {
+    fn changes(changes: Vec<Change>, triggered: Vec<Trigger>) -> Vec<SourceEvent> {
         let triggered = (!triggered.is_empty()).then_some(SourceEvent::Triggered(triggered));
         let changes = (!changes.is_empty()).then_some(SourceEvent::Changes(changes));
         triggered.into_iter().chain(changes).collect()

@@ -12,7 +12,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use lb_core::model::ObjectName;
+use lb_core::model::{ObjectName, Trigger};
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
@@ -118,7 +118,7 @@ impl<K: Kind> Watch<K> {
     }
 
     /// When that happened which the changes since the last call are the consequence of.
-    pub(super) fn take_triggered(&mut self) -> Vec<SystemTime> {
+    pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         self.objects.take_triggered()
     }
 

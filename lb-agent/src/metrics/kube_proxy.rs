@@ -2,12 +2,9 @@
 //!
 //! Both families are written by one task in one go: what is measured for one is measured for the other.
 
-use std::{
-    sync::atomic::AtomicU64,
-    time::{Duration, SystemTime},
-};
+use std::{sync::atomic::AtomicU64, time::Duration};
 
-use lb_core::family::Family as IpFamily;
+use lb_core::{family::Family as IpFamily, model::Trigger};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -224,15 +221,12 @@ impl Metrics {
         self.kube_proxy.endpoint_changes_pending.set(0);
     }
 
-    /// What happened in the cluster at these times is in the kernel now.
-    #[cfg_attr(not(test), expect(dead_code, reason = "fed as soon as its source is there"))]
-    pub(crate) fn programmed(&self, family: IpFamily, happened: &[SystemTime]) {
-        let label = PerFamily { ip_family: family.as_str() };
-        let histogram = self.kube_proxy.programming.get_or_create_owned(&label);
-        for time in happened {
-            // The clock of another machine may be ahead of ours.
-            histogram.observe(time.elapsed().unwrap_or_default().as_secs_f64());
-        }
+    /// What a trigger has led to is in the kernel now.
+    pub(crate) fn programmed(&self, trigger: Trigger) {
+        let label = PerFamily { ip_family: trigger.family.as_str() };
+        // The clock of another machine may be ahead of ours.
+        let took = trigger.time.elapsed().unwrap_or_default();
+        self.kube_proxy.programming.get_or_create(&label).observe(took.as_secs_f64());
     }
 
     /// So many Service ports have a Local policy, and endpoints only on other nodes.

@@ -3,7 +3,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lb_core::family::Family;
+use lb_core::{family::Family, model::Trigger};
 
 use super::{kube_proxy::Extent, *};
 use crate::http_test::Server;
@@ -36,7 +36,7 @@ fn everything() -> Metrics {
     metrics.swept(4, 1);
     metrics.set_health_check_servers(2, 1);
     for family in Family::ALL {
-        metrics.programmed(family, &[SystemTime::now() - Duration::from_secs(90)]);
+        metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
         metrics.set_no_local_endpoints(family, 1, 2);
     }
     metrics.conntrack_reconciled(Duration::from_millis(1), [5, 6]);

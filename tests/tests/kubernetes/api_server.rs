@@ -54,6 +54,7 @@ struct Contents {
     /// The rest of lists of which a page was fetched.
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
+    events: Vec<Value>,
 }
 
 struct Change {
@@ -226,6 +227,11 @@ impl ApiServer {
         self.store.lock().requests.clone()
     }
 
+    /// All events that were told.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        self.store.lock().events.clone()
+    }
+
     /// How many first pages of lists and how many watches of a kind were asked for.
     pub(crate) fn counts(&self, plural: &str) -> (usize, usize) {
         let requests = self.requests();
@@ -290,7 +296,10 @@ async fn answer(
                 .into_response()
         }
         // Events.
-        (Method::POST, None) => (StatusCode::CREATED, body).into_response(),
+        (Method::POST, None) => {
+            store.lock().events.push(serde_json::from_str(&body).unwrap());
+            (StatusCode::CREATED, body).into_response()
+        }
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Bed {
     /// Third byte of all cluster IPs.
     subnet: u8,
     agent: Option<(Child, Cleanup)>,
-    netns: Netns,
+    pub(crate) netns: Netns,
     folder: PathBuf,
     _cleanup: Cleanup,
 }
@@ -165,7 +165,7 @@ impl Bed {
         }
     }
 
-    fn json(&self, arguments: &[&str]) -> Option<Value> {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Option<Value> {
         let output =
             ask(&self.netns, &self.folder.join("bpf"), &[arguments, &["-o", "json"]].concat()).ok()?;
         serde_json::from_slice(&output.stdout).ok()

@@ -11,5 +11,6 @@ mod bed;
 mod cluster;
 mod contract;
 mod faults;
+mod health;
 mod selection;
 mod source;

@@ -10,7 +10,10 @@ use std::{
 };
 
 use lb_agent::kubernetes::{self, NodeInfo, Published};
-use lb_core::model::{Change, SourceEvent};
+use lb_core::{
+    family::Family,
+    model::{Change, SourceEvent, Trigger},
+};
 use lb_tests::{
     cleanup::{Cleanup, Resource},
     netns::{Netns, unique_prefix},
@@ -278,7 +281,8 @@ fn changes_carry_what_triggered_them() {
         .collect();
     assert_eq!(triggered.len(), 1, "{sent:?}");
     let since_1970 = Duration::new(4_102_444_800, 123_456_789);
-    assert_eq!(sent[triggered[0]], SourceEvent::Triggered(vec![SystemTime::UNIX_EPOCH + since_1970]));
+    let trigger = Trigger { family: Family::V4, time: SystemTime::UNIX_EPOCH + since_1970 };
+    assert_eq!(sent[triggered[0]], SourceEvent::Triggered(vec![trigger]));
     let SourceEvent::Changes(changes) = &sent[triggered[0] + 1] else { panic!("{sent:?}") };
     assert!(matches!(&changes[..], [Change::EndpointSlice(_, Some(slice))] if slice.ports[0].port == 81));
 }
