@@ -8,6 +8,7 @@ pub mod events;
 mod kind;
 mod node;
 mod objects;
+mod pace;
 mod run;
 mod trouble;
 mod watch;

@@ -14,6 +14,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use lb_core::model::{Change, ObjectName, SourceEvent, Trigger};
@@ -21,9 +22,12 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
+use tower::layer::layer_fn;
 use tracing::info;
 
-use super::{ApiServer, KubernetesError, NodeInfo, Published, kind, trouble::Trouble, watch::Watch};
+use super::{
+    ApiServer, KubernetesError, NodeInfo, Published, kind, pace::Paced, trouble::Trouble, watch::Watch,
+};
 
 /// How long the first write waits for the Node when everything else is there.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,7 +54,7 @@ pub async fn run(
     (config.connect_timeout, config.read_timeout) = (Some(CONNECT), Some(SILENCE));
     config.reset_reader_on_write = true;
     info!(server = %config.cluster_url, node = node_name, "watching Services and EndpointSlices");
-    let client = Client::try_from(config).map_err(Box::new)?;
+    let client = ClientBuilder::try_from(config).map_err(Box::new)?.with_layer(&layer_fn(Paced::new)).build();
     Follower::new(&client, node_name, events, published).follow().await
 }
 

@@ -286,3 +286,13 @@ fn changes_carry_what_triggered_them() {
     let SourceEvent::Changes(changes) = &sent[triggered[0] + 1] else { panic!("{sent:?}") };
     assert!(matches!(&changes[..], [Change::EndpointSlice(_, Some(slice))] if slice.ports[0].port == 81));
 }
+
+#[test]
+fn watches_that_end_at_once_are_not_asked_for_without_a_pause() {
+    let fault = Fault { short_watches: true, ..Fault::default() };
+    let source = Source::with_faults(|server, _, _| server.set_fault("services", fault));
+    source.wait_until("watches", SOON, |source| source.server().counts("services").1 >= 3);
+    thread::sleep(Duration::from_secs(3));
+    let (lists, watches) = source.server().counts("services");
+    assert!(lists == 1 && watches < 10, "{lists} lists and {watches} watches in a few seconds");
+}
