@@ -38,6 +38,7 @@ struct Source {
     node: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<ipnet::IpNet>>,
     problems: watch::Receiver<Vec<String>>,
+    thread: Option<thread::JoinHandle<()>>,
     _folder: Cleanup,
 }
 
@@ -73,9 +74,10 @@ impl Source {
         let (problem_sender, problems) = watch::channel(Vec::new());
         let published = Published { node: node_sender, service_cidrs: cidr_sender, problems: problem_sender };
         let node_name = name.clone();
-        thread::spawn(move || netns.run(|| run(path, &name, event_sender, published)).unwrap());
+        let thread =
+            Some(thread::spawn(move || netns.run(|| run(path, &name, event_sender, published)).unwrap()));
         let events = RefCell::new((events, Vec::new()));
-        Self { server, cluster, node_name, events, node, service_cidrs, problems, _folder: cleanup }
+        Self { server, cluster, node_name, events, node, service_cidrs, problems, thread, _folder: cleanup }
     }
 
     fn server(&self) -> &ApiServer {
@@ -110,6 +112,11 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
+        // The source ends when nobody listens, and its thread lets go of the namespace.
+        self.events.get_mut().0.close();
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
+        }
         match &mut self.server {
             Some(server) => server.stop(),
             None => self.cluster.delete(&node(&self.node_name, "")),
