@@ -149,10 +149,15 @@ impl Bed {
     }
 
     pub(crate) fn start_agent(&mut self) {
+        self.start_agent_with(&[]);
+    }
+
+    /// With more arguments of `run`.
+    pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
         let mut command = self.netns.command(binary());
         command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-        command.arg("--bpffs").arg(self.folder.join("bpf")).args(["--node-name", "a"]);
+        command.arg("--bpffs").arg(self.bpffs()).args(["--node-name", "a"]).args(arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.agent = Some(Cleanup::spawn(&mut command).unwrap());
     }
@@ -165,9 +170,12 @@ impl Bed {
         }
     }
 
+    pub(crate) fn bpffs(&self) -> PathBuf {
+        self.folder.join("bpf")
+    }
+
     pub(crate) fn json(&self, arguments: &[&str]) -> Option<Value> {
-        let output =
-            ask(&self.netns, &self.folder.join("bpf"), &[arguments, &["-o", "json"]].concat()).ok()?;
+        let output = ask(&self.netns, &self.bpffs(), &[arguments, &["-o", "json"]].concat()).ok()?;
         serde_json::from_slice(&output.stdout).ok()
     }
 

@@ -12,5 +12,6 @@ mod cluster;
 mod contract;
 mod faults;
 mod health;
+mod node;
 mod selection;
 mod source;

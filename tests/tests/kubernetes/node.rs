@@ -1,0 +1,78 @@
+//! What the Node object and the ServiceCIDRs mean to the data plane, and what the API server hears of the agent.
+
+use std::net::IpAddr;
+
+use lb_agent::datapath::Pinned;
+use lb_common::{Address, Settings};
+use serde_json::{Value, json};
+
+use crate::bed::{A_WHILE, Bed, SOON};
+
+const ARGUMENTS: [&str; 4] = ["--detect-local-mode", "NodeCIDR", "--nodeport-addresses", "primary"];
+
+fn address(text: &str) -> Address {
+    text.parse::<IpAddr>().unwrap().into()
+}
+
+/// A node with two addresses, of which the API server does not name the first.
+fn bed() -> Bed {
+    let bed = Bed::with_faults();
+    bed.netns.ip("address add 192.0.2.1/24 dev lo\naddress add 192.0.2.9/32 dev lo\n").unwrap();
+    bed.server().put(json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
+        "spec": {"podCIDR": "10.244.3.0/24", "podCIDRs": ["10.244.3.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]},
+    }));
+    bed.server().put(json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": ["10.96.0.0/16"]},
+    }));
+    bed.put("a", 1);
+    bed
+}
+
+fn settings(bed: &Bed) -> Option<Settings> {
+    Pinned::open(&bed.bpffs()).ok()?.settings().ok()
+}
+
+fn are_from_the_api_server(settings: &Settings) -> bool {
+    let Settings { inside, service_ranges, source_v4, .. } = settings;
+    *source_v4 == address("192.0.2.9")
+        && (inside.count, service_ranges.count) == (1, 1)
+        && inside.contain(&address("10.244.3.7"))
+        && service_ranges.contain(&address("10.96.255.255"))
+}
+
+fn node_ports(bed: &Bed) -> Option<Value> {
+    Some(bed.json(&["status"])?["agent"]["node"]["nodePortAddresses"].clone())
+}
+
+#[test]
+fn the_settings_are_those_of_the_node_object_and_outlive_the_api_server() {
+    let mut bed = bed();
+    bed.start_agent_with(&ARGUMENTS);
+    bed.wait_until("settings", SOON, |bed| settings(bed).is_some_and(|now| are_from_the_api_server(&now)));
+    bed.wait_until("node ports", SOON, |bed| node_ports(bed) == Some(json!(["192.0.2.9"])));
+    bed.wait_served("the service", SOON, &["a 1"]);
+
+    bed.kill_agent();
+    bed.server_mut().stop();
+    bed.start_agent_with(&ARGUMENTS);
+    bed.wait_until("an agent without API server", SOON, |bed| node_ports(bed) == Some(json!(["192.0.2.9"])));
+    assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
+    bed.assert_stays(&["a 1"], A_WHILE);
+    assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
+}
+
+#[test]
+fn the_api_server_hears_that_the_agent_starts() {
+    let mut bed = bed();
+    bed.start_agent();
+    bed.wait_until("an event", SOON, |bed| !bed.server().events().is_empty());
+    let events = bed.server().events();
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(
+        [&event["reason"], &event["type"], &event["regarding"]["kind"], &event["regarding"]["name"]],
+        ["Starting", "Normal", "Node", "a"]
+    );
+}
