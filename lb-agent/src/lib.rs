@@ -5,6 +5,8 @@ pub mod commands;
 pub mod config;
 pub mod daemon;
 pub mod datapath;
+#[cfg(test)]
+mod deploy_test;
 pub mod health;
 #[cfg(test)]
 mod http_test;

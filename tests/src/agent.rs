@@ -72,6 +72,11 @@ impl Agent {
 
     /// Starts the agent in `netns`.
     pub fn spawn(netns: &Netns, settings: Settings) -> Result<Self> {
+        Self::spawn_by(netns, settings, &[])
+    }
+
+    /// Starts the agent in `netns` by another program, which is given the agent's command after its own arguments.
+    pub fn spawn_by(netns: &Netns, settings: Settings, starter: &[String]) -> Result<Self> {
         let binary = binary();
         ensure!(binary.exists(), "{} is missing: run `cargo build --release -p lb-agent`", binary.display());
         let log = OpenOptions::new()
@@ -79,7 +84,14 @@ impl Agent {
             .append(true)
             .open(&settings.log)
             .with_context(|| format!("opening {}", settings.log.display()))?;
-        let mut command = netns.command(&binary);
+        let mut command = match starter {
+            [] => netns.command(&binary),
+            [program, arguments @ ..] => {
+                let mut command = netns.command(program);
+                command.args(arguments).arg(&binary);
+                command
+            }
+        };
         command.arg("run");
         command.arg("--manifests").arg(&settings.manifests).arg("--bpffs").arg(&settings.bpffs);
         command.args(["--node-name", &settings.node_name, "--healthz-bind-address", &HEALTHZ.to_string()]);
@@ -123,9 +135,14 @@ impl Agent {
     }
 
     /// SIGTERM; how it has ended.
-    pub fn terminate(mut self) -> Result<ExitStatus> {
+    pub fn terminate(self) -> Result<ExitStatus> {
         let pid = i32::try_from(self.child.id())?;
         kill(Pid::from_raw(pid), Signal::SIGTERM).context("sending SIGTERM to the agent")?;
+        self.wait().context("after SIGTERM")
+    }
+
+    /// Waits until it has ended by itself; how.
+    pub fn wait(mut self) -> Result<ExitStatus> {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             if let Some(status) = self.child.try_wait()? {
@@ -134,7 +151,7 @@ impl Agent {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("the agent does not stop on SIGTERM")
+        bail!("the agent does not stop")
     }
 
     /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` beside this agent.

@@ -20,7 +20,7 @@ impl Config {
             "apiVersion": kube_proxy::API_VERSION,
             "kind": kube_proxy::KIND,
             "bindAddress": self.bind_address,
-            "bindAddressHardFail": true,
+            "bindAddressHardFail": false,
             "clientConnection": { "kubeconfig": kubeconfig },
             "clusterCIDR": cluster_cidr,
             "detectLocal": { "bridgeInterface": bridge, "interfaceNamePrefix": prefix },

@@ -20,7 +20,7 @@ const DEBUG_VERBOSITY: u32 = 4;
 /// Fields that change nothing here, and the values with which they ask for nothing: those that kube-proxy takes when
 /// nothing is said. So does the zero value. A field that has fields stands for all of them.
 const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
-    ("bindAddressHardFail", &["true"]),
+    ("bindAddressHardFail", &[]),
     ("clientConnection.acceptContentTypes", &[]),
     ("clientConnection.burst", &["10"]),
     ("clientConnection.contentType", &["application/vnd.kubernetes.protobuf"]),

@@ -42,10 +42,15 @@ impl Bed {
 
     /// As [`Self::with_web`]; the client is connected in another way.
     pub(crate) fn with_link_and_web(link: ClientLink, pods: &[&str]) -> Self {
-        let cluster = Cluster::for_test(link).unwrap();
-        let mut bed = Self { agent: None, cluster };
-        bed.put("web", WEB, pods);
+        let mut bed = Self::without_agent(link, pods);
         bed.start_agent();
+        bed
+    }
+
+    /// As [`Self::with_link_and_web`], but the agent is still to be started.
+    pub(crate) fn without_agent(link: ClientLink, pods: &[&str]) -> Self {
+        let bed = Self { agent: None, cluster: Cluster::for_test(link).unwrap() };
+        bed.put("web", WEB, pods);
         bed
     }
 

@@ -6,6 +6,7 @@
 
 mod balancing;
 mod bed;
+mod deploy;
 mod devices;
 mod edits;
 mod hairpin;

@@ -1,0 +1,10 @@
+{{- define "lb-agent.selector" -}}
+app.kubernetes.io/name: lb-agent
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "lb-agent.labels" -}}
+{{ include "lb-agent.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: service-proxy
+{{- end }}

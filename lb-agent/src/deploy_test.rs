@@ -1,0 +1,220 @@
+//! What `deploy/` says, against what the agent is: everything in it is real, and it may do no more than it does.
+//! `deploy/lint/check.py` checks the chart with Helm itself.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use clap::CommandFactory as _;
+use k8s_openapi::{
+    Metadata, Resource,
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{ConfigMap, Container, Node, Service, ServiceAccount},
+        discovery::v1::EndpointSlice,
+        events::v1::Event,
+        networking::v1::ServiceCIDR,
+        rbac::v1::{ClusterRole, ClusterRoleBinding},
+    },
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{
+    cli::{Cli, PlaceArgs, RunArgs},
+    config::Config,
+};
+
+const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
+
+fn deploy(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", "deploy", name].iter().collect()
+}
+
+/// The objects of a file, each with its kind.
+fn objects(file: &str) -> Vec<(String, Value)> {
+    let text = fs::read_to_string(deploy(file)).unwrap();
+    text.split("\n---\n")
+        .map(|document| {
+            let value: Value = serde_saphyr::from_str(document).unwrap();
+            (value["kind"].as_str().unwrap().to_owned(), value)
+        })
+        .collect()
+}
+
+/// An object, all of whose fields exist in the API.
+fn strictly<T: DeserializeOwned>(value: &Value) -> T {
+    let mut unknown = Vec::new();
+    let note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
+    let object = serde_ignored::deserialize(value, note).unwrap();
+    assert!(unknown.is_empty(), "unknown fields: {unknown:?}");
+    object
+}
+
+/// The one object of its kind.
+fn only<T: DeserializeOwned + Resource>(file: &str) -> T {
+    let objects = objects(file);
+    let mut of_kind = objects.iter().filter(|(kind, _)| kind == T::KIND);
+    let object = of_kind.next().unwrap_or_else(|| panic!("{file} has no {}", T::KIND));
+    assert!(of_kind.next().is_none(), "{file} has two objects {}", T::KIND);
+    assert_eq!(object.1["apiVersion"], T::API_VERSION);
+    strictly(&object.1)
+}
+
+fn name<T: Metadata<Ty = ObjectMeta>>(object: &T) -> &str {
+    object.metadata().name.as_deref().unwrap()
+}
+
+fn container(daemon_set: &DaemonSet) -> Container {
+    let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+    assert_eq!(pod.containers.len(), 1);
+    pod.containers[0].clone()
+}
+
+#[test]
+fn every_object_is_one_of_the_api_and_they_belong_together() {
+    for file in FILES {
+        let known = ["ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "ServiceAccount"];
+        assert!(objects(file).iter().all(|(kind, _)| known.contains(&kind.as_str())));
+        let daemon_set: DaemonSet = only(file);
+        let account: ServiceAccount = only(file);
+        let role: ClusterRole = only(file);
+        let binding: ClusterRoleBinding = only(file);
+
+        let spec = daemon_set.spec.as_ref().unwrap();
+        let labels = spec.template.metadata.as_ref().unwrap().labels.as_ref().unwrap();
+        let selector = spec.selector.match_labels.as_ref().unwrap();
+        assert!(!selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key) == Some(value)));
+
+        let pod = spec.template.spec.as_ref().unwrap();
+        assert_eq!(pod.service_account_name.as_deref(), Some(name(&account)));
+        assert_eq!(
+            (binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()),
+            ("ClusterRole", name(&role))
+        );
+        let subject = &binding.subjects.as_ref().unwrap()[0];
+        assert_eq!((subject.kind.as_str(), subject.name.as_str()), ("ServiceAccount", name(&account)));
+        assert_eq!(subject.namespace, account.metadata.namespace);
+        assert_eq!(subject.namespace, daemon_set.metadata.namespace);
+
+        let volumes = pod.volumes.as_ref().unwrap();
+        let mounts = container(&daemon_set).volume_mounts.unwrap();
+        assert!(mounts.iter().map(|mount| &mount.name).eq(volumes.iter().map(|volume| &volume.name)));
+    }
+}
+
+#[test]
+fn the_agent_may_do_what_it_does_and_no_more() {
+    let of = |group: &'static str, resource: &'static str, verbs: &'static [&'static str]| {
+        verbs.iter().map(move |verb| (group, resource, *verb))
+    };
+    let watched = &["list", "watch"];
+    let needed: BTreeSet<_> = of(Service::GROUP, "services", watched)
+        .chain(of(Node::GROUP, "nodes", watched))
+        .chain(of(EndpointSlice::GROUP, "endpointslices", watched))
+        .chain(of(ServiceCIDR::GROUP, "servicecidrs", watched))
+        .chain(of(Event::GROUP, "events", &["create", "patch"]))
+        .collect();
+    for file in FILES {
+        let role: ClusterRole = only(file);
+        let rules = role.rules.unwrap();
+        let mut granted = BTreeSet::new();
+        for rule in &rules {
+            for group in rule.api_groups.as_ref().unwrap() {
+                for resource in rule.resources.as_ref().unwrap() {
+                    granted.extend(
+                        rule.verbs.iter().map(|verb| (group.as_str(), resource.as_str(), verb.as_str())),
+                    );
+                }
+            }
+        }
+        assert_eq!(granted, needed, "{file}");
+    }
+}
+
+#[test]
+fn the_agent_runs_on_every_node_and_with_little() {
+    for file in FILES {
+        let daemon_set: DaemonSet = only(file);
+        let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+        assert_eq!(pod.host_network, Some(true));
+        assert_eq!((pod.host_pid, pod.host_ipc), (None, None));
+        assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
+        let toleration = &pod.tolerations.as_ref().unwrap()[0];
+        assert_eq!(
+            (toleration.operator.as_deref(), &toleration.key, &toleration.effect),
+            (Some("Exists"), &None, &None)
+        );
+
+        let security = container(&daemon_set).security_context.unwrap();
+        assert_eq!(security.privileged, None);
+        assert_eq!(security.allow_privilege_escalation, Some(false));
+        assert_eq!(security.read_only_root_filesystem, Some(true));
+        let capabilities = security.capabilities.unwrap();
+        assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
+        // tests/tests/deploy.rs runs the agent with these.
+        assert_eq!(capabilities.add.unwrap(), ["BPF", "NET_ADMIN", "PERFMON"]);
+    }
+}
+
+#[test]
+fn what_the_agent_is_given_exists() {
+    let mut command = Cli::command();
+    command.build();
+    let run = command.find_subcommand("run").unwrap();
+    let variables: Vec<_> = run.get_arguments().filter_map(|argument| argument.get_env()?.to_str()).collect();
+    for file in FILES {
+        let daemon_set: DaemonSet = only(file);
+        let container = container(&daemon_set);
+        assert_eq!(container.args.unwrap(), ["run"]);
+        let mounts: Vec<_> =
+            container.volume_mounts.unwrap().into_iter().map(|mount| mount.mount_path).collect();
+        for variable in container.env.unwrap() {
+            let Some(setting) = variable.name.strip_prefix("LB_AGENT_") else {
+                assert!(variable.name.starts_with("KUBERNETES_SERVICE_"), "{}", variable.name);
+                continue;
+            };
+            assert!(variables.contains(&variable.name.as_str()), "{}", variable.name);
+            if let Some(path) = variable.value.filter(|_| ["BPFFS", "CGROUP", "CONFIG"].contains(&setting)) {
+                assert!(mounts.iter().any(|mount| path.starts_with(mount.as_str())), "{path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_configuration_is_taken_and_probed_where_it_says() {
+    let map: ConfigMap = only("lb-agent.yaml");
+    let daemon_set: DaemonSet = only("lb-agent.yaml");
+    let (key, text) = map.data.as_ref().unwrap().first_key_value().unwrap();
+    let variables = container(&daemon_set).env.unwrap();
+    let path = variables.iter().find(|variable| variable.name == "LB_AGENT_CONFIG").unwrap();
+    assert_eq!(path.value.as_deref(), Some(format!("/etc/lb-agent/{key}").as_str()));
+
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(key), text).unwrap();
+    let place = PlaceArgs { config: Some(dir.path().join(key)), ..PlaceArgs::default() };
+    let run = RunArgs { manifests: Some("/".into()), ..RunArgs::default() };
+    let config = Config::new(place, run).unwrap();
+    assert_probed(&daemon_set, config.healthz.unwrap().port());
+}
+
+/// kube-proxy's own file says nothing of the port: it is the default.
+#[test]
+fn with_the_configuration_of_kube_proxy_the_default_port_is_probed() {
+    assert_probed(&only("kubeadm.yaml"), 10256);
+}
+
+fn assert_probed(daemon_set: &DaemonSet, healthz: u16) {
+    let container = container(daemon_set);
+    let port = &container.ports.as_ref().unwrap()[0];
+    assert_eq!(port.container_port, i32::from(healthz));
+    for (probe, path) in [
+        (&container.startup_probe, "/livez"),
+        (&container.liveness_probe, "/livez"),
+        (&container.readiness_probe, "/healthz"),
+    ] {
+        let request = probe.as_ref().unwrap().http_get.as_ref().unwrap();
+        assert_eq!(request.path.as_deref(), Some(path));
+        assert_eq!(request.port, IntOrString::String(port.name.clone().unwrap()));
+    }
+}
