@@ -70,6 +70,12 @@ pub(crate) fn own_group() -> io::Result<PathBuf> {
     Ok(mount.join(group.ok_or_else(|| io::Error::other("/proc/self/cgroup names no cgroup2 folder"))?))
 }
 
+/// The threads in a group; what ends one ends its process.
+pub(crate) fn members(path: &Path) -> Vec<u32> {
+    let threads = fs::read_to_string(path.join("cgroup.threads")).unwrap_or_default();
+    threads.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
 /// Removes a group. A thread that has ended is still in it for a moment.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     for _ in 0..ATTEMPTS {

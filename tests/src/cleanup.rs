@@ -185,6 +185,10 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
+        // Those that are in no namespace with a name any more, where they would have been found.
+        for pid in cgroup::members(&path) {
+            kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
+        }
         cgroup::remove(&path).with_context(|| format!("removing {}", path.display()))?;
     }
     Ok(())

@@ -72,7 +72,7 @@ pub fn cleanup(place: &Place) -> anyhow::Result<()> {
     let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),
         (_, unmounted) => format!(
-            "Removed {attachments} programs from devices, {programs} pinned programs and {maps} pinned maps{}{}.\n",
+            "Removed {attachments} programs from devices and sockets, {programs} pinned programs and {maps} pinned maps{}{}.\n",
             if ports > 0 { format!("; gave back {ports} reserved ports") } else { String::new() },
             if unmounted { format!("; unmounted {bpffs}") } else { String::new() }
         ),

@@ -15,7 +15,7 @@ use crate::{
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
-    datapath::{Attachment, MapFill, Pinned},
+    datapath::{Attachment, MapFill, Pinned, SocketAttachment},
 };
 
 /// Everything `status` shows.
@@ -26,6 +26,8 @@ struct Status {
     /// Folder of the pins.
     folder: String,
     programs: Vec<ProgramView>,
+    /// Programs on sockets of a control group.
+    socket_programs: Vec<SocketProgramView>,
     maps: Vec<MapView>,
     outcomes: Vec<OutcomeView>,
 }
@@ -56,6 +58,16 @@ struct ProgramView {
     program_id: u32,
 }
 
+/// A program on system calls.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SocketProgramView {
+    program: &'static str,
+    program_id: u32,
+    /// Inode number of the control group's folder; 0 when the group is gone, and the program with it.
+    cgroup: u64,
+}
+
 #[derive(Debug, Serialize)]
 struct MapView {
     name: &'static str,
@@ -80,6 +92,7 @@ pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
     let status = Status {
         programs: pinned.attachments()?.iter().map(|attachment| program(attachment, devices)).collect(),
+        socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
         folder: pinned.folder().display().to_string(),
@@ -113,6 +126,11 @@ fn program(attachment: &Attachment, devices: &[DeviceReport]) -> ProgramView {
     }
 }
 
+fn socket_program(attachment: &SocketAttachment) -> SocketProgramView {
+    let SocketAttachment { program, program_id, cgroup } = *attachment;
+    SocketProgramView { program, program_id, cgroup }
+}
+
 fn map(MapFill { name, entries, capacity }: MapFill) -> MapView {
     MapView { name, entries, capacity }
 }
@@ -137,6 +155,7 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
 fn page(status: &Status, now: Timestamp) -> String {
     let mut text = heading(&status.agent, now);
     // Writing to a String cannot fail.
+    writeln!(text, "Sockets   {}", socket_line(&status.socket_programs)).unwrap_or_default();
     writeln!(text, "Pins      {}\n", status.folder).unwrap_or_default();
     if status.programs.is_empty() {
         text.push_str("No programs on the devices of this network namespace.\n");
@@ -148,6 +167,17 @@ fn page(status: &Status, now: Timestamp) -> String {
     text.push('\n');
     text.push_str(&render(&outcome_table(&status.outcomes)));
     text
+}
+
+/// The programs on sockets come and go together, so one line says it.
+fn socket_line(programs: &[SocketProgramView]) -> String {
+    match programs.iter().filter(|program| program.cgroup != 0).count() {
+        0 => "not served: processes of the node reach no Service".to_owned(),
+        count => {
+            let cgroup = programs.first().map_or(0, |program| program.cgroup);
+            format!("served by {count} programs on the control group with inode {cgroup}")
+        }
+    }
 }
 
 fn heading(agent: &Agent, now: Timestamp) -> String {
@@ -320,6 +350,11 @@ mod tests {
             agent,
             folder: "/sys/fs/bpf/lb/v1".into(),
             programs: vec![program],
+            socket_programs: vec![SocketProgramView {
+                program: "sock_connect4",
+                program_id: 71,
+                cgroup: 1234,
+            }],
             maps: vec![MapView { name: "SERVICES", entries: 3, capacity: 4 }],
             outcomes,
         }
@@ -337,6 +372,7 @@ NodePorts 127.0.0.1, 192.0.2.1
 Inside    10.244.0.0/16 (detect-local-mode ClusterCIDR)
 Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
 Problem   a.yaml, document 2 (line 9): bad
+Sockets   served by 1 programs on the control group with inode 1234
 Pins      /sys/fs/bpf/lb/v1
 
 DEVICE  KIND  DIRECTION  LAYER  PROGRAM     ID
@@ -366,7 +402,10 @@ no_backend  drop     0
     fn without_an_agent_the_kernel_is_shown_all_the_same() {
         let agent = Agent { running: false, process: None, silent: None, report: None };
         let text = page(&status(agent), NOW.parse().unwrap());
-        assert!(text.starts_with("Agent     not running; the data plane works without it\nPins "), "{text}");
+        assert!(
+            text.starts_with("Agent     not running; the data plane works without it\nSockets "),
+            "{text}"
+        );
         assert!(text.contains("SERVICES  3 "), "{text}");
     }
 

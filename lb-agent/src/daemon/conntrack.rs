@@ -1,11 +1,12 @@
-//! Forgetting connections: those whose time is over, and UDP flows whose backend has gone.
+//! Forgetting connections: those whose time is over, and UDP flows and sockets whose backend has gone.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use lb_common::{
-    ServiceKey,
+    Endpoint, ServiceKey,
     conntrack::{Flow, Tuple},
+    protocol,
 };
 use lb_core::family::Family;
 use tokio::{
@@ -17,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::writer::Moved;
 use crate::{
-    datapath::{Conntrack, DatapathError, Sweep, grace},
+    datapath::{Conntrack, DatapathError, Sweep, UdpSockets, grace},
     metrics::Metrics,
 };
 
@@ -28,6 +29,7 @@ const PRESSED: Duration = Duration::from_secs(1);
 /// Runs for ever.
 pub(super) async fn run(
     conntrack: Conntrack,
+    sockets: UdpSockets,
     metrics: Arc<Metrics>,
     mut moved: mpsc::UnboundedReceiver<Moved>,
 ) -> anyhow::Result<Infallible> {
@@ -47,7 +49,7 @@ pub(super) async fn run(
         if !waiting.is_empty() {
             result = forget(conntrack.clone(), waiting.clone(), &metrics).await?;
             if result.is_ok() {
-                waiting.clear();
+                end_sockets(sockets.clone(), std::mem::take(&mut waiting)).await?;
             }
         }
         // However often backends move: what is due must not be put off.
@@ -127,10 +129,30 @@ async fn forget(
     }))
 }
 
+/// Ends UDP sockets that are connected to backends that their frontend does not have any more. Flows of packets first:
+/// after the grace period there no program connects sockets to them either.
+async fn end_sockets(sockets: UdpSockets, frontends: Moved) -> anyhow::Result<()> {
+    let ended = task::spawn_blocking(move || {
+        sockets.destroy(|vip, backend| {
+            has_moved(&frontends, &ServiceKey::new(vip.address, vip.port, protocol::UDP), *backend)
+        })
+    });
+    match ended.await? {
+        Ok(0) => {}
+        Ok(sockets) => info!(sockets, "ended UDP sockets whose backend is gone"),
+        // `lb-agent check` says so, too.
+        Err(error) => warn!("UDP sockets stay connected to backends that are gone: {error}"),
+    }
+    Ok(())
+}
+
 fn is_stale(frontends: &Moved, key: &Tuple, flow: &Flow) -> bool {
     let frontend = ServiceKey::new(key.destination, key.destination_port, key.protocol);
-    let backend = (flow.to.destination, flow.to.destination_port);
-    frontends.get(&frontend).is_some_and(|backends| !backends.contains(&backend))
+    has_moved(frontends, &frontend, Endpoint::new(flow.to.destination, flow.to.destination_port))
+}
+
+fn has_moved(frontends: &Moved, frontend: &ServiceKey, backend: Endpoint) -> bool {
+    frontends.get(frontend).is_some_and(|backends| !backends.contains(&(backend.address, backend.port)))
 }
 
 #[cfg(test)]

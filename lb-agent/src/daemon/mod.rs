@@ -151,7 +151,10 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
-    tasks.spawn("conntrack", conntrack::run(datapath.conntrack(), Arc::clone(&metrics), moved));
+    tasks.spawn(
+        "conntrack",
+        conntrack::run(datapath.conntrack(), datapath.udp_sockets()?, Arc::clone(&metrics), moved),
+    );
 
     let (checks, checks_receiver) = watch::channel(Checks::new());
     let events = tell_events(&config.source, &node_name, tasks);

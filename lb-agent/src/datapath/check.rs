@@ -5,7 +5,7 @@ use std::{fs, io, ops::RangeInclusive, path::Path};
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
 use lb_common::Settings;
 
-use super::{attach::AttachMode, bpffs, loader, pinned::Pinned, ports, sys};
+use super::{attach::AttachMode, bpffs, loader, pinned::Pinned, ports, sys, udp_sockets};
 use crate::node::DEFAULT_MASQUERADE_PORTS;
 
 /// How a probe ended.
@@ -77,6 +77,7 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         btf(),
         bpffs_probe(bpffs),
         cgroup2(),
+        socket_destruction(),
         forwarding("IPv4 forwarding", true, "sysctl -w net.ipv4.ip_forward=1"),
         forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
         masquerade_ports(bpffs),
@@ -185,6 +186,18 @@ fn cgroup2() -> Probe {
             NAME,
             "not mounted",
             "mount -t cgroup2 none /sys/fs/cgroup/unified, if sockets of the node itself are to use services",
+        ),
+    }
+}
+
+fn socket_destruction() -> Probe {
+    const NAME: &str = "UDP socket destruction";
+    match udp_sockets::try_destroy() {
+        Ok(()) => Probe::ok(NAME, "sockets whose backend is gone are told so"),
+        Err(error) => Probe::degraded(
+            NAME,
+            format!("{error}: connected UDP sockets of the node stay with backends that are gone"),
+            "a kernel with CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY, and CAP_NET_ADMIN",
         ),
     }
 }

@@ -31,6 +31,7 @@ mod sockets;
 mod stats;
 mod sys;
 mod table;
+mod udp_sockets;
 mod watch;
 
 use std::{
@@ -60,6 +61,7 @@ pub use self::{
     sockets::{SocketAttachment, SocketOptions, SocketScope, cgroup_root},
     stats::Stats,
     table::Table,
+    udp_sockets::UdpSockets,
     watch::{DeviceWatcher, detect_devices},
 };
 use self::{
@@ -195,6 +197,11 @@ impl Datapath {
     /// Connection tracking; a handle of its own.
     pub fn conntrack(&self) -> Conntrack {
         self.conntrack.clone()
+    }
+
+    /// Connected UDP sockets of this network namespace; a handle of its own.
+    pub fn udp_sockets(&self) -> Result<UdpSockets, DatapathError> {
+        UdpSockets::open(&self.folder)
     }
 
     /// The counters; a handle of its own.

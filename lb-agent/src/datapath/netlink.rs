@@ -1,9 +1,10 @@
-//! Questions and orders to rtnetlink(7), one at a time.
+//! Questions and orders to rtnetlink(7) and sock_diag(7), one at a time.
 
-use std::io;
+use std::{io, marker::PhantomData};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -12,28 +13,39 @@ use tracing::debug;
 /// How often a dump is repeated that was disturbed by changes.
 const DUMP_ATTEMPTS: u32 = 10;
 
-/// A socket of the network namespace of the thread that opened it.
-pub(super) struct Netlink {
-    socket: Socket,
-    sequence: u32,
+/// What is said over a netlink protocol.
+pub(super) trait Message: NetlinkSerializable + NetlinkDeserializable + Clone {
+    /// The number of the protocol.
+    const PROTOCOL: isize;
 }
 
-impl std::fmt::Debug for Netlink {
+impl Message for RouteNetlinkMessage {
+    const PROTOCOL: isize = NETLINK_ROUTE;
+}
+
+/// A socket of the network namespace of the thread that opened it.
+pub(super) struct Netlink<M = RouteNetlinkMessage> {
+    socket: Socket,
+    sequence: u32,
+    messages: PhantomData<fn() -> M>,
+}
+
+impl<M> std::fmt::Debug for Netlink<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Netlink").field("sequence", &self.sequence).finish_non_exhaustive()
     }
 }
 
-impl Netlink {
+impl<M: Message> Netlink<M> {
     pub(super) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        let mut socket = Socket::new(M::PROTOCOL)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket, sequence: 0, messages: PhantomData })
     }
 
     /// Everything that answers `request`. What this code cannot read is left out.
-    pub(super) fn dump(&mut self, request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    pub(super) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
             let mut answers = Vec::new();
@@ -45,17 +57,17 @@ impl Netlink {
     }
 
     /// Does what `request` orders; `flags` are those of the order, such as `NLM_F_CREATE`.
-    pub(super) fn order(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    pub(super) fn order(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.send(request, NLM_F_ACK | flags)?;
         self.receive(drop).map(drop)
     }
 
-    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    fn send(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
         header.sequence_number = self.sequence;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
         message.finalize();
         let mut buffer = vec![0; message.buffer_len()];
         message.serialize(&mut buffer);
@@ -64,7 +76,7 @@ impl Netlink {
     }
 
     /// Reads answers up to the last; whether they are one consistent picture.
-    fn receive(&mut self, mut see: impl FnMut(RouteNetlinkMessage)) -> io::Result<bool> {
+    fn receive(&mut self, mut see: impl FnMut(M)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
@@ -75,9 +87,7 @@ impl Netlink {
                     continue;
                 }
                 consistent &= header.flags & NLM_F_DUMP_INTR == 0;
-                match NetlinkMessage::<RouteNetlinkMessage>::deserialize(message)
-                    .map(|message| message.payload)
-                {
+                match NetlinkMessage::<M>::deserialize(message).map(|message| message.payload) {
                     Ok(NetlinkPayload::Done(_)) => return Ok(consistent),
                     Ok(NetlinkPayload::Error(error)) => {
                         return if error.code.is_none() { Ok(consistent) } else { Err(error.to_io()) };

@@ -21,12 +21,16 @@ pub(super) enum Family {
 pub(super) struct Call {
     ctx: SockAddrContext,
     family: Family,
+    /// The cookie of the socket's network namespace.
+    pub(super) netns: u64,
 }
 
 impl Call {
     #[inline(always)]
-    pub(super) const fn new(ctx: SockAddrContext, family: Family) -> Self {
-        Self { ctx, family }
+    pub(super) fn new(ctx: SockAddrContext, family: Family) -> Self {
+        // SAFETY: takes the context of such a program.
+        let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+        Self { ctx, family, netns }
     }
 
     /// The address and port that the call is about.
@@ -83,17 +87,10 @@ impl Call {
         }
     }
 
-    /// The cookie of the socket's network namespace.
-    #[inline(always)]
-    pub(super) fn netns(&self) -> u64 {
-        // SAFETY: takes the context of such a program.
-        unsafe { bpf_get_netns_cookie(self.ctx.as_ptr()) }
-    }
-
     /// Whether the socket is one of the node itself.
     #[inline(always)]
     pub(super) fn is_of_node(&self) -> bool {
-        self.netns() == NODE_NETNS.load()
+        self.netns == NODE_NETNS.load()
     }
 
     /// Whether the socket is served at all.

@@ -87,7 +87,7 @@ fn client(call: &Call, vip: &Address) -> Address {
     if call.is_of_node() {
         return node_address(vip);
     }
-    let netns = call.netns();
+    let netns = call.netns;
     Address::from_words([u32::from_be(0x0100_0000), 0, (netns >> 32) as u32, netns as u32])
 }
 

@@ -17,7 +17,7 @@ pub(super) static SOCKETS: SkStorage<SocketConnection> = SkStorage::new();
 pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capacity::SOCKETS }> =
     LruHashMap::new();
 
-/// Whom such a socket believes to hear when a backend answers.
+/// Whom a UDP socket believes to hear when a backend answers. Connected ones are in here for the agent.
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 

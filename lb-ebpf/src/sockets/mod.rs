@@ -10,7 +10,7 @@ mod frontend;
 mod hooks;
 mod maps;
 
-use lb_common::{Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, Verdict};
+use lb_common::{Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, Verdict, protocol};
 use lb_ebpf::schedule;
 
 use self::{
@@ -28,6 +28,10 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let backend = frontend::choose(call, &key, &service)?;
     let backend = Endpoint::new(backend.address, backend.port);
     call.set_connection(SocketConnection { vip: to, backend });
+    if key.protocol == protocol::UDP {
+        // So that the agent finds the socket when the backend is gone.
+        expect_answers(call, &to, &backend)?;
+    }
     call.set_remote(&backend);
     Ok(Outcome::NewFlow)
 }

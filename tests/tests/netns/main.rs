@@ -15,6 +15,8 @@ mod lifetime;
 mod node;
 mod path_mtu;
 mod reject;
+mod socket_lifetime;
+mod socket_policies;
 mod sockets;
 mod testbed;
 mod transfer;

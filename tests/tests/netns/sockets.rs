@@ -16,7 +16,7 @@ use lb_tests::{
 use crate::bed::{Bed, HTTP, WEB, http, udp, vips};
 
 /// The address as an IPv6 socket writes it.
-fn mapped(address: SocketAddr) -> SocketAddr {
+pub(crate) fn mapped(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
         IpAddr::V6(_) => address,
@@ -24,7 +24,7 @@ fn mapped(address: SocketAddr) -> SocketAddr {
 }
 
 /// The same frontends as IPv4 and IPv6 sockets name them.
-fn names(of: fn(IpAddr) -> SocketAddr) -> [SocketAddr; 3] {
+pub(crate) fn names(of: fn(IpAddr) -> SocketAddr) -> [SocketAddr; 3] {
     [of(WEB[0]), of(WEB[1]), mapped(of(WEB[0]))]
 }
 
@@ -52,14 +52,14 @@ fn processes_of_the_node_reach_local_and_remote_backends() {
 }
 
 /// A UDP socket of the node that is not connected, of the family of `like`.
-fn free_socket(bed: &Bed, like: SocketAddr) -> UdpSocket {
+pub(crate) fn free_socket(bed: &Bed, like: SocketAddr) -> UdpSocket {
     let socket = bed.cluster.node1.run(|| UdpSocket::bind((any_address(like.ip()), 0))).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
 /// Sends a datagram to an address; who answers, and from where.
-fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
+pub(crate) fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
     socket.send_to(b"?", to)?;
     let mut buffer = [0; 128];
     let (length, from) = socket.recv_from(&mut buffer)?;
@@ -208,7 +208,7 @@ fn conntrack(bed: &Bed) -> usize {
     flows.as_array().unwrap().len()
 }
 
-fn status(bed: &Bed) -> serde_json::Value {
+pub(crate) fn status(bed: &Bed) -> serde_json::Value {
     let output = agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["status", "-o", "json"]).unwrap();
     serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -22,12 +22,14 @@ const SOCKET_PROGRAMS: [&str; 8] = [
     "sock_peername6",
 ];
 
-/// Maps of the default sizes; logging off (what is deployed) and at each level of aya-log.
+/// Maps of the default sizes; logging off (what is deployed) and at each level of aya-log; for sockets of the node alone and
+/// of all.
 #[test]
 fn every_program_loads() {
-    for level in 0u8..=5 {
+    for (level, serve_pods) in (0u8..=5).map(|level| (level, 0u8)).chain([(0, 1)]) {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &level, true);
+        loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
         let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
         for name in PROGRAMS.into_iter().chain(SOCKET_PROGRAMS) {
             let info = load(&mut ebpf, name);

@@ -1,0 +1,232 @@
+//! Processes of the node: what sockets live through.
+
+use std::{
+    fs::File,
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+    process::Command,
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{CgroupAttachMode, CgroupSockAddr},
+};
+use lb_tests::{
+    agent::{self, run},
+    client::{Connection, PATIENCE, ask_http, ask_udp, echo, udp_socket},
+    wait_for,
+};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
+
+use crate::{
+    bed::{Bed, WEB, http, udp, vips},
+    sockets::{exchange, free_socket, names, status},
+};
+
+#[test]
+fn a_connected_socket_whose_backend_is_gone_is_told_so() {
+    let bed = Bed::with_web(&["pod1"]);
+    let connect = |to| udp_socket(&bed.cluster.node1, to).unwrap();
+    let sockets = names(udp).map(connect);
+    let others = WEB.map(|vip| connect(bed.cluster.pod("pod1").unwrap().udp(vip)));
+    let mut connections = WEB.map(|vip| Connection::open(&bed.cluster.node1, http(vip)).unwrap());
+    for socket in sockets.iter().chain(&others) {
+        assert_eq!(echo(socket, b"?").unwrap().server, "pod1");
+    }
+    bed.put("web", WEB, &["pod3"]);
+    for (socket, to) in sockets.iter().zip(names(udp)) {
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        // Who reads is told with this error.
+        let told = || {
+            let error = socket.recv(&mut [0; 128]).err()?;
+            (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
+        };
+        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: nobody said anything"));
+        // The application may connect it anew.
+        socket.connect(to).unwrap();
+        assert_eq!(echo(socket, b"?").unwrap().server, "pod3", "{to}");
+    }
+    for socket in &others {
+        assert_eq!(echo(socket, b"?").unwrap().server, "pod1", "connected without a service");
+    }
+    for connection in &mut connections {
+        assert_eq!(connection.ask().unwrap().server, "pod1", "TCP goes on while the pod lives");
+    }
+}
+
+#[test]
+fn sockets_do_not_notice_a_restart() {
+    let mut bed = Bed::with_web(&["pod2", "pod3"]);
+    let node = bed.cluster.node1.clone();
+    let mut connections = names(http).map(|to| Connection::open(&node, to).unwrap());
+    let connected = names(udp).map(|to| udp_socket(&node, to).unwrap());
+    let free = names(udp).map(|to| free_socket(&bed, to));
+    let mut all = |bed: &Bed| -> Vec<String> {
+        let mut servers = Vec::new();
+        for (connection, to) in connections.iter_mut().zip(names(http)) {
+            assert_eq!(connection.stream().peer_addr().unwrap(), to);
+            servers.push(connection.ask().unwrap().server);
+        }
+        for ((connected, free), to) in connected.iter().zip(&free).zip(names(udp)) {
+            assert_eq!(connected.peer_addr().unwrap(), to);
+            servers.push(echo(connected, b"?").unwrap().server);
+            let (server, from) = exchange(free, to).unwrap();
+            assert_eq!(from, to);
+            servers.push(server);
+        }
+        for to in names(http) {
+            ask_http(&bed.cluster.node1, to).unwrap();
+        }
+        servers
+    };
+    let before = all(&bed);
+    bed.agent.take().unwrap().kill().unwrap();
+    assert_eq!(all(&bed), before, "without an agent");
+    bed.start_agent();
+    assert_eq!(all(&bed), before, "with the next one");
+}
+
+/// Names of the programs in the control group of node1.
+fn programs(bed: &Bed) -> Vec<String> {
+    let cgroup = bed.cluster.cgroup(1).unwrap().path();
+    let output = run(Command::new("bpftool").args(["-j", "cgroup", "show"]).arg(cgroup)).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let list: serde_json::Value =
+        serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).unwrap();
+    let mut names: Vec<String> =
+        list.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A program in the control group that is none of the agent's. (It is ours for want of another, with maps of its own, for
+/// sockets of no namespace.)
+fn others_program(bed: &Bed) -> Ebpf {
+    let mut ebpf = EbpfLoader::new().load(lb_agent::datapath::OBJECT).unwrap();
+    let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
+    program.load().unwrap();
+    let cgroup = File::open(bed.cluster.cgroup(1).unwrap().path()).unwrap();
+    program.attach(cgroup, CgroupAttachMode::Single).unwrap();
+    ebpf
+}
+
+#[test]
+fn cleanup_takes_our_programs_from_sockets_and_leaves_those_of_others() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let attached = programs(&bed);
+    assert_eq!(attached.len(), 8, "{attached:?}");
+    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 8);
+    let others = others_program(&bed);
+    bed.agent.take().unwrap().terminate().unwrap();
+    bed.start_agent();
+    assert_eq!(programs(&bed).len(), 9, "a restart replaces programs and adds none");
+    assert_eq!(ask_http(&bed.cluster.node1, http(WEB[0])).unwrap().server, "pod2");
+    bed.agent.take().unwrap().terminate().unwrap();
+    agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
+    assert_eq!(programs(&bed), ["sock_connect4"]);
+    drop(others);
+    assert_eq!(programs(&bed), Vec::<String>::new());
+    for vip in WEB {
+        assert!(udp_socket(&bed.cluster.node1, udp(vip)).and_then(|socket| echo(&socket, b"?")).is_err());
+    }
+}
+
+#[test]
+fn sockets_can_be_left_alone() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.agent.take().unwrap().terminate().unwrap();
+    bed.start_agent_with(&["--socket-lb", "off"]);
+    assert_eq!(programs(&bed), Vec::<String>::new());
+    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        ask_http(bed.netns("pod1"), http(WEB[0])).unwrap().server,
+        "pod2",
+        "packets are served all the same"
+    );
+}
+
+#[test]
+fn agents_of_two_nodes_never_meet() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    let second = bed.cluster.start_agent(2).unwrap();
+    for node in [&bed.cluster.node1, &bed.cluster.node2] {
+        for to in names(http) {
+            ask_http(node, to).unwrap();
+        }
+        for to in names(udp) {
+            ask_udp(node, to, 64).unwrap();
+        }
+    }
+    second.terminate().unwrap();
+    agent::ask(&bed.cluster.node2, &bed.cluster.bpffs(2), &["cleanup"]).unwrap();
+    ask_http(&bed.cluster.node1, http(WEB[0])).unwrap();
+    assert_eq!(programs(&bed).len(), 8);
+}
+
+/// As `connect(2)` with AF_UNSPEC.
+fn disconnect(socket: &UdpSocket) {
+    let nowhere = nix::libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
+    // SAFETY: the kernel reads as many octets of `nowhere` as it is told.
+    let result = unsafe { nix::libc::connect(socket.as_raw_fd(), &raw const nowhere, 16) };
+    nix::Error::result(result).unwrap();
+}
+
+#[test]
+fn a_datagram_socket_is_connected_disconnected_and_connected_again() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("other", vips(11), &["pod1"]);
+    for (one, other) in WEB.into_iter().zip(vips(11)) {
+        wait_for(PATIENCE, || ask_udp(&bed.cluster.node1, udp(other), 8).ok()).unwrap();
+        let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
+        assert_eq!(echo(&socket, b"?").unwrap().server, "pod2");
+        // With an address on a connected socket: its own backend hears it.
+        assert_eq!(exchange(&socket, udp(one)).unwrap(), ("pod2".to_owned(), udp(one)));
+        socket.connect(udp(other)).unwrap();
+        assert_eq!(echo(&socket, b"?").unwrap().server, "pod1");
+        assert_eq!(socket.peer_addr().unwrap(), udp(other));
+        let directly = bed.cluster.pod("pod2").unwrap().udp(one);
+        socket.connect(directly).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), directly, "through no service");
+        let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
+        disconnect(&socket);
+        assert!(socket.peer_addr().is_err());
+        // An IPv6 socket of Linux 6.18 that was disconnected still hears its last peer only, with or without us.
+        let heard: &[_] = if one.is_ipv4() { &[one, other, one] } else { &[one, one] };
+        for &vip in heard {
+            let answer = exchange(&socket, udp(vip))
+                .unwrap_or_else(|error| panic!("{vip} from {}: {error}", socket.local_addr().unwrap()));
+            assert_eq!(answer.1, udp(vip));
+        }
+    }
+}
+
+/// The first octets of a request, sent with the SYN (TCP Fast Open): no system call connects the socket before.
+fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    bed.cluster.node1.run(|| {
+        let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let socket = socket(family, SockType::Stream, SockFlag::empty(), None)?;
+        let address = SockaddrStorage::from(to);
+        sendto(
+            socket.as_raw_fd(),
+            b"GET / HTTP/1.1\r\n\r\n",
+            &address,
+            MsgFlags::from_bits_retain(nix::libc::MSG_FASTOPEN),
+        )?;
+        Ok(socket.into())
+    })
+}
+
+#[test]
+fn tcp_fast_open() {
+    let bed = Bed::with_web(&["pod2"]);
+    for to in names(http) {
+        let mut stream = send_unconnected(&bed, to).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = [0; 12];
+        io::Read::read_exact(&mut stream, &mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        assert_eq!(stream.peer_addr().unwrap(), to);
+    }
+}

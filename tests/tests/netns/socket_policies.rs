@@ -1,0 +1,169 @@
+//! Processes of the node: every kind of virtual address, and who may not use it.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{PATIENCE, REFUSED, ask_http, ask_udp},
+    manifests::{Service, Type},
+    netns::Netns,
+    wait_for,
+};
+
+use crate::{
+    bed::{Bed, HTTP, WEB, http, udp, vips},
+    sockets::{exchange, free_socket, mapped},
+};
+
+const NODE_PORTS: [u16; 2] = [30_080, 30_053];
+/// Addresses of node1, and those that only its own processes can use.
+const ADDRESSES: [&str; 6] =
+    ["198.51.100.1", "172.18.0.1", "fd00:198:51:100::1", "fd00:172:18::1", "127.0.0.1", "::1"];
+const EXTERNAL: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
+
+/// The service `web` of another type, with node ports.
+fn exposed(bed: &Bed, pods: &[&str], kind: Type) -> Service {
+    let mut service = bed.service("web", WEB, pods);
+    for (port, node_port) in service.ports.iter_mut().zip(NODE_PORTS) {
+        port.node_port = Some(node_port);
+    }
+    service.exposure.kind = kind;
+    service
+}
+
+fn put(bed: &Bed, service: &Service) {
+    bed.cluster.manifests.put(service).unwrap();
+}
+
+/// Waits until somebody answers; who.
+fn eventually(netns: &Netns, to: SocketAddr) -> String {
+    let mut last = None;
+    wait_for(PATIENCE, || match ask_http(netns, to) {
+        Ok(answer) => Some(answer.server),
+        Err(error) => {
+            last = Some(error);
+            None
+        }
+    })
+    .unwrap_or_else(|| panic!("{to}: {last:?}"))
+}
+
+/// Waits until a connection is refused with this error, at once.
+fn eventually_fails(bed: &Bed, to: SocketAddr, with: io::ErrorKind) {
+    let attempt = || {
+        let start = Instant::now();
+        let error = ask_http(&bed.cluster.node1, to).err()?;
+        (error.kind() == with && start.elapsed() < Duration::from_millis(500)).then_some(())
+    };
+    wait_for(PATIENCE, attempt).unwrap_or_else(|| panic!("{to} does not fail with {with:?}"));
+}
+
+#[test]
+fn node_ports_on_every_address_of_the_node_and_on_loopback() {
+    for pod in ["pod1", "pod3"] {
+        let bed = Bed::with_web(&[pod]);
+        put(&bed, &exposed(&bed, &[pod], Type::NodePort));
+        for address in ADDRESSES.map(|text| text.parse::<IpAddr>().unwrap()) {
+            let [tcp, udp] = NODE_PORTS.map(|port| SocketAddr::new(address, port));
+            for to in [tcp, mapped(tcp)] {
+                assert_eq!(eventually(&bed.cluster.node1, to), pod, "{to}");
+            }
+            for to in [udp, mapped(udp)] {
+                assert_eq!(ask_udp(&bed.cluster.node1, to, 64).unwrap().server, pod, "{to}");
+                let answer = exchange(&free_socket(&bed, to), to).unwrap();
+                assert_eq!(answer, (pod.to_owned(), to));
+            }
+        }
+    }
+}
+
+#[test]
+fn loopback_of_a_pod_is_its_own() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    put(&bed, &exposed(&bed, &["pod2"], Type::NodePort));
+    let loopback = SocketAddr::from(([127, 0, 0, 1], NODE_PORTS[0]));
+    for arguments in [&[][..], &["--socket-lb", "all"]] {
+        bed.agent.take().unwrap().terminate().unwrap();
+        bed.start_agent_with(arguments);
+        assert_eq!(eventually(&bed.cluster.node1, loopback), "pod2");
+        assert_eq!(ask_http(bed.netns("pod1"), loopback).unwrap_err().kind(), REFUSED);
+    }
+}
+
+#[test]
+fn external_addresses() {
+    let bed = Bed::with_web(&["pod1"]);
+    let mut service = exposed(&bed, &["pod3"], Type::LoadBalancer);
+    service.exposure.external_ips = vec!["192.0.2.20".parse().unwrap()];
+    service.exposure.load_balancer_ips = EXTERNAL.map(|text| text.parse().unwrap()).to_vec();
+    put(&bed, &service);
+    for text in [EXTERNAL[0], EXTERNAL[1], "192.0.2.20"] {
+        let to = http(text.parse().unwrap());
+        assert_eq!(eventually(&bed.cluster.node1, to), "pod3", "{to}");
+    }
+}
+
+#[test]
+fn under_a_local_external_policy_the_node_itself_reaches_endpoints_elsewhere() {
+    let bed = Bed::with_web(&["pod1"]);
+    let mut service = exposed(&bed, &["pod3"], Type::NodePort);
+    service.exposure.external_local = true;
+    put(&bed, &service);
+    for address in ["198.51.100.1", "127.0.0.1", "::1"] {
+        let to = SocketAddr::new(address.parse().unwrap(), NODE_PORTS[0]);
+        assert_eq!(eventually(&bed.cluster.node1, to), "pod3", "{to}");
+    }
+}
+
+#[test]
+fn under_a_local_internal_policy_there_is_no_way_to_endpoints_elsewhere() {
+    let bed = Bed::with_web(&["pod1"]);
+    let mut service = bed.service("web", WEB, &["pod3"]);
+    service.exposure.internal_local = true;
+    put(&bed, &service);
+    for vip in WEB {
+        eventually_fails(&bed, http(vip), io::ErrorKind::HostUnreachable);
+        let error = exchange(&free_socket(&bed, udp(vip)), udp(vip)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::HostUnreachable, "{vip}");
+    }
+    service.endpoints.push(bed.cluster.pod("pod2").unwrap().endpoint());
+    put(&bed, &service);
+    for vip in WEB {
+        assert_eq!(eventually(&bed.cluster.node1, http(vip)), "pod2");
+    }
+}
+
+#[test]
+fn source_ranges_ask_for_the_address_of_the_node() {
+    let bed = Bed::with_web(&["pod1"]);
+    let mut service = exposed(&bed, &["pod1"], Type::LoadBalancer);
+    service.exposure.load_balancer_ips = EXTERNAL.map(|text| text.parse().unwrap()).to_vec();
+    service.exposure.source_ranges = vec!["203.0.113.0/24".to_owned(), "2001:db8:7::/64".to_owned()];
+    put(&bed, &service);
+    for text in EXTERNAL {
+        eventually_fails(&bed, http(text.parse().unwrap()), io::ErrorKind::HostUnreachable);
+    }
+    // Whichever of its addresses is the one.
+    service.exposure.source_ranges =
+        ["198.51.100.1/32", "172.18.0.1/32", "fd00:198:51:100::1/128", "fd00:172:18::1/128"]
+            .map(str::to_owned)
+            .to_vec();
+    put(&bed, &service);
+    for text in EXTERNAL {
+        assert_eq!(eventually(&bed.cluster.node1, http(text.parse().unwrap())), "pod1");
+    }
+}
+
+#[test]
+fn other_ports_of_a_cluster_ip_refuse_and_unknown_cluster_ips_lead_nowhere() {
+    let bed = Bed::with_web(&["pod1"]);
+    for vip in WEB {
+        eventually_fails(&bed, SocketAddr::new(vip, 81), REFUSED);
+    }
+    for vip in vips(77) {
+        eventually_fails(&bed, SocketAddr::new(vip, HTTP), io::ErrorKind::HostUnreachable);
+    }
+}
