@@ -80,6 +80,8 @@ struct Follower {
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     trouble: Trouble,
+    /// What is wrong as long as there is no Node.
+    no_node: String,
     /// The ranges of each ServiceCIDR, and those that hold where there is none.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
@@ -108,6 +110,9 @@ impl Follower {
             events,
             published,
             trouble: Trouble::default(),
+            no_node: format!(
+                "the API server has no Node \"{node_name}\": give --node-name the name that endpoints on this node have"
+            ),
             ranges: BTreeMap::new(),
             default_ranges,
             node_deadline: None,
@@ -154,10 +159,6 @@ impl Follower {
                 due.push(SourceEvent::Zone(now.zone.clone()));
             }
             publish(&self.published.node, now);
-        }
-        if self.node.is_missing() {
-            let known = self.published.node.borrow().clone();
-            publish(&self.published.node, NodeInfo { eligible: false, ..known });
         }
         due
     }
@@ -206,6 +207,10 @@ impl Follower {
         let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
+        // One that was deleted made the agent ineligible. One that never was is a wrong name, or not registered yet: its
+        // Services are served, and people are told.
+        let no_node = node.is_missing().then_some(self.no_node.as_str());
+        let problems = problems.chain(no_node);
         let now = self.trouble.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, now);
     }

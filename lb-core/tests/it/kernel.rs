@@ -140,7 +140,12 @@ impl Kernel {
             kind: record.kind,
             flags: record.flags,
             backends: self.backends(record.backends_base, record.backends_count),
-            inside: self.backends(record.inside_base, record.inside_count),
+            // Programs look at it under this flag only.
+            inside: if record.flags & service_flags::SHORT_CIRCUIT != 0 {
+                self.backends(record.inside_base, record.inside_count)
+            } else {
+                Vec::new()
+            },
         };
         self.maps.frontends.iter().map(|(key, record)| (*key, lead(record))).collect()
     }

@@ -189,9 +189,12 @@ fn a_node_that_is_missing_holds_nothing_up() {
     let source = Source::new(|_, _| {});
     source.wait_until("synchronised", SOON, |source| source.sent().contains(&SourceEvent::Synchronised));
     assert_eq!(source.zones(), []);
-    source.wait_until("no Node", SOON, |source| !source.node.borrow().eligible);
+    let complains =
+        |source: &Source| source.problems.borrow().iter().any(|problem| problem.contains("has no Node"));
+    source.wait_until("no Node", SOON, complains);
+    assert!(source.node.borrow().eligible, "it may not be registered yet");
     source.cluster.apply(&node(&source.node_name, "z1"));
-    source.wait_until("the Node", SOON, |source| source.node.borrow().eligible);
+    source.wait_until("the Node", SOON, |source| source.node.borrow().zone.is_some() && !complains(source));
 }
 
 #[test]
