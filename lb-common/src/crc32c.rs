@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn a_change_of_the_first_octets_changes_the_checksum_by_so_much() {
         for length in [4, 5, 12, 16, 100, 1_480, 65_535] {
-            let before: Vec<u8> = (0..length).map(|n: u32| (n * 7 + 3) as u8).collect();
+            let before: Vec<u8> = (0..length).map(|n: u32| (n * 7 + 3).to_le_bytes()[0]).collect();
             let mut after = before.clone();
             after[..4].copy_from_slice(&[0x9c, 0x40, 0x0f, 0xa1]);
             let delta = u32::from_le_bytes([before[0], before[1], before[2], before[3]])

@@ -103,9 +103,10 @@ fn with_ranges(bench: &mut Bench, family: Family, prefix: u8) {
 #[track_caller]
 fn knock(bench: &mut Bench, packet: &Packet, family: Family, outcome: Outcome) {
     let sent = bench.send(Hook::Ingress, packet);
-    match outcome {
-        SourceNotAllowed => sent.drops(outcome),
-        _ => sent.passes(outcome, &packet.clone().to(family.backend())),
+    if outcome == SourceNotAllowed {
+        sent.drops(outcome);
+    } else {
+        sent.passes(outcome, &packet.clone().to(family.backend()));
     }
 }
 
