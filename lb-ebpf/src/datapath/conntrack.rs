@@ -85,6 +85,22 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
     }
 }
 
+/// Removes the connection whose reply direction has this key if it is over, so that its source port may be used at once:
+/// otherwise a busy client would have used all ports towards a backend long before the first of them comes back. True
+/// for the one CPU that did it.
+#[inline(never)]
+pub(super) fn forget_over(key: &Tuple) -> bool {
+    let Some(reply) = lookup(key) else { return true };
+    let from = reply.to.reversed();
+    // One without the other direction may be in the making, on another CPU.
+    let over = lookup(&from).is_some_and(|forward| Phase::of(forward, reply).is_over());
+    if !over || CONNTRACK.remove(key).is_err() {
+        return false;
+    }
+    CONNTRACK.remove(&from).unwrap_or_default();
+    true
+}
+
 /// Notes what a packet says about the life of its flow.
 #[inline(always)]
 pub(super) fn observe(packet: &Packet, flow: &mut Flow) {

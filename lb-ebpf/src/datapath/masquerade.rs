@@ -11,11 +11,11 @@ use aya_ebpf::{
 };
 use lb_common::{
     Address, Backend, Outcome, backend_flags,
-    conntrack::{Flow, Phase, Tuple, flow_flags},
+    conntrack::{Flow, Tuple, flow_flags},
 };
 
 use super::{
-    conntrack::{lookup, now},
+    conntrack::{forget_over, now},
     maps::{CONNTRACK, scratch},
     open::{Claim, EEXIST, Opening, Ports},
     settings,
@@ -135,18 +135,4 @@ pub(super) fn release(opening: &mut Opening) {
     CONNTRACK.remove(&opening.to).unwrap_or_default();
     opening.key = from_backend(opening);
     CONNTRACK.remove(&opening.key).unwrap_or_default();
-}
-
-/// Removes a connection that is over, so that its port may be used at once: otherwise a busy client would have used all
-/// ports towards a backend long before the first of them comes back. True for the one CPU that did it.
-#[inline(never)]
-fn forget_over(key: &Tuple) -> bool {
-    let Some(reply) = lookup(key) else { return true };
-    let from = reply.to.reversed();
-    let over = lookup(&from).is_none_or(|forward| Phase::of(forward, reply).is_over());
-    if !over || CONNTRACK.remove(key).is_err() {
-        return false;
-    }
-    CONNTRACK.remove(&from).unwrap_or_default();
-    true
 }

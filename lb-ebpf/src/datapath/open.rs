@@ -12,7 +12,7 @@ use lb_ebpf::{packet::Packet, schedule};
 
 use super::{
     affinity,
-    conntrack::{lookup, now},
+    conntrack::{forget_over, lookup, now},
     maps::{CONNTRACK, scratch},
     masquerade, services,
     skb::Skb,
@@ -186,9 +186,16 @@ fn claim_reply(opening: &mut Opening) -> Claim {
     opening.key = opening.to.reversed();
     let to = opening.from.reversed();
     opening.flow = Flow::new(&opening.key, &to, opening.service, flow_flags::REPLY | place, now());
-    match CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST)) {
+    let mut result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
+    if result == Err(EEXIST) && reclaim(opening) {
+        return Claim::Made;
+    }
+    // A masqueraded connection has both of its flows to give up.
+    if result == Err(EEXIST) && opening.node != masquerade::NOBODY && forget_over(&opening.key) {
+        result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
+    }
+    match result {
         Ok(()) => Claim::Made,
-        Err(EEXIST) if reclaim(opening) => Claim::Made,
         Err(EEXIST) => Claim::Taken,
         Err(_) => Claim::NoRoom,
     }

@@ -151,6 +151,24 @@ fn ports_run_out_and_come_back() {
     });
 }
 
+/// A connection of the same client has both translations of the finished one in its way.
+#[test]
+fn a_client_gets_the_port_of_its_own_finished_connection() {
+    each_without_routes("port of a finished connection", |bench, family| {
+        masqueraded(bench, family, TCP, 1);
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        let first = there(bench, family, &Packet::tcp(client, vip, 1000, b"").syn(), true);
+        let next = SocketAddr::new(client.ip(), client.port() + 1);
+        let syn = Packet::tcp(next, vip, 7000, b"").syn();
+        bench.send(Hook::Ingress, &syn).drops(NoSourcePort);
+        back(bench, family, client, &Packet::tcp(backend, source_of(&first), 0, b"").rst().ack(1001));
+        let second = there(bench, family, &syn, true);
+        assert_eq!(source_of(&second), source_of(&first));
+        bench.assert_flows(2);
+        back(bench, family, next, &Packet::tcp(backend, source_of(&second), 0, b"").syn().ack(7001));
+    });
+}
+
 #[test]
 fn a_port_is_free_only_where_both_translations_find_it_free() {
     each_without_routes("inner port taken", |bench, family| {
