@@ -69,7 +69,7 @@ pub struct Connection {
 impl Connection {
     /// Connects from `netns` to `to`.
     pub fn open(netns: &Netns, to: SocketAddr) -> io::Result<Self> {
-        Self::new(netns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?, to)
+        Self::on(netns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?, to)
     }
 
     /// Connects from a local port that other connections may use, too.
@@ -86,10 +86,11 @@ impl Connection {
             connect(std::os::fd::AsRawFd::as_raw_fd(&stream), &SockaddrStorage::from(to))?;
             Ok(stream)
         };
-        Self::new(netns.run(connect_from)?, to)
+        Self::on(netns.run(connect_from)?, to)
     }
 
-    fn new(stream: TcpStream, to: SocketAddr) -> io::Result<Self> {
+    /// On a stream that is connected to `to` already.
+    pub fn on(stream: TcpStream, to: SocketAddr) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;

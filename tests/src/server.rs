@@ -9,11 +9,12 @@
 //! UDP: every datagram comes back behind a line `NAME PEER`.
 
 use std::{
+    collections::BTreeMap,
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{JoinHandle, sleep, spawn},
@@ -36,7 +37,8 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-type Connections = Arc<Mutex<Vec<TcpStream>>>;
+/// Those that are open, by number.
+type Connections = Arc<Mutex<BTreeMap<u64, TcpStream>>>;
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -46,7 +48,8 @@ impl Drop for Server {
             let _not_listening =
                 nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
-        for connection in self.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        let connections = std::mem::take(&mut *lock(&self.connections));
+        for connection in connections.into_values() {
             let _already_closed = connection.shutdown(Shutdown::Both);
         }
         if let Some(thread) = self.thread.take() {
@@ -82,18 +85,26 @@ struct Acceptor {
 
 impl Acceptor {
     fn run(self) {
-        while let Ok((stream, peer)) = self.listener.accept() {
+        for number in 0.. {
+            let Ok((stream, peer)) = self.listener.accept() else { return };
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
             if let Ok(clone) = stream.try_clone() {
-                self.connections.lock().unwrap_or_else(PoisonError::into_inner).push(clone);
+                lock(&self.connections).insert(number, clone);
             }
-            let name = Arc::clone(&self.name);
-            // A client that goes away ends its connection; that is nothing to report.
-            spawn(move || serve_connection(stream, &name, canonical(peer)));
+            let (name, connections) = (Arc::clone(&self.name), Arc::clone(&self.connections));
+            spawn(move || {
+                // A client that goes away ends its connection; that is nothing to report.
+                let _ended = serve_connection(stream, &name, canonical(peer));
+                lock(&connections).remove(&number);
+            });
         }
     }
+}
+
+fn lock(connections: &Connections) -> MutexGuard<'_, BTreeMap<u64, TcpStream>> {
+    connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An address without the `::ffff:` of a dual-stack socket.

@@ -10,7 +10,7 @@ use nix::{
     cmsg_space, libc,
     sys::socket::{
         ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt,
-        sockopt::{Ipv4RecvErr, Ipv6RecvErr},
+        sockopt::{Ipv4RecvErr, Ipv4Ttl, Ipv6RecvErr, Ipv6Ttl},
     },
 };
 
@@ -53,6 +53,17 @@ pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     // SAFETY: the kernel reads four octets of `value`.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     nix::Error::result(result)?;
+    Ok(())
+}
+
+/// What this socket sends may pass so many routers, less one (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
+    let hops = libc::c_int::try_from(hops).map_err(io::Error::other)?;
+    if socket.local_addr()?.is_ipv4() {
+        setsockopt(socket, Ipv4Ttl, &hops)?;
+    } else {
+        setsockopt(socket, Ipv6Ttl, &hops)?;
+    }
     Ok(())
 }
 

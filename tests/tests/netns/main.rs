@@ -4,20 +4,29 @@
 //! `cargo build --release -p lb-agent && cargo test -p lb-tests --test netns -- --test-threads=1`.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
+mod addresses;
+mod affinity;
 mod balancing;
 mod bed;
+mod connections;
 mod deploy;
 mod devices;
 mod edits;
 mod hairpin;
 mod health;
+mod lan;
 mod lifetime;
+mod load_balancers;
+mod masquerade;
 mod node;
+mod node_ports;
 mod path_mtu;
+mod policies;
 mod reject;
 mod socket_lifetime;
 mod socket_policies;
 mod sockets;
+mod stale_udp;
 mod testbed;
 mod transfer;
 mod untouched;

@@ -1,0 +1,113 @@
+//! Virtual addresses beyond the ports of their services: pings, other ports, addresses that nobody has.
+
+use std::net::SocketAddr;
+
+use lb_tests::{
+    client::{PATIENCE, udp_socket},
+    icmp::ping,
+    netns::Netns,
+    socket::{next_error, queue_errors},
+    wait_for,
+};
+use nix::errno::Errno;
+
+use crate::{
+    bed::vips,
+    lan::{EVERY, Lan, Verdict, external, knock},
+};
+
+/// A port that no service has.
+const UNLISTED: u16 = 33_434;
+
+#[test]
+fn a_cluster_ip_refuses_other_ports_and_nobody_has_the_other_addresses() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
+    for (protocol, family) in EVERY {
+        for who in ["client", "pod1", "pod4"] {
+            for number in [1, 2] {
+                let unlisted = SocketAddr::new(vips(number)[family], UNLISTED);
+                let verdict = knock(lan.netns(who), unlisted, protocol);
+                assert_eq!(verdict, Verdict::Refused, "{who} → {unlisted}");
+            }
+        }
+    }
+    let left_node1 = packets_to_the_router(&lan);
+    std::thread::scope(|scope| {
+        for (protocol, family) in EVERY {
+            let (lan, to) = (&lan, SocketAddr::new(vips(99)[family], 80));
+            for who in ["client", "pod1", "pod4"] {
+                scope.spawn(move || {
+                    assert_eq!(knock(lan.netns(who), to, protocol), Verdict::Silent, "{who} → {to}");
+                });
+            }
+        }
+    });
+    // They were dropped, and not sent back to the router, which would send them again until their TTL is used up.
+    let sent = packets_to_the_router(&lan) - left_node1;
+    assert!(sent < 10, "node 1 has sent {sent} packets");
+}
+
+/// Packets that node 1 has sent on the wire.
+fn packets_to_the_router(lan: &Lan) -> u64 {
+    let devices = lan.cluster.node1.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).unwrap();
+    let line = devices.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    line.split_whitespace().nth(9).unwrap().parse().unwrap()
+}
+
+#[test]
+fn virtual_addresses_answer_pings() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
+    for who in ["client", "pod1", "pod4"] {
+        for number in [1, 2] {
+            // Cluster IP, load balancer, external IP.
+            for addresses in [vips(number), external(number), external(100 + number)] {
+                for address in addresses {
+                    for octets in [0, 56, 1_400] {
+                        let answered = ping(lan.netns(who), address, octets).unwrap();
+                        assert_eq!(answered, address, "{octets} octets from {who}");
+                    }
+                }
+            }
+        }
+    }
+    lan.remove(2);
+    for address in vips(2) {
+        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} is nobody's any more");
+    }
+}
+
+/// Sends a datagram that may pass so many hops, and returns who reports what about it.
+fn trace(netns: &Netns, to: SocketAddr, hops: u32) -> (Errno, Option<std::net::IpAddr>) {
+    let socket = udp_socket(netns, to).unwrap();
+    queue_errors(&socket).unwrap();
+    lb_tests::socket::set_hops(&socket, hops).unwrap();
+    socket.send(b"?").unwrap();
+    let error = wait_for(PATIENCE, || next_error(&socket).unwrap()).unwrap();
+    assert_eq!(error.destination, to);
+    (error.errno, error.offender)
+}
+
+#[test]
+fn traceroute_ends_at_the_virtual_address() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let client = &lan.cluster.client;
+    for (family, router) in ["198.51.100.1", "fd00:198:51:100::1"].into_iter().enumerate() {
+        let router = Some(router.parse().unwrap());
+        let address = vips(1)[family];
+        let unlisted = SocketAddr::new(address, UNLISTED);
+        assert_eq!(trace(client, unlisted, 1), (Errno::EHOSTUNREACH, router));
+        for hops in [2, 64] {
+            assert_eq!(trace(client, unlisted, hops), (Errno::ECONNREFUSED, Some(address)), "{hops} hops");
+        }
+        // To a port of the service, the hops behind the virtual address speak in its name.
+        for (frontend, hops) in [(crate::lan::Frontend::ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)]
+        {
+            let to = frontend.of(1, (crate::lan::Protocol::Udp, family));
+            let (errno, offender) = trace(client, to, hops);
+            assert_eq!((errno, offender), (Errno::EHOSTUNREACH, Some(to.ip())), "{hops} hops to {to}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `sessionAffinity: ClientIP` through every kind of address.
+
+use std::{collections::BTreeSet, thread::sleep, time::Duration};
+
+use lb_tests::manifests::Service;
+
+use crate::lan::{CLUSTER_CIDR, EVERY, FRONTENDS, Frontend::NodePort, Lan, names};
+
+const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
+
+fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
+    let mut service = lan.service(number, pods);
+    service.exposure.affinity = Some(seconds);
+    service
+}
+
+/// Who answers each protocol and family, five times each; fails unless it is one and the same every time.
+fn chosen(lan: &Lan, who: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
+    let of = |how| {
+        let servers: BTreeSet<String> = (0..5).map(|_| lan.server(who, number, frontend, how)).collect();
+        assert_eq!(servers.len(), 1, "{who} → {frontend:?} {how:?}: {servers:?}");
+        servers.into_iter().next().unwrap()
+    };
+    EVERY.into_iter().map(of).collect()
+}
+
+#[test]
+fn a_client_stays_with_its_backend_through_every_kind_of_address() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let local = {
+        let mut service = sticky(&lan, 2, &["pod1", "pod2", "pod3"], 600);
+        service.exposure.external_local = true;
+        service
+    };
+    lan.apply(&[sticky(&lan, 1, &PODS, 600), local]);
+    for who in ["client", "client2", "pod1"] {
+        // It is the Service's port that a client sticks to, whatever address it speaks to.
+        let all: BTreeSet<_> = FRONTENDS.iter().map(|frontend| chosen(&lan, who, 1, *frontend)).collect();
+        assert_eq!(all.len(), 1, "{all:?}");
+        // A node of its own chooses for itself.
+        chosen(&lan, who, 1, NodePort(2));
+    }
+    for server in chosen(&lan, "client", 2, NodePort(1)) {
+        assert!(["pod1", "pod2"].contains(&&*server), "{server} is on the other node");
+    }
+}
+
+#[test]
+fn affinity_moves_with_the_backend_and_is_switched_live() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
+    let first = chosen(&lan, "client", 1, NodePort(1));
+    let left: Vec<&str> = PODS.into_iter().filter(|pod| !first.iter().any(|gone| gone == pod)).collect();
+    let left = if left.is_empty() { vec!["pod1"] } else { left };
+    lan.apply(&[sticky(&lan, 1, &left, 600)]);
+    let second = chosen(&lan, "client", 1, NodePort(1));
+    assert!(second.iter().all(|pod| left.contains(&&**pod)), "{second:?} of {left:?}");
+    // They come back; nobody moves again.
+    lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
+    assert_eq!(chosen(&lan, "client", 1, NodePort(1)), second);
+    lan.apply(&[lan.service(1, &PODS)]);
+    assert_eq!(lan.servers("client", 1, NodePort(1)), names(&PODS));
+    lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
+    chosen(&lan, "client", 1, NodePort(1));
+}
+
+#[test]
+fn affinity_ends_after_its_timeout_and_is_refreshed_by_connections() {
+    let lan = Lan::with(&[]);
+    // 16 clients, so to say: that all of them draw the same again happens once in 4^16 times.
+    let services = [1, 2, 3, 4];
+    lan.apply(&services.map(|number| sticky(&lan, number, &PODS, 2)));
+    let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
+    let first = all();
+    for _ in 0..5 {
+        // Longer than the time-out in all, but never without a connection for so long.
+        sleep(Duration::from_millis(700));
+        assert_eq!(all(), first);
+    }
+    sleep(Duration::from_millis(3_500));
+    assert_ne!(all(), first);
+}

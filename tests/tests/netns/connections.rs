@@ -1,0 +1,139 @@
+//! Established connections through node ports and the masquerade.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::AsRawFd as _,
+    thread::sleep,
+    time::Duration,
+};
+
+use etherparse::TcpHeader;
+use lb_tests::{
+    client::{Connection, Transfer},
+    netns::Netns,
+};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, socket,
+};
+
+use crate::lan::{
+    CLUSTER_CIDR, Expect,
+    Frontend::{LoadBalancer, NodePort},
+    Lan, Protocol, Seen,
+};
+
+/// What runs at least ten seconds, unless it is told to hurry.
+const OCTETS: u64 = 100_000_000;
+
+/// Connections and downloads from outside and from a pod, through node port and load balancer, of both families.
+fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
+    let mut all = Vec::new();
+    for family in [0, 1] {
+        for (who, frontend) in [("client", NodePort(1)), ("client", LoadBalancer), ("pod1", NodePort(1))] {
+            let to = frontend.of(number, (Protocol::Tcp, family));
+            let open = || Connection::open(lan.netns(who), to).unwrap();
+            let mut connection = open();
+            let server = connection.ask().unwrap().server;
+            all.push((connection, server, open().download_slowly(OCTETS)));
+        }
+    }
+    all
+}
+
+/// Asserts that all are alive, and ends them.
+fn finish(all: Vec<(Connection, String, Transfer)>) {
+    assert!(all.iter().all(|(_, _, transfer)| !transfer.is_finished()), "too quick to show anything");
+    for (mut connection, server, transfer) in all {
+        assert_eq!(connection.ask().unwrap().server, server);
+        transfer.join().unwrap();
+    }
+}
+
+#[test]
+fn masqueraded_connections_survive_whatever_happens_to_their_service_and_agent() {
+    let mut lan = Lan::with(&CLUSTER_CIDR);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let all = established(&lan, 1);
+    // The endpoint goes, the policy changes, the service goes, the agent goes and comes back.
+    lan.apply(&[lan.service(1, &["pod4"])]);
+    lan.check(&["client"], 1, &[NodePort(1)], Expect::Answer(&["pod4"], Seen::Node(1)));
+    let mut local = lan.service(1, &["pod2"]);
+    local.exposure.external_local = true;
+    lan.apply(&[local]);
+    lan.check(&["client"], 1, &[NodePort(1)], Expect::Answer(&["pod2"], Seen::Client));
+    lan.remove(1);
+    lan.agents[0].take().unwrap().kill().unwrap();
+    lan.start_agent(1, &CLUSTER_CIDR);
+    lan.settle();
+    finish(all);
+}
+
+#[test]
+fn connections_survive_a_local_policys_last_endpoint() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let service = |pods: &[&str]| {
+        let mut service = lan.service(1, pods);
+        service.exposure.external_local = true;
+        service
+    };
+    lan.apply(&[service(&["pod2"])]);
+    let all = established(&lan, 1);
+    lan.apply(&[service(&["pod3"])]);
+    lan.check(&["client"], 1, &[NodePort(1)], Expect::Silence);
+    finish(all);
+}
+
+/// Sends a segment with arbitrary numbers from `from` in `netns`.
+fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::Result<()> {
+    let mut header = TcpHeader::new(from.port(), to.port(), 0x7777_7777, 1024);
+    (header.ack, header.psh, header.rst) = (!reset, !reset, reset);
+    header.acknowledgment_number = 0x3333_3333;
+    let payload: &[u8] = if reset { b"" } else { b"boom!!!" };
+    let checksum = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            header.calc_checksum_ipv4_raw(from.octets(), to.octets(), payload)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            header.calc_checksum_ipv6_raw(from.octets(), to.octets(), payload)
+        }
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    };
+    header.checksum = checksum.map_err(io::Error::other)?;
+    let mut segment = header.to_bytes().to_vec();
+    segment.extend_from_slice(payload);
+    netns.run(|| {
+        let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let fd = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Tcp)?;
+        let port = if to.is_ipv4() { to.port() } else { 0 };
+        let to = SockaddrStorage::from(SocketAddr::new(to.ip(), port));
+        sendto(fd.as_raw_fd(), &segment, &to, MsgFlags::empty())?;
+        Ok(())
+    })
+}
+
+/// "invalid conntrack state": netfilter leaves a segment that is out of the window untranslated, and the client, who
+/// has never heard of that sender, resets the connection.
+#[test]
+fn segments_out_of_the_window_break_nothing() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+    for (number, pod) in [(1, "pod2"), (2, "pod3")] {
+        for frontend in crate::lan::FRONTENDS {
+            for (who, family) in [("client", 0), ("client", 1), ("pod1", 0), ("pod1", 1)] {
+                let to = frontend.of(number, (Protocol::Tcp, family));
+                let mut connection = Connection::open(lan.netns(who), to).unwrap();
+                let answer = connection.ask().unwrap();
+                let backend = lan.cluster.pod(pod).unwrap();
+                for reset in [false, true] {
+                    inject(&backend.netns, backend.http(to.ip()), answer.seen, reset).unwrap();
+                    inject(lan.netns(who), answer.local, to, reset).unwrap();
+                }
+                sleep(Duration::from_millis(20));
+                let still = connection.ask();
+                assert!(still.as_ref().is_ok_and(|still| *still == answer), "{who} → {to}: {still:?}");
+                assert_eq!(connection.download(1 << 20).unwrap(), pod);
+            }
+        }
+    }
+}

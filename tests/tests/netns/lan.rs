@@ -1,0 +1,337 @@
+//! What the tests of exposed services start from: clients and nodes on one wire, an agent on each node, and services
+//! that are reached in every way.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    sync::atomic::{AtomicU16, Ordering},
+    thread,
+    time::Duration,
+};
+
+use lb_tests::{
+    agent::Agent,
+    client::{Answer, Connection, PATIENCE, REFUSED, echo, udp_socket},
+    cluster::{ClientLink, Cluster, HTTP_PORT, PodLink, UDP_PORT, Wiring},
+    manifests::{Exposure, Port, Service, Type},
+    netns::Netns,
+    wait_for,
+};
+
+use crate::bed::{HTTP, UDP, vips};
+
+/// Silence is what takes longer than this; less than TCP takes to try again, so that a lost SYN is seen.
+const SHORT: Duration = Duration::from_millis(700);
+/// `--cluster-cidr` of the testbed's pods.
+pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
+/// The service that shows how far the agents are; see [`Lan::settle`].
+const MARKER: u8 = 90;
+
+/// Clients and nodes on one wire, with agents. The agents go first when it is dropped.
+pub(crate) struct Lan {
+    pub(crate) agents: [Option<Agent>; 2],
+    pub(crate) cluster: Cluster,
+    generation: AtomicU16,
+}
+
+/// A transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// TCP and UDP over IPv4 (0) and IPv6 (1).
+pub(crate) const EVERY: [(Protocol, usize); 4] =
+    [(Protocol::Tcp, 0), (Protocol::Tcp, 1), (Protocol::Udp, 0), (Protocol::Udp, 1)];
+
+/// What kind of address of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Frontend {
+    ClusterIp,
+    /// On the wire's address of node 1 or 2.
+    NodePort(u8),
+    LoadBalancer,
+    ExternalIp,
+}
+
+use Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+
+/// All that leads through node 1.
+pub(crate) const FRONTENDS: [Frontend; 4] = [ClusterIp, NodePort(1), LoadBalancer, ExternalIp];
+/// Those of them that the external traffic policy is about.
+pub(crate) const EXTERNAL: [Frontend; 3] = [NodePort(1), LoadBalancer, ExternalIp];
+
+/// The wire's addresses of a node.
+pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
+    [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
+}
+
+/// Addresses of the networks that the router leads to a node.
+pub(crate) fn external(number: u8) -> [IpAddr; 2] {
+    [IpAddr::from([192, 0, 2, number]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(number)])]
+}
+
+/// The node port of a service, TCP and UDP.
+pub(crate) fn node_port(number: u8) -> u16 {
+    30_000 + u16::from(number)
+}
+
+impl Frontend {
+    /// Where the service of that number is in the family (0 is IPv4, 1 is IPv6).
+    pub(crate) fn of(self, number: u8, (protocol, family): (Protocol, usize)) -> SocketAddr {
+        let port = match protocol {
+            Protocol::Tcp => HTTP,
+            Protocol::Udp => UDP,
+        };
+        match self {
+            ClusterIp => SocketAddr::new(vips(number)[family], port),
+            NodePort(node) => SocketAddr::new(node_addresses(node)[family], node_port(number)),
+            LoadBalancer => SocketAddr::new(external(number)[family], port),
+            ExternalIp => SocketAddr::new(external(100 + number)[family], port),
+        }
+    }
+}
+
+/// What a client gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Answered(Answer),
+    Refused,
+    Silent,
+    Failed(String),
+}
+
+impl From<io::Result<Answer>> for Verdict {
+    fn from(result: io::Result<Answer>) -> Self {
+        match result {
+            Ok(answer) => Self::Answered(answer),
+            Err(error) if error.kind() == REFUSED => Self::Refused,
+            Err(error) if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
+                Self::Silent
+            }
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Asks once, briefly.
+pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+    match protocol {
+        Protocol::Tcp => {
+            let stream = netns.run(|| TcpStream::connect_timeout(&to, SHORT));
+            stream.and_then(|stream| Connection::on(stream, to)?.ask()).into()
+        }
+        Protocol::Udp => {
+            let ask = || {
+                let socket = udp_socket(netns, to)?;
+                socket.set_read_timeout(Some(SHORT))?;
+                echo(&socket, b"who is there?")
+            };
+            ask().into()
+        }
+    }
+}
+
+/// Whom a backend sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The client. (Its port is another one only where two of its flows would be the same to the backend.)
+    Client,
+    /// Node 1 or 2, by the address towards the backend.
+    Node(u8),
+    /// The address that the client speaks to.
+    Vip,
+}
+
+/// What clients should get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect<'a> {
+    /// An answer of one of these, who sees that source.
+    Answer(&'a [&'a str], Seen),
+    Refused,
+    Silence,
+}
+
+impl Lan {
+    /// With an agent on each node that gets these arguments.
+    pub(crate) fn with(arguments: &[&str]) -> Self {
+        let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
+        Self::wired(wiring, arguments)
+    }
+
+    /// As [`Self::with`]; nodes and pods are connected in another way.
+    pub(crate) fn wired(wiring: Wiring, arguments: &[&str]) -> Self {
+        let mut lan = Self::without_agents(wiring);
+        lan.agents = [1, 2].map(|node| Some(lan.spawn_agent(node, arguments)));
+        lan.agents.iter().flatten().for_each(|agent| agent.wait_until_healthy().unwrap());
+        lan
+    }
+
+    /// Without any agent.
+    pub(crate) fn without_agents(wiring: Wiring) -> Self {
+        let cluster = Cluster::for_test(wiring).unwrap();
+        Self { agents: [None, None], cluster, generation: AtomicU16::new(1) }
+    }
+
+    /// Starts the agent on a node, in place of the one that may be there.
+    pub(crate) fn start_agent(&mut self, node: u8, arguments: &[&str]) {
+        self.agents[usize::from(node - 1)] = None;
+        let agent = self.spawn_agent(node, arguments);
+        agent.wait_until_healthy().unwrap();
+        self.agents[usize::from(node - 1)] = Some(agent);
+    }
+
+    fn spawn_agent(&self, node: u8, arguments: &[&str]) -> Agent {
+        let mut settings = self.cluster.agent_settings(node);
+        settings.arguments.extend(arguments.iter().map(ToString::to_string));
+        Agent::spawn(self.cluster.node(node), settings).unwrap()
+    }
+
+    /// A service of that number with these pods, reached in every way.
+    pub(crate) fn service(&self, number: u8, pods: &[&str]) -> Service {
+        let node_port = Some(node_port(number));
+        Service {
+            name: format!("service{number}"),
+            cluster_ips: vips(number).to_vec(),
+            ports: vec![
+                Port { name: "http", protocol: "TCP", port: HTTP, target_port: HTTP_PORT, node_port },
+                Port { name: "echo", protocol: "UDP", port: UDP, target_port: UDP_PORT, node_port },
+            ],
+            endpoints: pods.iter().map(|name| self.cluster.pod(name).unwrap().endpoint()).collect(),
+            exposure: Exposure {
+                kind: Type::LoadBalancer,
+                load_balancer_ips: external(number).to_vec(),
+                external_ips: external(100 + number).to_vec(),
+                ..Exposure::default()
+            },
+        }
+    }
+
+    /// Writes the services and waits until the agents have them in the kernel.
+    pub(crate) fn apply(&self, services: &[Service]) {
+        for service in services {
+            self.cluster.manifests.put(service).unwrap();
+        }
+        self.settle();
+    }
+
+    /// Removes the service of that number and waits until the agents have done so, too: they wait a moment whether the
+    /// file comes back.
+    pub(crate) fn remove(&self, number: u8) {
+        let name = format!("service{number}");
+        self.cluster.manifests.remove(&name).unwrap();
+        for agent in self.agents.iter().flatten() {
+            let list = || agent.ask(&["service", "list", "-o", "json"]).unwrap().stdout;
+            let quoted = format!("\"{name}\"");
+            let gone = || (!String::from_utf8(list()).unwrap().contains(&quoted)).then_some(());
+            wait_for(PATIENCE, gone).unwrap();
+        }
+    }
+
+    /// Waits until the agents have seen all files. They take up a later file not before earlier ones, so one that
+    /// changes in a way that can be seen from outside shows it.
+    pub(crate) fn settle(&self) {
+        let port = self.generation.fetch_add(1, Ordering::Relaxed);
+        let mut marker = self.service(MARKER, &["pod2"]);
+        (marker.name, marker.exposure) = ("zz-marker".to_owned(), Exposure::default());
+        marker.ports.truncate(1);
+        (marker.ports[0].port, marker.ports[0].node_port) = (port, None);
+        self.cluster.manifests.put(&marker).unwrap();
+        let to = SocketAddr::new(vips(MARKER)[0], port);
+        for (agent, pod) in self.agents.iter().zip(["pod1", "pod4"]) {
+            let connect = || TcpStream::connect_timeout(&to, Duration::from_millis(100));
+            let seen = || self.netns(pod).run(connect).ok();
+            assert!(agent.is_none() || wait_for(PATIENCE, seen).is_some(), "{pod} does not see the changes");
+        }
+        // One round of changes is programmed within a millisecond; ours may come after the marker in it.
+        thread::sleep(Duration::from_millis(5));
+    }
+
+    /// The namespace of `client`, `client2` or a pod.
+    pub(crate) fn netns(&self, who: &str) -> &Netns {
+        match who {
+            "client" => &self.cluster.client,
+            "client2" => self.cluster.other_client.as_ref().unwrap(),
+            pod => &self.cluster.pod(pod).unwrap().netns,
+        }
+    }
+
+    /// What everybody of `who` gets from the service in both protocols and families.
+    #[track_caller]
+    pub(crate) fn check(&self, who: &[&str], number: u8, frontends: &[Frontend], expected: Expect<'_>) {
+        let wrong: Vec<String> = thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for who in who {
+                for frontend in frontends {
+                    for how in EVERY {
+                        let ask = move || self.try_one(who, number, *frontend, how, expected);
+                        threads.push(scope.spawn(ask));
+                    }
+                }
+            }
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(wrong.is_empty(), "expected {expected:?}, but\n{}", wrong.join("\n"));
+    }
+
+    /// What is wrong with what one client gets.
+    fn try_one(
+        &self,
+        who: &str,
+        number: u8,
+        frontend: Frontend,
+        how: (Protocol, usize),
+        expected: Expect<'_>,
+    ) -> Option<String> {
+        let to = frontend.of(number, how);
+        let verdict = knock(self.netns(who), to, how.0);
+        let right = match (&verdict, expected) {
+            (Verdict::Refused, Expect::Refused) | (Verdict::Silent, Expect::Silence) => true,
+            (Verdict::Answered(answer), Expect::Answer(servers, seen)) => {
+                servers.contains(&answer.server.as_str()) && self.is_seen(answer, to, seen)
+            }
+            _ => false,
+        };
+        (!right).then(|| format!("{who} → {frontend:?} {to} {:?}: {verdict:?}", how.0))
+    }
+
+    fn is_seen(&self, answer: &Answer, to: SocketAddr, seen: Seen) -> bool {
+        match seen {
+            Seen::Client => answer.seen.ip() == answer.local.ip(),
+            Seen::Vip => answer.seen.ip() == to.ip(),
+            Seen::Node(node) => answer.seen.ip() == self.source(node, &answer.server, to.ip()),
+        }
+    }
+
+    /// The address by which a node speaks to a pod.
+    pub(crate) fn source(&self, node: u8, pod: &str, like: IpAddr) -> IpAddr {
+        let is_local = self.cluster.pod(pod).unwrap().node == format!("node{node}");
+        let gateway = [
+            IpAddr::from([10, 244, node, 1]),
+            IpAddr::from([0xfd00, 0x10, 0x244, u16::from(node), 0, 0, 0, 1]),
+        ];
+        let addresses = if is_local { gateway } else { node_addresses(node) };
+        addresses[usize::from(like.is_ipv6())]
+    }
+
+    /// Who answers 30 connections of each protocol and family.
+    pub(crate) fn servers(&self, who: &str, number: u8, frontend: Frontend) -> BTreeSet<String> {
+        (0..120).map(|n| self.server(who, number, frontend, EVERY[n % 4])).collect()
+    }
+
+    /// Who answers; somebody must.
+    pub(crate) fn server(&self, who: &str, number: u8, frontend: Frontend, how: (Protocol, usize)) -> String {
+        let verdict = knock(self.netns(who), frontend.of(number, how), how.0);
+        let Verdict::Answered(answer) = verdict else {
+            panic!("{who} → {frontend:?} {how:?}: {verdict:?}")
+        };
+        answer.server
+    }
+}
+
+/// A set of names, to compare with [`Lan::servers`].
+pub(crate) fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,129 @@
+//! Addresses of load balancers and external IPs: which are served, and for whom.
+
+use lb_tests::{
+    client::ask_http,
+    manifests::{Exposure, Type},
+    server,
+};
+
+use crate::lan::{
+    CLUSTER_CIDR, Expect, FRONTENDS,
+    Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, external,
+};
+
+const FROM_NODE1: Expect<'_> = Expect::Answer(&["pod3"], Seen::Node(1));
+
+#[test]
+fn which_addresses_a_service_has() {
+    let lan = Lan::with(&[]);
+    // Without node ports, and with a load balancer's address only.
+    let mut bare = lan.service(1, &["pod3"]);
+    bare.ports.iter_mut().for_each(|port| port.node_port = None);
+    bare.exposure.without_node_ports = true;
+    bare.exposure.external_ips.clear();
+    // External IPs need no type.
+    let mut external_only = lan.service(2, &["pod3"]);
+    external_only.ports.iter_mut().for_each(|port| port.node_port = None);
+    external_only.exposure = Exposure { external_ips: external(102).to_vec(), ..Exposure::default() };
+    // A load balancer that is a proxy: its address belongs to it, also for pods.
+    let mut proxied = lan.service(3, &["pod3"]);
+    proxied.exposure.proxied = true;
+    lan.apply(&[bare, external_only, proxied]);
+
+    lan.check(&["client", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+    lan.check(&["client"], 1, &[NodePort(1), NodePort(2)], Expect::Refused);
+    lan.check(&["client", "pod1"], 2, &[ExternalIp], FROM_NODE1);
+    lan.check(&["client", "pod1"], 3, &[NodePort(1), ExternalIp], FROM_NODE1);
+    let proxy = lan.netns("client2").clone();
+    for (family, address) in external(3).into_iter().enumerate() {
+        let length = if family == 0 { 32 } else { 128 };
+        proxy.ip(&format!("address add {address}/{length} dev lo\n")).unwrap();
+        let via = lb_tests::cluster::OTHER_CLIENT[family];
+        let route = format!("route add {address}/{length} via {via}\n");
+        lan.cluster.router.as_ref().unwrap().ip(&route).unwrap();
+    }
+    let _proxy = server::http(&proxy, "proxy", 80).unwrap();
+    for who in ["client", "pod1"] {
+        for family in [0, 1] {
+            let answer = ask_http(lan.netns(who), LoadBalancer.of(3, (Protocol::Tcp, family))).unwrap();
+            assert_eq!((answer.server.as_str(), answer.seen), ("proxy", answer.local), "{who}");
+        }
+    }
+}
+
+#[test]
+fn source_ranges_filter_clients_of_load_balancers_only() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let ranged = |ranges: &[&str]| {
+        let mut service = lan.service(1, &["pod3"]);
+        service.exposure.source_ranges = ranges.iter().map(ToString::to_string).collect();
+        service
+    };
+    // White space around a range does not count.
+    lan.apply(&[ranged(&[" 198.51.100.0/24 ", "fd00:198:51:100::/64"])]);
+    lan.check(&["client"], 1, &[LoadBalancer], FROM_NODE1);
+    // Others are dropped without a word, pods too.
+    lan.check(&["client2", "pod1"], 1, &[LoadBalancer], Expect::Silence);
+    // They are about nothing else.
+    lan.check(&["client2"], 1, &[NodePort(1), ExternalIp], FROM_NODE1);
+    lan.check(&["pod1"], 1, &[NodePort(1), ExternalIp], FROM_NODE1);
+    lan.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+
+    // Live: other ranges, everybody, and pods.
+    lan.apply(&[ranged(&["203.0.113.2/32", "fd00:203:0:113::2/128", "10.244.1.0/24", "fd00:10:244:1::/64"])]);
+    lan.check(&["client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+    lan.check(&["client"], 1, &[LoadBalancer], Expect::Silence);
+    lan.apply(&[ranged(&["0.0.0.0/0", "::/0"])]);
+    lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+    // The ranges are asked before the endpoints.
+    let mut nobody = ranged(&["198.51.100.0/24", "fd00:198:51:100::/64"]);
+    nobody.endpoints.clear();
+    lan.apply(&[nobody]);
+    lan.check(&["client"], 1, &[LoadBalancer], Expect::Refused);
+    lan.check(&["client2"], 1, &[LoadBalancer], Expect::Silence);
+    lan.apply(&[ranged(&[])]);
+    lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+}
+
+#[test]
+fn a_service_changes_its_type_and_its_node_port_live() {
+    let lan = Lan::with(&[]);
+    let service = |kind: Type| {
+        let mut service = lan.service(1, &["pod3"]);
+        service.exposure = Exposure { kind, ..Exposure::default() };
+        match kind {
+            Type::LoadBalancer => service.exposure.load_balancer_ips = external(1).to_vec(),
+            Type::ClusterIP => service.ports.iter_mut().for_each(|port| port.node_port = None),
+            Type::NodePort | Type::ExternalName => {}
+        }
+        service
+    };
+    let from_node1 = |frontends: &[_]| lan.check(&["client", "pod1"], 1, frontends, FROM_NODE1);
+    let cluster_ip = || lan.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+    for round in 0..2 {
+        lan.apply(&[service(Type::ClusterIP)]);
+        cluster_ip();
+        lan.check(&["client"], 1, &[NodePort(1)], Expect::Refused);
+        lan.apply(&[service(Type::NodePort)]);
+        cluster_ip();
+        from_node1(&[NodePort(1)]);
+        lan.apply(&[service(Type::LoadBalancer)]);
+        cluster_ip();
+        from_node1(&[NodePort(1), LoadBalancer]);
+        if round == 0 {
+            lan.apply(&[service(Type::ExternalName)]);
+            lan.check(&["pod1"], 1, &[ClusterIp], Expect::Silence);
+            lan.check(&["client"], 1, &[NodePort(1)], Expect::Refused);
+        }
+    }
+    let mut moved = service(Type::LoadBalancer);
+    moved.ports.iter_mut().for_each(|port| port.node_port = Some(crate::lan::node_port(2)));
+    lan.apply(&[moved]);
+    from_node1(&[LoadBalancer]);
+    lan.check(&["client"], 1, &[NodePort(1)], Expect::Refused);
+    lan.check(&["client"], 2, &[NodePort(1)], FROM_NODE1);
+    lan.remove(1);
+    lan.check(&["client"], 2, &[NodePort(1)], Expect::Refused);
+    lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
+}

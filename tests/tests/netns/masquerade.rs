@@ -1,0 +1,128 @@
+//! Whom backends see, and the source ports that it takes.
+
+use std::{io, net::SocketAddr, thread};
+
+use lb_tests::{
+    agent::Agent,
+    client::{Connection, ask_http, ask_udp},
+    cluster::{ClientLink, PodLink, Wiring},
+};
+
+use crate::lan::{
+    CLUSTER_CIDR, EXTERNAL, Expect,
+    Frontend::{ClusterIp, NodePort},
+    Lan, Protocol, Seen,
+};
+
+const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
+
+/// Asserts that the backend sees these of [`CLIENTS`] behind the node's address, and the others as they are. pod4's node
+/// has no agent, so that its packets come over the wire like the client's.
+#[track_caller]
+fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], who: &[&str]) {
+    let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| who.contains(*client));
+    lan.check(&behind, number, frontends, Expect::Answer(&[pod], Seen::Node(1)));
+    lan.check(&open, number, frontends, Expect::Answer(&[pod], Seen::Client));
+}
+
+#[test]
+fn who_is_masqueraded() {
+    let mut lan =
+        Lan::without_agents(Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false });
+    let all = ["--masquerade-all"];
+    let both = [CLUSTER_CIDR.as_slice(), &all].concat();
+    let mut local = lan.service(3, &["pod2"]);
+    local.exposure.external_local = true;
+    let mut both_local = lan.service(4, &["pod2"]);
+    (both_local.exposure.external_local, both_local.exposure.internal_local) = (true, true);
+    for service in [lan.service(1, &["pod2"]), lan.service(2, &["pod3"]), local, both_local] {
+        lan.cluster.manifests.put(&service).unwrap();
+    }
+    for (arguments, cluster_ip) in
+        [(&[][..], &[][..]), (&CLUSTER_CIDR, &["client"]), (&all, &CLIENTS), (&both, &CLIENTS)]
+    {
+        lan.start_agent(1, arguments);
+        lan.settle();
+        // Cluster IPs, whatever the policies are.
+        for number in [1, 3, 4] {
+            assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
+        }
+        // (Unless masqueraded, a remote backend's answers to anybody but a local pod go past node 1.)
+        lan.check(cluster_ip, 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Node(1)));
+        // Everything else: everybody under `Cluster`, nobody under `Local`.
+        assert_masqueraded(&lan, 1, "pod2", &EXTERNAL, &CLIENTS);
+        assert_masqueraded(&lan, 2, "pod3", &EXTERNAL, &CLIENTS);
+        for number in [3, 4] {
+            assert_masqueraded(&lan, number, "pod2", &EXTERNAL, &[]);
+        }
+    }
+}
+
+/// How often that happened, by `status`.
+fn outcome(agent: &Agent, name: &str) -> u64 {
+    let output = agent.ask(&["status", "-o", "json"]).unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let outcomes = status["outcomes"].as_array().unwrap();
+    outcomes.iter().find(|outcome| outcome["outcome"] == name).unwrap()["packets"].as_u64().unwrap()
+}
+
+#[test]
+fn exhausted_source_ports_are_counted_and_heal() {
+    let lan = Lan::with(&["--masquerade-ports", "20000-20003"]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let agent = lan.agents[0].as_ref().unwrap();
+    for family in [0, 1] {
+        let to = NodePort(1).of(1, (Protocol::Tcp, family));
+        let open = || Connection::open(lan.netns("client"), to);
+        let mut connections: Vec<_> = (0..4).map(|_| open().unwrap()).collect();
+        for connection in &mut connections {
+            let seen = connection.ask().unwrap().seen.port();
+            assert!((20_000..=20_003).contains(&seen), "{seen}");
+        }
+        let before = outcome(agent, "no_source_port");
+        let fifth = crate::lan::knock(lan.netns("client"), to, Protocol::Tcp);
+        assert_eq!(fifth, crate::lan::Verdict::Silent);
+        assert!(outcome(agent, "no_source_port") > before);
+        // The others do not notice; UDP and the other family have ports of their own.
+        let udp = NodePort(1).of(1, (Protocol::Udp, family));
+        assert_eq!(ask_udp(lan.netns("client"), udp, 8).unwrap().server, "pod3");
+        connections.iter_mut().for_each(|connection| assert_eq!(connection.ask().unwrap().server, "pod3"));
+        // One ends: its port is free at once.
+        connections.pop();
+        assert_eq!(ask_http(lan.netns("client"), to).unwrap().server, "pod3");
+    }
+}
+
+#[test]
+fn ports_of_finished_connections_are_used_again() {
+    // All of one client to one backend, one after the other.
+    let lan = Lan::with(&["--masquerade-ports", "20000-20199"]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    for family in [0, 1] {
+        let to = NodePort(1).of(1, (Protocol::Tcp, family));
+        for n in 0..1_500 {
+            let answer = ask_http(lan.netns("client"), to);
+            assert!(answer.is_ok(), "connection {n} to {to}: {answer:?}");
+        }
+    }
+}
+
+#[test]
+fn many_clients_at_once_get_ports_of_their_own() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let to = |family| NodePort(1).of(1, (Protocol::Tcp, family));
+    let ask = |who: &str, family| -> io::Result<Vec<SocketAddr>> {
+        let mut open =
+            (0..100).map(|_| Connection::open(lan.netns(who), to(family))).collect::<io::Result<Vec<_>>>()?;
+        open.iter_mut().map(|connection| Ok(connection.ask()?.seen)).collect()
+    };
+    let seen: Vec<SocketAddr> = thread::scope(|scope| {
+        let all = ["client", "client2", "pod1", "pod4"].into_iter().flat_map(|who| [(who, 0), (who, 1)]);
+        let ask = &ask;
+        let threads: Vec<_> = all.map(|(who, family)| scope.spawn(move || ask(who, family))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
+    });
+    assert_eq!(seen.len(), 800);
+    assert!(seen.iter().all(|seen| (10_000..=29_999).contains(&seen.port())), "{seen:?}");
+}

@@ -1,0 +1,248 @@
+//! Node ports and the other addresses that clients outside of the cluster use, as far as no policy is about them.
+
+use std::net::SocketAddr;
+
+use lb_tests::{
+    client::{Connection, ask_udp, echo, udp_socket},
+    cluster::{CLIENT, CLOSED_PORT, ClientLink, HTTP_PORT, PodLink, UDP_PORT, Wiring},
+    manifests::Port,
+    netns::Netns,
+    pattern,
+    socket::{never_fragment, path_mtu},
+};
+
+use nix::errno::Errno;
+
+use crate::lan::{
+    EVERY, EXTERNAL, Expect, FRONTENDS,
+    Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, external, names, node_port,
+};
+
+/// Service 1 has a backend on node 1, service 2 one on node 2, service 3 some on both.
+fn lan(wiring: Wiring) -> Lan {
+    let lan = Lan::wired(wiring, &[]);
+    let services = [(1, &["pod2"][..]), (2, &["pod3"]), (3, &["pod1", "pod2", "pod3", "pod4"])];
+    lan.apply(&services.map(|(number, pods)| lan.service(number, pods)));
+    lan
+}
+
+const POINT_TO_POINT: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
+
+/// What has to work whatever the nodes' reverse path filters and the CNI plugin are like.
+fn assert_main_paths(lan: &Lan) {
+    for (number, pod) in [(1, "pod2"), (2, "pod3")] {
+        for node in [1, 2] {
+            let expected = Expect::Answer(&[pod], Seen::Node(node));
+            lan.check(&["client", "client2", "pod1", "pod4"], number, &[NodePort(node)], expected);
+        }
+        let of_node1 = [LoadBalancer, ExternalIp];
+        lan.check(&["client", "pod1"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(1)));
+        // Its own node serves a pod, whatever way the router knows.
+        lan.check(&["pod4"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(2)));
+        lan.check(&["pod1", "pod4"], number, &[ClusterIp], Expect::Answer(&[pod], Seen::Client));
+    }
+}
+
+/// Much data in both directions.
+fn assert_transfers(lan: &Lan, who: &str, number: u8, pod: &str) {
+    for family in [0, 1] {
+        let http = NodePort(1).of(number, (Protocol::Tcp, family));
+        let mut connection = Connection::open(lan.netns(who), http).unwrap();
+        assert_eq!(connection.download(16 << 20).unwrap(), pod, "{who} ← {http}");
+        assert_eq!(connection.upload(16 << 20).unwrap().server, pod, "{who} → {http}");
+        for octets in [0, 1_500, 8_192, 60_000] {
+            let udp = NodePort(1).of(number, (Protocol::Udp, family));
+            let answer = ask_udp(lan.netns(who), udp, octets);
+            assert_eq!(answer.unwrap().server, pod, "{octets} octets, {who} → {udp}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_address_leads_to_local_and_remote_backends_behind_the_nodes_address() {
+    let lan = lan(POINT_TO_POINT);
+    assert_main_paths(&lan);
+    for frontend in [NodePort(1), NodePort(2), LoadBalancer, ExternalIp] {
+        assert_eq!(lan.servers("client", 3, frontend), names(&["pod1", "pod2", "pod3", "pod4"]));
+    }
+    // A node port is only on addresses of nodes, and addresses of load balancers have only the ports of the Service.
+    let address = external(1)[0];
+    let elsewhere = SocketAddr::new(address, node_port(1));
+    assert!(ask_udp(lan.netns("pod1"), elsewhere, 8).is_err());
+}
+
+#[test]
+fn large_transfers_and_fragments_pass_the_masquerade() {
+    let lan = lan(POINT_TO_POINT);
+    for who in ["client", "pod1", "pod4"] {
+        assert_transfers(&lan, who, 2, "pod3");
+    }
+    assert_transfers(&lan, "client", 1, "pod2");
+}
+
+#[test]
+fn with_strict_reverse_path_filters() {
+    let lan = lan(Wiring { strict: true, ..POINT_TO_POINT });
+    assert_main_paths(&lan);
+    assert_hairpins(&lan);
+    assert_transfers(&lan, "client", 2, "pod3");
+}
+
+#[test]
+fn with_bridged_pods() {
+    for strict in [false, true] {
+        let lan = lan(Wiring { pods: PodLink::Bridge, strict, ..POINT_TO_POINT });
+        assert_main_paths(&lan);
+        assert_hairpins(&lan);
+        // Pods of one bridge answer each other past the node's routing.
+        for (who, number, pod) in [("pod1", 1, "pod2"), ("client", 2, "pod3"), ("client", 1, "pod2")] {
+            assert_transfers(&lan, who, number, pod);
+        }
+        // A service with the pod itself, its neighbour and others among the backends.
+        for frontend in FRONTENDS {
+            assert_eq!(lan.servers("pod1", 3, frontend), names(&["pod1", "pod2", "pod3", "pod4"]));
+        }
+    }
+}
+
+/// A pod that is the only backend of a service reaches itself through each of its addresses.
+fn assert_hairpins(lan: &Lan) {
+    lan.apply(&[lan.service(4, &["pod1"])]);
+    lan.check(&["pod1"], 4, &FRONTENDS, Expect::Answer(&["pod1"], Seen::Vip));
+    // Through the other node it is a client as any other.
+    lan.check(&["pod1"], 4, &[NodePort(2)], Expect::Answer(&["pod1"], Seen::Node(2)));
+    for frontend in EXTERNAL {
+        for family in [0, 1] {
+            let http = frontend.of(4, (Protocol::Tcp, family));
+            let mut connection = Connection::open(lan.netns("pod1"), http).unwrap();
+            assert_eq!(connection.upload(4 << 20).unwrap().server, "pod1");
+            let udp = frontend.of(4, (Protocol::Udp, family));
+            assert_eq!(ask_udp(lan.netns("pod1"), udp, 8_192).unwrap().server, "pod1");
+        }
+    }
+}
+
+#[test]
+fn a_pod_reaches_itself_through_every_kind_of_address() {
+    assert_hairpins(&lan(POINT_TO_POINT));
+}
+
+#[test]
+fn several_services_share_a_backend_and_several_protocols_a_port() {
+    let lan = lan(POINT_TO_POINT);
+    // A second service of the same pod, and one where TCP and UDP have one number.
+    let mut shared = lan.service(5, &["pod3"]);
+    for port in &mut shared.ports {
+        port.port = 7;
+    }
+    lan.apply(&[lan.service(4, &["pod3"]), shared]);
+    for family in [0, 1] {
+        let open = |number| {
+            let to = NodePort(1).of(number, (Protocol::Tcp, family));
+            Connection::open_from_port(lan.netns("client"), 40_001, to).unwrap()
+        };
+        let mut connections = [2, 4, 5].map(open);
+        for connection in connections.iter_mut().chain([&mut open(1)]) {
+            assert!(["pod2", "pod3"].contains(&&*connection.ask().unwrap().server));
+        }
+        let seen: Vec<u16> = connections.iter_mut().map(|c| c.ask().unwrap().seen.port()).collect();
+        assert!(seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2], "{seen:?}");
+    }
+    for (protocol, family) in EVERY {
+        let to = SocketAddr::new(external(5)[family], 7);
+        let verdict = crate::lan::knock(lan.netns("client"), to, protocol);
+        assert!(matches!(verdict, crate::lan::Verdict::Answered(_)), "{protocol:?} {to}: {verdict:?}");
+    }
+}
+
+#[test]
+fn a_target_port_has_its_own_number_for_each_port_of_a_service() {
+    let lan = lan(POINT_TO_POINT);
+    let mut service = lan.service(6, &["pod3"]);
+    let port = |name, protocol, port, target_port, node_port| Port {
+        name,
+        protocol,
+        port,
+        target_port,
+        node_port: Some(node_port),
+    };
+    service.ports = vec![
+        port("http", "TCP", 80, HTTP_PORT, 30_080),
+        port("also-http", "TCP", 8080, HTTP_PORT, 30_081),
+        port("echo", "UDP", 53, UDP_PORT, 30_080),
+    ];
+    lan.apply(&[service]);
+    for family in [0, 1] {
+        for node in [1, 2] {
+            let at = |port| {
+                let mut address = NodePort(node).of(6, (Protocol::Tcp, family));
+                address.set_port(port);
+                address
+            };
+            for port in [30_080, 30_081] {
+                let answer = lb_tests::client::ask_http(lan.netns("client"), at(port)).unwrap();
+                assert_eq!(answer.server, "pod3");
+            }
+            assert_eq!(ask_udp(lan.netns("client"), at(30_080), 8).unwrap().server, "pod3");
+        }
+    }
+}
+
+#[test]
+fn a_closed_port_of_a_backend_refuses_clients() {
+    let lan = lan(POINT_TO_POINT);
+    let closed = |number, pod| {
+        let mut service = lan.service(number, &[pod]);
+        service.ports.iter_mut().for_each(|port| port.target_port = CLOSED_PORT);
+        service
+    };
+    lan.apply(&[closed(4, "pod2"), closed(5, "pod3")]);
+    for number in [4, 5] {
+        lan.check(&["client", "pod1"], number, &EXTERNAL, Expect::Refused);
+        lan.check(&["client", "pod4"], number, &[NodePort(2)], Expect::Refused);
+    }
+}
+
+/// Makes the way from `hop` to `to` carry at most 1400 octets.
+fn narrow(hop: &Netns, to: std::net::IpAddr, device: &str) {
+    let length = if to.is_ipv4() { 32 } else { 128 };
+    hop.ip(&format!("route replace {to}/{length} dev {device} mtu lock 1400\n")).unwrap();
+}
+
+fn known_mtu(netns: &Netns, to: SocketAddr) -> u32 {
+    path_mtu(&udp_socket(netns, to).unwrap()).unwrap()
+}
+
+#[test]
+fn path_mtu_discovery_passes_the_masquerade_in_both_directions() {
+    let lan = lan(POINT_TO_POINT);
+    let pod3 = lan.cluster.pod("pod3").unwrap();
+    for (family, client) in CLIENT.into_iter().enumerate() {
+        let at = |frontend: Frontend, protocol| frontend.of(2, (protocol, family));
+        for who in ["client", "pod1"] {
+            narrow(&lan.cluster.node2, pod3.address(client), "pod3");
+            for frontend in [NodePort(1), LoadBalancer] {
+                let http = at(frontend, Protocol::Tcp);
+                let mut connection = Connection::open(lan.netns(who), http).unwrap();
+                assert_eq!(connection.upload(4 << 20).unwrap().server, "pod3", "{who} → {http}");
+                assert_eq!(known_mtu(lan.netns(who), http), 1400, "{who} → {http}");
+            }
+        }
+        // A datagram that must not be fragmented; its sender is told, and by the address it speaks to.
+        let socket = udp_socket(lan.netns("client2"), at(NodePort(1), Protocol::Udp)).unwrap();
+        never_fragment(&socket).unwrap();
+        socket.send(pattern::at(0, 1_450)).unwrap();
+        let told = || (path_mtu(&socket).unwrap() == 1400).then_some(());
+        assert!(lb_tests::wait_for(lb_tests::client::PATIENCE, told).is_some());
+        assert_eq!(socket.take_error().unwrap().unwrap().raw_os_error(), Some(Errno::EMSGSIZE as i32));
+        assert_eq!(echo(&socket, pattern::at(0, 1_300)).unwrap().server, "pod3");
+
+        narrow(lan.cluster.router.as_ref().unwrap(), client, "eth0");
+        // To an address that the client has not learned a narrow way to, or it would ask for small segments itself.
+        let mut connection = Connection::open(lan.netns("client"), at(ExternalIp, Protocol::Tcp)).unwrap();
+        assert_eq!(connection.download(4 << 20).unwrap(), "pod3");
+        let node1 = SocketAddr::new(lan.source(1, "pod3", client), 1);
+        assert_eq!(known_mtu(&pod3.netns, node1), 1400, "pod3 has learned the MTU of the way to node1");
+    }
+}

@@ -1,0 +1,227 @@
+//! Which endpoints clients get: traffic policies, terminating endpoints, hints.
+
+use std::{
+    slice::from_ref,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use lb_tests::manifests::Service;
+
+use crate::lan::{
+    CLUSTER_CIDR, EVERY, EXTERNAL, Expect, FRONTENDS,
+    Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, Verdict, knock, names,
+};
+
+/// The service with these pods not ready.
+fn unready(mut service: Service, pods: &[&str]) -> Service {
+    for endpoint in &mut service.endpoints {
+        endpoint.ready &= !pods.contains(&&*endpoint.pod);
+    }
+    service
+}
+
+/// The service with these pods terminating.
+fn terminating(mut service: Service, pods: &[&str]) -> Service {
+    for endpoint in &mut service.endpoints {
+        if pods.contains(&&*endpoint.pod) {
+            *endpoint = endpoint.clone().terminating();
+        }
+    }
+    service
+}
+
+fn external_local(mut service: Service) -> Service {
+    service.exposure.external_local = true;
+    service
+}
+
+fn internal_local(mut service: Service) -> Service {
+    service.exposure.internal_local = true;
+    service
+}
+
+#[test]
+fn without_any_usable_endpoint_every_address_refuses_at_once() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let both_local = |service| internal_local(external_local(service));
+    lan.apply(&[
+        lan.service(1, &[]),
+        unready(lan.service(2, &["pod2", "pod3"]), &["pod2", "pod3"]),
+        both_local(lan.service(3, &[])),
+        both_local(unready(lan.service(4, &["pod2", "pod3"]), &["pod2", "pod3"])),
+    ]);
+    for number in [1, 2, 3, 4] {
+        lan.check(&["client", "pod1"], number, &FRONTENDS, Expect::Refused);
+        lan.check(&["client", "pod4"], number, &[NodePort(2)], Expect::Refused);
+    }
+}
+
+#[test]
+fn a_local_policy_drops_where_all_endpoints_are_elsewhere() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[
+        internal_local(lan.service(1, &["pod3"])),
+        external_local(lan.service(2, &["pod3"])),
+        internal_local(lan.service(3, &["pod1", "pod2", "pod3"])),
+    ]);
+    // Internal: about cluster IPs only.
+    lan.check(&["client", "pod1"], 1, &[ClusterIp], Expect::Silence);
+    lan.check(&["pod4"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+    lan.check(&["client", "pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Node(1)));
+    assert_eq!(lan.servers("pod1", 3, ClusterIp), names(&["pod1", "pod2"]));
+    assert_eq!(lan.servers("pod4", 3, ClusterIp), names(&["pod3"]));
+    // External: about everything else.
+    lan.check(&["client"], 2, &EXTERNAL, Expect::Silence);
+    lan.check(&["client"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
+    lan.check(&["pod1"], 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+    // Once the load balancer has found the node with endpoints:
+    lan.cluster.route_services_to(2).unwrap();
+    lan.check(&["client"], 2, &[LoadBalancer, ExternalIp], Expect::Answer(&["pod3"], Seen::Client));
+}
+
+#[test]
+fn pods_reach_local_services_from_everywhere_where_pods_are_known() {
+    let mut lan = Lan::with(&CLUSTER_CIDR);
+    lan.apply(&[external_local(lan.service(1, &["pod3"]))]);
+    // As if it had gone out to the load balancer and come back at the right node, but nobody stands between.
+    lan.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Client));
+    lan.check(&["client"], 1, &EXTERNAL, Expect::Silence);
+    lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
+    // A node that cannot tell pods from others treats them as others.
+    lan.start_agent(1, &[]);
+    lan.check(&["pod1"], 1, &EXTERNAL, Expect::Silence);
+    lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
+    // A pod of another node comes over the wire as a pod all the same.
+    lan.start_agent(1, &CLUSTER_CIDR);
+    lan.apply(&[external_local(lan.service(1, &["pod1"]))]);
+    lan.check(&["pod4"], 1, &[NodePort(1)], Expect::Answer(&["pod1"], Seen::Client));
+}
+
+#[test]
+fn terminating_endpoints_serve_where_nobody_else_does() {
+    let lan = Lan::with(&[]);
+    let pods = ["pod1", "pod2", "pod3"];
+    lan.apply(&[
+        // While others are ready, they get nothing new.
+        terminating(lan.service(1, &pods), &["pod1", "pod3"]),
+        terminating(lan.service(2, &pods), &pods),
+        // Each policy has its own fallback: on node 1 for the local one, none for the cluster.
+        external_local(internal_local(terminating(lan.service(3, &["pod1", "pod3"]), &["pod1"]))),
+        // One that does not serve any more is none.
+        external_local(unready(lan.service(4, &["pod1", "pod3"]), &["pod1"])),
+    ]);
+    for frontend in [ClusterIp, NodePort(1), LoadBalancer, NodePort(2)] {
+        assert_eq!(lan.servers("pod4", 1, frontend), names(&["pod2"]));
+        assert_eq!(lan.servers("pod4", 2, frontend), names(&pods));
+    }
+    lan.check(&["pod2"], 3, &[ClusterIp, NodePort(1)], Expect::Answer(&["pod1"], Seen::Client));
+    lan.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
+    lan.check(&["pod4"], 3, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+    lan.check(&["client"], 4, &EXTERNAL, Expect::Silence);
+    // With `publishNotReadyAddresses` the API server says "ready" of pods that are not, and of those that go.
+    let mut published = terminating(lan.service(5, &["pod1", "pod2"]), &["pod1"]);
+    published.endpoints[0].ready = true;
+    lan.apply(&[published]);
+    assert_eq!(lan.servers("pod4", 5, ClusterIp), names(&["pod1", "pod2"]));
+}
+
+/// The service with a hint for each of its first endpoints.
+fn with_hints(mut service: Service, nodes: &[&str]) -> Service {
+    for (endpoint, node) in service.endpoints.iter_mut().zip(nodes) {
+        endpoint.for_nodes = vec![(*node).to_owned()];
+    }
+    service
+}
+
+#[test]
+fn hints_for_this_node_are_followed_if_every_endpoint_has_some() {
+    let lan = Lan::with(&[]);
+    let pods = ["pod1", "pod2", "pod3"];
+    let service = with_hints(lan.service(1, &pods), &["node1", "node1", "node2"]);
+    let partly = with_hints(lan.service(2, &["pod1", "pod3"]), &["node1"]);
+    let elsewhere = with_hints(lan.service(3, &["pod1", "pod3"]), &["node9", "node9"]);
+    let local = external_local(with_hints(lan.service(4, &pods), &["node2", "node1", "node2"]));
+    lan.apply(&[service.clone(), partly, elsewhere, local]);
+    for frontend in [ClusterIp, LoadBalancer, NodePort(1)] {
+        assert_eq!(lan.servers("pod2", 1, frontend), names(&["pod1", "pod2"]), "{frontend:?}");
+    }
+    assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod3"]));
+    assert_eq!(lan.servers("client", 1, NodePort(2)), names(&["pod3"]));
+    assert_eq!(lan.servers("pod2", 2, ClusterIp), names(&["pod1", "pod3"]), "one has no hint");
+    assert_eq!(lan.servers("pod2", 3, ClusterIp), names(&["pod1", "pod3"]), "none is for this node");
+    assert_eq!(lan.servers("client", 4, NodePort(1)), names(&["pod1", "pod2"]), "Local knows no hints");
+    // The last preferred endpoint goes: the others of the cluster stand in.
+    lan.apply(&[unready(service, &["pod3"])]);
+    assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
+}
+
+/// Asks node ports of service 1 without a pause while `change` happens; every question must be answered, by a backend
+/// that sees the client's own address or the node's.
+fn under_traffic(lan: &Lan, change: impl FnOnce()) {
+    let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        let (stop, asked) = (&stop, &asked);
+        let ask = |how: (Protocol, usize)| {
+            let verdict = knock(lan.netns("client"), NodePort(1).of(1, how), how.0);
+            let Verdict::Answered(answer) = verdict else { panic!("{how:?}: {verdict:?}") };
+            let node = lan.source(1, &answer.server, answer.seen.ip());
+            assert!(answer.seen == answer.local || answer.seen.ip() == node, "{answer:?}");
+            asked.fetch_add(1, Ordering::Relaxed);
+        };
+        let clients = EVERY.map(|how| {
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    ask(how);
+                }
+            })
+        });
+        change();
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    });
+    assert!(asked.load(Ordering::Relaxed) > 100, "{asked:?} questions show nothing");
+}
+
+#[test]
+fn a_policy_switched_under_traffic_loses_nobody() {
+    let lan = Lan::with(&[]);
+    let service = lan.service(1, &["pod1", "pod2"]);
+    lan.apply(from_ref(&service));
+    under_traffic(&lan, || {
+        for _ in 0..15 {
+            for service in [external_local(service.clone()), service.clone()] {
+                lan.cluster.manifests.put(&service).unwrap();
+                thread::sleep(Duration::from_millis(40));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rolling_update_loses_nobody() {
+    let lan = Lan::with(&[]);
+    for local in [false, true] {
+        let service = |pods: &[&str]| {
+            let mut service = lan.service(1, pods);
+            service.exposure.external_local = local;
+            service
+        };
+        lan.apply(&[service(&["pod1"])]);
+        under_traffic(&lan, || {
+            for (old, new) in [("pod1", "pod2"), ("pod2", "pod1")].repeat(5) {
+                for step in [
+                    unready(service(&[old, new]), &[new]),
+                    service(&[old, new]),
+                    terminating(service(&[old, new]), &[old]),
+                    service(&[new]),
+                ] {
+                    lan.cluster.manifests.put(&step).unwrap();
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,242 @@
+//! One UDP socket keeps sending while its service changes: what was translated for endpoints that are gone, or before
+//! there were any, must not stay.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    slice::from_ref,
+    time::Duration,
+};
+
+use lb_tests::{
+    client::{echo, udp_socket},
+    cluster::UDP_PORT,
+    manifests::Service,
+    server, wait_for,
+};
+
+use crate::lan::{
+    CLUSTER_CIDR, FRONTENDS,
+    Frontend::{ClusterIp, LoadBalancer, NodePort},
+    Lan, Protocol,
+};
+
+/// How soon a flow finds its new backend.
+const PROMPTLY: Duration = Duration::from_secs(2);
+
+/// Sockets that stay the same all the time.
+struct Senders(Vec<(String, UdpSocket)>);
+
+impl Senders {
+    /// Through every kind of address in both families, from outside and from pods; through both nodes.
+    fn everywhere(lan: &Lan, number: u8) -> Self {
+        let mut all = Vec::new();
+        for family in [0, 1] {
+            let mut add = |who: &str, frontend: crate::lan::Frontend| {
+                let to = frontend.of(number, (Protocol::Udp, family));
+                all.push(Self::one(lan, who, to));
+            };
+            FRONTENDS.into_iter().chain([NodePort(2)]).for_each(|frontend| add("client", frontend));
+            [ClusterIp, NodePort(1), LoadBalancer].into_iter().for_each(|frontend| add("pod1", frontend));
+            add("pod4", ClusterIp);
+        }
+        Self(all)
+    }
+
+    /// Through a node port of node 1, from outside.
+    fn node_port(lan: &Lan, number: u8) -> Self {
+        let to = |family| NodePort(1).of(number, (Protocol::Udp, family));
+        Self([0, 1].map(|family| Self::one(lan, "client", to(family))).into())
+    }
+
+    fn one(lan: &Lan, who: &str, to: SocketAddr) -> (String, UdpSocket) {
+        let socket = udp_socket(lan.netns(who), to).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        (format!("{who} → {to}"), socket)
+    }
+
+    /// Sends once through each socket; nobody needs to answer.
+    fn send(&self) {
+        for (_, socket) in &self.0 {
+            let _perhaps_refused = socket.send(b"?");
+        }
+    }
+
+    /// Keeps sending until every socket gets its answers from one of these servers; later ones count, too.
+    #[track_caller]
+    fn reach(&self, servers: &[&str]) {
+        for (what, socket) in &self.0 {
+            let mut last = None;
+            let asked = wait_for(PROMPTLY, || {
+                forget_answers(socket);
+                let answer = echo(socket, b"?").map(|answer| answer.server);
+                let right = answer.as_ref().is_ok_and(|server| servers.contains(&server.as_str()));
+                last = Some(answer);
+                right.then_some(())
+            });
+            assert!(asked.is_some(), "{what}: expected one of {servers:?}, but {last:?}");
+        }
+        for (what, socket) in &self.0 {
+            forget_answers(socket);
+            for _ in 0..3 {
+                let server = echo(socket, b"again").map(|answer| answer.server);
+                let right = server.as_ref().is_ok_and(|server| servers.contains(&server.as_str()));
+                assert!(right, "{what}: moved on from {servers:?} to {server:?}");
+            }
+        }
+    }
+
+    /// Keeps sending until no socket gets an answer any more.
+    #[track_caller]
+    fn reach_nobody(&self) {
+        for (what, socket) in &self.0 {
+            let nobody = |result: io::Result<_>| result.is_err().then_some(());
+            // The first one may be the refusal of an earlier datagram.
+            let silent = || nobody(echo(socket, b"?")).and_then(|()| nobody(echo(socket, b"?")));
+            assert!(wait_for(PROMPTLY, silent).is_some(), "{what} still gets answers");
+        }
+    }
+}
+
+/// Answers to what was sent when nobody waited.
+fn forget_answers(socket: &UdpSocket) {
+    socket.set_nonblocking(true).unwrap();
+    while socket.recv(&mut [0; 128]).is_ok() {}
+    socket.set_nonblocking(false).unwrap();
+}
+
+fn unready(mut service: Service) -> Service {
+    service.endpoints.iter_mut().for_each(|endpoint| endpoint.ready = false);
+    service
+}
+
+#[test]
+fn an_endpoint_is_replaced() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    lan.apply(&[lan.service(1, &["pod2"])]);
+    let senders = Senders::everywhere(&lan, 1);
+    for pod in ["pod2", "pod3", "pod4", "pod2"] {
+        lan.apply(&[lan.service(1, &[pod])]);
+        senders.reach(&[pod]);
+    }
+    // Those whose backend stays do not move.
+    lan.apply(&[lan.service(1, &["pod2", "pod3"])]);
+    senders.reach(&["pod2"]);
+}
+
+#[test]
+fn an_endpoint_becomes_ready_and_unready() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let service = lan.service(1, &["pod2"]);
+    lan.apply(&[unready(service.clone())]);
+    let senders = Senders::everywhere(&lan, 1);
+    senders.reach_nobody();
+    lan.apply(from_ref(&service));
+    senders.reach(&["pod2"]);
+    // Without another endpoint there is nowhere to go: the flows stay (as with kube-proxy).
+    lan.apply(&[unready(service)]);
+    senders.reach(&["pod2"]);
+    let mut other = lan.service(1, &["pod2", "pod3"]);
+    other.endpoints[0].ready = false;
+    lan.apply(&[other]);
+    senders.reach(&["pod3"]);
+}
+
+#[test]
+fn the_first_endpoint_comes() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    // Sent before there is a service, then before it has endpoints.
+    let senders = Senders::everywhere(&lan, 1);
+    senders.send();
+    lan.apply(&[lan.service(1, &[])]);
+    senders.send();
+    senders.reach_nobody();
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    senders.reach(&["pod3"]);
+}
+
+#[test]
+fn the_target_port_changes() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let _other = server::udp_echo(lan.netns("pod3"), "other-port", UDP_PORT + 1).unwrap();
+    let service = lan.service(1, &["pod3"]);
+    let mut moved = service.clone();
+    moved.ports[1].target_port = UDP_PORT + 1;
+    lan.apply(from_ref(&service));
+    let senders = Senders::everywhere(&lan, 1);
+    for _ in 0..2 {
+        senders.reach(&["pod3"]);
+        lan.apply(&[moved.clone()]);
+        senders.reach(&["other-port"]);
+        lan.apply(from_ref(&service));
+    }
+}
+
+#[test]
+fn a_service_is_deleted_and_made_again_with_the_same_addresses() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    lan.apply(&[lan.service(1, &["pod2"])]);
+    let senders = Senders::everywhere(&lan, 1);
+    senders.reach(&["pod2"]);
+    lan.remove(1);
+    // Flows outlive their service (as with kube-proxy), but not its return.
+    senders.reach(&["pod2"]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    senders.reach(&["pod3"]);
+    // And once more, with a time without endpoints between.
+    lan.remove(1);
+    lan.apply(&[lan.service(1, &[])]);
+    senders.send();
+    lan.apply(&[lan.service(1, &["pod4"])]);
+    senders.reach(&["pod4"]);
+}
+
+#[test]
+fn an_endpoint_is_replaced_under_local_policies() {
+    let lan = Lan::with(&[]);
+    let service = |pods: &[&str]| {
+        let mut service = lan.service(1, pods);
+        (service.exposure.external_local, service.exposure.internal_local) = (true, true);
+        service
+    };
+    lan.apply(&[service(&["pod1", "pod3"])]);
+    let outside = Senders::node_port(&lan, 1);
+    let inside =
+        Senders([0, 1].map(|f| Senders::one(&lan, "pod2", ClusterIp.of(1, (Protocol::Udp, f)))).into());
+    for senders in [&outside, &inside] {
+        senders.reach(&["pod1"]);
+    }
+    for pod in ["pod2", "pod1"] {
+        lan.apply(&[service(&[pod, "pod3"])]);
+        outside.reach(&[pod]);
+    }
+    inside.reach(&["pod1"]);
+    // Policies switched: the flow goes where it now belongs.
+    lan.apply(&[service(&["pod3"])]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    outside.reach(&["pod3"]);
+    inside.reach(&["pod3"]);
+}
+
+#[test]
+fn an_endpoint_is_replaced_for_pods_that_pass_by_a_local_policy() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let service = |pods: &[&str]| {
+        let mut service = lan.service(1, pods);
+        service.exposure.external_local = true;
+        service
+    };
+    lan.apply(&[service(&["pod3"])]);
+    let to = |frontend: crate::lan::Frontend, family| frontend.of(1, (Protocol::Udp, family));
+    let inside = Senders(
+        [(NodePort(1), 0), (NodePort(1), 1), (LoadBalancer, 0), (LoadBalancer, 1)]
+            .map(|(frontend, family)| Senders::one(&lan, "pod1", to(frontend, family)))
+            .into(),
+    );
+    inside.reach(&["pod3"]);
+    // No endpoint is local; then some are, and those that the flows have stay.
+    lan.apply(&[service(&["pod4"])]);
+    inside.reach(&["pod4"]);
+    lan.apply(&[service(&["pod2", "pod4"])]);
+    inside.reach(&["pod4"]);
+}
