@@ -60,6 +60,7 @@ impl Bed {
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(folder.join("manifests")).unwrap();
         let netns = Netns::create(&name).unwrap();
+        netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")]).unwrap();
         netns.ip("link add wire0 type veth peer name wire1\nlink set wire0 up\naddress add 192.0.2.1/24 dev wire0").unwrap();
         Self { netns, folder, _cleanup: cleanup }
     }
