@@ -209,10 +209,15 @@ fn receive_content(reader: &mut BufReader<TcpStream>, octets: u64) -> io::Result
 
 /// Echoes datagrams on all addresses of a namespace.
 pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
-    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    udp_echo_at(netns, name, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
+}
+
+/// Echoes datagrams on one address, which answers come from, too. (Else the routing to the client chooses theirs, which
+/// on a host with several addresses may be another one.)
+pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
         .run(|| UdpSocket::bind(address))
-        .with_context(|| format!("binding UDP port {port} in {}", netns.name()))?;
+        .with_context(|| format!("binding {address}/UDP in {}", netns.name()))?;
     socket.set_read_timeout(Some(POLL))?;
     let stop = Arc::new(AtomicBool::new(false));
     let name = name.to_owned();

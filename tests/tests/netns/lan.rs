@@ -305,9 +305,9 @@ impl Lan {
         }
     }
 
-    /// The address by which a node speaks to a pod.
-    pub(crate) fn source(&self, node: u8, pod: &str, like: IpAddr) -> IpAddr {
-        let is_local = self.cluster.pod(pod).unwrap().node == format!("node{node}");
+    /// The address by which a node speaks to a pod, or to another node.
+    pub(crate) fn source(&self, node: u8, server: &str, like: IpAddr) -> IpAddr {
+        let is_local = self.cluster.pod(server).is_some_and(|pod| pod.node == format!("node{node}"));
         let gateway = [
             IpAddr::from([10, 244, node, 1]),
             IpAddr::from([0xfd00, 0x10, 0x244, u16::from(node), 0, 0, 0, 1]),

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use lb_tests::{
     client::{Connection, ask_udp, echo, udp_socket},
     cluster::{CLIENT, CLOSED_PORT, ClientLink, HTTP_PORT, PodLink, UDP_PORT, Wiring},
-    manifests::Port,
+    icmp::ping,
+    manifests::{Endpoint, Port},
     netns::Netns,
-    pattern,
-    socket::{never_fragment, path_mtu},
+    pattern, server,
+    socket::{lengthen_headers, never_fragment, path_mtu},
 };
 
 use nix::errno::Errno;
@@ -16,7 +17,7 @@ use nix::errno::Errno;
 use crate::lan::{
     EVERY, EXTERNAL, Expect, FRONTENDS,
     Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, external, names, node_port,
+    Lan, Protocol, Seen, Verdict, external, knock, names, node_addresses, node_port,
 };
 
 /// Service 1 has a backend on node 1, service 2 one on node 2, service 3 some on both.
@@ -55,6 +56,14 @@ fn assert_transfers(lan: &Lan, who: &str, number: u8, pod: &str) {
             let udp = NodePort(1).of(number, (Protocol::Udp, family));
             let answer = ask_udp(lan.netns(who), udp, octets);
             assert_eq!(answer.unwrap().server, pod, "{octets} octets, {who} → {udp}");
+            // With IP options, or an extension header.
+            let socket = udp_socket(lan.netns(who), udp).unwrap();
+            lengthen_headers(&socket).unwrap();
+            assert_eq!(
+                echo(&socket, pattern::at(0, octets.min(8_192))).unwrap().server,
+                pod,
+                "{who} → {udp}"
+            );
         }
     }
 }
@@ -106,6 +115,58 @@ fn with_bridged_pods() {
     }
 }
 
+#[test]
+fn pods_in_the_nodes_own_network_are_backends_as_any_other() {
+    let lan = lan(POINT_TO_POINT);
+    let on_node = |number: u8, node: u8| {
+        let name = format!("node{node}");
+        let mut service = lan.service(number, &[]);
+        let addresses = node_addresses(node).to_vec();
+        let endpoint =
+            Endpoint { pod: name.clone(), node: name, addresses, ready: true, ..Endpoint::default() };
+        service.endpoints.push(endpoint);
+        service
+    };
+    let serve = |node: u8| {
+        let (netns, name) = (lan.cluster.node(node), format!("node{node}"));
+        let udp = |address| server::udp_echo_at(netns, &name, (address, UDP_PORT).into()).unwrap();
+        (server::http(netns, &name, HTTP_PORT).unwrap(), node_addresses(node).map(udp))
+    };
+    let _servers = [1, 2].map(serve);
+    lan.apply(&[on_node(4, 1), on_node(5, 2)]);
+    // What never leaves the node is not masqueraded.
+    lan.check(&["client", "pod1"], 4, &EXTERNAL, Expect::Answer(&["node1"], Seen::Client));
+    lan.check(&["pod1", "pod4"], 4, &[ClusterIp], Expect::Answer(&["node1"], Seen::Client));
+    lan.check(&["client", "pod1", "pod4"], 4, &[NodePort(2)], Expect::Answer(&["node1"], Seen::Node(2)));
+    lan.check(&["client", "pod1"], 5, &EXTERNAL, Expect::Answer(&["node2"], Seen::Node(1)));
+    lan.check(&["client", "pod1"], 5, &[NodePort(2)], Expect::Answer(&["node2"], Seen::Client));
+    for number in [4, 5] {
+        let http = NodePort(1).of(number, (Protocol::Tcp, 0));
+        let mut connection = Connection::open(lan.netns("client"), http).unwrap();
+        connection.download(4 << 20).unwrap();
+        connection.upload(4 << 20).unwrap();
+    }
+}
+
+#[test]
+fn an_external_ip_may_be_the_nodes_own_address() {
+    let lan = lan(POINT_TO_POINT);
+    let mut service = lan.service(4, &["pod3"]);
+    service.exposure.external_ips = node_addresses(1).to_vec();
+    lan.apply(&[service]);
+    for (protocol, family) in EVERY {
+        let to = SocketAddr::new(node_addresses(1)[family], LoadBalancer.of(4, (protocol, family)).port());
+        for who in ["client", "pod1", "pod4"] {
+            let verdict = knock(lan.netns(who), to, protocol);
+            assert!(matches!(verdict, Verdict::Answered(_)), "{who} → {to}: {verdict:?}");
+            // Everything else there is still the node's own.
+            assert_eq!(ping(lan.netns(who), to.ip(), 56).unwrap(), to.ip());
+            let unlisted = SocketAddr::new(to.ip(), 79);
+            assert_eq!(knock(lan.netns(who), unlisted, protocol), Verdict::Refused, "{who} → {unlisted}");
+        }
+    }
+}
+
 /// A pod that is the only backend of a service reaches itself through each of its addresses.
 fn assert_hairpins(lan: &Lan) {
     lan.apply(&[lan.service(4, &["pod1"])]);
@@ -151,8 +212,8 @@ fn several_services_share_a_backend_and_several_protocols_a_port() {
     }
     for (protocol, family) in EVERY {
         let to = SocketAddr::new(external(5)[family], 7);
-        let verdict = crate::lan::knock(lan.netns("client"), to, protocol);
-        assert!(matches!(verdict, crate::lan::Verdict::Answered(_)), "{protocol:?} {to}: {verdict:?}");
+        let verdict = knock(lan.netns("client"), to, protocol);
+        assert!(matches!(verdict, Verdict::Answered(_)), "{protocol:?} {to}: {verdict:?}");
     }
 }
 
