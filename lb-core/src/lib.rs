@@ -21,6 +21,7 @@ mod ids;
 mod last_good;
 mod mirror;
 pub mod model;
+pub mod moved;
 mod per_address;
 pub mod plan;
 pub mod reconciler;

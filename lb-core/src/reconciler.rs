@@ -18,6 +18,7 @@ use crate::{
     last_good::LastGood,
     mirror::Mirror,
     model::{Change, Node, NodeAddresses, ObjectName, Policy},
+    moved::{Endings, Moved},
     per_address::PerAddress,
     plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of},
     records::{count, labels_of, record, source_ranges, vips_of},
@@ -60,6 +61,7 @@ pub struct Reconciler {
     node: Node,
     last_good: LastGood,
     health_checks: HealthChecks,
+    endings: Endings,
     problems: BTreeMap<ObjectName, Vec<Problem>>,
     in_flight: InFlight,
 }
@@ -100,6 +102,7 @@ impl Reconciler {
             node: Node { policy, ..Node::default() },
             last_good,
             health_checks: HealthChecks::default(),
+            endings: Endings::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
         }
@@ -243,9 +246,18 @@ impl Reconciler {
         for range in self.slices.discard_unpublished() {
             self.mirror.forget_backends(range);
         }
-        services.into_iter().for_each(|service| self.store.mark_dirty(service));
+        for service in services {
+            self.endings.failed(&service);
+            self.store.mark_dirty(service);
+        }
         self.labels.failed();
         self.vips.failed();
+    }
+
+    /// The UDP frontends that have lost endpoints since the last call. What was planned for them must be in the kernel,
+    /// else ask again later: new flows may still go to what they have lost.
+    pub fn take_moved(&mut self) -> Moved {
+        self.endings.take()
     }
 
     /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace
@@ -364,6 +376,7 @@ impl Reconciler {
                 }),
             );
         }
+        self.endings.set(service, &owned);
         self.labels.set(service, labels_of(&owned));
         self.vips.set(service, vips_of(&owned, &self.node));
         self.retire(service, &targets, &ranges, draft);

@@ -8,7 +8,7 @@ use lb_common::{
     conntrack::{Flow, Tuple},
     protocol,
 };
-use lb_core::family::Family;
+use lb_core::{family::Family, moved::Moved};
 use tokio::{
     sync::mpsc,
     task,
@@ -16,7 +16,6 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::writer::Moved;
 use crate::{
     datapath::{Conntrack, DatapathError, Sweep, UdpSockets, grace},
     metrics::Metrics,
@@ -34,37 +33,54 @@ pub(super) async fn run(
     mut moved: mpsc::UnboundedReceiver<Moved>,
 ) -> anyhow::Result<Infallible> {
     let mut filled = Fill::Calm;
-    let mut failing = false;
+    let mut trouble = Trouble::default();
     let mut next_sweep = Instant::now() + CALM;
-    let mut waiting = Moved::new();
+    // What is left to do: packets first, since after the grace period there no program connects sockets either.
+    let (mut packets_of, mut sockets_of) = (Moved::new(), Moved::new());
     loop {
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
-            frontends = moved.recv() => waiting.extend(frontends.context("the writer has ended")?),
+            frontends = moved.recv() => packets_of.extend(frontends.context("the writer has ended")?),
         }
         while let Ok(more) = moved.try_recv() {
-            waiting.extend(more);
+            packets_of.extend(more);
         }
         let mut result = Ok(());
-        if !waiting.is_empty() {
-            result = forget(conntrack.clone(), waiting.clone(), &metrics).await?;
+        if !packets_of.is_empty() {
+            result = forget(conntrack.clone(), packets_of.clone(), &metrics).await?;
             if result.is_ok() {
-                end_sockets(sockets.clone(), std::mem::take(&mut waiting)).await?;
+                sockets_of.append(&mut packets_of);
             }
+        }
+        if !sockets_of.is_empty() {
+            let ended = end_sockets(sockets.clone(), sockets_of.clone()).await?;
+            if ended.is_ok() {
+                sockets_of.clear();
+            }
+            result = result.and(ended);
         }
         // However often backends move: what is due must not be put off.
         if next_sweep <= Instant::now() {
             result = result.and(sweep(conntrack.clone(), &metrics, &mut filled).await?);
             next_sweep = Instant::now() + if filled == Fill::Calm { CALM } else { PRESSED };
         }
-        match result {
-            Ok(()) => failing = false,
-            Err(error) if failing => debug!("{error}"),
-            Err(error) => {
-                failing = true;
-                warn!("connections cannot be forgotten: {error}; trying again");
-            }
+        trouble.note(result);
+    }
+}
+
+/// What cannot be forgotten, said once.
+#[derive(Debug, Default)]
+struct Trouble(Option<String>);
+
+impl Trouble {
+    fn note(&mut self, result: Result<(), DatapathError>) {
+        let error = result.err().map(|error| error.to_string());
+        if let Some(error) = &error
+            && self.0.as_ref() != Some(error)
+        {
+            warn!("connections cannot be forgotten: {error}; trying again");
         }
+        self.0 = error;
     }
 }
 
@@ -129,21 +145,18 @@ async fn forget(
     }))
 }
 
-/// Ends UDP sockets that are connected to backends that their frontend does not have any more. Flows of packets first:
-/// after the grace period there no program connects sockets to them either.
-async fn end_sockets(sockets: UdpSockets, frontends: Moved) -> anyhow::Result<()> {
+/// Ends UDP sockets that are connected to backends that their frontend does not have any more.
+async fn end_sockets(sockets: UdpSockets, frontends: Moved) -> anyhow::Result<Result<(), DatapathError>> {
     let ended = task::spawn_blocking(move || {
         sockets.destroy(|vip, backend| {
             has_moved(&frontends, &ServiceKey::new(vip.address, vip.port, protocol::UDP), *backend)
         })
     });
-    match ended.await? {
-        Ok(0) => {}
-        Ok(sockets) => info!(sockets, "ended UDP sockets whose backend is gone"),
-        // `lb-agent check` says so, too.
-        Err(error) => warn!("UDP sockets stay connected to backends that are gone: {error}"),
-    }
-    Ok(())
+    Ok(ended.await?.map(|sockets| {
+        if sockets > 0 {
+            info!(sockets, "ended UDP sockets whose backend is gone");
+        }
+    }))
 }
 
 fn is_stale(frontends: &Moved, key: &Tuple, flow: &Flow) -> bool {
@@ -170,7 +183,7 @@ mod tests {
     #[test]
     fn only_flows_of_the_frontend_to_other_backends_are_stale() {
         let frontend = ServiceKey::new(ip("10.96.0.53"), 53, protocol::UDP);
-        let frontends = Moved::from([(frontend, BTreeSet::from([(ip("10.1.0.5"), 5353)]))]);
+        let frontends = Moved::from([(frontend, BTreeSet::from([(ip("10.1.0.5"), 5353)]).into())]);
         let stale = |vip: &str, backend: &str, port| {
             let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);
             let to = Tuple { destination: ip(backend), destination_port: port, ..key };

@@ -87,7 +87,7 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Steps that could not be done yet.
+    /// Steps that the kernel refused, and Services that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
@@ -155,7 +155,7 @@ impl State {
     /// The kernel has been brought as far as possible.
     pub(super) fn progressed(&self, progress: Progress) {
         let mut inner = self.lock();
-        if progress.pending == 0 {
+        if progress.failures.is_empty() {
             inner.freshness.updated(Moment::now());
         }
         inner.progress = progress;
@@ -196,16 +196,26 @@ mod tests {
 
     #[test]
     fn healthy_only_after_everything_was_in_the_kernel_once() {
-        let pending = |pending| Progress { pending, ..Progress::default() };
+        let refused = || Progress { pending: 3, failures: vec!["no".to_owned()], ..Progress::default() };
         let state = State::new("a".to_owned());
         assert!(!state.health().healthy);
         state.changed();
-        state.progressed(pending(3));
+        state.progressed(refused());
         assert!(!state.health().healthy);
         assert!(state.report().pending_since.is_some());
-        state.progressed(pending(0));
+        state.progressed(Progress::default());
         assert!(state.health().healthy);
         assert!(state.report().last_sync.is_some());
         assert_eq!(state.report().pending_since, None);
+    }
+
+    #[test]
+    fn a_service_that_waits_for_room_does_not_make_the_agent_unhealthy() {
+        let state = State::new("a".to_owned());
+        state.changed();
+        state.progressed(Progress { pending: 1, ..Progress::default() });
+        assert!(state.health().healthy);
+        let report = state.report();
+        assert_eq!((report.pending, report.pending_since), (1, None));
     }
 }

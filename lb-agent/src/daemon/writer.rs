@@ -4,7 +4,7 @@
 //! before slots are used again. A lone change is applied at once; what has arrived meanwhile is applied together.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     convert::Infallible,
     future,
     sync::Arc,
@@ -12,13 +12,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_common::{Address, ServiceKey, protocol};
 use lb_core::{
     arena::Epoch,
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
-    plan::{Contents, Plan, Problem, Step, slices_of},
+    moved::Moved,
+    plan::{Contents, Plan, Problem},
     reconciler::Reconciler,
 };
 use tokio::{
@@ -41,10 +41,8 @@ use crate::{
 /// Pauses between attempts at what the kernel refused, doubled every time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
-/// UDP frontends whose backends have changed, with those they have now: flows to any other must be forgotten, since
-/// no closing packet ever ends them.
-pub(super) type Moved = BTreeMap<ServiceKey, BTreeSet<(Address, u16)>>;
+/// As many causes of changes are remembered, for the latency that is measured, however long the kernel refuses them.
+const TRIGGERS: usize = 10_000;
 
 /// State of the task.
 #[derive(Debug)]
@@ -135,7 +133,11 @@ impl Writer {
     }
 
     fn take(&mut self, event: SourceEvent) {
-        self.state.changed();
+        self.source_ready |= matches!(event, SourceEvent::Synchronised);
+        // What comes before waits for its source, not for us.
+        if self.source_ready {
+            self.state.changed();
+        }
         match event {
             SourceEvent::Changes(changes) => {
                 let services = changes.iter().filter(|change| matches!(change, Change::Service(..))).count();
@@ -144,7 +146,10 @@ impl Writer {
                 self.waiting_since.get_or_insert_with(Instant::now);
                 self.reconciler.handle(changes);
             }
-            SourceEvent::Triggered(triggers) => self.triggered.extend(triggers),
+            SourceEvent::Triggered(triggers) => {
+                self.triggered.extend(triggers);
+                self.triggered.truncate(TRIGGERS);
+            }
             SourceEvent::Zone(zone) => {
                 self.next_extent = Extent::Full;
                 self.reconciler.set_zone(zone);
@@ -153,7 +158,7 @@ impl Writer {
                 self.next_extent = Extent::Full;
                 self.reconciler.set_addresses(addresses);
             }
-            SourceEvent::Synchronised => self.source_ready = true,
+            SourceEvent::Synchronised => {}
             SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.sources_complete(),
         }
@@ -168,7 +173,7 @@ impl Writer {
         if !self.planned || self.reconciler.needs_plan() {
             self.planned = true;
             task::block_in_place(|| self.synchronise());
-        } else if self.pending == 0 {
+        } else if self.retry.is_none() {
             // What has come changes nothing, such as an object that is what it was. It must not seem to wait.
             self.waiting_since = None;
             self.triggered.clear();
@@ -187,17 +192,17 @@ impl Writer {
             self.reconciler.applied(step);
         }
         self.log.count_steps(applied);
-        self.forget_moved_flows(&steps[..applied]);
+        self.forget_moved_flows();
         let failure = result.err();
-        // A Service that waits for slots is not in the kernel as it should be either.
+        // A Service that waits for slots is not in the kernel as it should be either. That is a problem of this Service,
+        // not of an agent that is behind: all nodes have it at once, and none may call itself unhealthy for it.
         let waits = |problem: &&Problem| matches!(problem, Problem::ArenaFull { .. });
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
         match &failure {
             Some(error) => self.put_off(error),
-            None if self.pending == 0 => self.succeeded(started),
-            None => self.retry = None,
+            None => self.succeeded(started),
         }
         self.tell(failure.map(|error| error.to_string()));
         self.tell_health_checks();
@@ -278,24 +283,10 @@ impl Writer {
         }
     }
 
-    /// Lets flows be forgotten whose backend is gone: those of the frontends that were switched; once, when the agent
-    /// starts, those of all, because an agent before this one may have been killed before it could.
-    fn forget_moved_flows(&self, steps: &[Step]) {
-        let contents = self.reconciler.contents();
-        let switched = steps.iter().filter_map(|step| {
-            if let Step::PutFrontend(key, record) = step { Some((key, record)) } else { None }
-        });
-        let all = contents.frontends.iter().filter(|_| !self.synchronised);
-        let mut moved = Moved::new();
-        for (key, record) in switched.chain(all) {
-            let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
-            let backends =
-                slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend));
-            let backends: BTreeSet<_> = backends.map(|backend| (backend.address, backend.port)).collect();
-            if key.protocol == protocol::UDP && !backends.is_empty() {
-                moved.insert(*key, backends);
-            }
-        }
+    /// Lets UDP flows be forgotten whose backend is gone; once, when the agent starts, those of all frontends, because
+    /// an agent before this one may have been killed before it could.
+    fn forget_moved_flows(&mut self) {
+        let moved = self.reconciler.take_moved();
         if !moved.is_empty() && self.moved.send(moved).is_err() {
             debug!("nobody forgets flows any more: the agent is stopping");
         }

@@ -152,20 +152,27 @@ impl UdpSockets {
     }
 
     /// Ends those of which `is_stale` says so; it is given the virtual address and the backend. Returns how many.
+    ///
+    /// # Errors
+    /// The kernel does not list them, or did not let one be ended; all others were tried nevertheless.
     pub fn destroy(&self, is_stale: impl Fn(&Endpoint, &Endpoint) -> bool) -> Result<usize, DatapathError> {
         let failed = |action| move |error| DatapathError::netlink(action, error);
         let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
-        let mut destroyed = 0;
+        let (mut destroyed, mut refused) = (0, None);
         for family in [IPV4, IPV6] {
             for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
                 let key = socket.key();
-                if self.vips.get(&key)?.is_some_and(|vip| is_stale(&vip, &key.remote)) {
-                    destroyed += usize::from(end(&mut netlink, socket).map_err(failed("end a UDP socket"))?);
+                if !self.vips.get(&key)?.is_some_and(|vip| is_stale(&vip, &key.remote)) {
+                    continue;
+                }
+                match end(&mut netlink, socket) {
+                    Ok(was_there) => destroyed += usize::from(was_there),
+                    Err(error) => refused = refused.or(Some(error)),
                 }
             }
         }
-        Ok(destroyed)
+        refused.map_or(Ok(destroyed), |error| Err(failed("end a UDP socket")(error)))
     }
 }
 

@@ -44,8 +44,11 @@ pub struct Freshness {
 /// How healthy the agent is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Synchronised once, and no change has been waiting for long.
+    /// Alive, and synchronised once.
     pub healthy: bool,
+    /// No change has been waiting for long: before the first synchronisation nothing waits but the source, which may
+    /// be an API server that is away, and another agent would wait as well.
+    pub alive: bool,
     /// When the kernel last was what it should be; `None` before the first time.
     pub last_updated: Option<Timestamp>,
     /// The moment.
@@ -87,8 +90,9 @@ impl Freshness {
     /// a 200 of ours may rely on the data plane.
     pub fn health(&self, now: Moment) -> Health {
         let is_stale = |since: Moment| now.instant.saturating_duration_since(since.instant) >= STALE;
-        let healthy = self.is_synchronised() && !self.oldest_queued.is_some_and(is_stale);
-        Health { healthy, last_updated: self.last_updated(), now: now.timestamp }
+        let alive = !self.oldest_queued.is_some_and(is_stale);
+        let healthy = alive && self.is_synchronised();
+        Health { healthy, alive, last_updated: self.last_updated(), now: now.timestamp }
     }
 }
 
@@ -107,7 +111,7 @@ mod tests {
         freshness.queued(now);
         assert_eq!(
             freshness.health(now),
-            Health { healthy: false, last_updated: None, now: now.timestamp },
+            Health { healthy: false, alive: true, last_updated: None, now: now.timestamp },
             "what waits is not in the kernel"
         );
         freshness.updated(now);
@@ -122,7 +126,12 @@ mod tests {
         let tomorrow = start + Duration::from_hours(24);
         assert_eq!(
             freshness.health(tomorrow),
-            Health { healthy: true, last_updated: Some(start.timestamp), now: tomorrow.timestamp }
+            Health {
+                healthy: true,
+                alive: true,
+                last_updated: Some(start.timestamp),
+                now: tomorrow.timestamp
+            }
         );
     }
 
@@ -152,7 +161,8 @@ mod tests {
         freshness.queued(start + LATE);
         freshness.nothing_to_do();
         let later = start + LATE + LATE;
-        let health = Health { healthy: true, last_updated: Some(start.timestamp), now: later.timestamp };
+        let health =
+            Health { healthy: true, alive: true, last_updated: Some(start.timestamp), now: later.timestamp };
         assert_eq!(freshness.health(later), health);
     }
 }

@@ -46,7 +46,17 @@ struct Family {
 }
 
 impl Body {
-    fn new(Health { healthy, last_updated, now }: Health, node_eligible: Option<bool>) -> Self {
+    /// What `/healthz` says.
+    fn of_health(health: Health, node_eligible: bool) -> Self {
+        Self::new(health, health.healthy, Some(node_eligible))
+    }
+
+    /// What `/livez` says: a kubelet ends those who say no.
+    fn of_life(health: Health) -> Self {
+        Self::new(health, health.alive, None)
+    }
+
+    fn new(Health { last_updated, now, .. }: Health, healthy: bool, node_eligible: Option<bool>) -> Self {
         let status = last_updated.map(|last_updated| {
             let family = Family { last_updated, healthy };
             Families { v4: family, v6: family }
@@ -100,13 +110,13 @@ pub fn router(
 }
 
 async fn healthz(Shared(probes): Shared<Probes>) -> impl IntoResponse {
-    let body = Body::new((probes.health)(), Some((probes.eligible)()));
+    let body = Body::of_health((probes.health)(), (probes.eligible)());
     probes.metrics.count_healthz(body.code().as_u16());
     body.response()
 }
 
 async fn livez(Shared(probes): Shared<Probes>) -> impl IntoResponse {
-    let body = Body::new((probes.health)(), None);
+    let body = Body::of_life((probes.health)());
     probes.metrics.count_livez(body.code().as_u16());
     body.response()
 }
@@ -244,16 +254,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_the_first_synchronisation_both_say_503_and_never() {
+    async fn before_the_first_synchronisation_it_lives_but_is_not_healthy() {
         let proxy = Proxy::start().await;
-        proxy.queued();
-        for path in ["/healthz", "/livez"] {
-            let answer = proxy.server.get(path).await;
-            assert_eq!(answer.code, 503);
+        for waiting in [false, true] {
+            let answer = proxy.server.get("/healthz").await;
             let body = answer.json();
-            assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
+            assert_eq!(
+                (answer.code, &body["lastUpdated"]),
+                (503, &json!("0001-01-01T00:00:00Z")),
+                "{waiting}"
+            );
             assert_eq!((&body["healthy"], body.get("status")), (&Value::Bool(false), None));
+            let answer = proxy.server.get("/livez").await;
+            assert_eq!((answer.code, &answer.json()["healthy"]), (200, &Value::Bool(true)), "{waiting}");
+            proxy.queued();
         }
+        proxy.step(LATE);
+        assert_eq!(proxy.server.get("/livez").await.code, 503, "the kernel refuses what has come");
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use lb_common::{Address, BACKEND_NAME_SIZE, Backend, backend_flags};
 use crate::{
     family::Family,
     model::{Endpoint, EndpointSlice, Hints, Node, ServicePort},
+    moved::Serving,
     plan::EndpointLabels,
 };
 
@@ -63,6 +64,12 @@ pub(crate) fn is_local(endpoint: &Endpoint, node: &Node) -> bool {
 /// Whether the endpoint still serves, though it is about to go (KEP-1669).
 pub(super) const fn serves_terminating(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
+}
+
+/// Those that still serve; one that is not ready to, but ready by `publishNotReadyAddresses`, does, too.
+pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
+    let serves = |endpoint: &Endpoint| endpoint.ready || endpoint.serving;
+    Arc::new(endpoints.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(key, _)| *key).collect())
 }
 
 /// The endpoint as it lies in `BACKENDS`.

@@ -12,7 +12,8 @@ use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, service_flags};
 
 use crate::{
     family::Family,
-    model::{EndpointSlice, Node, ObjectName, Service, ServicePort, ServicePortName},
+    model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
+    moved::Serving,
     plan::{EndpointLabels, ServiceLabels},
 };
 
@@ -35,6 +36,8 @@ pub struct Port {
     pub slices: Vec<Vec<Backend>>,
     /// Who may use the frontends with [`service_flags::SOURCE_RANGES`].
     pub source_ranges: Vec<IpNet>,
+    /// Of a UDP port, the endpoints that still serve by family, whatever policies, hints and their own end say.
+    pub serving: [Serving; Family::ALL.len()],
     /// What the backends' addresses are called; sorted, each address once, none without any label.
     pub endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
 }
@@ -105,10 +108,14 @@ where
         frontends: Vec::new(),
         slices: Vec::new(),
         source_ranges: source_ranges::source_ranges(service, node),
+        serving: Default::default(),
         endpoint_labels: Vec::new(),
     };
     for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
         let endpoints = endpoints::of_port(port, family, slices.clone());
+        if port.protocol == Protocol::Udp {
+            desired.serving[family as usize] = endpoints::serving(&endpoints);
+        }
         desired.add_family(service, port, family, &categorize::categorize(&endpoints, node), node);
     }
     desired.frontends.sort_by_key(|frontend| frontend.key);

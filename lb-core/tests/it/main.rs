@@ -5,6 +5,7 @@ mod client;
 mod golden;
 mod kernel;
 mod kube_proxy;
+mod moved;
 mod properties;
 mod scale;
 mod scenarios;

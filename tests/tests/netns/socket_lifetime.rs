@@ -21,7 +21,7 @@ use lb_tests::{
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
 
 use crate::{
-    bed::{Bed, WEB, http, udp, vips},
+    bed::{Bed, WEB, ask_briefly, http, udp, vips},
     sockets::{exchange, free_socket, names, status},
 };
 
@@ -53,6 +53,26 @@ fn a_connected_socket_whose_backend_is_gone_is_told_so() {
     }
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod1", "TCP goes on while the pod lives");
+    }
+}
+
+#[test]
+fn a_connected_socket_stays_with_a_backend_that_serves_while_it_terminates() {
+    let bed = Bed::with_web(&["pod1"]);
+    let sockets = names(udp).map(|to| udp_socket(&bed.cluster.node1, to).unwrap());
+    let mut service = bed.service("web", WEB, &["pod1", "pod3"]);
+    service.endpoints[0] = service.endpoints[0].clone().terminating();
+    bed.cluster.manifests.put(&service).unwrap();
+    // New flows go to the other one as soon as the agent has seen it.
+    let other = || (ask_briefly(&bed.cluster.node1, WEB[0])? == "pod3").then_some(());
+    wait_for(PATIENCE, other).unwrap();
+    for socket in &sockets {
+        assert_eq!(echo(socket, b"?").unwrap().server, "pod1");
+    }
+    bed.put("web", WEB, &["pod3"]);
+    for (socket, to) in sockets.iter().zip(names(udp)) {
+        let told = || socket.send(b"?").and_then(|_| socket.recv(&mut [0; 128])).err();
+        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: nobody said anything"));
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     slice::from_ref,
+    thread,
     time::Duration,
 };
 
@@ -239,4 +240,79 @@ fn an_endpoint_is_replaced_for_pods_that_pass_by_a_local_policy() {
     inside.reach(&["pod4"]);
     lan.apply(&[service(&["pod2", "pod4"])]);
     inside.reach(&["pod4"]);
+}
+
+impl Senders {
+    /// Keeps sending, longer than an agent takes to forget a flow; all answers come from this server.
+    #[track_caller]
+    fn stay_with(&self, server: &str) {
+        for _ in 0..5 {
+            for (what, socket) in &self.0 {
+                forget_answers(socket);
+                let answer = echo(socket, b"?").map(|answer| answer.server);
+                assert!(answer.as_ref().is_ok_and(|answer| answer == server), "{what}: {answer:?}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A service with pod2, which the senders get, and pod3.
+fn two_pods(lan: &Lan) -> (Service, Senders) {
+    lan.apply(&[lan.service(1, &["pod2"])]);
+    let senders = Senders::everywhere(lan, 1);
+    senders.reach(&["pod2"]);
+    (lan.service(1, &["pod2", "pod3"]), senders)
+}
+
+fn terminating(mut service: Service, pod: usize) -> Service {
+    service.endpoints[pod] = service.endpoints[pod].clone().terminating();
+    service
+}
+
+#[test]
+fn flows_stay_with_an_endpoint_that_serves_while_it_terminates() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let (service, senders) = two_pods(&lan);
+    lan.apply(&[terminating(service, 0)]);
+    senders.stay_with("pod2");
+    Senders::everywhere(&lan, 1).reach(&["pod3"]);
+    // No frontend has led to it since; its end must be noticed nevertheless.
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    senders.reach(&["pod3"]);
+}
+
+#[test]
+fn flows_stay_when_an_agent_starts_while_their_endpoint_terminates() {
+    let mut lan = Lan::with(&CLUSTER_CIDR);
+    let (service, senders) = two_pods(&lan);
+    lan.apply(&[terminating(service, 0)]);
+    lan.start_agent(1, &CLUSTER_CIDR);
+    lan.start_agent(2, &CLUSTER_CIDR);
+    lan.settle();
+    senders.stay_with("pod2");
+}
+
+#[test]
+fn flows_stay_with_an_endpoint_that_is_meant_for_other_nodes_from_now_on() {
+    let lan = Lan::with(&CLUSTER_CIDR);
+    let (mut service, senders) = two_pods(&lan);
+    service.endpoints[0].for_nodes = vec!["elsewhere".to_owned()];
+    service.endpoints[1].for_nodes = vec!["node1".to_owned(), "node2".to_owned()];
+    lan.apply(&[service]);
+    senders.stay_with("pod2");
+    Senders::everywhere(&lan, 1).reach(&["pod3"]);
+}
+
+#[test]
+fn flows_stay_with_an_endpoint_elsewhere_when_a_local_policy_comes() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let senders = Senders::node_port(&lan, 1);
+    senders.reach(&["pod3"]);
+    let mut service = lan.service(1, &["pod1", "pod3"]);
+    service.exposure.external_local = true;
+    lan.apply(&[service]);
+    senders.stay_with("pod3");
+    Senders::node_port(&lan, 1).reach(&["pod1"]);
 }

@@ -1,0 +1,152 @@
+//! Which UDP flows an agent is told to forget.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use lb_common::{Address, ServiceKey};
+use lb_core::{
+    model::{
+        Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Policy, Protocol, Service,
+        ServicePort, TrafficPolicy,
+    },
+    moved::Moved,
+};
+
+use crate::kernel::Node;
+
+const VIP: [u8; 4] = [10, 96, 0, 53];
+
+fn name() -> ObjectName {
+    ObjectName::new("kube-system", "dns")
+}
+
+fn service(protocol: Protocol, internal_policy: TrafficPolicy) -> Change {
+    let port = ServicePort { name: "dns".into(), protocol, port: 53, node_port: None };
+    let service =
+        Service { cluster_ips: vec![VIP.into()], ports: vec![port], internal_policy, ..Service::default() };
+    Change::Service(name(), Some(service))
+}
+
+fn endpoint(last: u8) -> Endpoint {
+    Endpoint {
+        address: [10, 0, 0, last].into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: Some("elsewhere".into()),
+        zone: None,
+        pod: None,
+        hints: None,
+    }
+}
+
+fn terminating(last: u8) -> Endpoint {
+    Endpoint { ready: false, terminating: true, ..endpoint(last) }
+}
+
+fn slice(endpoints: Vec<Endpoint>) -> Change {
+    let port = |protocol| EndpointPort { name: "dns".into(), protocol, port: 5353 };
+    let ports = vec![port(Protocol::Udp), port(Protocol::Tcp)];
+    Change::EndpointSlice(name(), Some(EndpointSlice { service: name(), ports, endpoints }))
+}
+
+/// The last octets of the endpoints that flows of the frontend may keep; `None` where nothing is said of it.
+fn kept(node: &mut Node) -> Option<Vec<u8>> {
+    node.settle();
+    let moved: Moved = node.reconciler.take_moved();
+    let key = ServiceKey::new(Address::from_v4(VIP), 53, Protocol::Udp.number());
+    assert!(moved.keys().all(|found| *found == key), "{moved:?}");
+    let last = |serving: &Arc<BTreeSet<_>>| serving.iter().map(|(address, _)| last_octet(*address)).collect();
+    moved.get(&key).map(last)
+}
+
+fn last_octet(address: Address) -> u8 {
+    match std::net::IpAddr::from(address) {
+        std::net::IpAddr::V4(ip) => ip.octets()[3],
+        std::net::IpAddr::V6(_) => panic!("there is none"),
+    }
+}
+
+fn node(changes: Vec<Change>) -> Node {
+    let policy = Policy { node_name: "here".into(), ..Policy::default() };
+    let mut node = Node::with_policy(100, policy);
+    node.reconciler.handle(changes);
+    node
+}
+
+fn dns(endpoints: Vec<Endpoint>) -> Vec<Change> {
+    vec![service(Protocol::Udp, TrafficPolicy::Cluster), slice(endpoints)]
+}
+
+fn after(node: &mut Node, change: Change) -> Option<Vec<u8>> {
+    node.reconciler.handle(vec![change]);
+    kept(node)
+}
+
+#[test]
+fn the_first_plan_and_lost_endpoints_say_so_and_more_of_them_do_not() {
+    let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
+    assert_eq!(kept(&mut node), Some(vec![1, 2]), "an agent before may not have been able to");
+    assert_eq!(kept(&mut node), None, "it is said once");
+    assert_eq!(after(&mut node, slice(vec![endpoint(1), endpoint(2), endpoint(3)])), None);
+    assert_eq!(after(&mut node, slice(vec![endpoint(2), endpoint(3)])), Some(vec![2, 3]));
+}
+
+#[test]
+fn an_endpoint_that_serves_while_it_terminates_keeps_its_flows_until_it_is_gone() {
+    let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
+    node.settle();
+    node.reconciler.take_moved();
+    assert_eq!(after(&mut node, slice(vec![terminating(1), endpoint(2)])), None);
+    // No frontend leads to it any more: its end changes nothing in the maps, and yet its flows must go.
+    assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
+}
+
+#[test]
+fn hints_and_policies_cut_no_flow() {
+    let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
+    assert_eq!(kept(&mut node), Some(vec![1, 2]));
+    let elsewhere = Hints { nodes: vec!["elsewhere".into()], ..Hints::default() };
+    let hinted = Endpoint { hints: Some(elsewhere.into()), ..endpoint(1) };
+    let here = Hints { nodes: vec!["here".into()], ..Hints::default() };
+    let meant = Endpoint { hints: Some(here.into()), ..endpoint(2) };
+    assert_eq!(after(&mut node, slice(vec![hinted, meant])), None, "only the second one is meant for us");
+    assert_eq!(after(&mut node, service(Protocol::Udp, TrafficPolicy::Local)), None, "none is local");
+}
+
+#[test]
+fn without_endpoints_there_is_nowhere_to_go_until_others_come() {
+    let mut node = node(dns(vec![endpoint(1)]));
+    node.settle();
+    node.reconciler.take_moved();
+    assert_eq!(after(&mut node, slice(vec![])), None);
+    assert_eq!(after(&mut node, slice(vec![endpoint(1)])), None, "the same one is back");
+    assert_eq!(after(&mut node, slice(vec![])), None);
+    assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
+}
+
+#[test]
+fn a_service_made_again_starts_anew() {
+    let mut node = node(dns(vec![endpoint(1)]));
+    assert_eq!(kept(&mut node), Some(vec![1]));
+    assert_eq!(after(&mut node, Change::Service(name(), None)), None);
+    assert_eq!(after(&mut node, service(Protocol::Udp, TrafficPolicy::Cluster)), Some(vec![1]));
+}
+
+#[test]
+fn what_the_kernel_refused_is_said_again() {
+    let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
+    assert_eq!(kept(&mut node), Some(vec![1, 2]));
+    node.reconciler.handle(vec![slice(vec![endpoint(2)])]);
+    let plan = node.reconciler.plan();
+    assert!(!plan.steps.is_empty());
+    assert_eq!(node.reconciler.take_moved().len(), 1);
+    node.reconciler.failed();
+    assert_eq!(kept(&mut node), Some(vec![2]), "until the switch, flows to the first one were made");
+}
+
+#[test]
+fn tcp_ends_its_flows_itself() {
+    let mut node = node(vec![service(Protocol::Tcp, TrafficPolicy::Cluster), slice(vec![endpoint(1)])]);
+    assert_eq!(kept(&mut node), None);
+    assert_eq!(after(&mut node, slice(vec![endpoint(2)])), None);
+}
