@@ -228,6 +228,8 @@ pub struct Node {
 pub struct NodeAddresses {
     /// All of them, but those of loopback scope (`127.0.0.0/8`, `::1`).
     pub own: Vec<IpAddr>,
+    /// The one of each family by which others know the node; one of its own.
+    pub primary: Vec<IpAddr>,
     /// Those that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,
 }

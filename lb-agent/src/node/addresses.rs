@@ -98,8 +98,11 @@ impl Addresses {
         let of_loopback = LOOPBACK.into_iter().filter(|loopback| has_family(&own, *loopback));
         let mut node_ports: BTreeSet<IpAddr> = own.iter().copied().chain(of_loopback).collect();
         node_ports.retain(|ip| serving.contain(*ip, &primary));
-        let node =
-            NodeAddresses { own: own.into_iter().collect(), node_ports: node_ports.into_iter().collect() };
+        let node = NodeAddresses {
+            own: own.into_iter().collect(),
+            primary: primary.iter().collect(),
+            node_ports: node_ports.into_iter().collect(),
+        };
         Self { node, primary }
     }
 }
@@ -226,7 +229,9 @@ mod tests {
 
     fn primary_of(network: &Network, preferred: &[&str]) -> Vec<String> {
         let preferred: Vec<IpAddr> = preferred.iter().map(|text| ip(text)).collect();
-        texts(Addresses::new(network, &NodePortAddresses::All, &preferred).primary.iter())
+        let addresses = Addresses::new(network, &NodePortAddresses::All, &preferred);
+        assert!(addresses.primary.iter().eq(addresses.node.primary), "the plan knows the same");
+        texts(addresses.primary.iter())
     }
 
     const OWN: [&str; 11] = [
@@ -352,7 +357,8 @@ mod tests {
 
     #[test]
     fn a_listener_has_all_addresses_of_a_family_or_those_that_serve_node_ports() {
-        let node = NodeAddresses { own: Vec::new(), node_ports: vec![ip("192.0.2.1"), ip("2001:db8::1")] };
+        let node_ports = vec![ip("192.0.2.1"), ip("2001:db8::1")];
+        let node = NodeAddresses { node_ports, ..NodeAddresses::default() };
         let networks = |texts: &[&str]| {
             NodePortAddresses::Networks(texts.iter().map(|text| text.parse().unwrap()).collect())
         };

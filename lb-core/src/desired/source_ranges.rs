@@ -21,9 +21,11 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // Where a load balancer's address is one of the node's own, the node speaks to it from that very address.
+        // Where a load balancer's address is one of the node's own, the node speaks to it from that very address. Whether
+        // the node may is for kube-proxy a matter of the address by which others know it; that others of its addresses
+        // may, such as the one of a container bridge that many nodes have, lets nobody in.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));
-        if node.addresses.own.iter().any(node_may) {
+        if node.addresses.primary.iter().any(node_may) {
             networks.extend(vips().map(|ip| IpNet::from(*ip)));
         }
     }

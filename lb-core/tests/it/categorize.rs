@@ -167,7 +167,7 @@ fn port_of(case: &Case) -> Port {
     let node = Node {
         policy: Policy { node_name: NODE.into(), ..Policy::default() },
         zone: case.zone.map(Into::into),
-        addresses: NodeAddresses { own: here.clone(), node_ports: here },
+        addresses: NodeAddresses { own: here.clone(), primary: here.clone(), node_ports: here },
     };
     desired(&name, &service, [&slice].into_iter(), &node).remove(0)
 }

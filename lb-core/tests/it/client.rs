@@ -46,7 +46,7 @@ impl Node {
         if has(service_flags::SOCKETS_ONLY) && !is_process {
             return Verdict::Pass;
         }
-        if has(service_flags::SOURCE_RANGES) && !may(&self.kernel, record.id, self.source(client)) {
+        if has(service_flags::SOURCE_RANGES) && !may(&self.kernel, record.id, self.source(client, ip(to))) {
             return Verdict::Drop;
         }
         let inside = match client {
@@ -68,10 +68,13 @@ impl Node {
         }
     }
 
-    fn source(&self, client: Client) -> IpAddr {
+    fn source(&self, client: Client, to: IpAddr) -> IpAddr {
         match client {
             Client::Pod(address) | Client::Outside(address) => ip(address),
-            Client::Process => self.node.addresses.own[0],
+            Client::Process => {
+                let mut primary = self.node.addresses.primary.iter().copied();
+                primary.find(|ip| ip.is_ipv4() == to.is_ipv4()).expect("an address of the node")
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
     convert,
-    family::Families,
+    family::{Families, Family},
     model::{Change, NodeAddresses, Policy},
 };
 use serde::de::DeserializeOwned;
@@ -26,6 +26,7 @@ struct NodeDocument {
     #[serde(default)]
     name: String,
     zone: Option<String>,
+    /// All of its addresses; the first one of each family is the primary one.
     #[serde(default)]
     addresses: Vec<IpAddr>,
     /// Those that serve node ports; the addresses where nothing is said.
@@ -95,9 +96,13 @@ fn described(document: NodeDocument) -> Node {
         addresses
     };
     let node_ports = document.node_port_addresses.unwrap_or_else(|| document.addresses.clone());
+    let first = |family| document.addresses.iter().copied().find(|ip| Family::of(*ip) == family);
+    let primary = Family::ALL.into_iter().filter_map(first).collect();
+    let addresses =
+        NodeAddresses { own: sorted(document.addresses), primary, node_ports: sorted(node_ports) };
     let mut node = Node::with_policy(SLOTS, policy);
     node.set_zone(document.zone.as_deref());
-    node.set_addresses(NodeAddresses { own: sorted(document.addresses), node_ports: sorted(node_ports) });
+    node.set_addresses(addresses);
     node
 }
 

@@ -312,7 +312,7 @@ fn node_ports_follow_the_addresses_of_the_node() {
     let mut node = node(100, vec![load_balancer("a", &[]), slice("a", &[1])]);
     let addresses = |list: &[u8]| {
         let list: Vec<std::net::IpAddr> = list.iter().map(|last| [192, 0, 2, *last].into()).collect();
-        NodeAddresses { own: list.clone(), node_ports: list }
+        NodeAddresses { own: list.clone(), primary: list.iter().take(1).copied().collect(), node_ports: list }
     };
     node.set_addresses(addresses(&[1, 2]));
     assert_eq!(kinds(&node.sync()), ["put frontend", "put frontend"]);

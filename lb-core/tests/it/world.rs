@@ -220,7 +220,7 @@ fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks>
     let extra = if v4 { 96 } else { 0 };
     let mut networks: Networks =
         ranges.iter().map(|range| (range.network(), u32::from(range.prefix_len()) + extra)).collect();
-    if node.addresses.own.iter().any(|ip| ranges.iter().any(|range| range.contains(ip))) {
+    if node.addresses.primary.iter().any(|ip| ranges.iter().any(|range| range.contains(ip))) {
         let vips = service.external.load_balancer_ips.iter().filter(|ip| ip.is_ipv4() == v4);
         networks.extend(vips.map(|ip| (*ip, 128)));
     }
@@ -397,7 +397,13 @@ pub(crate) fn zone() -> impl Strategy<Value = Option<&'static str>> {
 pub(crate) fn addresses() -> impl Strategy<Value = NodeAddresses> {
     let own = some_of(&["10.0.0.1", "10.96.0.2", "192.0.2.1", "fd01::1"]);
     let node_ports = some_of(&["10.0.0.1", "127.0.0.1", "192.0.2.1", "::1", "fd01::1"]);
-    (own, node_ports).prop_map(|(own, node_ports)| NodeAddresses { own, node_ports })
+    (own, any::<sample::Index>(), node_ports).prop_map(|(own, chosen, node_ports)| {
+        let primary = Family::ALL.into_iter().filter_map(|family| {
+            let of_family: Vec<&IpAddr> = own.iter().filter(|ip| Family::of(**ip) == family).collect();
+            (!of_family.is_empty()).then(|| **chosen.get(&of_family))
+        });
+        NodeAddresses { primary: primary.collect(), own, node_ports }
+    })
 }
 
 fn endpoint_port() -> impl Strategy<Value = EndpointPort> {
