@@ -33,6 +33,21 @@ impl Families {
             Family::V6 => self.v6,
         }
     }
+
+    /// Those that are in both sets.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self { v4: self.v4 && other.v4, v6: self.v6 && other.v6 }
+    }
+}
+
+impl FromIterator<Family> for Families {
+    fn from_iter<I: IntoIterator<Item = Family>>(families: I) -> Self {
+        families.into_iter().fold(Self::NONE, |set, family| match family {
+            Family::V4 => Self { v4: true, ..set },
+            Family::V6 => Self { v6: true, ..set },
+        })
+    }
 }
 
 impl Family {

@@ -207,9 +207,6 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
-    /// In which families there is a way to tell clients inside the cluster from others (`--cluster-cidr`,
-    /// `--detect-local-mode`). Clients of cluster IPs from outside are masqueraded only there.
-    pub detects_inside: Families,
 }
 
 /// What is known of this node.
@@ -221,6 +218,9 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// Its addresses.
     pub addresses: NodeAddresses,
+    /// In which families clients inside the cluster can be told from others (`--detect-local-mode`) by what is known now.
+    /// Clients of cluster IPs from outside are masqueraded only there.
+    pub detects_inside: Families,
 }
 
 /// Addresses of this node; each list sorted, each address once.
@@ -263,6 +263,8 @@ pub enum SourceEvent {
     Zone(Option<Arc<str>>),
     /// The addresses of this node, from now on.
     NodeAddresses(NodeAddresses),
+    /// In which families clients inside the cluster can be told from others, from now on.
+    DetectsInside(Families),
     /// Everything that could be read has been sent at least once.
     Synchronised,
     /// Nothing exists but what has been sent, and these Services, of which something could not be read: what the kernel

@@ -12,7 +12,7 @@ use crate::{
     arena::{Arena, Epoch, SlotRange},
     claims::Claims,
     desired::{self, Port},
-    family::Family,
+    family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
     last_good::LastGood,
@@ -125,6 +125,14 @@ impl Reconciler {
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
             self.node.addresses = addresses;
+            self.store.mark_all_dirty();
+        }
+    }
+
+    /// Clients inside the cluster can be told from others in these families; in none as long as this was not called.
+    pub fn set_detects_inside(&mut self, families: Families) {
+        if self.node.detects_inside != families {
+            self.node.detects_inside = families;
             self.store.mark_all_dirty();
         }
     }

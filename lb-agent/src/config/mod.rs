@@ -195,11 +195,7 @@ impl Config {
 
     /// What the plan wants to know.
     pub fn policy(&self) -> Policy {
-        Policy {
-            node_name: self.node_name.as_str().into(),
-            masquerade_all: self.masquerade_all,
-            detects_inside: self.detect_local.families(),
-        }
+        Policy { node_name: self.node_name.as_str().into(), masquerade_all: self.masquerade_all }
     }
 }
 

@@ -1,7 +1,6 @@
 use std::{io::Write as _, path::Path};
 
 use glob::Pattern;
-use lb_core::family::Families;
 
 use super::*;
 use crate::cli::DetectLocalMode;
@@ -36,7 +35,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.detect_local, DetectLocal::Never);
     assert_eq!(config.node_port_addresses, NodePortAddresses::All);
     assert_eq!((config.masquerade_ports.clone(), config.socket_lb), (10_000..=29_999, SocketLb::Host));
-    let policy = Policy { node_name: "a".into(), masquerade_all: false, detects_inside: Families::NONE };
+    let policy = Policy { node_name: "a".into(), masquerade_all: false };
     assert_eq!(config.policy(), policy);
     assert_eq!(config.node_ip(), None);
     assert_eq!((config.log_format, config.bpf_log), (LogFormat::Human, None));

@@ -142,7 +142,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
     let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
     let mut node = Node::new(node_options, sources, kernel, listen_sender, Arc::clone(&state));
-    let addresses = node.update()?;
+    let facts = node.update()?;
     // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;
     tasks.spawn("devices", devices.run());
@@ -162,8 +162,10 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("health checks of Services", Servers::new(checks_receiver, listen, report).run());
 
     let (event_sender, events) = mpsc::channel(QUEUE);
-    event_sender.try_send(SourceEvent::NodeAddresses(addresses.clone()))?;
-    tasks.spawn("node", node.run(addresses, event_sender.clone()));
+    for event in facts.events() {
+        event_sender.try_send(event)?;
+    }
+    tasks.spawn("node", node.run(facts, event_sender.clone()));
     match config.source {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
@@ -214,6 +216,7 @@ fn serve_http(
 fn node_options(config: &Config) -> NodeOptions {
     let has_api_server = matches!(config.source, Source::ApiServer(_));
     NodeOptions {
+        name: config.node_name.as_str().into(),
         node_ip: config.node_ip(),
         node_ports: config.node_port_addresses.clone(),
         detect: config.detect_local.clone(),

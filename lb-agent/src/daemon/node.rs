@@ -9,7 +9,10 @@ use std::{
 use anyhow::Context as _;
 use ipnet::IpNet;
 use lb_common::{Address, Networks, Settings};
-use lb_core::model::{NodeAddresses, SourceEvent};
+use lb_core::{
+    family::{Families, Family},
+    model::{NodeAddresses, SourceEvent},
+};
 use tokio::{
     sync::{mpsc, watch},
     task, time,
@@ -31,6 +34,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What was decided when the agent started.
 #[derive(Clone, Debug)]
 pub(super) struct NodeOptions {
+    /// Name of its Node object.
+    pub(super) name: Arc<str>,
     /// The address by which others know the node, if it was given.
     pub(super) node_ip: Option<IpAddr>,
     /// Which addresses serve node ports.
@@ -53,6 +58,36 @@ pub(super) struct Sources {
     pub(super) info: watch::Receiver<NodeInfo>,
     /// What the API server says of ranges of cluster IPs; empty as long as it has not said anything.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
+}
+
+/// What the writer should know of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    addresses: NodeAddresses,
+    /// In which families clients inside the cluster can be told from others.
+    detects_inside: Families,
+}
+
+impl Facts {
+    /// How the writer is told. It does nothing about what is as it was.
+    pub(super) fn events(&self) -> [SourceEvent; 2] {
+        [SourceEvent::NodeAddresses(self.addresses.clone()), SourceEvent::DetectsInside(self.detects_inside)]
+    }
+
+    fn log_news(&self, earlier: &Self) {
+        let Self { addresses, detects_inside } = self;
+        if *addresses != earlier.addresses {
+            info!(count = addresses.own.len(), "the node has other addresses");
+        }
+        if *detects_inside != earlier.detects_inside {
+            let Families { v4, v6 } = detects_inside;
+            info!(
+                ipv4 = v4,
+                ipv6 = v6,
+                "pods can be told from clients outside of the cluster in other families"
+            );
+        }
+    }
 }
 
 /// Where this is written to.
@@ -86,8 +121,8 @@ impl Node {
         Self { options, sources, kernel, listen, state, said: BTreeSet::new() }
     }
 
-    /// Brings the settings up to date; the addresses that the writer should know.
-    pub(super) fn update(&mut self) -> Result<NodeAddresses, DatapathError> {
+    /// Brings the settings up to date; what the writer should know.
+    pub(super) fn update(&mut self) -> Result<Facts, DatapathError> {
         let earlier = self.kernel.settings.get()?;
         let network = self.sources.network.borrow_and_update().clone();
         let info = self.sources.info.borrow_and_update().clone();
@@ -102,24 +137,28 @@ impl Node {
         });
         let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
         let known = Known {
-            inside: self.options.detect.networks(&info.pod_cidrs),
+            inside: self.options.detect.networks(info.pod_cidrs.as_deref().unwrap_or_default()),
             service_ranges: self.options.service_ranges.clone().or_else(|| named(service_cidrs)),
             primary: addresses.primary,
             ports: self.options.ports.clone(),
         };
         let (settings, mut problems) = known.settings(&earlier);
         problems.extend(self.reserve_ports());
-        problems.extend(not_forwarding(&addresses.node.own, &networks(&settings.service_ranges)));
+        let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
+        problems.extend(not_forwarding(in_use));
+        let NodeOptions { name, detect, .. } = &self.options;
+        let detects_inside = detect.families(&networks(&settings.inside));
+        problems.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
         self.tell(problems);
         self.report(&network, &addresses, &settings);
-        Ok(addresses.node)
+        Ok(Facts { addresses: addresses.node, detects_inside })
     }
 
-    /// Runs for ever, after a first [`Self::update`] whose addresses the writer has.
+    /// Runs for ever, after a first [`Self::update`] that the writer has heard of.
     pub(super) async fn run(
         mut self,
-        mut sent: NodeAddresses,
+        mut sent: Facts,
         events: mpsc::Sender<SourceEvent>,
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
@@ -132,11 +171,12 @@ impl Node {
                 () = time::sleep(pause) => {}
             }
             match task::block_in_place(|| self.update()) {
-                Ok(addresses) if addresses != sent => {
-                    info!(count = addresses.own.len(), "the node has other addresses");
-                    sent = addresses.clone();
-                    let event = SourceEvent::NodeAddresses(addresses);
-                    events.send(event).await.context("the writer does not listen")?;
+                Ok(facts) if facts != sent => {
+                    facts.log_news(&sent);
+                    for event in facts.events() {
+                        events.send(event).await.context("the writer does not listen")?;
+                    }
+                    sent = facts;
                     pause = ROUTINE;
                 }
                 Ok(_) => pause = ROUTINE,
@@ -190,14 +230,19 @@ impl Node {
     }
 }
 
-/// What is wrong with the families that the node has and Services may have.
-fn not_forwarding(own: &[IpAddr], service_ranges: &[IpNet]) -> Vec<String> {
+/// The families that the node has and Services may have.
+fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
+    let of_node: Families = own.iter().copied().map(Family::of).collect();
+    let of_services: Families = service_ranges.iter().map(|net| Family::of(net.addr())).collect();
+    if service_ranges.is_empty() { of_node } else { of_node.intersection(of_services) }
+}
+
+fn not_forwarding(in_use: Families) -> Vec<String> {
     let mut problems = Vec::new();
-    for (ipv4, sysctl) in [(true, "net.ipv4.ip_forward"), (false, "net.ipv6.conf.all.forwarding")] {
-        let of_node = own.iter().any(|ip| ip.is_ipv4() == ipv4);
-        let of_services =
-            service_ranges.is_empty() || service_ranges.iter().any(|net| net.addr().is_ipv4() == ipv4);
-        if of_node && of_services && forwards(ipv4).is_ok_and(|forwards| !forwards) {
+    let sysctls = [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")];
+    for (family, sysctl) in sysctls {
+        let ipv4 = family == Family::V4;
+        if in_use.contains(family) && forwards(ipv4).is_ok_and(|forwards| !forwards) {
             problems.push(format!(
                 "{sysctl} is 0: the kernel does not route packets to pods and other nodes; set it to 1, or let the CNI \
                  plugin do it"

@@ -158,6 +158,10 @@ impl Writer {
                 self.next_extent = Extent::Full;
                 self.reconciler.set_addresses(addresses);
             }
+            SourceEvent::DetectsInside(families) => {
+                self.next_extent = Extent::Full;
+                self.reconciler.set_detects_inside(families);
+            }
             SourceEvent::Synchronised => {}
             SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.sources_complete(),

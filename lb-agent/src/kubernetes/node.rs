@@ -22,8 +22,9 @@ pub struct NodeInfo {
     pub eligible: bool,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs`, or `spec.podCIDR` where there is no list; what is no network is left out.
-    pub pod_cidrs: Vec<IpNet>,
+    /// `spec.podCIDRs`, or `spec.podCIDR` where there is no list; what is no network is left out. `None` until the API
+    /// server has shown the Node.
+    pub pod_cidrs: Option<Vec<IpNet>>,
     /// The node's address of each family, the one of the primary family first: of `status.addresses` the first
     /// `InternalIP`, else the first `ExternalIP`.
     pub internal_ips: Vec<IpAddr>,
@@ -31,7 +32,7 @@ pub struct NodeInfo {
 
 impl Default for NodeInfo {
     fn default() -> Self {
-        Self { eligible: true, zone: None, pod_cidrs: Vec::new(), internal_ips: Vec::new() }
+        Self { eligible: true, zone: None, pod_cidrs: None, internal_ips: Vec::new() }
     }
 }
 
@@ -42,7 +43,7 @@ impl NodeInfo {
         Self {
             eligible: is_eligible(node),
             zone: zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into()),
-            pod_cidrs: pod_cidrs(node),
+            pod_cidrs: Some(pod_cidrs(node)),
             internal_ips: node.status.as_ref().map(node_ips).unwrap_or_default(),
         }
     }
@@ -99,14 +100,16 @@ mod tests {
         }));
         assert!(info.eligible);
         assert_eq!(info.zone.as_deref(), Some("z1"));
-        assert_eq!(info.pod_cidrs, ["10.244.1.0/24".parse().unwrap(), "fd00:10:244:1::/64".parse().unwrap()]);
+        let cidrs = ["10.244.1.0/24", "fd00:10:244:1::/64"].map(|text| text.parse().unwrap());
+        assert_eq!(info.pod_cidrs.unwrap(), cidrs);
         let ips: [IpAddr; 2] = ["fd00::1".parse().unwrap(), "192.0.2.1".parse().unwrap()];
         assert_eq!(info.internal_ips, ips, "one of each family, the first family first");
     }
 
     #[test]
     fn a_node_with_nothing_is_eligible() {
-        assert_eq!(info(json!({"metadata": {"name": "a"}})), NodeInfo::default());
+        let shown = NodeInfo { pod_cidrs: Some(Vec::new()), ..NodeInfo::default() };
+        assert_eq!(info(json!({"metadata": {"name": "a"}})), shown);
     }
 
     #[test]
@@ -119,9 +122,9 @@ mod tests {
     #[test]
     fn what_is_no_network_is_left_out() {
         let info = info(json!({"metadata": {"name": "a"}, "spec": {"podCIDRs": ["ten", "10.244.1.9/24"]}}));
-        assert_eq!(info.pod_cidrs, ["10.244.1.0/24".parse().unwrap()]);
+        assert_eq!(info.pod_cidrs.unwrap(), ["10.244.1.0/24".parse().unwrap()]);
         let info = self::info(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.0.0/24"}}));
-        assert_eq!(info.pod_cidrs, ["10.1.0.0/24".parse().unwrap()]);
+        assert_eq!(info.pod_cidrs.unwrap(), ["10.1.0.0/24".parse().unwrap()]);
     }
 
     #[test]

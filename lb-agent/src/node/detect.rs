@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use lb_core::family::Families;
+use lb_core::family::{Families, Family};
 
 use crate::datapath::Network;
 
@@ -42,17 +42,44 @@ impl DetectLocal {
         }
     }
 
-    /// In which families clients inside can be told from others: with networks only in theirs, as kube-proxy does it.
-    pub fn families(&self) -> Families {
+    /// In which families clients inside can be told from others: by networks only in theirs, as kube-proxy does it.
+    /// `networks` are those that count now.
+    pub fn families(&self, networks: &[IpNet]) -> Families {
         match self {
             Self::Never => Families::NONE,
-            Self::ClusterCidr(networks) => Families {
-                v4: networks.iter().any(|net| net.addr().is_ipv4()),
-                v6: networks.iter().any(|net| net.addr().is_ipv6()),
-            },
-            // Nobody knows yet of which families the networks of the node are.
-            Self::NodeCidr | Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => Families::BOTH,
+            Self::ClusterCidr(_) | Self::NodeCidr => families_of(networks),
+            Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => Families::BOTH,
         }
+    }
+
+    /// What is wrong where the Node object, once it was shown, names no network of its pods in a family that is
+    /// `in_use`. `inside` are the families of the networks that count now.
+    pub fn problems(
+        &self,
+        node_name: &str,
+        pod_cidrs: Option<&[IpNet]>,
+        in_use: Families,
+        inside: Families,
+    ) -> Vec<String> {
+        let (Self::NodeCidr, Some(pod_cidrs)) = (self, pod_cidrs) else { return Vec::new() };
+        let named = families_of(pod_cidrs);
+        let missing =
+            Family::ALL.into_iter().filter(|family| in_use.contains(*family) && !named.contains(*family));
+        let problem = |family: Family| {
+            let meanwhile = if inside.contains(family) {
+                "the network of pods that was known before stays in force"
+            } else {
+                "in that family pods cannot be told from clients outside of the cluster, so that nobody is masqueraded at \
+                 cluster IPs for being one"
+            };
+            format!(
+                "Node {node_name:?} has no podCIDR of family {family}: {meanwhile}; let the control plane allocate one \
+                 (kube-controller-manager --allocate-node-cidrs), give another --detect-local-mode, or say by \
+                 --service-cluster-ip-range that no Service has that family",
+                family = family.as_str(),
+            )
+        };
+        missing.map(problem).collect()
     }
 
     /// Interface indices of the devices that only clients inside the cluster send through. The ports of a bridge count
@@ -76,20 +103,30 @@ impl DetectLocal {
     }
 }
 
+fn families_of(networks: &[IpNet]) -> Families {
+    networks.iter().map(|net| Family::of(net.addr())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::datapath::Link;
 
+    const V4: Families = Families { v4: true, v6: false };
+    const V6: Families = Families { v4: false, v6: true };
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
     #[test]
     fn the_networks_of_each_mode() {
-        let net = |text: &str| text.parse::<IpNet>().unwrap();
-        let pods = [net("10.244.3.0/24")];
+        let pods = nets(&["10.244.3.0/24"]);
         let of = |detect: &DetectLocal, pod_cidrs: &[IpNet]| detect.networks(pod_cidrs);
-        let cluster = DetectLocal::ClusterCidr(vec![net("10.0.0.0/8")]);
-        assert_eq!(of(&cluster, &pods), Some(vec![net("10.0.0.0/8")]));
+        let cluster = DetectLocal::ClusterCidr(nets(&["10.0.0.0/8"]));
+        assert_eq!(of(&cluster, &pods), Some(nets(&["10.0.0.0/8"])));
         assert_eq!(of(&DetectLocal::NodeCidr, &[]), None, "not known yet");
-        assert_eq!(of(&DetectLocal::NodeCidr, &pods), Some(pods.to_vec()));
+        assert_eq!(of(&DetectLocal::NodeCidr, &pods), Some(pods.clone()));
         for detect in [DetectLocal::Never, DetectLocal::BridgeInterface("cni0".into())] {
             assert_eq!(of(&detect, &pods), Some(Vec::new()), "{detect:?}");
         }
@@ -97,14 +134,42 @@ mod tests {
 
     #[test]
     fn the_families_of_each_mode() {
-        let of = |texts: &[&str]| {
-            DetectLocal::ClusterCidr(texts.iter().map(|text| text.parse().unwrap()).collect()).families()
+        for by_network in
+            [DetectLocal::NodeCidr, DetectLocal::ClusterCidr(nets(&["10.0.0.0/8", "fd00::/48"]))]
+        {
+            for (known, families) in [
+                (&[][..], Families::NONE),
+                (&["10.244.3.0/24"], V4),
+                (&["fd00:10:244:3::/64"], V6),
+                (&["10.244.3.0/24", "fd00:10:244:3::/64"], Families::BOTH),
+            ] {
+                assert_eq!(by_network.families(&nets(known)), families, "{by_network:?} {known:?}");
+            }
+        }
+        assert_eq!(DetectLocal::Never.families(&[]), Families::NONE);
+        assert_eq!(DetectLocal::BridgeInterface("cni0".into()).families(&[]), Families::BOTH);
+        assert_eq!(DetectLocal::InterfaceNamePrefix("veth".into()).families(&[]), Families::BOTH);
+    }
+
+    #[test]
+    fn a_node_without_networks_of_pods_is_a_problem_in_each_family_in_use() {
+        let missing = |shown: Option<&[&str]>, in_use, count| {
+            let shown = shown.map(nets);
+            DetectLocal::NodeCidr.problems("a", shown.as_deref(), in_use, count)
         };
-        assert_eq!(of(&["10.0.0.0/8"]), Families { v4: true, v6: false });
-        assert_eq!(of(&["fd00::/48"]), Families { v4: false, v6: true });
-        assert_eq!(of(&["10.0.0.0/8", "fd00::/48"]), Families::BOTH);
-        assert_eq!(DetectLocal::Never.families(), Families::NONE);
-        assert_eq!(DetectLocal::InterfaceNamePrefix("veth".into()).families(), Families::BOTH);
+        let both = missing(Some(&[]), Families::BOTH, Families::NONE);
+        assert_eq!(both.len(), 2, "{both:?}");
+        assert!(both[0].starts_with("Node \"a\" has no podCIDR of family IPv4: "), "{both:?}");
+        assert!(both[1].starts_with("Node \"a\" has no podCIDR of family IPv6: "), "{both:?}");
+        let one = missing(Some(&["10.244.3.0/24"]), Families::BOTH, V4);
+        assert_eq!(one, both[1..]);
+        assert!(one[0].contains("nobody is masqueraded"), "{one:?}");
+        let stays = missing(Some(&[]), V4, V4);
+        assert!(stays.len() == 1 && stays[0].contains("that was known before stays"), "{stays:?}");
+        assert_eq!(missing(Some(&["10.244.3.0/24"]), V4, V4), [""; 0], "nobody uses IPv6");
+        assert_eq!(missing(None, Families::BOTH, Families::NONE), [""; 0], "nobody has seen the Node");
+        let other = DetectLocal::InterfaceNamePrefix("veth".into());
+        assert_eq!(other.problems("a", Some(&[]), Families::BOTH, Families::BOTH), [""; 0]);
     }
 
     #[test]

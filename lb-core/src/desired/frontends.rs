@@ -8,7 +8,7 @@ use lb_common::{Address, FrontendKind, ServiceKey, service_flags};
 use super::Frontend;
 use crate::{
     family::Family,
-    model::{Node, Policy, Service, ServicePort, TrafficPolicy},
+    model::{Node, Service, ServicePort, TrafficPolicy},
 };
 
 /// The addresses of one port of a Service in one family, each key once.
@@ -69,9 +69,9 @@ impl Places {
         self,
         lists: &Lists,
         filter: bool,
-        policy: &Policy,
+        node: &Node,
     ) -> impl Iterator<Item = Frontend> {
-        let internal = internal(self.internal, lists, policy, self.family);
+        let internal = internal(self.internal, lists, node, self.family);
         let external = external(self.external, lists);
         self.places.into_iter().map(move |(key, kind)| {
             let Route { slice, inside, mut flags } =
@@ -97,10 +97,10 @@ struct Route {
 
 /// Cluster IPs. Clients outside of the cluster reach them only by a route to this node, and the endpoint may be
 /// elsewhere: so they are masqueraded, where they can be told from others.
-fn internal(traffic: TrafficPolicy, lists: &Lists, policy: &Policy, family: Family) -> Route {
-    let masquerade = if policy.masquerade_all {
+fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
+    let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE
-    } else if policy.detects_inside.contains(family) {
+    } else if node.detects_inside.contains(family) {
         service_flags::MASQUERADE_OUTSIDERS
     } else {
         0

@@ -147,7 +147,7 @@ impl Port {
             }
         }
         let filters = source_ranges::filter(&self.source_ranges, family);
-        self.frontends.extend(places.frontends(&lists, filters, &node.policy));
+        self.frontends.extend(places.frontends(&lists, filters, node));
     }
 
     /// The number of the slice with these backends; `None` where there are none.

@@ -50,7 +50,7 @@ impl Node {
             return Verdict::Drop;
         }
         let inside = match client {
-            Client::Pod(address) => self.node.policy.detects_inside.contains(Family::of(ip(address))),
+            Client::Pod(address) => self.node.detects_inside.contains(Family::of(ip(address))),
             Client::Process => true,
             Client::Outside(_) => false,
         };

@@ -86,11 +86,7 @@ pub(crate) fn node_of(yaml: &str) -> (Node, Vec<convert::ConvertError>) {
 }
 
 fn described(document: NodeDocument) -> Node {
-    let policy = Policy {
-        node_name: document.name.into(),
-        masquerade_all: document.masquerade_all,
-        detects_inside: if document.detects_inside { Families::BOTH } else { Families::NONE },
-    };
+    let policy = Policy { node_name: document.name.into(), masquerade_all: document.masquerade_all };
     let sorted = |mut addresses: Vec<IpAddr>| {
         addresses.sort();
         addresses
@@ -103,6 +99,7 @@ fn described(document: NodeDocument) -> Node {
     let mut node = Node::with_policy(SLOTS, policy);
     node.set_zone(document.zone.as_deref());
     node.set_addresses(addresses);
+    node.set_detects_inside(if document.detects_inside { Families::BOTH } else { Families::NONE });
     node
 }
 

@@ -11,7 +11,7 @@ use lb_common::{
 };
 use lb_core::{
     arena::Epoch,
-    family::Family,
+    family::{Families, Family},
     health_checks::NoLocalEndpoints,
     model::{self, NodeAddresses, Policy},
     plan::{Contents, EndpointLabels, Plan, Step, slices_of},
@@ -291,12 +291,13 @@ impl Node {
 
     /// The agent is gone and comes back; it must be told everything again, except what the node is.
     pub(crate) fn restart(&mut self) {
-        let model::Node { policy, zone, addresses } = std::mem::take(&mut self.node);
+        let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
         *self = Self::incomplete(kernel, self.slots, policy);
         self.reconciler.sources_complete();
         self.set_zone(zone.as_deref());
         self.set_addresses(addresses);
+        self.set_detects_inside(detects_inside);
     }
 
     pub(crate) fn set_zone(&mut self, zone: Option<&str>) {
@@ -307,6 +308,11 @@ impl Node {
     pub(crate) fn set_addresses(&mut self, addresses: NodeAddresses) {
         self.node.addresses = addresses.clone();
         self.reconciler.set_addresses(addresses);
+    }
+
+    pub(crate) fn set_detects_inside(&mut self, families: Families) {
+        self.node.detects_inside = families;
+        self.reconciler.set_detects_inside(families);
     }
 
     /// Plans and applies the first `steps` of the plan; the rest fails. Checks each prefix.

@@ -2,6 +2,7 @@
 
 use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
+    family::Families,
     model::{self, Change, NodeAddresses, ObjectName, Policy, Protocol, ServicePortName},
     plan::{Contents, ServiceLabels},
 };
@@ -19,6 +20,7 @@ enum Event {
     Change(Change),
     Zone(Option<&'static str>),
     Addresses(NodeAddresses),
+    DetectsInside(Families),
     Sync,
     /// Only the first steps of the plan reach the kernel.
     FailAfter(usize),
@@ -32,6 +34,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         10 => change().prop_map(Event::Change),
         1 => world::zone().prop_map(Event::Zone),
         1 => world::addresses().prop_map(Event::Addresses),
+        1 => world::families().prop_map(Event::DetectsInside),
         4 => Just(Event::Sync),
         2 => (0..12_usize).prop_map(Event::FailAfter),
         2 => Just(Event::EndEpoch),
@@ -53,6 +56,7 @@ fn live(slots: u32, policy: Policy, events: &[Event]) -> (Node, World) {
             }
             Event::Zone(zone) => node.set_zone(*zone),
             Event::Addresses(addresses) => node.set_addresses(addresses.clone()),
+            Event::DetectsInside(families) => node.set_detects_inside(*families),
             Event::Sync => {
                 node.sync();
             }
@@ -75,6 +79,7 @@ fn dump_of(changes: Vec<Change>, like: &model::Node) -> String {
     let mut node = Node::with_policy(PLENTY, like.policy.clone());
     node.set_zone(like.zone.as_deref());
     node.set_addresses(like.addresses.clone());
+    node.set_detects_inside(like.detects_inside);
     node.reconciler.handle(changes);
     node.settle();
     dump(&node)

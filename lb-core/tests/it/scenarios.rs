@@ -2,6 +2,7 @@
 
 use lb_common::SourceRangeKey;
 use lb_core::{
+    family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, NodeAddresses, ObjectName, Protocol, Service,
         ServicePort,
@@ -321,6 +322,31 @@ fn node_ports_follow_the_addresses_of_the_node() {
     node.set_addresses(addresses(&[2, 3]));
     assert!(!node.reconciler.needs_plan());
     node.settle();
+}
+
+#[test]
+fn outsiders_are_masqueraded_in_the_families_in_which_they_are_known() {
+    let Change::Service(of, Some(both)) = service("a", 1) else { panic!("a Service") };
+    let cluster_ips = vec![[10, 96, 0, 1].into(), std::net::IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])];
+    let both = Change::Service(of, Some(Service { cluster_ips, ..both }));
+    let mut node = node(100, vec![both, slice("a", &[1])]);
+    let masquerading = |node: &Node| {
+        let masquerades = |record: &&lb_common::Service| record.masquerades(false);
+        let frontends = node.kernel.maps.frontends.iter().filter(|(_, record)| masquerades(record));
+        frontends.map(|(key, _)| key.address.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(masquerading(&node), [""; 0], "nothing is known of the node");
+    for (families, expected) in [
+        (Families { v4: true, v6: false }, &["10.96.0.1"][..]),
+        (Families { v4: false, v6: true }, &["fd00::1"]),
+        (Families::NONE, &[]),
+    ] {
+        node.set_detects_inside(families);
+        node.settle();
+        assert_eq!(masquerading(&node), expected, "{families:?}");
+    }
+    node.set_detects_inside(Families::NONE);
+    assert!(!node.reconciler.needs_plan());
 }
 
 #[test]

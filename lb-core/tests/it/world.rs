@@ -99,7 +99,7 @@ impl World {
         flag(!internal && is_local, service_flags::SHORT_CIRCUIT);
         flag(!internal && !is_local || internal && node.policy.masquerade_all, service_flags::MASQUERADE);
         flag(
-            internal && !node.policy.masquerade_all && node.policy.detects_inside.contains(family),
+            internal && !node.policy.masquerade_all && node.detects_inside.contains(family),
             service_flags::MASQUERADE_OUTSIDERS,
         );
         flag(
@@ -382,12 +382,12 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 /// A node is called as some endpoints say, or has no name.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
-    let families = (any::<bool>(), any::<bool>()).prop_map(|(v4, v6)| Families { v4, v6 });
-    (node_name, any::<bool>(), families).prop_map(|(node_name, masquerade_all, detects_inside)| Policy {
-        node_name: node_name.into(),
-        masquerade_all,
-        detects_inside,
-    })
+    (node_name, any::<bool>())
+        .prop_map(|(node_name, masquerade_all)| Policy { node_name: node_name.into(), masquerade_all })
+}
+
+pub(crate) fn families() -> impl Strategy<Value = Families> {
+    (any::<bool>(), any::<bool>()).prop_map(|(v4, v6)| Families { v4, v6 })
 }
 
 pub(crate) fn zone() -> impl Strategy<Value = Option<&'static str>> {

@@ -14,15 +14,19 @@ fn address(text: &str) -> Address {
     text.parse::<IpAddr>().unwrap().into()
 }
 
+fn node(pod_cidrs: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
+        "spec": {"podCIDR": pod_cidrs.first(), "podCIDRs": pod_cidrs},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]},
+    })
+}
+
 /// A node with two addresses, of which the API server does not name the first.
 fn bed() -> Bed {
     let bed = Bed::with_faults();
     bed.netns.ip("address add 192.0.2.1/24 dev lo\naddress add 192.0.2.9/32 dev lo\n").unwrap();
-    bed.server().put(json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
-        "spec": {"podCIDR": "10.244.3.0/24", "podCIDRs": ["10.244.3.0/24"]},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]},
-    }));
+    bed.server().put(node(&["10.244.3.0/24"]));
     bed.server().put(json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"},
         "spec": {"cidrs": ["10.96.0.0/16"]},
@@ -41,6 +45,11 @@ fn are_from_the_api_server(settings: &Settings) -> bool {
         && (inside.count, service_ranges.count) == (1, 1)
         && inside.contain(&address("10.244.3.7"))
         && service_ranges.contain(&address("10.96.255.255"))
+}
+
+/// Who is masqueraded at the cluster IP.
+fn masqueraded(bed: &Bed) -> Option<Value> {
+    Some(bed.json(&["service", "list"])?[0]["frontends"][0]["masquerade"].clone())
 }
 
 fn node_ports(bed: &Bed) -> Option<Value> {
@@ -62,6 +71,31 @@ fn the_settings_are_those_of_the_node_object_and_outlive_the_api_server() {
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
     bed.assert_stays(&["a 1"], A_WHILE);
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
+}
+
+#[test]
+fn nobody_is_an_outsider_until_the_node_has_networks_of_pods() {
+    let mut bed = bed();
+    bed.server().put(node(&[]));
+    bed.start_agent_with(&ARGUMENTS);
+    bed.wait_served("the service", SOON, &["a 1"]);
+    let complains = |bed: &Bed| bed.problems().contains("has no podCIDR of family IPv4");
+    bed.wait_until("the problem", SOON, complains);
+    assert_eq!(masqueraded(&bed), Some(json!("none")), "pods would be, too");
+    assert!(!bed.problems().contains("IPv6"), "no Service can have it: {}", bed.problems());
+
+    bed.server().put(node(&["10.244.3.0/24"]));
+    bed.wait_until("outsiders", SOON, |bed| masqueraded(bed) == Some(json!("outsiders")));
+    assert!(settings(&bed).unwrap().inside.contain(&address("10.244.3.7")), "before anybody is masqueraded");
+    bed.wait_until("no problem", SOON, |bed| !complains(bed));
+
+    // What an agent without the API server knows of the node, it knows from the one before.
+    bed.kill_agent();
+    bed.server_mut().stop();
+    bed.start_agent_with(&ARGUMENTS);
+    bed.wait_until("an agent without API server", SOON, |bed| node_ports(bed) == Some(json!(["192.0.2.9"])));
+    bed.assert_stays(&["a 1"], A_WHILE);
+    assert_eq!(masqueraded(&bed), Some(json!("outsiders")));
 }
 
 #[test]

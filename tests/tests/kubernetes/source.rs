@@ -164,7 +164,7 @@ fn the_own_node_is_followed() {
         "the first write knows the zone"
     );
     let known = source.node.borrow().clone();
-    assert_eq!(known.pod_cidrs, ["10.244.1.0/24".parse().unwrap()]);
+    assert_eq!(known.pod_cidrs, Some(vec!["10.244.1.0/24".parse().unwrap()]));
     assert_eq!(known.internal_ips, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     assert!(known.eligible);
 
