@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use kube::{Resource, runtime::watcher};
 use lb_core::{
-    convert::{self, ConvertError, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
+    convert::{self, ConvertError, Converted, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
     family::Family,
     model::{Change, ObjectName, Trigger},
 };
@@ -36,7 +36,7 @@ pub(super) trait Kind:
     type Change: Send;
 
     /// The object, which has that name, as the rest of the agent sees it.
-    fn change(&self, name: &ObjectName) -> Result<Self::Change, ConvertError>;
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError>;
 
     /// The object is gone.
     fn gone(name: ObjectName) -> Self::Change;
@@ -89,8 +89,8 @@ impl Kind for Service {
     const NAMESPACED: bool = true;
     type Change = Change;
 
-    fn change(&self, name: &ObjectName) -> Result<Change, ConvertError> {
-        Ok(named(name, convert::service(self)?))
+    fn change(&self, name: &ObjectName) -> Result<Converted<Change>, ConvertError> {
+        Ok(convert::service(self)?.map(|change| named(name, change)))
     }
 
     fn gone(name: ObjectName) -> Change {
@@ -107,8 +107,8 @@ impl Kind for EndpointSlice {
     const NAMESPACED: bool = true;
     type Change = Change;
 
-    fn change(&self, name: &ObjectName) -> Result<Change, ConvertError> {
-        Ok(named(name, convert::endpoint_slice(self)?))
+    fn change(&self, name: &ObjectName) -> Result<Converted<Change>, ConvertError> {
+        Ok(convert::endpoint_slice(self)?.map(|change| named(name, change)))
     }
 
     fn gone(name: ObjectName) -> Change {
@@ -132,8 +132,8 @@ impl Kind for Node {
     const NAMESPACED: bool = false;
     type Change = Option<NodeInfo>;
 
-    fn change(&self, _name: &ObjectName) -> Result<Self::Change, ConvertError> {
-        Ok(Some(NodeInfo::new(self)))
+    fn change(&self, _name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok(Some(NodeInfo::new(self)).into())
     }
 
     fn gone(_name: ObjectName) -> Self::Change {
@@ -147,7 +147,7 @@ impl Kind for ServiceCIDR {
     const OPTIONAL: bool = true;
     type Change = (ObjectName, Vec<IpNet>);
 
-    fn change(&self, name: &ObjectName) -> Result<Self::Change, ConvertError> {
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
         let texts = self.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         let parse = |(index, text): (usize, &String)| {
             text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|error| ConvertError {
@@ -158,7 +158,8 @@ impl Kind for ServiceCIDR {
                 why: format!("Invalid value: {text:?}: {error}"),
             })
         };
-        Ok((name.clone(), texts.enumerate().map(parse).collect::<Result<_, _>>()?))
+        let cidrs: Vec<IpNet> = texts.enumerate().map(parse).collect::<Result<_, _>>()?;
+        Ok((name.clone(), cidrs).into())
     }
 
     fn gone(name: ObjectName) -> Self::Change {

@@ -7,7 +7,7 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, core::DeserializeGuard, runtime::watcher::Event};
 use lb_core::{
-    convert::object_name,
+    convert::{ConvertError, Converted, object_name},
     model::{ObjectName, Trigger},
 };
 use tracing::warn;
@@ -17,11 +17,11 @@ use super::kind::Kind;
 /// What a watch has shown of the objects of one kind: from its events to changes.
 ///
 /// A list counts when it is done: its changes come together, and only then goes what is not in it. An object that
-/// cannot be read stays in its last good state.
+/// cannot be read stays in its last good state; one with an odd address loses that address.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, Known>,
-    /// Objects whose newest version cannot be read.
+    /// Objects whose newest version cannot be read, or not as a whole.
     bad: BTreeMap<ObjectName, Bad>,
     /// Number of the newest list that was begun.
     list: u64,
@@ -132,21 +132,33 @@ impl<K: Kind> Objects<K> {
             }
         }
         let shown = if K::NAMESPACED { name.to_string() } else { name.name.to_string() };
-        let change = match &object {
+        let converted = match &object {
             Ok(object) => object.change(&name).map_err(|error| error.to_string()),
             Err(invalid) => Err(format!("{} \"{shown}\" cannot be read: {invalid}", K::NAME)),
         };
-        match (change, &object) {
-            (Ok(change), object) => {
-                self.bad.remove(&name);
+        match (converted, &object) {
+            (Ok(Converted { value, left_out }), object) => {
+                self.note_left_out(&name, &left_out);
                 let triggered = object.as_ref().ok().and_then(K::triggered);
                 self.note_trigger(&name, triggered);
                 self.known.insert(name, Known { triggered, ..now });
-                self.changes.push(change);
+                self.changes.push(value);
             }
             (Err(why), Ok(object)) => self.refuse(name, now, why, object.meta()),
             (Err(why), Err(invalid)) => self.refuse(name, now, why, &invalid.metadata),
         }
+    }
+
+    /// The object can be read but for that.
+    fn note_left_out(&mut self, name: &ObjectName, left_out: &[ConvertError]) {
+        let Some(why) = left_out_text(left_out) else {
+            self.bad.remove(name);
+            return;
+        };
+        if self.bad.get(name).is_none_or(|bad| bad.why != why) {
+            warn!("{why}");
+        }
+        self.bad.insert(name.clone(), Bad { why, unread: false, service: None });
     }
 
     /// The same time again is no news: something else of the object has changed.
@@ -183,6 +195,22 @@ impl<K: Kind> Objects<K> {
             self.changes.push(K::gone(name));
         }
     }
+}
+
+/// What is wrong with an object that can be read but for some parts: the first few of them.
+fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
+    const FEW: usize = 3;
+    let (first, others) = left_out.split_first()?;
+    let mut text = first.to_string();
+    for ConvertError { field, why, .. } in others.iter().take(FEW - 1) {
+        text.push_str(&format!("; {field}: {why}"));
+    }
+    text.push_str(&match (others.len(), left_out.len().saturating_sub(FEW)) {
+        (0, _) => "; this is left out, the rest is served".to_owned(),
+        (_, 0) => "; these are left out, the rest is served".to_owned(),
+        (_, more) => format!("; and {more} more; these are left out, the rest is served"),
+    });
+    Some(text)
 }
 
 /// An object without a name cannot be told from others: nothing can be done with it.
@@ -397,6 +425,62 @@ mod tests {
         objects.handle(Event::Apply(serde_json::from_value(value).unwrap()));
         assert!(objects.unread().is_empty(), "it is of no Service");
         assert_eq!(objects.problems().count(), 1);
+    }
+
+    /// A slice with these addresses.
+    fn slice_with(version: u32, addresses: &[&str]) -> DeserializeGuard<EndpointSlice> {
+        let mut value = slice_value(version, "");
+        value["ports"] = json!([{"name": "", "port": 8080}]);
+        let endpoint = |address: &&str| json!({"addresses": [address], "conditions": {}});
+        value["endpoints"] = addresses.iter().map(endpoint).collect();
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// The addresses of the one slice that has changed.
+    fn addresses(changes: &[Change]) -> Vec<String> {
+        let [Change::EndpointSlice(_, Some(slice))] = changes else { panic!("{changes:?}") };
+        slice.endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
+    }
+
+    #[test]
+    fn an_odd_address_costs_itself_and_is_named_until_it_is_gone() {
+        let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
+        let changes = objects.handle(Event::Apply(slice_with(1, &["10.0.0.1", "127.0.0.1"])));
+        assert_eq!(addresses(&changes), ["10.0.0.1"]);
+        assert!(objects.unread().is_empty(), "it is known but for that");
+        let problems: Vec<&str> = objects.problems().collect();
+        assert_eq!(
+            problems,
+            [
+                "EndpointSlice \"n/a-1\" is invalid: endpoints[1].addresses[0]: Invalid value: \"127.0.0.1\": may not be in \
+              the loopback range (127.0.0.0/8, ::1/128); this is left out, the rest is served"
+            ]
+        );
+        let changes = objects.handle(Event::Apply(slice_with(2, &["10.0.0.2", "127.0.0.1", "10.0.0.3"])));
+        assert_eq!(addresses(&changes), ["10.0.0.2", "10.0.0.3"], "the slice is followed");
+        let odd = ["10.0.0.2", "::1", "10.0.0", "0.0.0.0", "127.0.0.1"];
+        assert_eq!(addresses(&objects.handle(Event::Apply(slice_with(3, &odd)))), ["10.0.0.2"]);
+        let problem = objects.problems().next().unwrap().to_owned();
+        for part in ["endpoints[1]", "\"10.0.0\"", "endpoints[3]", "and 1 more; these are left out"] {
+            assert!(problem.contains(part), "{part}: {problem}");
+        }
+        objects.handle(Event::Apply(slice_with(4, &["10.0.0.2"])));
+        assert_eq!(objects.problems().next(), None);
+        objects.handle(Event::Apply(slice_with(5, &["127.0.0.1"])));
+        objects.handle(Event::Delete(slice_with(6, &["127.0.0.1"])));
+        assert_eq!(objects.problems().next(), None);
+    }
+
+    #[test]
+    fn an_object_with_an_odd_address_that_turns_bad_stays_as_it_was() {
+        let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
+        objects.handle(Event::Apply(slice_with(1, &["10.0.0.1", "127.0.0.1"])));
+        let mut bad = slice_value(2, "");
+        bad["endpoints"] = json!(7);
+        assert_eq!(objects.handle(Event::Apply(serde_json::from_value(bad).unwrap())), []);
+        let problems: Vec<&str> = objects.problems().collect();
+        assert!(problems.len() == 1 && problems[0].contains("last good state"), "{problems:?}");
+        assert!(objects.unread().is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1 as core;
 use lb_core::{
     allocate::{Allocator, known_allocations},
-    convert::{self, ConvertError},
+    convert::{self, ConvertError, Converted},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -79,7 +79,7 @@ impl Addresses {
 }
 
 fn convert(service: &core::Service) -> Outcome {
-    match convert::service(service).map_err(fault)? {
+    match convert::service(service).and_then(Converted::whole).map_err(fault)? {
         Change::Service(_, service) => Ok(service),
         Change::EndpointSlice(..) => Ok(None),
     }

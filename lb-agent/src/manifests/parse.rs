@@ -7,7 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use lb_core::{
-    convert,
+    convert::{self, Converted},
     model::{Change, EndpointSlice, ObjectName},
 };
 use serde::de::DeserializeOwned;
@@ -259,7 +259,7 @@ fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, 
     let mut slice: discovery::EndpointSlice = typed(value)?;
     defaults::endpoint_slice(&mut slice);
     validate::endpoint_slice(&slice, warnings)?;
-    match convert::endpoint_slice(&slice).map_err(|error| vec![fault(error)])? {
+    match convert::endpoint_slice(&slice).and_then(Converted::whole).map_err(|error| vec![fault(error)])? {
         Change::EndpointSlice(name, Some(slice)) => Ok(Resource::Slices(Slices::from([(name, slice)]))),
         Change::EndpointSlice(_, None) | Change::Service(..) => Ok(Resource::Slices(Slices::new())),
     }

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    convert,
+    convert::{self, Converted},
     model::{Change, Service},
     reconciler::Reconciler,
 };
@@ -294,7 +294,8 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
 /// The kernel remembers what was given.
 fn restarted(services: &[core::Service]) -> Allocator {
     let mut reconciler = Reconciler::new(Contents::default(), 100, crate::model::Policy::default());
-    reconciler.handle(services.iter().filter_map(|service| convert::service(service).ok()).collect());
+    let changes = services.iter().filter_map(|service| convert::service(service).ok());
+    reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
     let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
     Allocator::new(&ranges, DEFAULT_NODE_PORTS, known_allocations(reconciler.contents()))
@@ -346,7 +347,7 @@ fn manifests() -> impl Strategy<Value = Vec<core::Service>> {
 }
 
 fn converted(services: &[core::Service]) -> Vec<Service> {
-    let convert = |s: &core::Service| match convert::service(s) {
+    let convert = |s: &core::Service| match convert::service(s).and_then(Converted::whole) {
         Ok(Change::Service(_, service)) => service,
         Ok(Change::EndpointSlice(..)) | Err(_) => None,
     };

@@ -30,6 +30,8 @@ pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
+const NO_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+
 /// A field of an object that an API server would refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{object}\" is invalid: {field}: {why}")]
@@ -44,6 +46,38 @@ pub struct ConvertError {
     pub value: String,
     /// What is wrong with it, and what would be right.
     pub why: String,
+}
+
+/// What an object comes to. As in kube-proxy an odd address costs itself and not the object; who can have objects put right
+/// asks for the [`whole`](Self::whole) of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted<T> {
+    /// All of the object that can be served.
+    pub value: T,
+    /// What an API server would refuse of it.
+    pub left_out: Vec<ConvertError>,
+}
+
+impl<T> Converted<T> {
+    /// The same as something else.
+    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Converted<U> {
+        Converted { value: into(self.value), left_out: self.left_out }
+    }
+
+    /// The whole object.
+    ///
+    /// # Errors
+    ///
+    /// The first of what is left out.
+    pub fn whole(self) -> Result<T, ConvertError> {
+        self.left_out.into_iter().next().map_or(Ok(self.value), Err)
+    }
+}
+
+impl<T> From<T> for Converted<T> {
+    fn from(value: T) -> Self {
+        Self { value, left_out: Vec::new() }
+    }
 }
 
 /// The object an error is about.
@@ -93,11 +127,7 @@ impl Object {
                 Err(self.invalid(field, text, "must not be an IPv4-mapped IPv6 address: write it as IPv4"))
             }
             Some(ip) => Ok(ip),
-            None => Err(self.invalid(
-                field,
-                text,
-                "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
-            )),
+            None => Err(self.invalid(field, text, NO_IP)),
         }
     }
 
@@ -128,21 +158,21 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 }
 
 /// A Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another proxy is
-/// [`Change::Service`] with `None`.
+/// [`Change::Service`] with `None`. External addresses and source ranges that cannot be read are left out.
 ///
 /// # Errors
 ///
-/// A field that an API server would refuse.
-pub fn service(service: &core::Service) -> Result<Change, ConvertError> {
+/// Any other field that an API server would refuse.
+pub fn service(service: &core::Service) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
     if has_label(&service.metadata, SERVICE_PROXY_NAME) {
-        return Ok(Change::Service(name, None));
+        return Ok(Change::Service(name, None).into());
     }
     let Some(spec) = &service.spec else { return Err(object.required("spec", "a Service needs a spec")) };
     match spec.type_.as_deref().unwrap_or("ClusterIP") {
         "ClusterIP" | "NodePort" | "LoadBalancer" => {}
-        "ExternalName" => return Ok(Change::Service(name, None)),
+        "ExternalName" => return Ok(Change::Service(name, None).into()),
         unknown => {
             let known = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
             return Err(object.unsupported("spec.type", unknown, &known));
@@ -152,19 +182,19 @@ pub fn service(service: &core::Service) -> Result<Change, ConvertError> {
     if !external::has_node_ports(spec) {
         ports.iter_mut().for_each(|port| port.node_port = None);
     }
-    let external = external::external(&object, spec, service.status.as_ref())?;
+    let Converted { value: external, left_out } = external::external(&object, spec, service.status.as_ref())?;
     let internal = spec.internal_traffic_policy.as_deref();
     let internal_policy = external::traffic_policy(&object, "spec.internalTrafficPolicy", internal)?;
     let affinity_seconds = affinity(&object, spec)?;
     let cluster_ips = cluster_ips(&object, spec)?;
     if cluster_ips.is_empty() {
-        return Ok(Change::Service(name, None));
+        return Ok(Change::Service(name, None).into());
     }
     if ports.is_empty() && spec.ports.as_ref().is_none_or(Vec::is_empty) {
         return Err(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
     let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy };
-    Ok(Change::Service(name, Some(service)))
+    Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 
 /// The virtual addresses; none for a headless Service and one that has no address yet.
@@ -247,12 +277,12 @@ fn affinity(object: &Object, spec: &core::ServiceSpec) -> Result<Option<u32>, Co
 }
 
 /// An EndpointSlice. One of no Service, of a headless Service or with names instead of addresses is
-/// [`Change::EndpointSlice`] with `None`.
+/// [`Change::EndpointSlice`] with `None`. Endpoints whose address can be none, and ports that cannot be read, are left out.
 ///
 /// # Errors
 ///
-/// A field that an API server would refuse.
-pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Change, ConvertError> {
+/// Any other field that an API server would refuse.
+pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);
     let labels = slice.metadata.labels.as_ref();
@@ -260,36 +290,50 @@ pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Change, Conver
     let is_v4 = match slice.address_type.as_str() {
         "IPv4" => true,
         "IPv6" => false,
-        "FQDN" => return Ok(Change::EndpointSlice(name, None)),
+        "FQDN" => return Ok(Change::EndpointSlice(name, None).into()),
         unknown => return Err(object.unsupported("addressType", unknown, &["FQDN", "IPv4", "IPv6"])),
     };
     let Some(service) = service.filter(|_| !has_label(&slice.metadata, HEADLESS)) else {
-        return Ok(Change::EndpointSlice(name, None));
+        return Ok(Change::EndpointSlice(name, None).into());
     };
     let service = ObjectName { namespace: name.namespace.clone(), name: service.as_str().into() };
-    let ports = endpoint_ports(&object, slice.ports.as_deref().unwrap_or_default())?;
-    let mut endpoints = Vec::new();
-    for (index, endpoint) in slice.endpoints.iter().flatten().enumerate() {
-        endpoints.extend(slice_endpoint(&object, index, endpoint, is_v4)?);
-    }
-    Ok(Change::EndpointSlice(name, Some(EndpointSlice { service, ports, endpoints })))
+    let mut left_out = Vec::new();
+    let ports = slice.ports.iter().flatten().enumerate();
+    let ports = readable(ports.map(|(index, port)| slice_port(&object, index, port)), &mut left_out);
+    let endpoints = slice.endpoints.iter().flatten().enumerate();
+    let endpoints = endpoints.map(|(index, endpoint)| slice_endpoint(&object, index, endpoint, is_v4));
+    let endpoints = readable(endpoints, &mut left_out);
+    let value = Change::EndpointSlice(name, Some(EndpointSlice { service, ports, endpoints }));
+    Ok(Converted { value, left_out })
 }
 
-/// Ports without a name or a number mean nothing to kube-proxy, and so to us.
-fn endpoint_ports(
-    object: &Object,
-    ports: &[discovery::EndpointPort],
-) -> Result<Vec<EndpointPort>, ConvertError> {
-    let mut converted = Vec::new();
-    for (index, port) in ports.iter().enumerate() {
-        let protocol = object.protocol(format!("ports[{index}].protocol"), port.protocol.as_deref())?;
-        let (Some(name), Some(number)) = (port.name.as_deref(), port.port.filter(|port| *port != 0)) else {
-            continue;
-        };
-        let port = object.port(format!("ports[{index}].port"), number)?;
-        converted.push(EndpointPort { name: name.into(), protocol, port });
+/// The parts of an object that are something and can be read.
+fn readable<T>(
+    parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
+    left_out: &mut Vec<ConvertError>,
+) -> Vec<T> {
+    let mut found = Vec::new();
+    for part in parts {
+        match part {
+            Ok(part) => found.extend(part),
+            Err(error) => left_out.push(error),
+        }
     }
-    Ok(converted)
+    found
+}
+
+/// A port without a name or a number means nothing to kube-proxy, and so to us.
+fn slice_port(
+    object: &Object,
+    index: usize,
+    port: &discovery::EndpointPort,
+) -> Result<Option<EndpointPort>, ConvertError> {
+    let protocol = object.protocol(format!("ports[{index}].protocol"), port.protocol.as_deref())?;
+    let (Some(name), Some(number)) = (port.name.as_deref(), port.port.filter(|port| *port != 0)) else {
+        return Ok(None);
+    };
+    let port = object.port(format!("ports[{index}].port"), number)?;
+    Ok(Some(EndpointPort { name: name.into(), protocol, port }))
 }
 
 fn slice_endpoint(

@@ -8,7 +8,7 @@ use std::{
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
-    convert,
+    convert::{self, ConvertError, Converted},
     family::{Families, Family},
     model::{Change, NodeAddresses, Policy},
 };
@@ -54,7 +54,7 @@ fn every_manifest_gives_the_maps_written_beside_it() {
 fn difference(manifest: &Path) -> Option<String> {
     let text = fs::read_to_string(manifest).expect("the manifest");
     let (node, errors) = node_of(&text);
-    let errors = errors.into_iter().map(|error| format!("error {error}\n"));
+    let errors = errors.into_iter().map(|error| format!("{error}\n"));
     let problems = node.reconciler.problems().map(|problem| format!("problem {problem}\n"));
     let found = node.kernel.dump()
         + &node.dump_health()
@@ -69,16 +69,19 @@ fn difference(manifest: &Path) -> Option<String> {
 }
 
 /// A node that knows these documents, and those that are not right.
-pub(crate) fn node_of(yaml: &str) -> (Node, Vec<convert::ConvertError>) {
+pub(crate) fn node_of(yaml: &str) -> (Node, Vec<String>) {
     let mut documents: Vec<Value> = serde_saphyr::from_multiple(yaml).expect("YAML");
     let is_node = |document: &Value| document["kind"] == "Node";
     let this = documents.iter().position(is_node).map(|index| documents.remove(index));
     let mut node = this.map_or_else(|| Node::new(SLOTS), |this| described(parse(this)));
     let mut errors = Vec::new();
     for document in documents {
-        match changes(document) {
-            Ok(changes) => node.reconciler.handle(changes),
-            Err(error) => errors.push(error),
+        match converted(document) {
+            Ok(Converted { value, left_out }) => {
+                node.reconciler.handle(value);
+                errors.extend(left_out.iter().map(|error| format!("left out {error}")));
+            }
+            Err(error) => errors.push(format!("error {error}")),
         }
     }
     node.settle();
@@ -103,15 +106,24 @@ fn described(document: NodeDocument) -> Node {
     node
 }
 
-pub(crate) fn changes(document: Value) -> Result<Vec<Change>, convert::ConvertError> {
+pub(crate) fn changes(document: Value) -> Result<Vec<Change>, ConvertError> {
+    converted(document)?.whole()
+}
+
+fn converted(document: Value) -> Result<Converted<Vec<Change>>, ConvertError> {
     match document["kind"].as_str() {
-        Some("Service") => convert::service(&parse::<core::Service>(document)).map(|change| vec![change]),
+        Some("Service") => {
+            Ok(convert::service(&parse::<core::Service>(document))?.map(|change| vec![change]))
+        }
         Some("EndpointSlice") => {
-            convert::endpoint_slice(&parse::<discovery::EndpointSlice>(document)).map(|change| vec![change])
+            let slice = parse::<discovery::EndpointSlice>(document);
+            Ok(convert::endpoint_slice(&slice)?.map(|change| vec![change]))
         }
         Some("Endpoints") => {
-            let slices = convert::endpoints(&parse::<core::Endpoints>(document))?;
-            Ok(slices.into_iter().map(|(name, slice)| Change::EndpointSlice(name, Some(slice))).collect())
+            let slices = convert::endpoints(&parse::<core::Endpoints>(document))?.into_iter();
+            let changes: Vec<_> =
+                slices.map(|(name, slice)| Change::EndpointSlice(name, Some(slice))).collect();
+            Ok(changes.into())
         }
         kind => panic!("no test needs {kind:?}"),
     }

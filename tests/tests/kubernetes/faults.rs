@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::{
     api_server::Fault,
-    bed::{A_WHILE, Bed, PATIENCE, SOON},
+    bed::{A_WHILE, Bed, PATIENCE, SOON, endpoint},
 };
 
 const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
@@ -129,6 +131,32 @@ fn a_malformed_object_costs_nobody_else_anything() {
     bed.server().put(bed.service("a", 1));
     bed.wait_until("no problem", SOON, |bed| bed.problems() == "[]");
     bed.assert_stays(&["a 1", "c 3", "d 4"], Duration::from_millis(300));
+}
+
+#[test]
+fn an_odd_address_costs_itself_and_nothing_else() {
+    let mut bed = with_a_and_b();
+    let odd = json!({"addresses": ["127.0.0.1"], "conditions": {"ready": true}});
+    bed.server().put(bed.slice_of("a", "a", &[endpoint(7), odd.clone()]));
+    bed.wait_served("the other endpoint", SOON, &["a 1 7", "b 2"]);
+    bed.server().put(bed.slice_of("a", "a", &[endpoint(8), odd, endpoint(9)]));
+    bed.wait_served("the slice is followed", SOON, &["a 1 8 9", "b 2"]);
+    let mut service = bed.service("b", 2);
+    service["spec"]["externalIPs"] = json!(["198.51.100.300"]);
+    bed.server().put(service);
+    let problems =
+        ["EndpointSlice \\\"default/a\\\"", "127.0.0.1", "Service \\\"default/b\\\"", "198.51.100.300"];
+    let names = |bed: &Bed| problems.iter().all(|part| bed.problems().contains(part));
+    bed.wait_until("both problems", SOON, names);
+    assert_eq!(bed.log().matches("may not be in the loopback range").count(), 1, "log:\n{}", bed.log());
+
+    bed.kill_agent();
+    bed.start_agent();
+    bed.wait_until("both problems again", SOON, names);
+    bed.assert_stays(&["a 1 8 9", "b 2"], Duration::from_millis(300));
+    bed.server().put(bed.slice("a", 8));
+    bed.server().put(bed.service("b", 2));
+    bed.wait_until("no problem", SOON, |bed| bed.problems() == "[]");
 }
 
 #[test]

@@ -342,6 +342,14 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
+    // Of an API server's object that one endpoint would be left out. Here is somebody who can put it right.
+    assert_eq!(
+        problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),
+        [format!(
+            "{place} endpoints[1].addresses[0]: Invalid value: \"224.0.1.5\": may not be a multicast address \
+             (224.0.0.0/4, ff00::/8)"
+        )]
+    );
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[]")),
         [format!("{place} endpoints[0].addresses: Required value: must contain at least 1 address")]
