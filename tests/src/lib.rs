@@ -11,6 +11,7 @@
 //! Ctrl-C and for what a killed process left behind.
 
 pub mod agent;
+pub mod bench;
 pub mod cgroup;
 pub mod cleanup;
 pub mod client;

@@ -57,7 +57,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test => test::run(),
         Task::Bench(args) => {
             prepare_agent()?;
-            bench::run(args)
+            bench::run(&args)
         }
     }
 }

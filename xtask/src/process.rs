@@ -31,7 +31,8 @@ pub(crate) fn is_installed(program: &str) -> bool {
     env::split_paths(&path).chain(system).any(|dir| dir.join(program).is_file())
 }
 
-fn command_line(command: &Command) -> String {
+/// The command as one would type it.
+pub(crate) fn command_line(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let settings = settings.map(|(name, value)| format!("{}={}", name.display(), value.display()));
     // Not the whole path of cargo, which says nothing and is long.

@@ -15,6 +15,7 @@ use lb_agent::datapath::Pinned;
 use lb_common::{Address, Backend, Service, ServiceKey};
 use lb_tests::{
     agent::{Agent, Settings},
+    bench::{Figure, Quantile, Unit},
     manifests::Manifests,
     netns::{Netns, unique_prefix},
     wait_for,
@@ -22,7 +23,7 @@ use lb_tests::{
 
 use crate::{
     memory::Resident,
-    report::{Figure, Quantile, Report, Unit},
+    report::Report,
     temporary_folder,
     workload::{Edit, Folder, Size},
 };

@@ -17,9 +17,11 @@ use lb_core::{
     reconciler::Reconciler,
 };
 
+use lb_tests::bench::{Figure, Quantile, Unit};
+
 use crate::{
     memory,
-    report::{Figure, Quantile, Report, Unit},
+    report::Report,
     temporary_folder,
     workload::{CLUSTER_IP_RANGE, Folder, Size},
 };

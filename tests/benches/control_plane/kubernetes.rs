@@ -13,6 +13,7 @@ use anyhow::{Context as _, ensure};
 use lb_agent::datapath::Pinned;
 use lb_tests::{
     agent::binary,
+    bench::{Figure, Quantile, Unit},
     cleanup::Cleanup,
     netns::{Netns, unique_prefix},
     wait_for,
@@ -23,7 +24,7 @@ use crate::{
     api_server::ApiServer,
     memory::Resident,
     objects::{NODE, Objects},
-    report::{Figure, Quantile, Report, Unit},
+    report::Report,
     temporary_folder,
     workload::Size,
 };

@@ -6,7 +6,6 @@ mod agent;
 mod api_server;
 mod in_process;
 mod kubernetes;
-mod machine;
 mod memory;
 mod objects;
 mod report;
@@ -21,9 +20,12 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_common::capacity;
-use lb_tests::cleanup::{self, Cleanup, Resource};
+use lb_tests::{
+    bench::{Machine, machine},
+    cleanup::{self, Cleanup, Resource},
+};
 
-use self::{machine::Machine, report::Report, workload::Size};
+use self::{report::Report, workload::Size};
 
 /// Into how many files the agent's manifests are put, one variant after the other.
 const FILES: [u32; 2] = [1, 100];

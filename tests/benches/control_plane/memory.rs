@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use aya::maps::MapData;
 
-use crate::machine::{field, kibibytes};
+use lb_tests::bench::machine::{field, kibibytes};
 
 /// Resident memory of a process in bytes.
 #[derive(Clone, Copy)]

@@ -1,55 +1,78 @@
 //! What it ran on.
 
-use std::{fs, thread};
+use std::{fmt, fs, process::Command, thread};
 
 use anyhow::Context as _;
 use serde::Serialize;
 
 /// The machine and its kernel.
 #[derive(Debug, Serialize)]
-pub(crate) struct Machine {
+pub struct Machine {
     /// Model of the first CPU.
-    pub(crate) cpu: String,
+    pub cpu: String,
     /// Number of CPUs.
-    pub(crate) cpus: usize,
+    pub cpus: usize,
     /// Memory in bytes.
-    pub(crate) memory: u64,
+    pub memory: u64,
     /// Release of the kernel.
-    pub(crate) kernel: String,
+    pub kernel: String,
+    /// What was measured: the commit, with "-dirty" where files differ from it.
+    pub commit: String,
     /// Load of the last minute when the benchmark began; anything near the number of CPUs disturbs the figures.
-    pub(crate) load_before: f64,
+    pub load_before: f64,
 }
 
 impl Machine {
     /// This machine.
-    pub(crate) fn read() -> anyhow::Result<Self> {
+    pub fn read() -> anyhow::Result<Self> {
         let cpu = field(&read("/proc/cpuinfo")?, "model name");
         Ok(Self {
             cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cpus: thread::available_parallelism()?.get(),
             memory: kibibytes(&read("/proc/meminfo")?, "MemTotal")?,
             kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
             load_before: load()?,
         })
     }
 }
 
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, cpus, memory, kernel, commit, load_before } = self;
+        let gigabytes = *memory as f64 / 1e9;
+        write!(
+            f,
+            "{cpus} x {cpu}, {gigabytes:.1} GB, Linux {kernel}; commit {commit}; load {load_before} before"
+        )
+    }
+}
+
+/// What git calls the state of the source; `None` outside of a repository.
+fn commit() -> Option<String> {
+    let mut git = Command::new("git");
+    git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
+    let output = git.current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+    let name = String::from_utf8(output.stdout).ok()?;
+    Some(name.trim().to_owned()).filter(|name| output.status.success() && !name.is_empty())
+}
+
 /// Processes that ran or wanted to, on average over the last minute.
-pub(crate) fn load() -> anyhow::Result<f64> {
+pub fn load() -> anyhow::Result<f64> {
     let text = read("/proc/loadavg")?;
     let first = text.split(' ').next().unwrap_or_default();
     first.parse().with_context(|| format!("the load in /proc/loadavg: {text}"))
 }
 
 /// The value of a line `NAME: N kB`, in bytes.
-pub(crate) fn kibibytes(text: &str, name: &str) -> anyhow::Result<u64> {
+pub fn kibibytes(text: &str, name: &str) -> anyhow::Result<u64> {
     let value = field(text, name).with_context(|| format!("{name} is missing"))?;
     let number = value.trim_end_matches("kB").trim();
     Ok(1024 * number.parse::<u64>().with_context(|| format!("{name} is {value}"))?)
 }
 
 /// The value of a line `NAME: VALUE`.
-pub(crate) fn field(text: &str, name: &str) -> Option<String> {
+pub fn field(text: &str, name: &str) -> Option<String> {
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
     fields.find(|(field, _)| field.trim() == name).map(|(_, value)| value.trim().to_owned())
 }

@@ -1,0 +1,194 @@
+//! What was measured several times, and what of it must hold.
+
+use std::fmt;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Seconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+    /// Just a number.
+    Count,
+}
+
+/// One thing that was measured, several times.
+pub struct Figure {
+    /// Where it was measured.
+    pub place: String,
+    /// What it is.
+    pub what: String,
+    unit: Unit,
+    samples: Samples,
+    target: Option<Target>,
+}
+
+/// What a figure must stay below.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Target {
+    /// Of all samples, the one that counts.
+    pub quantile: Quantile,
+    /// The limit, in the unit of the figure.
+    pub below: f64,
+}
+
+/// A sample by its place in the order of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantile {
+    /// The least.
+    Min,
+    /// The one in the middle.
+    Median,
+    /// Of 100 samples 99 are not above it.
+    P99,
+    /// The greatest.
+    Max,
+}
+
+/// What was measured, in ascending order.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// In any order.
+    pub fn new(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        Self(samples)
+    }
+
+    /// The sample at this place; not a number where there are none.
+    pub fn at(&self, quantile: Quantile) -> f64 {
+        let count = self.0.len();
+        let rank = match quantile {
+            Quantile::Min => 1,
+            Quantile::Median => count.div_ceil(2),
+            Quantile::P99 => (count * 99).div_ceil(100),
+            Quantile::Max => count,
+        };
+        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Number, minimum, median and maximum.
+impl Serialize for Samples {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Samples", 4)?;
+        fields.serialize_field("samples", &self.count())?;
+        fields.serialize_field("min", &self.at(Quantile::Min))?;
+        fields.serialize_field("median", &self.at(Quantile::Median))?;
+        fields.serialize_field("max", &self.at(Quantile::Max))?;
+        fields.end()
+    }
+}
+
+impl Figure {
+    /// At least one sample.
+    pub fn new(place: &str, what: &str, unit: Unit, samples: Vec<f64>) -> Self {
+        let samples = Samples::new(samples);
+        Self { place: place.to_owned(), what: what.to_owned(), unit, samples, target: None }
+    }
+
+    /// With a target.
+    pub fn target(self, quantile: Quantile, below: f64) -> Self {
+        Self { target: Some(Target { quantile, below }), ..self }
+    }
+
+    /// The sample at this place.
+    pub fn at(&self, quantile: Quantile) -> f64 {
+        self.samples.at(quantile)
+    }
+
+    /// Whether the target is met, if there is one.
+    pub fn is_met(&self) -> Option<bool> {
+        self.target.map(|target| self.at(target.quantile) < target.below)
+    }
+
+    fn verdict(&self) -> String {
+        let (Some(target), Some(met)) = (self.target, self.is_met()) else { return String::new() };
+        format!("{} {} < {}", mark(met), target.quantile, self.unit.show(target.below))
+    }
+}
+
+/// Whether a target is met, in one character.
+pub const fn mark(met: bool) -> &'static str {
+    if met { "✓" } else { "✗" }
+}
+
+impl Serialize for Figure {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Figure", 10)?;
+        fields.serialize_field("place", &self.place)?;
+        fields.serialize_field("what", &self.what)?;
+        fields.serialize_field("unit", &self.unit)?;
+        fields.serialize_field("samples", &self.samples.count())?;
+        fields.serialize_field("min", &self.at(Quantile::Min))?;
+        fields.serialize_field("median", &self.at(Quantile::Median))?;
+        fields.serialize_field("p99", &self.at(Quantile::P99))?;
+        fields.serialize_field("max", &self.at(Quantile::Max))?;
+        fields.serialize_field("target", &self.target)?;
+        fields.serialize_field("met", &self.is_met())?;
+        fields.end()
+    }
+}
+
+impl fmt::Display for Quantile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Min => "min",
+            Self::Median => "median",
+            Self::P99 => "p99",
+            Self::Max => "max",
+        })
+    }
+}
+
+impl Unit {
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::Seconds if value >= 1.0 => format!("{value:.2} s"),
+            Self::Seconds => format!("{:.2} ms", value * 1e3),
+            Self::Bytes if value >= 1e5 => format!("{:.1} MB", value / 1e6),
+            Self::Bytes => format!("{:.1} kB", value / 1e3),
+            Self::Count => format!("{value}"),
+        }
+    }
+}
+
+/// A heading for each place, with its figures below.
+pub fn table(figures: &[Figure]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).force_no_tty();
+    table.set_header(["", "samples", "min", "median", "p99", "max", "target"]);
+    let mut place = "";
+    for figure in figures {
+        if figure.place != place {
+            place = &figure.place;
+            table.add_row([place]);
+        }
+        let show = |quantile| figure.unit.show(figure.at(quantile));
+        table.add_row([
+            format!("  {}", figure.what),
+            figure.samples.count().to_string(),
+            show(Quantile::Min),
+            show(Quantile::Median),
+            show(Quantile::P99),
+            show(Quantile::Max),
+            figure.verdict(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1).take(5) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
