@@ -121,6 +121,9 @@ pub struct RunArgs {
     /// Whose sockets are served by system call, so that they reach every virtual address [default: host]
     #[arg(long, value_name = "WHOSE", env = "LB_AGENT_SOCKET_LB", hide_env_values = true)]
     pub socket_lb: Option<SocketLb>,
+    /// Which wire devices are served at XDP, before there is an skb [default: auto]
+    #[arg(long, value_name = "MODE", env = "LB_AGENT_XDP", hide_env_values = true)]
+    pub xdp: Option<Xdp>,
     /// Where /healthz and /livez are served; empty: nowhere [default: 0.0.0.0:10256]
     #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS", hide_env_values = true)]
     pub healthz_bind_address: Option<String>,
@@ -189,6 +192,20 @@ pub enum SocketLb {
     /// Those of pods in networks of their own too: no packet of theirs is translated, or masqueraded
     All,
     /// Nobody's: processes of the node reach no Service
+    Off,
+}
+
+/// Which wire devices are served at XDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Xdp {
+    /// Those whose drivers have a native mode, but no veth, whose frames are lost unless the peer polls
+    Auto,
+    /// Those whose drivers have a native mode, veth too
+    Native,
+    /// All: in native mode where there is one, else in generic mode, on copies of packets
+    Generic,
+    /// None: everything is served at tc
     Off,
 }
 

@@ -63,11 +63,14 @@ pub mod flow_flags {
     /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
     /// towards the backend, and back where the backend's enter. The first one (VIP to backend) is a flow of its own.
     pub const MASQUERADE: u8 = 8;
+    /// Client and backend are both beyond the wire: packets of both directions are translated where they enter, VIP and
+    /// masquerading in one step, and sent on at once, past the stack.
+    pub const ROUTED: u8 = 16;
 
     /// The flags of the opposite direction: a flow is translated at one hook on its way there and at the other on its way
     /// back, unless it turns around.
     pub const fn peer(flags: u8) -> u8 {
-        flags ^ if flags & HAIRPIN != 0 { REPLY } else { REPLY | AT_EGRESS }
+        flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
 }
 
@@ -120,6 +123,28 @@ impl Tick {
     }
 }
 
+/// How packets of one direction leave: what the routing table and the neighbours said at one moment. Only routed flows
+/// ([`flow_flags::ROUTED`]) have one.
+///
+/// Two CPUs that renew it at once while the route changes may mix two answers; a packet that leaves by such a mixture is
+/// lost on the wire, as packets are while routes change.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Hop {
+    /// MAC address of the next hop.
+    pub destination: [u8; 6],
+    /// MAC address of the device that the packets leave through.
+    pub source: [u8; 6],
+    /// Interface index of that device.
+    pub device: u32,
+    /// Octets of the largest IP packet that goes this way.
+    pub mtu: u32,
+    /// When that was so; older answers are renewed. 0 is never.
+    pub asked: Tick,
+}
+
+const _: () = assert!(size_of::<Hop>() == 24);
+
 /// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -145,9 +170,11 @@ pub struct Flow {
     pub flags: u8,
     /// Always 0.
     pub zeros: u16,
+    /// How packets of a routed flow leave; zeros in any other.
+    pub hop: Hop,
 }
 
-const _: () = assert!(size_of::<Flow>() == 64);
+const _: () = assert!(size_of::<Flow>() == 88);
 
 /// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
 /// [`Segment::of_chunk`].
@@ -234,6 +261,14 @@ impl Flow {
     /// An entry that turns packets of `from` into packets of `to`; `flags` are [`flow_flags`].
     #[inline(always)]
     pub fn new(from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) -> Self {
+        let mut flow = Self::zeroed();
+        flow.begin(from, to, service, flags, now);
+        flow
+    }
+
+    /// Makes this such an entry, in place: the stack of a BPF program has no room for it.
+    #[inline(always)]
+    pub fn begin(&mut self, from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) {
         let addresses = Sum::ZERO
             .sub_16(from.source.octets())
             .sub_16(from.destination.octets())
@@ -244,18 +279,13 @@ impl Flow {
             .sub_word(from.destination_port.to_be())
             .add_word(to.source_port.to_be())
             .add_word(to.destination_port.to_be());
-        Self {
-            to: *to,
-            service,
-            last_seen: now,
-            next_seq: 0,
-            last_ack: 0,
-            address_delta: addresses.fold(),
-            port_delta: ports.fold(),
-            seen: 0,
-            flags,
-            zeros: 0,
-        }
+        self.to = *to;
+        self.service = service;
+        self.last_seen = now;
+        (self.next_seq, self.last_ack) = (0, 0);
+        (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
+        (self.seen, self.flags, self.zeros) = (0, flags, 0);
+        self.hop.asked = Tick(0);
     }
 
     /// Whether this is the direction from the backend to the client.

@@ -19,6 +19,7 @@ mod outcome;
 mod service;
 mod settings;
 mod socket;
+mod wire;
 
 pub use address::Address;
 pub use fragment::{FragmentKey, FragmentPorts};
@@ -30,9 +31,10 @@ pub use service::{
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
+pub use wire::{Wire, wire_flags};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
 pub mod protocol {
@@ -62,6 +64,8 @@ pub mod capacity {
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices that clients inside the cluster speak through (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
+    /// Devices that lead to other machines (`WIRES`).
+    pub const WIRES: usize = 4_096;
     /// Clients of services with affinity (`AFFINITY`).
     pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).

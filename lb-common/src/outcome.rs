@@ -5,6 +5,8 @@ pub enum Verdict {
     Pass,
     /// Leaves again through the device it came from.
     Bounce,
+    /// Leaves through the device that the routing table says, past the stack.
+    Route,
     /// Is dropped.
     Drop,
 }
@@ -67,6 +69,18 @@ pub enum Outcome {
     SourceNotAllowed = 24,
     /// Dropped: an ICMP redirect about a translated packet, which would lead its sender past the VIP.
     IcmpRedirect = 25,
+    /// First packet of a flow between a client and a backend beyond the wire: a backend was chosen, and it was sent on.
+    NewRoutedFlow = 26,
+    /// A further packet of such a flow, in either direction.
+    Routed = 27,
+    /// An ICMP error about a packet of such a flow, translated and sent on.
+    RoutedIcmpError = 28,
+    /// A packet of such a flow that has come too far: answered with ICMP time exceeded.
+    TimeExceeded = 29,
+    /// A packet of such a flow that is too large for its way: answered with its MTU.
+    TooBig = 30,
+    /// Dropped: there is no route for a packet of such a flow any more.
+    NoRoute = 31,
 }
 
 impl Outcome {
@@ -74,7 +88,7 @@ impl Outcome {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their values.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 32] = [
         Self::NotIp,
         Self::NotTransport,
         Self::Malformed,
@@ -101,6 +115,12 @@ impl Outcome {
         Self::UnknownVip,
         Self::SourceNotAllowed,
         Self::IcmpRedirect,
+        Self::NewRoutedFlow,
+        Self::Routed,
+        Self::RoutedIcmpError,
+        Self::TimeExceeded,
+        Self::TooBig,
+        Self::NoRoute,
     ];
 
     /// What becomes of the packet.
@@ -119,7 +139,13 @@ impl Outcome {
             | Self::Reply
             | Self::IcmpError
             | Self::Masquerade => Verdict::Pass,
-            Self::Hairpin | Self::RejectTcp | Self::RejectUdp | Self::Echo => Verdict::Bounce,
+            Self::Hairpin
+            | Self::RejectTcp
+            | Self::RejectUdp
+            | Self::Echo
+            | Self::TimeExceeded
+            | Self::TooBig => Verdict::Bounce,
+            Self::NewRoutedFlow | Self::Routed | Self::RoutedIcmpError => Verdict::Route,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
@@ -129,7 +155,8 @@ impl Outcome {
             | Self::NoLocalBackend
             | Self::UnknownVip
             | Self::SourceNotAllowed
-            | Self::IcmpRedirect => Verdict::Drop,
+            | Self::IcmpRedirect
+            | Self::NoRoute => Verdict::Drop,
         }
     }
 
@@ -162,6 +189,12 @@ impl Outcome {
             Self::UnknownVip => "unknown_vip",
             Self::SourceNotAllowed => "source_not_allowed",
             Self::IcmpRedirect => "icmp_redirect",
+            Self::NewRoutedFlow => "new_routed_flow",
+            Self::Routed => "routed",
+            Self::RoutedIcmpError => "routed_icmp_error",
+            Self::TimeExceeded => "time_exceeded",
+            Self::TooBig => "too_big",
+            Self::NoRoute => "no_route",
         }
     }
 }

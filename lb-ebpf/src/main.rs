@@ -12,14 +12,17 @@ mod sockets;
 #[cfg(target_arch = "bpf")]
 mod programs {
     use aya_ebpf::{
-        bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC},
-        macros::classifier,
-        programs::TcContext,
+        bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+        macros::{classifier, xdp},
+        programs::{TcContext, XdpContext},
     };
     use lb_common::{Outcome, Verdict};
     use lb_ebpf::packet::Layer;
 
-    use crate::datapath::{Hook, Skb, process, stats};
+    use crate::datapath::{
+        Hook, Skb, process, stats,
+        xdp::{self, Frames, Xdp},
+    };
 
     /// Packets that enter the node through an Ethernet device: from a pod, or from the wire.
     #[classifier]
@@ -54,17 +57,48 @@ mod programs {
         match outcome.verdict() {
             // The next program on the hook, then the stack.
             Verdict::Pass => TC_ACT_UNSPEC,
-            Verdict::Bounce => TC_ACT_REDIRECT as i32,
+            Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
             Verdict::Drop => TC_ACT_SHOT as i32,
         }
     }
 
-    /// Sends back what is to be sent back.
+    /// Sends back what is to be sent back, and on what is to be routed.
     #[inline(always)]
     fn finish(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {
             Verdict::Bounce if skb.bounce().is_err() => Outcome::RewriteFailed,
-            Verdict::Bounce | Verdict::Pass | Verdict::Drop => outcome,
+            Verdict::Route if skb.route().is_err() => Outcome::RewriteFailed,
+            Verdict::Bounce | Verdict::Route | Verdict::Pass | Verdict::Drop => outcome,
+        }
+    }
+
+    /// Frames that come from the wire, before there is an skb.
+    #[xdp(frags)]
+    fn xdp_physical(ctx: XdpContext) -> u32 {
+        run_xdp(ctx, Frames::Physical)
+    }
+
+    /// The same where frames may come from this very machine.
+    #[xdp(frags)]
+    fn xdp_virtual(ctx: XdpContext) -> u32 {
+        run_xdp(ctx, Frames::Virtual)
+    }
+
+    #[inline(always)]
+    fn run_xdp(ctx: XdpContext, frames: Frames) -> u32 {
+        let mut xdp = Xdp::new(ctx);
+        let outcome = xdp::process(&mut xdp, frames).unwrap_or_else(|early| early);
+        match outcome.verdict() {
+            // To tc, which counts it.
+            Verdict::Pass | Verdict::Bounce => xdp_action::XDP_PASS,
+            Verdict::Route => {
+                stats::count(outcome);
+                xdp.leave()
+            }
+            Verdict::Drop => {
+                stats::count(outcome);
+                xdp_action::XDP_DROP
+            }
         }
     }
 

@@ -108,6 +108,20 @@ pub const fn port_unreachable(is_v4: bool) -> [u8; 8] {
     if is_v4 { [3, 3, 0, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0, 0, 0] }
 }
 
+/// The first 8 octets of an ICMP time exceeded in transit, checksum still 0 (RFC 792; RFC 4443 §3.3).
+#[inline(always)]
+pub const fn time_exceeded(is_v4: bool) -> [u8; 8] {
+    if is_v4 { [11, 0, 0, 0, 0, 0, 0, 0] } else { [3, 0, 0, 0, 0, 0, 0, 0] }
+}
+
+/// The first 8 octets of an ICMP error that tells the `mtu` in octets, checksum still 0: fragmentation needed (RFC 1191
+/// §4) or packet too big (RFC 4443 §3.2).
+#[inline(always)]
+pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
+    let [a, b, c, d] = mtu.to_be_bytes();
+    if is_v4 { [3, 4, 0, 0, 0, 0, c, d] } else { [2, 0, 0, 0, a, b, c, d] }
+}
+
 /// The ICMP of the version that goes with the address family.
 #[inline(always)]
 pub const fn icmp_protocol(is_v4: bool) -> u8 {

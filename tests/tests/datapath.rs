@@ -16,7 +16,8 @@ use std::{
 use aya::programs::{SchedClassifier, TcAttachType};
 use lb_agent::datapath::{
     AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
-    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, check, cleanup, detect_devices, grace,
+    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, XdpMode, XdpOption, check, cleanup,
+    detect_devices, grace,
 };
 use lb_common::{
     Address, Backend, Outcome, Service, ServiceKey,
@@ -67,7 +68,7 @@ impl Sandbox {
     }
 
     fn pin(&self, path: &str) -> PathBuf {
-        self.bpffs().join("lb/v2").join(path)
+        self.bpffs().join("lb/v3").join(path)
     }
 }
 
@@ -129,7 +130,15 @@ fn wire(name: &str, index: u32) -> Device {
     ip(&format!("link add {name} index {index} type veth peer name {name}-far"));
     ip(&format!("link set {name} up"));
     ip(&format!("link set {name}-far up"));
-    Device { index, name: name.to_owned(), kind: DeviceKind::Wire, layer: Layer::Ethernet }
+    Device {
+        index,
+        name: name.to_owned(),
+        kind: DeviceKind::Wire,
+        layer: Layer::Ethernet,
+        mtu: 1500,
+        is_pair: true,
+        is_virtual: true,
+    }
 }
 
 /// The programs on a tcx hook by id, in the order they run.
@@ -399,7 +408,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 16, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 17, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
@@ -415,7 +424,7 @@ fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
     mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
     let inner = outer.join("nodes/a");
     drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
-    assert!(outer.join("nodes/a/lb/v2/SERVICES").exists());
+    assert!(outer.join("nodes/a/lb/v3/SERVICES").exists());
     assert!(!cleanup(&inner).unwrap().unmounted);
     drop(sandbox.open());
     assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
@@ -428,7 +437,7 @@ fn another_version_is_retired() {
     let old = sandbox.open();
     sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
     drop(old);
-    fs::rename(sandbox.bpffs().join("lb/v2"), sandbox.bpffs().join("lb/v0")).unwrap();
+    fs::rename(sandbox.bpffs().join("lb/v3"), sandbox.bpffs().join("lb/v0")).unwrap();
 
     let datapath = sandbox.open();
     sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
@@ -840,4 +849,106 @@ fn this_machine_can_run_it() {
     }
     assert!(probes.iter().all(|probe| probe.result != ProbeResult::Missing));
     assert!(!sandbox.bpffs().exists(), "checking makes nothing");
+}
+
+// ---- XDP
+
+/// What `ip` says of the XDP program of a device: mode and id.
+fn xdp_on(device: &str) -> Option<(String, u64)> {
+    let text = run("ip", &format!("-j -d link show dev {device}"));
+    let links: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let xdp = links[0].get("xdp")?;
+    let mode = match xdp["mode"].as_u64()? {
+        1 => "native",
+        2 => "generic",
+        other => panic!("mode {other}"),
+    };
+    Some((mode.to_owned(), xdp["prog"]["id"].as_u64()?))
+}
+
+fn open_with(sandbox: &Sandbox, xdp: XdpOption) -> Datapath {
+    Datapath::open(&Options { xdp, ..sandbox.options() }).unwrap()
+}
+
+#[test]
+fn xdp_serves_wires_in_the_mode_that_they_can_have_and_may() {
+    let sandbox = Sandbox::new();
+    let pair = wire("wire0", 50);
+    let workload = Device { kind: DeviceKind::Workload, ..wire("pod0", 51) };
+    let bare = Device { layer: Layer::Ip, ..wire("wg0", 52) };
+    ip("link add name br0 index 53 type bridge");
+    let bridge = Device { index: 53, name: "br0".to_owned(), is_pair: false, ..pair.clone() };
+    let devices = [pair, workload, bare, bridge];
+    for (option, on_pair, on_bridge) in [
+        (XdpOption::Auto, None, None),
+        (XdpOption::Native, Some("native"), None),
+        (XdpOption::Generic, Some("native"), Some("generic")),
+        (XdpOption::Off, None, None),
+    ] {
+        let datapath = open_with(&sandbox, option);
+        let mut attacher = datapath.xdp_attacher().unwrap();
+        for _again in 0..2 {
+            attacher.sync(&devices).unwrap();
+            for (device, expected) in [("wire0", on_pair), ("pod0", None), ("wg0", None), ("br0", on_bridge)]
+            {
+                let right = || xdp_on(device).map(|(mode, _)| mode).as_deref() == expected;
+                eventually(right);
+            }
+        }
+        let told: Vec<_> = devices.iter().map(|device| attacher.mode_of(device.index)).collect();
+        let told: Vec<_> = told.into_iter().map(|mode| mode.map(XdpMode::as_str)).collect();
+        assert_eq!(told, [on_pair, None, None, on_bridge], "{option:?}");
+        let shown = Pinned::open(&sandbox.bpffs()).unwrap().xdp_attachments().unwrap();
+        assert_eq!(shown.len(), on_pair.iter().chain(&on_bridge).count(), "{shown:?}");
+    }
+}
+
+#[test]
+fn the_next_agent_takes_over_the_link_and_cleanup_ends_it() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let open = || {
+        let datapath = open_with(&sandbox, XdpOption::Native);
+        datapath.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+    };
+    open();
+    let (mode, first) = xdp_on("wire0").expect("the link outlives its agent");
+    let inode = || fs::symlink_metadata(sandbox.pin("links/50-xdp-native")).unwrap().ino();
+    let link = inode();
+    open();
+    assert_eq!(inode(), link, "the same link");
+    let (_, second) = xdp_on("wire0").unwrap();
+    assert!(mode == "native" && second != first, "another program in it");
+    // A device of the same number that is another one.
+    ip("link del wire0");
+    let wire = wire_again(&wire);
+    let datapath = open_with(&sandbox, XdpOption::Native);
+    datapath.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+    assert!(xdp_on("wire0").is_some());
+    drop(datapath);
+    cleanup(&sandbox.bpffs()).unwrap();
+    eventually(|| xdp_on("wire0").is_none());
+}
+
+/// The device made anew.
+fn wire_again(device: &Device) -> Device {
+    wire(&device.name, device.index)
+}
+
+#[test]
+fn a_device_with_somebody_elses_xdp_program_is_served_at_tc() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let others = open_with(&sandbox, XdpOption::Native);
+    others.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+    let (_, program) = xdp_on("wire0").unwrap();
+    let second = Options { xdp: XdpOption::Native, bpffs: sandbox.folder.join("other"), ..sandbox.options() };
+    fs::create_dir(&second.bpffs).unwrap();
+    let ours = Datapath::open(&second).unwrap();
+    let mut attacher = ours.xdp_attacher().unwrap();
+    attacher.sync(std::slice::from_ref(&wire)).unwrap();
+    assert_eq!(attacher.mode_of(50), None);
+    assert_eq!(xdp_on("wire0").unwrap().1, program, "theirs stays");
+    drop(ours);
+    umount2(&second.bpffs, MntFlags::MNT_DETACH).unwrap();
 }

@@ -15,7 +15,7 @@ use crate::{
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
-    datapath::{Attachment, MapFill, Pinned, SocketAttachment},
+    datapath::{Attachment, Direction, MapFill, Pinned, SocketAttachment, XdpAttachment, XdpMode},
 };
 
 /// Everything `status` shows.
@@ -52,7 +52,7 @@ struct ProgramView {
     /// `wire` or `workload`; only the agent knows.
     kind: Option<String>,
     direction: &'static str,
-    /// `tcx` or `clsact`
+    /// `tcx`, `clsact`, `xdp native` or `xdp generic`
     layer: &'static str,
     program: String,
     program_id: u32,
@@ -91,7 +91,7 @@ pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
     let agent = agent(place, &pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
     let status = Status {
-        programs: pinned.attachments()?.iter().map(|attachment| program(attachment, devices)).collect(),
+        programs: programs(&pinned, devices)?,
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
@@ -113,12 +113,41 @@ fn agent(place: &Place, pinned: &Pinned) -> Agent {
     Agent { running: process.is_some() || report.is_some(), process, silent, report }
 }
 
-fn program(attachment: &Attachment, devices: &[DeviceReport]) -> ProgramView {
-    let Attachment { index, device, direction, mode, program } = attachment;
-    let known = devices.iter().find(|known| known.index == *index && known.name == *device);
+/// Programs on devices, those of each device together.
+fn programs(pinned: &Pinned, devices: &[DeviceReport]) -> anyhow::Result<Vec<ProgramView>> {
+    let tc = pinned.attachments()?;
+    let xdp = pinned.xdp_attachments()?;
+    let mut views: Vec<(u32, ProgramView)> = xdp.iter().map(|a| (a.index, xdp_program(a, devices))).collect();
+    views.extend(tc.iter().map(|a| (a.index, program(a, devices))));
+    views.sort_by_key(|(index, _)| *index);
+    Ok(views.into_iter().map(|(_, view)| view).collect())
+}
+
+fn kind_of(index: u32, device: &str, devices: &[DeviceReport]) -> Option<String> {
+    let known = devices.iter().find(|known| known.index == index && known.name == device);
+    known.map(|known| known.kind.clone())
+}
+
+fn xdp_program(attachment: &XdpAttachment, devices: &[DeviceReport]) -> ProgramView {
+    let XdpAttachment { index, device, mode, program } = attachment;
     ProgramView {
         device: device.clone(),
-        kind: known.map(|known| known.kind.clone()),
+        kind: kind_of(*index, device, devices),
+        direction: Direction::Ingress.as_str(),
+        layer: match mode {
+            XdpMode::Native => "xdp native",
+            XdpMode::Generic => "xdp generic",
+        },
+        program: program.name.clone(),
+        program_id: program.id,
+    }
+}
+
+fn program(attachment: &Attachment, devices: &[DeviceReport]) -> ProgramView {
+    let Attachment { index, device, direction, mode, program } = attachment;
+    ProgramView {
+        device: device.clone(),
+        kind: kind_of(*index, device, devices),
         direction: direction.as_str(),
         layer: mode.as_str(),
         program: program.name.clone(),
@@ -147,6 +176,7 @@ fn outcomes(packets: [u64; Outcome::COUNT]) -> Vec<OutcomeView> {
 const fn verdict_name(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "pass",
+        Verdict::Route => "route",
         Verdict::Bounce => "bounce",
         Verdict::Drop => "drop",
     }
@@ -313,7 +343,7 @@ mod tests {
             pending_since: None,
             failures: Vec::new(),
             problems: vec!["a.yaml, document 2 (line 9): bad".into()],
-            devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into() }],
+            devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into(), xdp: None }],
             node: node_report(),
         }
     }

@@ -16,8 +16,8 @@ use super::{
     error::{ConfigError, refused},
 };
 use crate::{
-    cli::{BpfLog, DetectLocalMode},
-    datapath::BpfLogLevel,
+    cli::{BpfLog, DetectLocalMode, Xdp},
+    datapath::{BpfLogLevel, XdpOption},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
 };
@@ -272,4 +272,14 @@ pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, Config
         return Err(refused("--log-level", filter, reason));
     }
     Ok(given)
+}
+
+/// The same in the words of the data plane.
+pub(super) fn xdp(option: Option<Xdp>) -> XdpOption {
+    match option {
+        None | Some(Xdp::Auto) => XdpOption::Auto,
+        Some(Xdp::Native) => XdpOption::Native,
+        Some(Xdp::Generic) => XdpOption::Generic,
+        Some(Xdp::Off) => XdpOption::Off,
+    }
 }

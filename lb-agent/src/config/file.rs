@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, path::Path, path::PathBuf};
 use serde::Deserialize;
 
 use super::{error::ConfigError, kube_proxy};
-use crate::cli::{BpfLog, DetectLocalMode, LogFormat, SocketLb};
+use crate::cli::{BpfLog, DetectLocalMode, LogFormat, SocketLb, Xdp};
 
 /// Every setting under the name of its flag. Names written in camelCase are taken, too.
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -41,6 +41,7 @@ pub(super) struct File {
     pub(super) nodeport_addresses: Option<List>,
     #[serde(alias = "socketLb")]
     pub(super) socket_lb: Option<SocketLb>,
+    pub(super) xdp: Option<Xdp>,
     #[serde(alias = "healthzBindAddress")]
     pub(super) healthz_bind_address: Option<String>,
     #[serde(alias = "metricsBindAddress")]

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{Config, DetectLocal, NodePortAddresses, SocketLb, Source};
-use crate::{cli::LogFormat, datapath::BpfLogLevel, kubernetes::ApiServer};
+use crate::{
+    cli::LogFormat,
+    datapath::{BpfLogLevel, XdpOption},
+    kubernetes::ApiServer,
+};
 
 impl Config {
     /// The effective value of every flag of `run` by its name; empty where nothing was said and nothing is meant.
@@ -71,6 +75,7 @@ impl Config {
             ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
             ("nodeport-addresses", node_ports),
             ("socket-lb", socket_lb(self.socket_lb).to_owned()),
+            ("xdp", xdp(self.xdp).to_owned()),
         ])
     }
 }
@@ -91,6 +96,15 @@ const fn socket_lb(whose: SocketLb) -> &'static str {
         SocketLb::Host => "host",
         SocketLb::All => "all",
         SocketLb::Off => "off",
+    }
+}
+
+const fn xdp(option: XdpOption) -> &'static str {
+    match option {
+        XdpOption::Auto => "auto",
+        XdpOption::Native => "native",
+        XdpOption::Generic => "generic",
+        XdpOption::Off => "off",
     }
 }
 

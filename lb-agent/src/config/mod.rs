@@ -32,7 +32,7 @@ pub use crate::{
 };
 use crate::{
     cli::{LogFormat, PlaceArgs, RunArgs},
-    datapath::{BpfLogLevel, Capacities, DevicePatterns},
+    datapath::{BpfLogLevel, Capacities, DevicePatterns, XdpOption},
     kubernetes::ApiServer,
     node::DEFAULT_MASQUERADE_PORTS,
 };
@@ -78,6 +78,8 @@ pub struct Config {
     pub node_port_addresses: NodePortAddresses,
     /// Whose sockets are served.
     pub socket_lb: SocketLb,
+    /// Which wire devices are served at XDP.
+    pub xdp: XdpOption,
     /// Where health is served.
     pub healthz: Option<SocketAddr>,
     /// Where metrics are served.
@@ -173,6 +175,7 @@ impl Config {
                 file.nodeport_addresses,
             ))?,
             socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
+            xdp: check::xdp(run.xdp.or(file.xdp)),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,

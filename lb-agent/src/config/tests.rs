@@ -90,7 +90,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
             flag if flag.starts_with("max-") => "7",
             "masquerade-all" => "true",
             "detect-local-mode" => "NodeCIDR",
-            "socket-lb" => "off",
+            "socket-lb" | "xdp" => "off",
             _ => "x",
         };
         let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

@@ -9,7 +9,7 @@ use super::state::{DeviceReport, State};
 use crate::{
     datapath::{
         Attacher, DatapathError, Device, DeviceKind, DevicePatterns, DeviceWatcher, InsideDevices, Network,
-        Place, SyncReport,
+        Place, SyncReport, XdpAttacher,
     },
     metrics::Metrics,
     node::DetectLocal,
@@ -25,6 +25,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Devices {
     watcher: DeviceWatcher,
     attacher: Attacher,
+    xdp: XdpAttacher,
     state: Arc<State>,
     metrics: Arc<Metrics>,
     inside: Inside,
@@ -43,7 +44,7 @@ pub(super) struct Inside {
 impl Devices {
     /// Watches this network namespace.
     pub(super) fn new(
-        attacher: Attacher,
+        (attacher, xdp): (Attacher, XdpAttacher),
         patterns: DevicePatterns,
         inside: Inside,
         state: Arc<State>,
@@ -51,7 +52,7 @@ impl Devices {
     ) -> Result<Self, DatapathError> {
         let mut watcher = DeviceWatcher::open(patterns)?;
         let (network, _) = watch::channel(watcher.network()?);
-        Ok(Self { watcher, attacher, state, metrics, inside, network, failed: Vec::new() })
+        Ok(Self { watcher, attacher, xdp, state, metrics, inside, network, failed: Vec::new() })
     }
 
     /// The network namespace, now and whenever it changes.
@@ -73,6 +74,8 @@ impl Devices {
         });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
+        // When tc is there: what XDP leaves alone is handled by it.
+        self.xdp.sync(&devices)?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
             if !places.is_empty() {
                 let places: Vec<_> = places.iter().map(ToString::to_string).collect();
@@ -92,7 +95,8 @@ impl Devices {
         }
         let report = |device: Device| {
             let Device { index, name, kind, .. } = device;
-            DeviceReport { index, name, kind: kind.as_str().to_owned() }
+            let xdp = self.xdp.mode_of(index).map(|mode| mode.as_str().to_owned());
+            DeviceReport { index, name, kind: kind.as_str().to_owned(), xdp }
         };
         self.state.set_devices(devices.into_iter().map(report).collect());
         self.failed = failed.into_iter().map(|(place, _)| place).collect();

@@ -109,6 +109,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         bpf_log: config.bpf_log,
         capacities: config.capacities,
         sockets: sockets(&config),
+        xdp: config.xdp,
         ..Options::new(&config.place.bpffs)
     };
     let mut datapath = Datapath::open(&options)?;
@@ -132,9 +133,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     }
 
     let inside = Inside { detect: node_options.detect.clone(), map: datapath.inside_devices()? };
-    let attacher = datapath.attacher()?;
+    let attachers = (datapath.attacher()?, datapath.xdp_attacher()?);
     let mut devices =
-        Devices::new(attacher, config.devices, inside, Arc::clone(&state), Arc::clone(&metrics))?;
+        Devices::new(attachers, config.devices, inside, Arc::clone(&state), Arc::clone(&metrics))?;
     // Without an API server both stay as they are here.
     let (node_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());

@@ -80,6 +80,8 @@ pub struct DeviceReport {
     pub name: String,
     /// `wire` or `workload`
     pub kind: String,
+    /// Who runs the XDP program, `native` (the driver) or `generic` (the kernel); none where everything is served at tc.
+    pub xdp: Option<String>,
 }
 
 /// What the writer has to say after an attempt to bring the kernel up to date.

@@ -9,7 +9,7 @@ use aya::maps::{MapInfo, MapType};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, Endpoint, EndpointName, FragmentKey, FragmentPorts, Outcome,
     Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey,
-    Vip, capacity,
+    Vip, Wire, capacity,
     conntrack::{Flow, Tuple},
 };
 
@@ -110,6 +110,7 @@ pub(super) const SOURCE_RANGES: MapSpec =
     MapSpec::new::<SourceRangeKey, u32>("SOURCE_RANGES", MapType::LpmTrie, capacity::SOURCE_RANGES);
 pub(super) const INSIDE_DEVICES: MapSpec =
     MapSpec::new::<u32, u32>("INSIDE_DEVICES", MapType::Hash, capacity::INSIDE_DEVICES);
+pub(super) const WIRES: MapSpec = MapSpec::new::<u32, Wire>("WIRES", MapType::Hash, capacity::WIRES);
 pub(super) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(super) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
 
@@ -121,7 +122,7 @@ pub(super) const SOCKET_VIPS: MapSpec =
     MapSpec::new::<SocketKey, Endpoint>("SOCKET_VIPS", MapType::LruHash, capacity::SOCKETS);
 
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 16] = [
+pub(super) const MAPS: [MapSpec; 17] = [
     SERVICES,
     BACKENDS,
     CONNTRACK,
@@ -133,6 +134,7 @@ pub(super) const MAPS: [MapSpec; 16] = [
     VIPS,
     SOURCE_RANGES,
     INSIDE_DEVICES,
+    WIRES,
     SETTINGS,
     SETTINGS_SLOT,
     SOCKETS,
@@ -142,6 +144,9 @@ pub(super) const MAPS: [MapSpec; 16] = [
 
 /// Programs for devices with an Ethernet header, then for those without.
 pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+
+/// Programs for the XDP hook: for frames with checksums, and for those that may lack them.
+pub(super) const XDP_PROGRAMS: [&str; 2] = ["xdp_physical", "xdp_virtual"];
 
 /// A program of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn another_size_is_refused_and_another_capacity_is_not() {
-        let path = Path::new("/sys/fs/bpf/lb/v2/SERVICES");
+        let path = Path::new("/sys/fs/bpf/lb/v3/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();

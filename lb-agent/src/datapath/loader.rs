@@ -16,9 +16,10 @@ use super::{
     BpfLogLevel, Capacities, Options,
     bpffs::{self, Folder},
     error::DatapathError,
-    layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape},
+    layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape, XDP_PROGRAMS},
     sockets::SocketScope,
     sys,
+    xdp::XdpOption,
 };
 
 /// The BPF object, for tests that load it themselves.
@@ -50,6 +51,8 @@ pub(super) type Programs = [LoadedProgram; PROGRAMS.len()];
 /// What [`load`] has brought into the kernel.
 pub(super) struct Loaded {
     pub(super) programs: Programs,
+    /// In the order of [`XDP_PROGRAMS`]; empty where none is asked for, or this kernel does not take them.
+    pub(super) xdp_programs: Vec<LoadedProgram>,
     /// In the order of [`SOCKET_HOOKS`]; empty where no sockets are to be served.
     pub(super) socket_programs: Vec<LoadedProgram>,
     pub(super) logger: Option<BpfLogger>,
@@ -79,11 +82,34 @@ pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     }
     let programs = Programs::try_from(programs)
         .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
+    let xdp_programs = load_xdp(&mut ebpf, folder, options.xdp)?;
     let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
     let socket_programs = hooks.iter().map(|hook| load_program(&mut ebpf, folder, hook.program));
     let socket_programs = socket_programs.collect::<Result<_, _>>()?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
-    Ok(Loaded { programs, socket_programs, logger })
+    Ok(Loaded { programs, xdp_programs, socket_programs, logger })
+}
+
+/// Without them everything is served at tc.
+fn load_xdp(
+    ebpf: &mut Ebpf,
+    folder: &Folder,
+    option: XdpOption,
+) -> Result<Vec<LoadedProgram>, DatapathError> {
+    if option == XdpOption::Off {
+        for name in XDP_PROGRAMS {
+            bpffs::unpin(&folder.programs().join(name))?;
+        }
+        return Ok(Vec::new());
+    }
+    match XDP_PROGRAMS.into_iter().map(|name| load_program(ebpf, folder, name)).collect() {
+        Ok(programs) => Ok(programs),
+        Err(error @ DatapathError::Program { .. }) => {
+            warn!("there is no XDP, everything is served at tc: {error}");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the kernel takes the programs: loads them with small maps of their own and lets go of both.
@@ -98,7 +124,8 @@ pub(super) fn try_load() -> Result<(), DatapathError> {
     }
     let mut ebpf = loader.load(OBJECT)?;
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    PROGRAMS.into_iter().chain(socket_programs).try_for_each(|name| verify(&mut ebpf, name).map(drop))
+    let mut all = PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(socket_programs);
+    all.try_for_each(|name| verify(&mut ebpf, name).map(drop))
 }
 
 /// Compares the maps and programs of the object with those this code knows.
@@ -119,7 +146,8 @@ fn check_object() -> Result<(), DatapathError> {
         }
     }
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    match PROGRAMS.into_iter().chain(socket_programs).find(|name| !object.programs.contains_key(*name)) {
+    let mut all = PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(socket_programs);
+    match all.find(|name| !object.programs.contains_key(*name)) {
         Some(name) => Err(DatapathError::Object(format!("program {name} is missing"))),
         None => Ok(()),
     }
@@ -158,6 +186,10 @@ fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
     if let Program::CgroupSockAddr(hook) = program {
         hook.load()?;
         return hook.fd();
+    }
+    if let Program::Xdp(xdp) = program {
+        xdp.load()?;
+        return xdp.fd();
     }
     let program: &mut SchedClassifier = program.try_into()?;
     program.load()?;

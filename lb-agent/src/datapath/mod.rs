@@ -33,6 +33,7 @@ mod sys;
 mod table;
 mod udp_sockets;
 mod watch;
+mod xdp;
 
 use std::{
     path::{Path, PathBuf},
@@ -55,7 +56,7 @@ pub use self::{
     loader::{BpfLogger, OBJECT},
     maps::{ApplyError, ServiceMaps},
     network::{DefaultRoute, Link, LinkAddress, Network},
-    pinned::{Attachment, MapFill, Pinned, ProgramStatus},
+    pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
     ports::PortReservation,
     settings::SettingsMap,
     sockets::{SocketAttachment, SocketOptions, SocketScope, cgroup_root},
@@ -63,6 +64,7 @@ pub use self::{
     table::Table,
     udp_sockets::UdpSockets,
     watch::{DeviceWatcher, detect_devices},
+    xdp::{XdpAttacher, XdpMode, XdpOption},
 };
 use self::{
     bpffs::{Folder, Lock},
@@ -131,6 +133,8 @@ pub struct Options {
     pub attach: Option<AttachMode>,
     /// Which sockets are served; none, if nothing is said.
     pub sockets: Option<SocketOptions>,
+    /// Which wire devices get the XDP program; none, if nothing is said.
+    pub xdp: XdpOption,
 }
 
 impl Options {
@@ -142,6 +146,7 @@ impl Options {
             capacities: Capacities::default(),
             attach: None,
             sockets: None,
+            xdp: XdpOption::Off,
         }
     }
 }
@@ -152,6 +157,7 @@ impl Options {
 pub struct Datapath {
     folder: Folder,
     programs: Arc<Programs>,
+    xdp: (XdpOption, Arc<Vec<LoadedProgram>>),
     maps: ServiceMaps,
     conntrack: Conntrack,
     attach: AttachMode,
@@ -175,12 +181,13 @@ impl Datapath {
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
-        let Loaded { programs, socket_programs, logger } = loader::load(&folder, options)?;
+        let Loaded { programs, xdp_programs, socket_programs, logger } = loader::load(&folder, options)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         Ok(Self {
             maps: ServiceMaps::open(&folder)?,
             conntrack: Conntrack::open(&folder)?,
             programs: Arc::new(programs),
+            xdp: (options.xdp, Arc::new(xdp_programs)),
             attach,
             sockets: options.sockets.as_ref().map(|sockets| (sockets.cgroup.clone(), socket_programs)),
             logger: Logger(logger),
@@ -227,6 +234,12 @@ impl Datapath {
     /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
+    }
+
+    /// What puts the XDP program on devices, in the network namespace of this thread. Have one at a time.
+    pub fn xdp_attacher(&self) -> Result<XdpAttacher, DatapathError> {
+        let (option, programs) = &self.xdp;
+        XdpAttacher::new(self.folder.clone(), Arc::clone(programs), *option)
     }
 
     /// Puts the programs on the sockets that [`Options::sockets`] names, and takes them from all others. Call it when the

@@ -33,6 +33,12 @@ pub struct Link {
     pub loopback: bool,
     /// Whether it is switched on; the addresses of one that is not are not the node's.
     pub up: bool,
+    /// Octets of the largest IP packet that it takes.
+    pub mtu: u32,
+    /// Whether it is made of software alone: it has a kind, as no hardware has.
+    pub is_software: bool,
+    /// Whether it is one end of a pair.
+    pub is_pair: bool,
     /// Whether it is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
     /// Interface index of the bridge, bond or VRF that it is a port of.
@@ -131,6 +137,7 @@ pub(super) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
 
 fn link(message: &LinkMessage) -> Option<Link> {
     let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
+    let (mut mtu, mut is_software) = (0, false);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -138,7 +145,10 @@ fn link(message: &LinkMessage) -> Option<Link> {
             peer_namespace = true;
         } else if let LinkAttribute::Controller(index) = attribute {
             controller = Some(*index);
+        } else if let LinkAttribute::Mtu(octets) = attribute {
+            mtu = *octets;
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
+            is_software = infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
         }
@@ -150,6 +160,9 @@ fn link(message: &LinkMessage) -> Option<Link> {
         hardware: message.header.link_layer_type.into(),
         loopback: flags.contains(LinkFlags::Loopback),
         up: flags.contains(LinkFlags::Up),
+        mtu,
+        is_software,
+        is_pair,
         peer_elsewhere: is_pair && peer_namespace,
         controller,
         addresses: Vec::new(),

@@ -25,6 +25,7 @@ use super::{
     sockets::{self, SocketAttachment},
     stats::Stats,
     sys,
+    xdp::{self, XdpMode},
 };
 
 /// The pinned data plane. Opening it changes nothing and needs no lock.
@@ -88,6 +89,19 @@ pub struct Attachment {
     pub direction: Direction,
     /// What holds the program.
     pub mode: AttachMode,
+    /// The program.
+    pub program: ProgramStatus,
+}
+
+/// The XDP program of ours on a device of this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpAttachment {
+    /// Interface index.
+    pub index: u32,
+    /// Interface name.
+    pub device: String,
+    /// Who runs the program.
+    pub mode: XdpMode,
     /// The program.
     pub program: ProgramStatus,
 }
@@ -208,6 +222,21 @@ impl Pinned {
                 let Some(program) = infos.get(&id).cloned() else { continue };
                 attachments.push(Attachment { index, device: device.clone(), direction, mode, program });
             }
+        }
+        Ok(attachments)
+    }
+
+    /// Our XDP programs on the devices of this network namespace.
+    pub fn xdp_attachments(&self) -> Result<Vec<XdpAttachment>, DatapathError> {
+        let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+        let devices =
+            network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+        let mut attachments = Vec::new();
+        for (index, mode, program_id) in xdp::links(&self.folder)? {
+            let Some(device) = devices.get(&index) else { continue };
+            let info = loaded_programs().filter_map(Result::ok).find(|info| info.id() == program_id);
+            let Some(program) = info.as_ref().map(ProgramStatus::new) else { continue };
+            attachments.push(XdpAttachment { index, device: device.clone(), mode, program });
         }
         Ok(attachments)
     }

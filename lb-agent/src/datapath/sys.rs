@@ -155,6 +155,19 @@ pub(super) struct CgroupLinkInfo {
     zeros: u32,
 }
 
+/// `struct bpf_link_info` of a link to the XDP hook of a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct XdpLinkInfo {
+    link_type: u32,
+    id: u32,
+    pub(super) program_id: u32,
+    zero: u32,
+    /// Interface index; 0 when the device is gone.
+    pub(super) index: u32,
+    zeros: u32,
+}
+
 /// Place of a program on a device. The values are those of `enum bpf_attach_type`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +260,10 @@ pub(super) fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInf
     object_info(link)
 }
 
+pub(super) fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
+    object_info(link)
+}
+
 /// The head of what the kernel knows of a link, as far as `T` goes.
 fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
     let mut info = T::zeroed();
@@ -296,6 +313,17 @@ pub(super) fn attach_cgroup(
 ) -> io::Result<OwnedFd> {
     let mut attr =
         LinkCreate { program: raw(program), ifindex: raw(cgroup), attach_type, ..LinkCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or a
+/// pin.
+pub(super) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+    /// Of `enum bpf_attach_type`.
+    const BPF_XDP: u32 = 37;
+    let mut attr =
+        LinkCreate { program: raw(program), ifindex, attach_type: BPF_XDP, flags, ..LinkCreate::zeroed() };
     // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }

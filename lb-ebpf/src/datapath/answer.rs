@@ -4,8 +4,8 @@
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
-    frame::{Frame as _, lengths},
-    packet::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Headers, Packet},
+    frame::lengths,
+    packet::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet},
     reject::{
         HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum,
     },
@@ -38,7 +38,9 @@ pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
 fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     match packet.body {
         Body::Tcp => tcp_reset(skb, packet),
-        Body::Udp | Body::Sctp => icmp_unreachable(skb, packet),
+        Body::Udp | Body::Sctp => {
+            icmp_error(skb, packet, &port_unreachable(packet.headers.is_v4), Outcome::RejectUdp)
+        }
         Body::LaterFragment | Body::IcmpError | Body::Echo => Err(Outcome::UnknownFragment),
     }
 }
@@ -58,21 +60,31 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     Ok(Outcome::RejectTcp)
 }
 
-#[inline(always)]
-fn icmp_unreachable(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
+/// Turns the packet into an ICMP error about itself; `start` is what that begins with. A later fragment has nothing to
+/// quote that its sender would know.
+#[inline(never)]
+pub(super) fn icmp_error(
+    skb: &mut Skb,
+    packet: &Packet,
+    start: &[u8; 8],
+    outcome: Outcome,
+) -> Result<Outcome, Outcome> {
+    if packet.body == Body::LaterFragment {
+        return Err(Outcome::UnknownFragment);
+    }
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
     // Network headers come in multiples of 4 octets, so the length is one too.
     let quote = ((headers.l4 - headers.l3 + 8) & !3).clamp(SHORTEST_QUOTE, QUOTE);
     let message = &mut scratch()?.message;
-    message[..lengths::ICMP as usize].copy_from_slice(&port_unreachable(headers.is_v4));
+    message[..lengths::ICMP as usize].copy_from_slice(start);
     skb.load_octets(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;
     let length = lengths::ICMP + quote;
     let checksum = message_checksum(message, length, &answer);
     message[2..4].copy_from_slice(&checksum.to_ne_bytes());
     let l4 = network_header(skb, packet, &answer, length)?;
     skb.store_octets(l4, message, length)?;
-    Ok(Outcome::RejectUdp)
+    Ok(outcome)
 }
 
 /// Turns an ICMP echo request into its reply.
@@ -90,30 +102,13 @@ fn try_echo(skb: &mut Skb, packet: &Packet) -> Result<(), Outcome> {
     let answer = packet.tuple.reversed();
     let (request, reply) =
         if headers.is_v4 { (ECHO_REQUEST_V4, 0) } else { (ECHO_REQUEST_V6, ECHO_REPLY_V6) };
-    let delta = changed_octet(request, reply);
+    let delta = translate::changed_octet(request, reply);
     skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
     skb.store(headers.l4, &[reply])?;
     // The addresses change places, which changes no checksum.
     translate::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
-    renew_hop_limit(skb, headers)
-}
-
-/// By how much the first octet of a word changes a checksum.
-#[inline(always)]
-fn changed_octet(before: u8, after: u8) -> u16 {
-    Sum::ZERO.sub_word(u16::from_ne_bytes([before, 0])).add_word(u16::from_ne_bytes([after, 0])).fold()
-}
-
-/// The answer has a way of its own before it.
-#[inline(always)]
-fn renew_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {
-    if !headers.is_v4 {
-        return skb.store_anew(headers.l3 + 7, &[HOP_LIMIT]);
-    }
-    let [before, _] = *skb.header::<[u8; 2]>(headers.l3 + 8)?;
-    let delta = changed_octet(before, HOP_LIMIT);
-    skb.update_ip_checksum(headers.l3 + 10, delta)?;
-    skb.store(headers.l3 + 8, &[HOP_LIMIT])
+    // The answer has a way of its own before it.
+    translate::hop_limit(skb, headers, HOP_LIMIT)
 }
 
 /// The checksum of an ICMP message; ICMPv6 includes the pseudo header (RFC 4443 §2.3).

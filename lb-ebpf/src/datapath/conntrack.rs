@@ -2,13 +2,13 @@
 //! `open`.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
-use lb_common::conntrack::{Flow, Phase, Tick, Tuple, seen};
+use lb_common::conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen};
 use lb_ebpf::{
     packet::{Body, Packet},
     schedule,
 };
 
-use super::{maps::CONNTRACK, services, settings, skb::Skb};
+use super::{maps::CONNTRACK, place::Place, services, settings};
 
 /// The moment that entries note.
 #[inline(always)]
@@ -32,17 +32,17 @@ pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
 /// last connection, or one that no backend will answer any more. A SYN for which the entry stands is a
 /// retransmission and goes where the first one went.
 #[inline(always)]
-pub(super) fn is_new_connection(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.opens() && !flow.is_reply() && is_stale(skb, packet, flow)
+pub(super) fn is_new_connection(place: &Place, packet: &Packet, flow: &Flow) -> bool {
+    packet.segment.opens() && !flow.is_reply() && is_stale(place, packet, flow)
 }
 
 /// Whether the entry has nothing to say to a SYN any more.
 #[inline(never)]
-fn is_stale(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
+fn is_stale(place: &Place, packet: &Packet, flow: &Flow) -> bool {
     match lookup(&flow.to.reversed()) {
         Some(reply) => {
             let phase = Phase::of(flow, reply);
-            phase.is_over() || has_lost_its_backend(skb, packet, flow, phase)
+            phase.is_over() || has_lost_its_backend(place, packet, flow, phase)
         }
         None => true,
     }
@@ -51,10 +51,10 @@ fn is_stale(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
 /// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows that
 /// nobody has answered yet: their next SYN is rejected.
 #[inline(always)]
-fn has_lost_its_backend(skb: &Skb, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
+fn has_lost_its_backend(place: &Place, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
     match services::lookup(&packet.tuple) {
         Ok(service) => {
-            let (service, _) = settings::for_client(skb, &packet.tuple.source, service);
+            let (service, _) = settings::for_client(place, &packet.tuple.source, service);
             let (address, port) = (&flow.to.destination, flow.to.destination_port);
             (service.backends_count > 0 || phase == Phase::Opening)
                 && !schedule::is_backend(&service, address, port, services::backend)
@@ -85,20 +85,58 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
     }
 }
 
-/// Removes the connection whose reply direction has this key if it is over, so that its source port may be used at once:
-/// otherwise a busy client would have used all ports towards a backend long before the first of them comes back. True
-/// for the one CPU that did it.
+/// Removes the connection whose reply direction has this key if its source port may be used again: if it is over, else
+/// a busy client would have used all ports towards a backend long before the first of them comes back. The backend may
+/// still wait for stray segments of one that was closed, and nothing says that datagrams have ended, so those are taken
+/// only by who is `eager`. True for the one CPU that did it.
 #[inline(never)]
-pub(super) fn forget_over(key: &Tuple) -> bool {
+pub(super) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     let Some(reply) = lookup(key) else { return true };
-    let from = reply.to.reversed();
+    let masqueraded = reply.flags & flow_flags::MASQUERADE != 0;
+    *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
     // One without the other direction may be in the making, on another CPU.
-    let over = lookup(&from).is_some_and(|forward| Phase::of(forward, reply).is_over());
+    let over = lookup(&keys.forward).is_some_and(|forward| may_be_replaced(forward, reply, eager));
     if !over || CONNTRACK.remove(key).is_err() {
         return false;
     }
-    CONNTRACK.remove(&from).unwrap_or_default();
+    CONNTRACK.remove(&keys.forward).unwrap_or_default();
+    if masqueraded {
+        forget_first(keys);
+    }
     true
+}
+
+/// Keys of entries that go with another; the stack has no room for them.
+pub(super) struct Keys {
+    forward: Tuple,
+    first_reply: Tuple,
+}
+
+/// Removes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves with
+/// the client's own address.
+#[inline(never)]
+fn forget_first(keys: &mut Keys) {
+    let Some(reply) = lookup(&keys.first_reply) else { return };
+    keys.forward = reply.to.reversed();
+    // Nothing is lost if they are gone already.
+    CONNTRACK.remove(&keys.forward).unwrap_or_default();
+    CONNTRACK.remove(&keys.first_reply).unwrap_or_default();
+}
+
+/// Ticks after which a UDP flow that was no stream may be replaced: a resolver has given up by then.
+const UDP_IDLE: u32 = 5;
+
+#[inline(always)]
+fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool) -> bool {
+    match Phase::of(forward, reply) {
+        Phase::Closed => true,
+        Phase::TimeWait => eager,
+        Phase::Unreplied | Phase::Replied => {
+            let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
+            eager && now().0.saturating_sub(last_seen) > UDP_IDLE
+        }
+        Phase::Opening | Phase::Accepted | Phase::Established | Phase::HalfClosed | Phase::Stream => false,
+    }
 }
 
 /// Notes what a packet says about the life of its flow.

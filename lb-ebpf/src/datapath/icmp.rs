@@ -15,7 +15,7 @@ use lb_ebpf::{
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Hook, conntrack,
+    Hook, conntrack, routed,
     skb::{ChecksumField, Skb},
     translate::{self, Compensation},
 };
@@ -52,6 +52,10 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     skb.update_checksum(checksum, inner, false)?;
     if !headers.is_v4 {
         skb.update_checksum(checksum, outer, true)?;
+    }
+    if flow.flags & flow_flags::ROUTED != 0 {
+        let to = Tuple { protocol: icmp_protocol(headers.is_v4), ..flow.to };
+        return routed::send_error(skb, &to);
     }
     // A pod's error about its own packet: the stack might refuse the VIP as a source on the pod's device.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;

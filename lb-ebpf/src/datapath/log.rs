@@ -4,7 +4,7 @@
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;
 
-use super::{maps::scratch, open::Opening, skb::Skb};
+use super::{maps::scratch, open::Opening, place::Place};
 
 /// The context as aya-log wants it.
 struct Context(*mut core::ffi::c_void);
@@ -17,11 +17,11 @@ impl EbpfContext for Context {
 
 /// Tells which backend a new flow got.
 #[inline(never)]
-pub(super) fn new_flow(skb: &Skb) {
+pub(super) fn new_flow(place: &Place) {
     let Ok(scratch) = scratch() else { return };
     let Opening { from, to, .. } = &scratch.opening;
     debug!(
-        &Context(skb.as_ptr()),
+        &Context(place.context),
         "{:i}:{} -> {:i}:{} goes to {:i}:{}",
         *from.source.octets(),
         from.source_port,

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
-    ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
+    ServiceKey, ServiceName, Settings, SourceRange, Vip, Wire, capacity,
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::packet::Packet;
@@ -51,6 +51,10 @@ pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RA
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
 
+/// Devices that lead to other machines, by interface index, where packets may pass between them past the stack.
+#[btf_map]
+pub(super) static WIRES: HashMap<u32, Wire, { capacity::WIRES }, NO_PREALLOC> = HashMap::new();
+
 /// What holds for every packet: two slots.
 #[btf_map]
 pub(super) static SETTINGS: Array<Settings, 2> = Array::new();
@@ -72,7 +76,7 @@ pub(super) struct Scratch {
     /// A flow that begins.
     pub(super) opening: super::open::Opening,
     /// A route that is being looked up.
-    pub(super) route: super::masquerade::Route,
+    pub(super) route: super::route::Route,
     /// A checksum of SCTP that is being updated.
     pub(super) crc: lb_common::crc32c::Change,
     /// An ICMP message that is being built.

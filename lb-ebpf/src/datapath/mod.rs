@@ -19,12 +19,16 @@ mod maps;
 mod masquerade;
 pub(crate) mod new_flow;
 mod open;
+mod place;
+mod route;
+mod routed;
 pub(crate) mod services;
 pub(crate) mod settings;
 mod skb;
 pub(crate) mod stats;
 mod translate;
 pub(crate) mod vips;
+pub(crate) mod xdp;
 
 use lb_common::{
     Outcome,
@@ -32,6 +36,7 @@ use lb_common::{
 };
 use lb_ebpf::packet::{Body, Packet, parse};
 
+use self::new_flow::REJECTED;
 pub(crate) use self::skb::Skb;
 
 /// Where a packet is on its way through the node.
@@ -76,7 +81,10 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
         if conntrack::is_foreign(packet, flow) {
             return Err(Outcome::NoService);
         }
-        if !conntrack::is_new_connection(skb, packet, flow) {
+        if !conntrack::is_new_connection(&skb.place(), packet, flow) {
+            if flow.flags & flow_flags::ROUTED != 0 {
+                return Ok(routed::forward(skb, packet, flow, Outcome::Routed));
+            }
             let outcome = if flow.is_reply() { Outcome::Reply } else { Outcome::Forward };
             return forward(skb, packet, flow, outcome);
         }
@@ -84,11 +92,17 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     if hook == Hook::Egress {
         return Err(Outcome::NoService);
     }
-    match new_flow::new_flow(skb, packet, earlier) {
+    match new_flow::new_flow(&skb.place(), packet, earlier, false) {
         Outcome::NewFlow => {
             let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
             forward(skb, packet, flow, Outcome::NewFlow)
         }
+        Outcome::NewRoutedFlow => {
+            let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
+            Ok(routed::forward(skb, packet, flow, Outcome::NewRoutedFlow))
+        }
+        Outcome::NoService => Err(vips::unlisted(skb, packet)),
+        REJECTED => Err(answer::reject(skb, packet)),
         other => Err(other),
     }
 }

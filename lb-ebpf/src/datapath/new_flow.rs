@@ -1,39 +1,75 @@
 //! Packets of no flow: what they are for, and whether they may.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use lb_common::{Address, Outcome, Service, SourceRange, service_flags};
+use lb_common::{Address, FrontendKind, Outcome, Service, SourceRange, service_flags};
 use lb_ebpf::packet::{Body, Packet};
 
-use super::{answer, log, maps::SOURCE_RANGES, open, services, settings, skb::Skb, vips};
+use super::{
+    log,
+    maps::SOURCE_RANGES,
+    open::{self, Request},
+    place::Place,
+    services, settings,
+};
+
+/// A packet that is to be rejected; how depends on what it is.
+pub(super) const REJECTED: Outcome = Outcome::RejectTcp;
 
 /// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow
-/// exists from now on ([`Outcome::NewFlow`]), or the packet is rejected or dropped.
+/// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or [`REJECTED`].
+/// Where it is to be `only_routed`, as for the XDP program, no other flow is begun.
 #[inline(never)]
-pub(super) fn new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Outcome {
-    try_new_flow(skb, packet, earlier).unwrap_or_else(|early| early)
+pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, only_routed: bool) -> Outcome {
+    match try_new_flow(place, packet, earlier, only_routed) {
+        Ok(outcome) => {
+            log::new_flow(place);
+            outcome
+        }
+        Err(early) => early,
+    }
 }
 
 #[inline(always)]
-fn try_new_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<Outcome, Outcome> {
-    let service = match services::lookup(&packet.tuple) {
-        Ok(service) => service,
-        Err(Outcome::NoService) => return Ok(vips::unlisted(skb, packet)),
-        Err(other) => return Err(other),
-    };
-    match packet.body {
-        // Its first fragment was not translated, so this one must not be.
-        Body::LaterFragment => return Err(Outcome::UnknownFragment),
-        Body::Tcp | Body::Sctp if packet.segment.resets() => return Err(Outcome::StrayReset),
-        Body::Tcp | Body::Udp | Body::Sctp | Body::IcmpError | Body::Echo => {}
-    }
-    let (service, inside) = settings::for_client(skb, &packet.tuple.source, service);
+fn try_new_flow(
+    place: &Place,
+    packet: &Packet,
+    earlier: bool,
+    only_routed: bool,
+) -> Result<Outcome, Outcome> {
+    let service = services::lookup(&packet.tuple)?;
+    may_begin(packet, &service)?;
+    let (service, inside) = settings::for_client(place, &packet.tuple.source, service);
     admit(&service, &packet.tuple.source)?;
     if service.backends_count == 0 {
-        return Ok(answer::reject(skb, packet));
+        return Err(REJECTED);
     }
-    open::open(skb, packet, &service, service.masquerades(inside), earlier)?;
-    log::new_flow(skb);
-    Ok(Outcome::NewFlow)
+    if packet.segment.accepts() {
+        // Whoever accepts a connection has been asked for it, past us.
+        return Err(Outcome::NoService);
+    }
+    let masquerade = service.masquerades(inside);
+    open::open(place, packet, &Request { service: &service, masquerade, earlier, only_routed })
+}
+
+/// Whether a flow may begin with this packet.
+///
+/// Segments in the middle of a connection may: the entries of the connection may be lost, or another node's. But at an
+/// address of the node itself, ports of connections of the node and of those that netfilter masquerades lie among the
+/// node ports: there only a SYN can be for the service.
+#[inline(always)]
+fn may_begin(packet: &Packet, service: &Service) -> Result<(), Outcome> {
+    match packet.body {
+        // Its first fragment was not translated, so this one must not be.
+        Body::LaterFragment => Err(Outcome::UnknownFragment),
+        Body::Tcp | Body::Sctp if is_node_port(service) && !packet.segment.opens() => Err(Outcome::NoService),
+        Body::Tcp | Body::Sctp if packet.segment.resets() => Err(Outcome::StrayReset),
+        Body::Tcp | Body::Udp | Body::Sctp | Body::IcmpError | Body::Echo => Ok(()),
+    }
+}
+
+#[inline(always)]
+const fn is_node_port(service: &Service) -> bool {
+    service.kind == FrontendKind::NodePort as u8
 }
 
 /// Whether the service takes this client.

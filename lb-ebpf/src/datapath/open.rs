@@ -1,7 +1,7 @@
 //! The beginning of a flow: its backend, and the entries of both directions.
 
 use aya_ebpf::{
-    bindings::{BPF_ANY, BPF_NOEXIST},
+    bindings::{BPF_ANY, BPF_EXIST, BPF_NOEXIST},
     helpers::generated::{bpf_get_prandom_u32, bpf_loop},
 };
 use lb_common::{
@@ -12,14 +12,17 @@ use lb_ebpf::{packet::Packet, schedule};
 
 use super::{
     affinity,
-    conntrack::{forget_over, lookup, now},
+    conntrack::{Keys, forget_over, lookup, now},
     maps::{CONNTRACK, scratch},
-    masquerade, services,
-    skb::Skb,
+    masquerade,
+    place::Place,
+    routed, services,
 };
 
 /// Source ports tried towards a backend before a connection is given up.
 const SOURCE_PORT_ATTEMPTS: u32 = 64;
+/// Those after which ports are taken that their last connection may not be quite done with.
+const CAUTIOUS_ATTEMPTS: u32 = 32;
 /// The source ports that are tried in place of a client's own: all but the privileged ones.
 const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 
@@ -53,17 +56,26 @@ pub(super) struct Opening {
     pub(super) from: Tuple,
     /// What that becomes.
     pub(super) to: Tuple,
-    /// The source that packets of a masqueraded flow leave the node with; else [`masquerade::NOBODY`].
+    /// The source that packets of a masqueraded flow leave the node with, if that is a flow of its own; else
+    /// [`masquerade::NOBODY`].
     pub(super) node: Address,
+    /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`] or through the stack.
+    pub(super) way: u8,
+    /// Whether a port may be taken that its last connection may not be quite done with.
+    pub(super) eager: bool,
     /// [`Service::id`]
     pub(super) service: u32,
     /// The source ports that `to` may have in place of the one that it has.
     pub(super) ports: Ports,
+    /// What the backend's packets become.
+    pub(super) back: Tuple,
     /// Key of the entry that is being made.
     pub(super) key: Tuple,
     /// The entry that is being made.
     pub(super) flow: Flow,
     claim: Claim,
+    /// Of a connection whose port is being taken.
+    pub(super) over: Keys,
 }
 
 /// Whether a flow has the entries that lead back to it.
@@ -77,31 +89,48 @@ pub(super) enum Claim {
     NoRoom = 2,
 }
 
-/// Chooses a backend for the first packet of a flow and makes the entries of both directions, in place of those of an
-/// `earlier` connection if there are any. `masquerade` says whether the client's address is to be the node's where the
-/// flow's packets leave it.
+/// A flow that somebody asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) service: &'a Service,
+    /// Whether the client's address is to be the node's where the flow's packets leave it.
+    pub(super) masquerade: bool,
+    /// Whether the five-tuple has entries of an earlier connection, which are replaced.
+    pub(super) earlier: bool,
+    /// Whether it is to be a routed one or none: all that the XDP program can do.
+    pub(super) only_routed: bool,
+}
+
+/// Chooses a backend for the first packet of a flow and makes the entries of both directions; the outcome of the packet if
+/// it can be sent on.
 #[inline(always)]
-pub(super) fn open(
-    skb: &Skb,
-    packet: &Packet,
-    service: &Service,
-    masquerade: bool,
-    earlier: bool,
-) -> Result<(), Outcome> {
+pub(super) fn open(place: &Place, packet: &Packet, request: &Request<'_>) -> Result<Outcome, Outcome> {
+    let Request { service, masquerade, earlier, only_routed } = *request;
     let backend = services::backend(choose(packet, service)).ok_or(Outcome::NoBackend)?;
     let opening = &mut scratch()?.opening;
-    opening.from = packet.tuple;
-    opening.to = Tuple { destination: backend.address, destination_port: backend.port, ..packet.tuple };
+    (opening.from, opening.to) = (packet.tuple, packet.tuple);
+    (opening.to.destination, opening.to.destination_port) = (backend.address, backend.port);
     opening.node = masquerade::NOBODY;
+    opening.way = 0;
     opening.service = service.id;
     opening.ports = SOURCE_PORTS;
     if opening.to.destination == opening.to.source {
         // A pod does not answer itself through the network: the VIP stands for it.
         opening.to.source = opening.from.destination;
+        opening.way = flow_flags::HAIRPIN;
     } else if masquerade && !masquerade::is_here(backend) {
-        opening.node = masquerade::source(skb, &opening.to)?;
         opening.ports = masquerade::ports()?;
         opening.to.source_port = opening.ports.any();
+        let node = routed::source(place, &opening.to);
+        if node != masquerade::NOBODY {
+            opening.to.source = node;
+            opening.way = flow_flags::ROUTED;
+        } else if !only_routed {
+            opening.node = masquerade::source(place, &opening.to)?;
+        }
+    }
+    if only_routed && scratch()?.opening.way != flow_flags::ROUTED {
+        return Err(Outcome::OtherHook);
     }
     claim()?;
     let opening = &mut scratch()?.opening;
@@ -112,7 +141,8 @@ pub(super) fn open(
     if service.affinity_seconds > 0 {
         affinity::remember(&packet.tuple.source, service.id, backend);
     }
-    Ok(())
+    let routed = scratch()?.opening.way == flow_flags::ROUTED;
+    Ok(if routed { Outcome::NewRoutedFlow } else { Outcome::NewFlow })
 }
 
 /// The slot of the backend for a new flow: the client's own where the service has affinity, else the scheduler's choice.
@@ -128,10 +158,10 @@ fn choose(packet: &Packet, service: &Service) -> u32 {
 }
 
 impl Opening {
-    /// Whether client and backend are the same pod, for which the VIP stands as the source.
+    /// Whether the source port is one of the node's, which its last connection has to give up as a whole.
     #[inline(always)]
-    fn is_hairpin(&self) -> bool {
-        self.to.source == self.from.destination
+    fn has_port_of_node(&self) -> bool {
+        self.way == flow_flags::ROUTED || self.node != masquerade::NOBODY
     }
 }
 
@@ -139,7 +169,8 @@ impl Opening {
 /// (Takes no reference to the flow: `try_claim` changes it behind our back.)
 #[inline(never)]
 fn claim() -> Result<(), Outcome> {
-    scratch()?.opening.claim = Claim::Taken;
+    let opening = &mut scratch()?.opening;
+    (opening.claim, opening.eager) = (Claim::Taken, false);
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and needs no context.
     unsafe { bpf_loop(SOURCE_PORT_ATTEMPTS, try_claim as *mut _, core::ptr::null_mut(), 0) };
     match scratch()?.opening.claim {
@@ -151,9 +182,10 @@ fn claim() -> Result<(), Outcome> {
 
 /// Tries to make the entries that lead back; 1 ends the attempts. Called by the kernel, so that the verifier walks it
 /// once, however many attempts there are.
-extern "C" fn try_claim(_attempt: u32, _context: *mut core::ffi::c_void) -> i64 {
+extern "C" fn try_claim(attempt: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
     let opening = &mut scratch.opening;
+    opening.eager = attempt >= CAUTIOUS_ATTEMPTS;
     opening.claim = claim_both(opening);
     if opening.claim != Claim::Taken {
         return 1;
@@ -182,16 +214,15 @@ fn claim_both(opening: &mut Opening) -> Claim {
 /// atomically against all other CPUs.
 #[inline(never)]
 fn claim_reply(opening: &mut Opening) -> Claim {
-    let place = if opening.is_hairpin() { flow_flags::HAIRPIN } else { flow_flags::AT_EGRESS };
-    opening.key = opening.to.reversed();
-    let to = opening.from.reversed();
-    opening.flow = Flow::new(&opening.key, &to, opening.service, flow_flags::REPLY | place, now());
+    prepare_reply(opening);
     let mut result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
     if result == Err(EEXIST) && reclaim(opening) {
         return Claim::Made;
     }
-    // A masqueraded connection has both of its flows to give up.
-    if result == Err(EEXIST) && opening.node != masquerade::NOBODY && forget_over(&opening.key) {
+    if result == Err(EEXIST)
+        && opening.has_port_of_node()
+        && forget_over(&opening.key, opening.eager, &mut opening.over)
+    {
         result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
     }
     match result {
@@ -201,13 +232,21 @@ fn claim_reply(opening: &mut Opening) -> Claim {
     }
 }
 
+/// The entry of the reply direction. (With a frame of its own, which is gone before the next one begins.)
+#[inline(never)]
+fn prepare_reply(opening: &mut Opening) {
+    opening.key = opening.to.reversed();
+    opening.back = opening.from.reversed();
+    let flags = flow_flags::peer(opening.way);
+    opening.flow.begin(&opening.key, &opening.back, opening.service, flags, now());
+}
+
 /// Takes over an entry of the reply direction that this very flow left behind.
 #[inline(always)]
 fn reclaim(opening: &Opening) -> bool {
     match lookup(&opening.key) {
         Some(existing) if existing.to == opening.flow.to => {
-            *existing = opening.flow;
-            true
+            CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_EXIST)).is_ok()
         }
         _ => false,
     }
@@ -229,8 +268,7 @@ fn forget_reply(opening: &mut Opening) {
 /// that one stands and our claim is given up.
 #[inline(never)]
 fn insert_forward(opening: &mut Opening, replace: bool) -> Result<(), Outcome> {
-    let place = if opening.is_hairpin() { flow_flags::HAIRPIN } else { 0 };
-    opening.flow = Flow::new(&opening.from, &opening.to, opening.service, place, now());
+    opening.flow.begin(&opening.from, &opening.to, opening.service, opening.way, now());
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&opening.from, &opening.flow, u64::from(flags));
     if result.is_err() && !leads_to(opening) {

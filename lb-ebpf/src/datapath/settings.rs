@@ -4,7 +4,7 @@ use lb_common::{Address, Service, Settings, service_flags};
 
 use super::{
     maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
-    skb::Skb,
+    place::Place,
 };
 
 /// The settings that count now; `None` as long as no agent has written any.
@@ -16,9 +16,9 @@ pub(crate) fn current() -> Option<&'static Settings> {
 
 /// The record as it is for who has sent this packet, and whether that one is inside the cluster.
 #[inline(always)]
-pub(super) fn for_client(skb: &Skb, client: &Address, service: Service) -> (Service, bool) {
+pub(super) fn for_client(place: &Place, client: &Address, service: Service) -> (Service, bool) {
     const MATTERS: u16 = service_flags::SHORT_CIRCUIT | service_flags::MASQUERADE_OUTSIDERS;
-    let inside = service.flags & MATTERS != 0 && is_inside(skb.ifindex(), client);
+    let inside = service.flags & MATTERS != 0 && is_inside(place.device, client);
     (service.for_client(inside), inside)
 }
 

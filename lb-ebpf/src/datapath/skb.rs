@@ -4,7 +4,8 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
-        bpf_csum_update, bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_load_bytes,
+        bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -14,10 +15,14 @@ use lb_ebpf::{
     packet::Layer,
 };
 
+use super::place::Place;
+
 /// A socket buffer and what is known of its device.
 pub(crate) struct Skb {
     pub(super) ctx: TcContext,
     pub(super) layer: Layer,
+    /// The device that a routed packet leaves through.
+    pub(super) exit: u32,
 }
 
 /// Octets from the start of the frame that hold all headers we look at.
@@ -49,7 +54,7 @@ impl Frame for Skb {
 impl Skb {
     #[inline(always)]
     pub(crate) const fn new(ctx: TcContext, layer: Layer) -> Self {
-        Self { ctx, layer }
+        Self { ctx, layer, exit: 0 }
     }
 
     /// Makes the headers linear; false where they were or cannot become so.
@@ -147,7 +152,7 @@ impl Skb {
             self.store(0, &[from, to])?;
         }
         // SAFETY: the helper takes plain numbers.
-        let action = unsafe { bpf_redirect(self.ifindex(), 0) };
+        let action = unsafe { bpf_redirect(self.place().device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
@@ -155,17 +160,32 @@ impl Skb {
         }
     }
 
-    /// The device that the packet is at.
+    /// Sends the packet to its next hop, whose MAC address the kernel finds out.
     #[inline(always)]
-    pub(super) fn ifindex(&self) -> u32 {
-        // SAFETY: the context is valid for the whole run of the program.
-        unsafe { (*self.ctx.skb.skb).ifindex }
+    pub(crate) fn route(&self) -> Result<(), Outcome> {
+        // SAFETY: without parameters of its own the helper looks for the next hop itself.
+        let action = unsafe { bpf_redirect_neigh(self.exit, core::ptr::null_mut(), 0, 0) };
+        if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
+            Ok(())
+        } else {
+            Err(Outcome::RewriteFailed)
+        }
     }
 
-    /// The raw context, for logging.
+    /// Octets of payload in each of the packets that the device will make of this one; `None` if it stays one.
     #[inline(always)]
-    pub(super) fn as_ptr(&self) -> *mut core::ffi::c_void {
-        self.ctx.as_ptr()
+    pub(super) fn segment_size(&self) -> Option<u32> {
+        // SAFETY: the context is valid for the whole run of the program.
+        let size = unsafe { (*self.ctx.skb.skb).gso_size };
+        (size != 0).then_some(size)
+    }
+
+    /// Where the program runs.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> Place {
+        // SAFETY: the context is valid for the whole run of the program.
+        let device = unsafe { (*self.ctx.skb.skb).ifindex };
+        Place { context: self.ctx.as_ptr(), device }
     }
 }
 

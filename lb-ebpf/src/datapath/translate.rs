@@ -3,6 +3,7 @@
 use aya_ebpf::helpers::generated::bpf_loop;
 use lb_common::{
     Address, Outcome,
+    checksum::Sum,
     conntrack::{Flow, Tuple},
     crc32c::Change,
 };
@@ -110,4 +111,22 @@ pub(super) fn addresses(
 #[inline(always)]
 pub(super) fn ports(skb: &mut Skb, l4: u32, to: &Tuple) -> Result<(), Outcome> {
     skb.store(l4, &[to.source_port.to_be_bytes(), to.destination_port.to_be_bytes()])
+}
+
+/// By how much the first octet of a word changes a checksum.
+#[inline(always)]
+pub(super) fn changed_octet(before: u8, after: u8) -> u16 {
+    Sum::ZERO.sub_word(u16::from_ne_bytes([before, 0])).add_word(u16::from_ne_bytes([after, 0])).fold()
+}
+
+/// Writes how many hops the packet may still go.
+#[inline(always)]
+pub(super) fn hop_limit(skb: &mut Skb, headers: &Headers, hops: u8) -> Result<(), Outcome> {
+    if !headers.is_v4 {
+        return skb.store_anew(headers.l3 + 7, &[hops]);
+    }
+    let [before, _] = *skb.header::<[u8; 2]>(headers.l3 + 8)?;
+    let delta = changed_octet(before, hops);
+    skb.update_ip_checksum(headers.l3 + 10, delta)?;
+    skb.store(headers.l3 + 8, &[hops])
 }

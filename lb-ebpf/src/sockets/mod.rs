@@ -130,7 +130,7 @@ fn conclude(result: Result<Outcome, Outcome>) -> Result<(), i32> {
     stats::count_preempted(outcome);
     match outcome.verdict() {
         Verdict::Pass => Ok(()),
-        Verdict::Bounce => Err(ECONNREFUSED),
+        Verdict::Bounce | Verdict::Route => Err(ECONNREFUSED),
         Verdict::Drop => Err(EHOSTUNREACH),
     }
 }

@@ -2,10 +2,10 @@
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{CgroupSockAddr, ProgramError, ProgramInfo, SchedClassifier},
+    programs::{CgroupSockAddr, ProgramError, ProgramInfo, SchedClassifier, Xdp},
 };
 
-use super::bench::PROGRAMS;
+use super::bench::{PROGRAMS, XDP_PROGRAMS};
 
 /// The kernel's limit (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const LIMIT: u32 = 1_000_000;
@@ -31,7 +31,7 @@ fn every_program_loads() {
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
         let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
-        for name in PROGRAMS.into_iter().chain(SOCKET_PROGRAMS) {
+        for name in PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(SOCKET_PROGRAMS) {
             let info = load(&mut ebpf, name);
             let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
             let verified = info.verified_instruction_count();
@@ -41,7 +41,7 @@ fn every_program_loads() {
         let found: Vec<&str> = ebpf.programs().map(|(name, _)| name).collect();
         assert_eq!(
             found.len(),
-            PROGRAMS.len() + SOCKET_PROGRAMS.len(),
+            PROGRAMS.len() + XDP_PROGRAMS.len() + SOCKET_PROGRAMS.len(),
             "a program that is not tested here: {found:?}"
         );
     }
@@ -51,6 +51,11 @@ fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo, ProgramError> {
     let program = ebpf.program_mut(name).unwrap();
     if SOCKET_PROGRAMS.contains(&name) {
         let program: &mut CgroupSockAddr = program.try_into()?;
+        program.load()?;
+        return program.info();
+    }
+    if XDP_PROGRAMS.contains(&name) {
+        let program: &mut Xdp = program.try_into()?;
         program.load()?;
         return program.info();
     }

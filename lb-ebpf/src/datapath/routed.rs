@@ -1,0 +1,139 @@
+//! Routed flows: client and backend are both beyond the wire, so the node is a router between them and nothing else.
+//!
+//! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack: VIP and
+//! client are exchanged for backend and node in one step where packets enter, and packets leave by the route that the
+//! kernel would take. One pair of entries does it. The XDP program serves such packets before there is an skb; what it
+//! leaves alone (fragments, options that need the stack, neighbours that are not known yet) takes the same way here.
+
+use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
+use lb_common::{
+    Address, Outcome, Wire,
+    conntrack::{Flow, Tuple},
+    wire_flags,
+};
+use lb_ebpf::{
+    frame::Frame as _,
+    packet::{Body, Headers, Packet},
+    reject::{time_exceeded, too_big},
+};
+
+use super::{
+    answer, conntrack, fragments,
+    maps::WIRES,
+    masquerade,
+    place::Place,
+    route::{self, Found},
+    skb::Skb,
+    translate,
+};
+
+/// The device, if it is a wire.
+#[inline(always)]
+fn wire(device: u32) -> Option<Wire> {
+    // SAFETY: copied at once; where another device takes its place meanwhile, that one is a wire, too.
+    unsafe { WIRES.get(&device) }.copied()
+}
+
+/// Whether frames of an XDP program may leave through the device.
+#[inline(always)]
+pub(super) fn takes_frames(device: u32) -> bool {
+    wire(device).is_some_and(|wire| wire.flags & wire_flags::TAKES_FRAMES != 0)
+}
+
+/// The node's address for a flow whose packets become `to`, if it is to be a routed one: it comes in and goes out through
+/// wires, and the way out takes whatever the way in does. Else [`masquerade::NOBODY`].
+#[inline(never)]
+pub(super) fn source(place: &Place, to: &Tuple) -> Address {
+    try_source(place, to).unwrap_or(masquerade::NOBODY)
+}
+
+#[inline(always)]
+fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
+    let entrance = wire(place.device)?;
+    let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
+    match route::look_up(place, to, length, BPF_FIB_LOOKUP_SRC) {
+        Found::Route | Found::WithoutNeighbour => {}
+        Found::TooNarrow | Found::Nothing => return None,
+    }
+    let route = route::found().ok()?;
+    // Replies, too, must fit.
+    if wire(route.device)?.mtu > entrance.mtu {
+        return None;
+    }
+    match route.source() {
+        Some(source) => Some(source),
+        None => masquerade::fallback(to.destination.is_v4()).ok(),
+    }
+}
+
+/// Translates a packet of a routed flow and sends it on.
+#[inline(never)]
+pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
+    try_forward(skb, packet, flow, outcome).unwrap_or_else(|early| early)
+}
+
+#[inline(always)]
+fn try_forward(
+    skb: &mut Skb,
+    packet: &Packet,
+    flow: &mut Flow,
+    outcome: Outcome,
+) -> Result<Outcome, Outcome> {
+    let mtu = way_out(skb, &flow.to)?;
+    conntrack::observe(packet, flow);
+    fragments::remember(packet);
+    let is_v4 = packet.headers.is_v4;
+    if !decrement_hop_limit(skb, &packet.headers)? {
+        return answer::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
+    }
+    if mtu != 0 && largest(skb, packet) > mtu {
+        return answer::icmp_error(skb, packet, &too_big(is_v4, mtu), Outcome::TooBig);
+    }
+    translate::packet(skb, packet, flow)?;
+    Ok(outcome)
+}
+
+/// Finds the device through which packets leave that become `to`; the MTU on that way.
+#[inline(always)]
+fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
+    // So short that it always fits: what we want is to be told the MTU.
+    const ANY: u16 = 1;
+    match route::look_up(&skb.place(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH) {
+        Found::Route | Found::WithoutNeighbour | Found::TooNarrow => {}
+        Found::Nothing => return Err(Outcome::NoRoute),
+    }
+    let route = route::found()?;
+    skb.exit = route.device;
+    Ok(route.mtu())
+}
+
+/// Octets of the IP packet, or of the largest segment that the device will make of it.
+#[inline(always)]
+fn largest(skb: &Skb, packet: &Packet) -> u32 {
+    let whole = skb.length().saturating_sub(packet.headers.l3);
+    let Some(payload) = skb.segment_size() else { return whole };
+    let headers = match packet.body {
+        Body::Tcp => whole.saturating_sub(packet.segment.payload),
+        _ => packet.headers.l4 - packet.headers.l3 + 8,
+    };
+    headers + payload
+}
+
+/// Takes a hop from the packet's life; false if that was its last.
+#[inline(always)]
+fn decrement_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<bool, Outcome> {
+    let at = headers.l3 + if headers.is_v4 { 8 } else { 7 };
+    let [left, _] = *skb.header::<[u8; 2]>(at)?;
+    if left <= 1 {
+        return Ok(false);
+    }
+    translate::hop_limit(skb, headers, left - 1)?;
+    Ok(true)
+}
+
+/// Sends a translated ICMP error about a packet of a routed flow on to `destination`.
+#[inline(always)]
+pub(super) fn send_error(skb: &mut Skb, to: &Tuple) -> Result<Outcome, Outcome> {
+    way_out(skb, to)?;
+    Ok(Outcome::RoutedIcmpError)
+}
