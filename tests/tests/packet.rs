@@ -15,6 +15,7 @@ mod packet {
     pub(crate) mod packets;
     pub(crate) mod report;
     pub(crate) mod stage;
+    pub(crate) mod wire;
 
     mod affinity;
     mod early;
@@ -31,4 +32,5 @@ mod packet {
     mod sctp;
     mod verifier;
     mod vips;
+    mod xdp;
 }

@@ -190,7 +190,7 @@ fn check(xdp: &Xdp, packet: &Packet, mtu: u32, frames: Frames) -> Result<(), Out
         let header: &Ipv6Hdr = xdp.header(lengths::ETHERNET)?;
         (u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6, header.hop_limit)
     };
-    if length > mtu || length <= lengths::IPV6 || hops <= 1 {
+    if length > mtu || length < lengths::IPV4 || hops <= 1 {
         return Err(Outcome::OtherHook);
     }
     if frames == Frames::Virtual && lacks_checksum(xdp, packet, length)? {

@@ -13,14 +13,15 @@ use aya::{
         Array, HashMap, MapData, PerCpuArray, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
-    programs::SchedClassifier,
+    programs::{Program, SchedClassifier, Xdp},
     util::nr_cpus,
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
-    Settings, SourceRange, SourceRangeKey, Vip,
+    Settings, SourceRange, SourceRangeKey, Vip, Wire,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+    wire_flags,
 };
 use nix::libc;
 
@@ -117,6 +118,10 @@ impl Bench {
             let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
+        for name in XDP_PROGRAMS {
+            let program: &mut Xdp = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
         Self { ebpf, device: Device::Ethernet, case: String::new(), label: String::new(), step: 0, slot: 0 }
     }
 
@@ -130,6 +135,7 @@ impl Bench {
         self.clear::<AffinityKey, Affinity>("AFFINITY");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");
+        self.clear::<u32, Wire>("WIRES");
         self.clear_source_ranges();
         self.settings(&Settings::zeroed());
         let runs = device != Device::EthernetWithSum || self.can_sum();
@@ -250,6 +256,18 @@ impl Bench {
         map.insert(Address::from(address), Vip { flags }, 0).unwrap();
     }
 
+    /// Makes the device one of those between which packets may pass, with XDP.
+    pub(crate) fn wire(&mut self, index: u32, mtu: u32) {
+        let mut map: HashMap<_, u32, Wire> = self.ebpf.map_mut("WIRES").unwrap().try_into().unwrap();
+        map.insert(index, Wire { mtu, flags: wire_flags::TAKES_FRAMES }, 0).unwrap();
+    }
+
+    /// Makes the device no such device any more.
+    pub(crate) fn no_wire(&mut self, index: u32) {
+        let mut map: HashMap<_, u32, Wire> = self.ebpf.map_mut("WIRES").unwrap().try_into().unwrap();
+        map.remove(&index).unwrap();
+    }
+
     /// Makes whoever sends through the device of the test runs (`lo`) a client inside the cluster.
     pub(crate) fn inside_device(&mut self) {
         let mut map: HashMap<_, u32, u32> = self.ebpf.map_mut("INSIDE_DEVICES").unwrap().try_into().unwrap();
@@ -285,10 +303,41 @@ impl Bench {
         map.iter().map(Result::unwrap).collect()
     }
 
-    fn counters(&self) -> Vec<u64> {
+    pub(crate) fn counters(&self) -> Vec<u64> {
         let stats: PerCpuArray<_, u64> = self.ebpf.map("STATS").unwrap().try_into().unwrap();
         let total = |outcome: Outcome| stats.get(&(outcome as u32), 0).unwrap().iter().sum();
         Outcome::ALL.into_iter().map(total).collect()
+    }
+
+    /// Has exactly these flows in the map.
+    pub(crate) fn restore(&mut self, flows: &BTreeMap<Tuple, Flow>) {
+        self.forget_flows();
+        let mut map = self.conntrack();
+        for (key, flow) in flows {
+            map.insert(key, flow, 0).unwrap();
+        }
+    }
+
+    /// Services may be written anew, from the first slot on.
+    pub(crate) const fn reuse_slots(&mut self) {
+        self.slot = 0;
+    }
+
+    /// The counters that have moved, by how much.
+    pub(crate) fn moved_since(&self, before: &[u64]) -> Vec<(Outcome, u64)> {
+        let moved = Outcome::ALL.into_iter().zip(before.iter().zip(self.counters()));
+        let moved = moved.map(|(outcome, (before, after))| (outcome, after - before));
+        moved.filter(|(_, difference)| *difference != 0).collect()
+    }
+
+    pub(crate) fn program(&self, name: &str) -> &Program {
+        self.ebpf.program(name).unwrap()
+    }
+
+    /// Goes on to the next step; where that is.
+    pub(crate) fn next_step(&mut self) -> String {
+        self.step += 1;
+        self.place()
     }
 
     /// Whether `CONNTRACK` holds just this many flows, two entries each.
@@ -343,9 +392,8 @@ impl Bench {
     /// Runs any octets as they are.
     #[track_caller]
     pub(crate) fn run(&mut self, hook: Hook, input: &[u8]) -> Sent {
-        self.step += 1;
         let program = self.device.program(hook);
-        let case = format!("{} ({program})", self.place());
+        let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
         let classifier: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
@@ -356,9 +404,7 @@ impl Bench {
         };
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         output.truncate(length);
-        let moved = Outcome::ALL.into_iter().zip(before.iter().zip(self.counters()));
-        let moved = moved.map(|(outcome, (before, after))| (outcome, after - before));
-        let moved = moved.filter(|(_, difference)| *difference != 0).collect();
+        let moved = self.moved_since(&before);
         Sent { case, device: self.device, input: input.to_vec(), output, action, moved }
     }
 

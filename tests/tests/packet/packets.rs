@@ -9,9 +9,9 @@ use etherparse::{
 use lb_common::{Address, conntrack::Tuple};
 
 /// The MAC address of whoever sends the packet to the node, or gets it (RFC 7042 §2.1.2).
-const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
+pub(crate) const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 /// The MAC address of the node.
-const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
+pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
 
 /// 802.1Q
 pub(crate) const VLAN: u16 = 0x8100;
@@ -249,6 +249,24 @@ impl Packet {
                 std::mem::swap(destination, source);
             }
         })
+    }
+
+    /// As a router sends it on.
+    pub(crate) fn take_hop(&mut self) {
+        match &mut self.ip {
+            IpHeaders::Ipv4(header, _) => header.time_to_live -= 1,
+            IpHeaders::Ipv6(header, _) => header.hop_limit -= 1,
+        }
+    }
+
+    /// With so many hops left.
+    #[must_use]
+    pub(crate) fn hops(mut self, hops: u8) -> Self {
+        match &mut self.ip {
+            IpHeaders::Ipv4(header, _) => header.time_to_live = hops,
+            IpHeaders::Ipv6(header, _) => header.hop_limit = hops,
+        }
+        self
     }
 
     /// Padded to the least that Ethernet sends.

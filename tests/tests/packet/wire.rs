@@ -1,0 +1,232 @@
+//! A network namespace with wires, and packets that come in through one of them.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    os::fd::{AsFd as _, AsRawFd as _},
+    process::{Command, Stdio},
+};
+
+use aya::programs::ProgramFd;
+use lb_common::Outcome;
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+};
+
+use super::{
+    bench::{Bench, Device},
+    packets::{NODE, PEER, Packet},
+    report::assert_same_packet,
+    stage::{Family, each_on},
+};
+
+/// Interface index of the wire that packets come in through.
+pub(crate) const WIRE: u32 = 50;
+/// That of a second one.
+pub(crate) const OTHER: u32 = 52;
+/// That of a third one, whose packets must be smaller.
+pub(crate) const NARROW: u32 = 54;
+/// The MTU of [`NARROW`].
+pub(crate) const NARROW_MTU: u32 = 1300;
+
+/// Clients and backends of the stage are beyond [`WIRE`], and so is the router to everybody else. 203.0.113.192/26 is
+/// beyond [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .193 and .129 are routers there.
+const SETUP: &str = "
+link set lo up
+link add wire index 50 address 00:00:5e:00:53:02 type veth peer name far
+link add other index 52 address 00:00:5e:00:53:02 type veth peer name far2
+link add narrow index 54 address 00:00:5e:00:53:02 mtu 1300 type veth peer name far3
+link set far up
+link set far2 up
+link set far3 up
+link set wire up
+link set other up
+link set narrow up
+address add 198.51.100.253/24 dev wire
+address add 2001:db8:b::fd/64 dev wire nodad
+address add 203.0.113.253/26 dev other
+address add 203.0.113.190/26 dev narrow
+neighbour add 198.51.100.254 lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 198.51.100.1 lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 198.51.100.2 lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 2001:db8:b::fe lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 2001:db8:b::1 lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 2001:db8:b::2 lladdr 00:00:5e:00:53:01 dev wire
+neighbour add 203.0.113.194 lladdr 00:00:5e:00:53:01 dev other
+neighbour add 203.0.113.130 lladdr 00:00:5e:00:53:01 dev narrow
+route add default via 198.51.100.254 dev wire
+route add default via 2001:db8:b::fe dev wire
+";
+
+/// As `each`, on frames of a wire, in a namespace where packets can be routed.
+pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Bench, Family)) {
+    unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    ip.stdin.take().unwrap().write_all(SETUP.as_bytes()).unwrap();
+    assert!(ip.wait().unwrap().success());
+    for forwarding in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        fs::write(format!("/proc/sys/net/{forwarding}"), "1").unwrap();
+    }
+    each_on(&[Device::Ethernet], case, |bench, family| {
+        for index in [WIRE, OTHER] {
+            bench.wire(index, 1500);
+        }
+        bench.wire(NARROW, NARROW_MTU);
+        test(bench, family);
+    });
+}
+
+/// Which XDP program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Frames {
+    Physical,
+    Virtual,
+}
+
+impl Frames {
+    pub(crate) const BOTH: [Self; 2] = [Self::Physical, Self::Virtual];
+
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Physical => "xdp_physical",
+            Self::Virtual => "xdp_virtual",
+        }
+    }
+}
+
+/// What a program did with a packet.
+#[derive(Clone, Debug)]
+#[must_use]
+pub(crate) struct Run {
+    case: String,
+    input: Vec<u8>,
+    pub(crate) output: Vec<u8>,
+    pub(crate) action: u32,
+    pub(crate) moved: Vec<(Outcome, u64)>,
+}
+
+/// Return codes, as `linux/bpf.h` and `linux/pkt_cls.h` call them.
+pub(crate) const XDP_DROP: u32 = 1;
+pub(crate) const XDP_PASS: u32 = 2;
+pub(crate) const XDP_TX: u32 = 3;
+pub(crate) const XDP_REDIRECT: u32 = 4;
+pub(crate) const TC_ACT_REDIRECT: u32 = 7;
+
+impl Run {
+    /// It leaves as `expected`: through the same device ([`XDP_TX`]) or another one ([`XDP_REDIRECT`]).
+    #[track_caller]
+    pub(crate) fn leaves(self, action: u32, outcome: Outcome, expected: &Packet) {
+        self.check(action, &[(outcome, 1)]);
+        assert_same_packet(&self.case, true, &self.input, &self.output, &expected.bytes());
+    }
+
+    /// It goes on to tc as it came, and nobody has counted it.
+    #[track_caller]
+    pub(crate) fn stays_for_tc(self) {
+        self.check(XDP_PASS, &[]);
+        assert_same_packet(&self.case, true, &self.input, &self.output, &self.input);
+    }
+
+    #[track_caller]
+    pub(crate) fn drops(self, outcome: Outcome) {
+        self.check(XDP_DROP, &[(outcome, 1)]);
+    }
+
+    #[track_caller]
+    pub(crate) fn check(&self, action: u32, moved: &[(Outcome, u64)]) {
+        assert_eq!((self.action, &*self.moved), (action, moved), "{}", self.case);
+    }
+}
+
+/// What the router, or a backend or client behind it, gets of a packet that becomes `packet` here.
+pub(crate) fn routed(packet: &Packet) -> Packet {
+    packet.clone().with(|packet| {
+        let ethernet = packet.ethernet.as_mut().unwrap();
+        (ethernet.destination, ethernet.source) = (PEER, NODE);
+        packet.take_hop();
+    })
+}
+
+impl Bench {
+    /// Runs a frame that comes in through [`WIRE`] through an XDP program.
+    #[track_caller]
+    pub(crate) fn arrive(&mut self, frames: Frames, packet: &Packet) -> Run {
+        self.arrive_octets(frames, &packet.bytes())
+    }
+
+    #[track_caller]
+    pub(crate) fn arrive_octets(&mut self, frames: Frames, input: &[u8]) -> Run {
+        // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
+        let length = u32::try_from(input.len()).unwrap();
+        let context = [0, length, 0, WIRE, 0, 0];
+        self.run_with_context(frames.program(), input, &context)
+    }
+
+    /// Runs a frame that comes in through [`WIRE`] through the tc program.
+    #[track_caller]
+    pub(crate) fn arrive_at_tc(&mut self, packet: &Packet) -> Run {
+        // `struct __sk_buff` up to `ifindex`
+        let mut context = [0; 11];
+        context[10] = WIRE;
+        self.run_with_context("tc_ingress", &packet.bytes(), &context)
+    }
+
+    #[track_caller]
+    fn run_with_context(&mut self, program: &'static str, input: &[u8], context: &[u32]) -> Run {
+        let case = format!("{} ({program})", self.next_step());
+        let before = self.counters();
+        let mut output = vec![0; input.len() + 512];
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context);
+        let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
+        output.truncate(length);
+        let moved = self.moved_since(&before);
+        Run { case, input: input.to_vec(), output, action, moved }
+    }
+}
+
+/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRunAttr {
+    program: u32,
+    return_value: u32,
+    input_size: u32,
+    output_size: u32,
+    input: u64,
+    output: u64,
+    repeat: u32,
+    duration: u32,
+    context_in_size: u32,
+    context_out_size: u32,
+    context_in: u64,
+    context_out: u64,
+}
+
+fn test_run(
+    program: &ProgramFd,
+    input: &[u8],
+    output: &mut [u8],
+    context: &[u32],
+) -> io::Result<(u32, usize)> {
+    const BPF_PROG_TEST_RUN: libc::c_int = 10;
+    let mut attr = TestRunAttr {
+        program: u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?,
+        input_size: u32::try_from(input.len()).map_err(io::Error::other)?,
+        output_size: u32::try_from(output.len()).map_err(io::Error::other)?,
+        input: input.as_ptr() as u64,
+        output: output.as_mut_ptr() as u64,
+        repeat: 1,
+        context_in_size: u32::try_from(size_of_val(context)).map_err(io::Error::other)?,
+        context_in: context.as_ptr() as u64,
+        ..TestRunAttr::default()
+    };
+    // SAFETY: `attr` has the layout of the kernel and its size goes with it; all buffers are as long as it says and
+    // outlive the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<TestRunAttr>()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((attr.return_value, attr.output_size as usize))
+}
