@@ -199,7 +199,7 @@ pub enum SocketLb {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Xdp {
-    /// Those whose drivers have a native mode, but no veth, whose frames are lost unless the peer polls
+    /// Those whose drivers have a native mode, but no veth, whose other end needs an XDP program too
     Auto,
     /// Those whose drivers have a native mode, veth too
     Native,

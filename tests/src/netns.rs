@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    os::unix::process::CommandExt as _,
+    net::{Ipv4Addr, UdpSocket},
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
@@ -14,7 +15,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    libc,
+    sched::{CloneFlags, setns},
+};
 
 use crate::{
     cgroup::Cgroup,
@@ -143,4 +147,30 @@ fn run_batch(ip: &mut Command, commands: &str) -> Result<()> {
     let reason = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "`ip -batch` failed: {reason}commands were:\n{commands}");
     Ok(())
+}
+
+/// Switches on or off whether checksums of packets that the device sends are left to it, as `ethtool -K DEVICE tx` does.
+/// Off, frames of a veth have their checksums, as those from a wire do.
+pub fn switch_send_checksums(netns: &Netns, device: &str, on: bool) -> io::Result<()> {
+    /// `struct ethtool_value` of include/uapi/linux/ethtool.h
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    const ETHTOOL_STXCSUM: u32 = 0x17;
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
+    netns.run(|| {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let mut value = Value { command: ETHTOOL_STXCSUM, data: u32::from(on) };
+        // SAFETY: all zeros are a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes().take(libc::IFNAMSIZ - 1)) {
+            *to = libc::c_char::from_ne_bytes([from]);
+        }
+        request.ifr_ifru.ifru_data = (&raw mut value).cast();
+        // SAFETY: the request names a device and points to the value that the command takes; both outlive the call.
+        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
 }

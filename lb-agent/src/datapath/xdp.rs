@@ -26,7 +26,8 @@ use super::{
 /// Which wire devices get the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Those whose drivers run it themselves, but no veth: what is sent out there is lost unless the peer polls.
+    /// Those whose drivers run it themselves, but no veth: what is sent out there is lost unless the other end has an XDP
+    /// program, too.
     Auto,
     /// Those whose drivers run it themselves.
     Native,

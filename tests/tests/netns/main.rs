@@ -30,3 +30,4 @@ mod stale_udp;
 mod testbed;
 mod transfer;
 mod untouched;
+mod xdp;

@@ -1,0 +1,189 @@
+//! Clients of backends on other nodes are served at XDP, where the wires can have it.
+
+use std::{io, ops::Deref, slice::from_ref, thread, time::Duration};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{Xdp, XdpMode},
+};
+
+use lb_tests::{
+    client::{Connection, ask_udp},
+    cluster::{ClientLink, PodLink, Wiring},
+    netns::{Netns, switch_send_checksums},
+};
+
+use crate::lan::{
+    EVERY, Expect,
+    Frontend::{self, ExternalIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, node_addresses,
+};
+
+const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
+
+/// Nodes on wires like real ones. The programs at the other ends go when it is dropped.
+struct Wires {
+    lan: Lan,
+    _ends: Vec<Ebpf>,
+}
+
+impl Deref for Wires {
+    type Target = Lan;
+
+    fn deref(&self) -> &Lan {
+        &self.lan
+    }
+}
+
+/// Frames have their checksums, and the other ends take what XDP sends. Service 1 has a backend on node 1, service 2 one on
+/// node 2.
+fn wires(mode: &str) -> Wires {
+    let mut lan = Lan::without_agents(WIRING);
+    let router = lan.cluster.router.as_ref().unwrap();
+    let ends = ["node1", "node2"].map(|port| {
+        switch_send_checksums(router, port, false).unwrap();
+        passing_program(router, port)
+    });
+    for node in [1, 2] {
+        lan.start_agent(node, &["--xdp", mode]);
+    }
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+    Wires { lan, _ends: ends.into() }
+}
+
+/// A veth takes frames of an XDP program at its other end only if it has one itself. (Ours, for want of another: with maps
+/// of its own, which are empty, it passes everything.)
+fn passing_program(netns: &Netns, device: &str) -> Ebpf {
+    let mut loader = EbpfLoader::new();
+    for map in
+        ["SERVICES", "BACKENDS", "CONNTRACK", "AFFINITY", "FRAGMENTS", "SOCKET_BACKENDS", "SOCKET_VIPS"]
+    {
+        loader.map_max_entries(map, 16);
+    }
+    let mut ebpf = loader.load(lb_agent::datapath::OBJECT).unwrap();
+    let program: &mut Xdp = ebpf.program_mut("xdp_physical").unwrap().try_into().unwrap();
+    program.load().unwrap();
+    netns.run(|| program.attach(device, XdpMode::Driver).map(drop).map_err(io::Error::other)).unwrap();
+    ebpf
+}
+
+fn status(lan: &Lan, node: usize) -> serde_json::Value {
+    let output = lan.agents[node - 1].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn counted(lan: &Lan, outcome: &str) -> u64 {
+    let status = status(lan, 1);
+    let outcomes = status["outcomes"].as_array().unwrap();
+    let found = outcomes.iter().find(|entry| entry["outcome"] == outcome);
+    found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
+}
+
+/// How the XDP program of node 1 is run, as status says it.
+fn mode(lan: &Lan) -> Option<String> {
+    let status = status(lan, 1);
+    let devices = status["agent"]["devices"].as_array().unwrap();
+    let wire = devices.iter().find(|device| device["name"] == "eth0").unwrap();
+    wire["xdp"].as_str().map(str::to_owned)
+}
+
+fn transfers(lan: &Lan, frontend: Frontend) {
+    for family in [0, 1] {
+        let http = frontend.of(2, (Protocol::Tcp, family));
+        let mut connection = Connection::open(lan.netns("client"), http).unwrap();
+        assert_eq!(connection.download(16 << 20).unwrap(), "pod3", "{http}");
+        assert_eq!(connection.upload(16 << 20).unwrap().server, "pod3", "{http}");
+        for octets in [0, 1_400, 8_192, 60_000] {
+            let udp = frontend.of(2, (Protocol::Udp, family));
+            assert_eq!(ask_udp(lan.netns("client"), udp, octets).unwrap().server, "pod3", "{udp}, {octets}");
+        }
+    }
+}
+
+#[test]
+fn clients_from_outside_reach_backends_on_other_nodes_past_the_stack() {
+    for how in ["native", "generic"] {
+        let lan = wires(how);
+        assert_eq!(mode(&lan).as_deref(), Some("native"), "a veth has its own mode");
+        for (number, pod) in [(1, "pod2"), (2, "pod3")] {
+            let frontends = [NodePort(1), LoadBalancer, ExternalIp];
+            lan.check(&["client", "client2"], number, &frontends, Expect::Answer(&[pod], Seen::Node(1)));
+            lan.check(&["client"], number, &[NodePort(2)], Expect::Answer(&[pod], Seen::Node(2)));
+        }
+        lan.check(&["pod1"], 2, &[NodePort(1), LoadBalancer], Expect::Answer(&["pod3"], Seen::Node(1)));
+        transfers(&lan, NodePort(1));
+        transfers(&lan, LoadBalancer);
+        let flows = counted(&lan, "new_routed_flow");
+        assert!(flows >= 30, "{flows} flows were routed");
+        assert!(counted(&lan, "routed") > 20_000);
+        assert_eq!((counted(&lan, "no_route"), counted(&lan, "rewrite_failed")), (0, 0));
+    }
+}
+
+#[test]
+fn in_generic_mode() {
+    // A bridge has no mode of its own.
+    let lan = Lan::without_agents(WIRING);
+    let node = lan.cluster.node(1);
+    let (v4, v6) = (node_addresses(1)[0], node_addresses(1)[1]);
+    node.ip(&format!(
+        "address flush dev eth0\nlink add br0 type bridge\nlink set br0 up\nlink set eth0 master br0\n\
+         address add {v4}/24 dev br0\naddress add {v6}/64 dev br0 nodad\n\
+         route replace default via 172.18.0.254\nroute replace default via fd00:172:18::fe\n\
+         route replace 10.244.2.0/24 via 172.18.0.2\nroute replace fd00:10:244:2::/64 via fd00:172:18::2\n"
+    ))
+    .unwrap();
+    let mut lan = lan;
+    lan.start_agent(1, &["--xdp", "generic", "--wire-device", "br0"]);
+    lan.start_agent(2, &[]);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+    let status = status(&lan, 1);
+    let wire = status["agent"]["devices"].as_array().unwrap().iter().find(|device| device["name"] == "br0");
+    assert_eq!(wire.unwrap()["xdp"], "generic");
+    lan.check(&["client"], 2, &[NodePort(1), LoadBalancer], Expect::Answer(&["pod3"], Seen::Node(1)));
+    lan.check(&["client"], 1, &[NodePort(1), LoadBalancer], Expect::Answer(&["pod2"], Seen::Node(1)));
+    transfers(&lan, NodePort(1));
+    assert!(counted(&lan, "routed") > 100);
+}
+
+#[test]
+fn by_default_a_veth_is_served_at_tc() {
+    let lan = Lan::with(&[]);
+    assert_eq!(mode(&lan), None);
+}
+
+#[test]
+fn connections_go_on_when_xdp_comes_and_goes() {
+    let mut lan = wires("native");
+    let open = |lan: &Lan| -> Vec<Connection> {
+        let to = |family| NodePort(1).of(2, (Protocol::Tcp, family));
+        [0, 1].map(|family| Connection::open(lan.netns("client"), to(family)).unwrap()).into()
+    };
+    let mut connections = open(&lan);
+    for mode in ["off", "native", "generic", "auto"] {
+        lan.lan.start_agent(1, &["--xdp", mode]);
+        for connection in &mut connections {
+            assert_eq!(connection.ask().unwrap().server, "pod3", "--xdp {mode}");
+            assert_eq!(connection.download(1 << 20).unwrap(), "pod3", "--xdp {mode}");
+        }
+        connections.extend(open(&lan));
+    }
+}
+
+#[test]
+fn the_backend_and_the_neighbour_may_change() {
+    let lan = wires("native");
+    let mut connection =
+        Connection::open(lan.netns("client"), NodePort(1).of(2, (Protocol::Tcp, 0))).unwrap();
+    assert_eq!(connection.ask().unwrap().server, "pod3");
+    lan.apply(&[lan.service(2, &["pod4"])]);
+    assert_eq!(connection.ask().unwrap().server, "pod3", "it stays where it is");
+    for how in EVERY {
+        assert_eq!(lan.server("client", 2, NodePort(1), how), "pod4");
+    }
+    // Neighbours are forgotten, and found again.
+    lan.cluster.node(1).ip("neighbour flush dev eth0\n").unwrap();
+    thread::sleep(Duration::from_millis(1_200));
+    assert_eq!(connection.ask().unwrap().server, "pod3");
+    lan.apply(from_ref(&lan.service(2, &["pod3"])));
+}
