@@ -89,7 +89,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_WORKLOAD_DEVICE", hide_env_values = true)]
     pub workload_device: Option<Vec<String>>,
-    /// Ranges from which cluster IPs are allocated, one of each family at most
+    /// Ranges from which cluster IPs are allocated, one of each family at most. In ranges that are given or that the API
+    /// server names, packets to addresses that nobody has are dropped
     /// [default: with --manifests 10.96.0.0/12,fd00:10:96::/112, else what the API server names]
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_SERVICE_CLUSTER_IP_RANGE", hide_env_values = true)]

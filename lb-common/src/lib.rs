@@ -29,7 +29,7 @@ pub use service::{
     Affinity, AffinityKey, Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRange,
     SourceRangeKey, Vip, backend_flags, service_flags, vip_flags,
 };
-pub use settings::{MAX_NETWORKS, Network, Networks, Settings};
+pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 pub use wire::{Wire, wire_flags};
 

@@ -228,7 +228,8 @@ pub mod backend_flags {
     pub const HOST: u16 = 4;
 }
 
-/// Value of `VIPS`: what an address is where no port of it is a frontend.
+/// Value of `VIPS`: what an address is where no port of it is a frontend. Those of the node itself are in there, too,
+/// without flags: they are left to its stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {

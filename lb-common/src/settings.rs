@@ -14,7 +14,7 @@ pub const MAX_NETWORKS: usize = 16;
 pub struct Settings {
     /// Sources inside the cluster: what kube-proxy's `--detect-local-mode` calls local traffic.
     pub inside: Networks,
-    /// Ranges of cluster IPs: packets to an address in there that nobody has are dropped.
+    /// Ranges of cluster IPs: where ports that no service has may be rejected, and addresses that nobody has dropped.
     pub service_ranges: Networks,
     /// Source of masqueraded IPv4 packets where the routing table names none.
     pub source_v4: Address,
@@ -24,8 +24,14 @@ pub struct Settings {
     pub first_port: u16,
     /// Number of source ports of masqueraded packets, from `first_port` on; 0 as long as there are no settings.
     pub ports: u16,
-    /// Always 0.
-    pub zeros: u32,
+    /// See [`settings_flags`].
+    pub flags: u32,
+}
+
+/// Bits of [`Settings::flags`].
+pub mod settings_flags {
+    /// What is sent to an address of [`service_ranges`](super::Settings::service_ranges) that is not in `VIPS` is dropped.
+    pub const DROP_UNKNOWN_VIPS: u32 = 1;
 }
 
 const _: () = assert!(size_of::<Settings>() == 2 * size_of::<Networks>() + 40);

@@ -79,6 +79,11 @@ struct Target {
     record: Service,
 }
 
+/// Under this name the node says what its own addresses are. No Service has it.
+fn no_service() -> ObjectName {
+    ObjectName { namespace: Arc::default(), name: Arc::default() }
+}
+
 impl Reconciler {
     /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
     /// ids) is replaced by the first plan.
@@ -124,6 +129,9 @@ impl Reconciler {
     /// This node has these addresses.
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
+            // So that no address of the node is ever taken for a cluster IP that nobody has.
+            let own = addresses.own.iter().map(|address| (*address, Vip { flags: 0 })).collect();
+            self.vips.set(&no_service(), own);
             self.node.addresses = addresses;
             self.store.mark_all_dirty();
         }

@@ -358,6 +358,7 @@ mod tests {
             inside_networks: vec!["10.244.0.0/16".into()],
             inside_devices: Vec::new(),
             service_ranges: vec!["10.96.0.0/12".into()],
+            drops_unknown_vips: true,
             masquerade_first_port: 10_000,
             masquerade_last_port: 29_999,
         }

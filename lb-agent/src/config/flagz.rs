@@ -63,10 +63,12 @@ impl Config {
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
         };
+        // Who gives the default ranges says more by that than the default does.
+        let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
         BTreeMap::from([
             ("bind-address", self.bind_address.to_string()),
-            ("service-cluster-ip-range", list(self.service_ranges.as_deref().unwrap_or_default())),
+            ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),
@@ -150,6 +152,7 @@ mod tests {
     fn the_flags_come_to_the_same_configuration() {
         for extra in [
             "--node-name=a",
+            "--node-name=a --service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112",
             "--node-name=b --cluster-cidr=10.244.0.0/16,fd00::/64 --masquerade-all --wire-device=eth0,en*",
             "--nodeport-addresses=primary --socket-lb=off --bpf-log=warn --log-level=debug --log-format=json",
             "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",

@@ -68,6 +68,9 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, one of each family at most; `None` are those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
+    /// Whether what is sent to an address of these ranges that no Service has is dropped. Nobody has said of the default
+    /// ranges that there are no other machines in them.
+    pub drops_unknown_vips: bool,
     /// How clients inside the cluster are told from others.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -144,12 +147,10 @@ impl Config {
             bridge: run.pod_bridge_interface.or(file.pod_bridge_interface),
             prefix: run.pod_interface_name_prefix.or(file.pod_interface_name_prefix),
         };
-        let default_ranges = || match source {
-            Source::Manifests(_) => Some(List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items()),
-            Source::ApiServer(_) => None,
-        };
-        let ranges =
-            list(run.service_cluster_ip_range, file.service_cluster_ip_range).or_else(default_ranges);
+        let given_ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);
+        let has_api_server = matches!(source, Source::ApiServer(_));
+        let default_ranges =
+            || (!has_api_server).then(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items());
         let ports = run.masquerade_ports.or(file.masquerade_ports);
         let bind = check::bind(run.bind_address.or(file.bind_address))?;
         let defaults = Capacities::default();
@@ -167,7 +168,8 @@ impl Config {
                     list(run.workload_device, file.workload_device),
                 )?,
             },
-            service_ranges: ranges.map(check::service_ranges).transpose()?,
+            drops_unknown_vips: has_api_server || given_ranges.is_some(),
+            service_ranges: given_ranges.or_else(default_ranges).map(check::service_ranges).transpose()?,
             masquerade_all: run.masquerade_all || file.masquerade_all,
             masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,
             node_port_addresses: check::node_port_addresses(list(

@@ -31,6 +31,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
     let ranges: Vec<_> = config.service_ranges.iter().flatten().map(ToString::to_string).collect();
     assert_eq!(ranges, ["10.96.0.0/12", "fd00:10:96::/112"]);
+    assert!(!config.drops_unknown_vips, "other machines may be in a range that nobody has given");
     assert_eq!(config.devices, DevicePatterns::default());
     assert_eq!(config.detect_local, DetectLocal::Never);
     assert_eq!(config.node_port_addresses, NodePortAddresses::All);
@@ -45,7 +46,8 @@ fn defaults_are_those_of_kube_proxy() {
 fn with_an_api_server_ranges_of_cluster_ips_are_those_that_are_given() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let run = || RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..minimal() };
-    assert_eq!(Config::new(PlaceArgs::default(), run()).unwrap().service_ranges, None);
+    let named = Config::new(PlaceArgs::default(), run()).unwrap();
+    assert_eq!((named.service_ranges, named.drops_unknown_vips), (None, true));
     let given = RunArgs { service_cluster_ip_range: Some(vec!["10.0.0.0/16".into()]), ..run() };
     let ranges = Config::new(PlaceArgs::default(), given).unwrap().service_ranges;
     assert_eq!(ranges, Some(vec!["10.0.0.0/16".parse().unwrap()]));
@@ -104,6 +106,7 @@ fn keys_in_camel_case_are_taken() {
     let config = Config::new(with(&file), RunArgs { node_name: None, ..minimal() }).unwrap();
     assert_eq!(config.node_name, "b");
     assert_eq!(config.service_ranges, Some(vec!["10.0.0.0/16".parse().unwrap()]));
+    assert!(config.drops_unknown_vips);
 }
 
 #[test]

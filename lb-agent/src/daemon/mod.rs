@@ -222,6 +222,7 @@ fn node_options(config: &Config) -> NodeOptions {
         node_ports: config.node_port_addresses.clone(),
         detect: config.detect_local.clone(),
         service_ranges: config.service_ranges.clone(),
+        drops_unknown_vips: config.drops_unknown_vips,
         ports: config.masquerade_ports.clone(),
         has_api_server,
     }

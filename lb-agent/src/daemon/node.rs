@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use ipnet::IpNet;
-use lb_common::{Address, Networks, Settings};
+use lb_common::{Address, Networks, Settings, settings_flags};
 use lb_core::{
     family::{Families, Family},
     model::{NodeAddresses, SourceEvent},
@@ -23,7 +23,7 @@ use super::state::{NodeReport, State};
 use crate::{
     datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards},
     kubernetes::NodeInfo,
-    node::{Addresses, DetectLocal, Known, NodePortAddresses, networks},
+    node::{Addresses, DetectLocal, Known, NodePortAddresses, networks, overlaps},
 };
 
 /// How often what the kernel does not announce is looked at, such as whether it forwards packets.
@@ -44,6 +44,8 @@ pub(super) struct NodeOptions {
     pub(super) detect: DetectLocal,
     /// Ranges of cluster IPs; `None` for those that the API server names.
     pub(super) service_ranges: Option<Vec<IpNet>>,
+    /// Whether what is sent to an address of these ranges that no Service has is dropped.
+    pub(super) drops_unknown_vips: bool,
     /// Source ports of masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
     /// Whether an API server knows this node.
@@ -139,6 +141,7 @@ impl Node {
         let known = Known {
             inside: self.options.detect.networks(info.pod_cidrs.as_deref().unwrap_or_default()),
             service_ranges: self.options.service_ranges.clone().or_else(|| named(service_cidrs)),
+            drops_unknown_vips: self.options.drops_unknown_vips,
             primary: addresses.primary,
             ports: self.options.ports.clone(),
         };
@@ -146,6 +149,7 @@ impl Node {
         problems.extend(self.reserve_ports());
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
         problems.extend(not_forwarding(in_use));
+        problems.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
         let NodeOptions { name, detect, .. } = &self.options;
         let detects_inside = detect.families(&networks(&settings.inside));
         problems.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
@@ -224,6 +228,7 @@ impl Node {
             inside_networks: texts(&settings.inside),
             inside_devices: devices.map(|link| link.name.clone()).collect(),
             service_ranges: texts(&settings.service_ranges),
+            drops_unknown_vips: settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0,
             masquerade_first_port: *ports.start(),
             masquerade_last_port: *ports.end(),
         });

@@ -62,8 +62,10 @@ pub struct NodeReport {
     pub inside_networks: Vec<String>,
     /// Devices that clients inside the cluster send through.
     pub inside_devices: Vec<String>,
-    /// Ranges of cluster IPs: packets to an address in there that nobody has are dropped.
+    /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
+    /// Whether packets to an address of these ranges that nobody has are dropped.
+    pub drops_unknown_vips: bool,
     /// First source port of masqueraded packets.
     pub masquerade_first_port: u16,
     /// Last source port of masqueraded packets.

@@ -73,7 +73,8 @@ impl Primary {
         self.v4.into_iter().chain(self.v6)
     }
 
-    fn contains(&self, ip: IpAddr) -> bool {
+    /// Whether it is one of the two.
+    pub fn contains(&self, ip: IpAddr) -> bool {
         self.iter().any(|primary| primary == ip)
     }
 }
@@ -113,11 +114,11 @@ fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
 
 /// The addresses whose packets the kernel takes for its own.
 fn own(network: &Network) -> BTreeSet<IpAddr> {
-    network.links.iter().flat_map(addresses).map(|address| address.ip).collect()
+    network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }
 
 /// Those of a device that others may speak to; in the kernel's order.
-fn addresses(link: &Link) -> impl Iterator<Item = &LinkAddress> {
+pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
     let counts = link.up && link.name != LEFT_BY_IPVS;
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
 }
@@ -163,7 +164,7 @@ fn source_of_default_route(
 
 /// The first of global scope; a secondary one only where there is no other.
 fn first_global(link: &Link, family: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
-    let global = || addresses(link).filter(|address| address.global && family(&address.ip));
+    let global = || addresses_of(link).filter(|address| address.global && family(&address.ip));
     let first = global().find(|address| !address.secondary).or_else(|| global().next());
     first.map(|address| address.ip)
 }

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod detect;
+mod overlap;
 mod settings;
 
 use std::ops::RangeInclusive;
@@ -10,6 +11,7 @@ use std::ops::RangeInclusive;
 pub use self::{
     addresses::{Addresses, NodePortAddresses, Primary},
     detect::DetectLocal,
+    overlap::overlaps,
     settings::{Known, networks},
 };
 

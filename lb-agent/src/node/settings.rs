@@ -1,7 +1,7 @@
 use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
-use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings};
+use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 
 use super::Primary;
 
@@ -12,6 +12,8 @@ pub struct Known {
     pub inside: Option<Vec<IpNet>>,
     /// Ranges of cluster IPs; `None` as long as the API server has not named them.
     pub service_ranges: Option<Vec<IpNet>>,
+    /// Whether what is sent to an address of these ranges that no Service has is dropped.
+    pub drops_unknown_vips: bool,
     /// The sources of masqueraded packets.
     pub primary: Primary,
     /// Their source ports.
@@ -37,7 +39,7 @@ impl Known {
             source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
             first_port: *self.ports.start(),
             ports: u16::try_from(self.ports.len()).unwrap_or(u16::MAX),
-            zeros: 0,
+            flags: if self.drops_unknown_vips { settings_flags::DROP_UNKNOWN_VIPS } else { 0 },
         };
         (settings, problems)
     }
@@ -91,6 +93,7 @@ mod tests {
         Known {
             inside: Some(nets(&["10.244.0.0/16", "fd00:10:244::/48"])),
             service_ranges: Some(nets(&["10.96.0.0/12"])),
+            drops_unknown_vips: true,
             primary: Primary { v4: Some("192.0.2.1".parse().unwrap()), v6: None },
             ports: 10_000..=29_999,
         }
@@ -104,6 +107,7 @@ mod tests {
         assert!(settings.inside.contain(&address("fd00:10:244::9")));
         assert!(!settings.inside.contain(&address("10.96.0.1")));
         assert!(settings.service_ranges.contain(&address("10.96.0.1")));
+        assert_eq!(settings.flags, settings_flags::DROP_UNKNOWN_VIPS);
         assert_eq!((settings.source_v4, settings.source_v6), (address("192.0.2.1"), unspecified()));
         assert_eq!((settings.first_port, settings.ports), (10_000, 20_000));
     }

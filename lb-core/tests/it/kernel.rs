@@ -179,8 +179,8 @@ impl Kernel {
         let mut text = blocks.concat();
         for (address, vip) in &self.maps.vips {
             let kind = if vip.flags & vip_flags::CLUSTER_IP != 0 { " of the cluster" } else { "" };
-            let ours = if vip.flags & vip_flags::ECHO == 0 { ", the node's own" } else { "" };
-            writeln!(text, "virtual address {address}{kind}{ours}").expect("memory");
+            let silent = if vip.flags & vip_flags::ECHO == 0 { ", which we do not speak for" } else { "" };
+            writeln!(text, "virtual address {address}{kind}{silent}").expect("memory");
         }
         for (address, EndpointLabels { node, zone, pod }) in &self.maps.endpoint_labels {
             let show = |label: &Option<std::sync::Arc<str>>| label.as_deref().unwrap_or("-").to_owned();

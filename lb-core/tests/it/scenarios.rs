@@ -316,9 +316,13 @@ fn node_ports_follow_the_addresses_of_the_node() {
         NodeAddresses { own: list.clone(), primary: list.iter().take(1).copied().collect(), node_ports: list }
     };
     node.set_addresses(addresses(&[1, 2]));
-    assert_eq!(kinds(&node.sync()), ["put frontend", "put frontend"]);
+    assert_eq!(kinds(&node.sync()), ["put frontend", "put frontend", "put address", "put address"]);
     node.set_addresses(addresses(&[2, 3]));
-    assert_eq!(kinds(&node.sync()), ["delete frontend", "put frontend"]);
+    assert_eq!(
+        kinds(&node.sync()),
+        ["delete frontend", "put frontend", "put address", "delete address"],
+        "an address of the node is never one that nobody has"
+    );
     node.set_addresses(addresses(&[2, 3]));
     assert!(!node.reconciler.needs_plan());
     node.settle();

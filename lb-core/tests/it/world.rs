@@ -137,9 +137,10 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// What each virtual address is.
+    /// What each virtual address is, and each of the node's own.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
-        let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+        let mut vips: BTreeMap<IpAddr, Vip> =
+            node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
         for (key, lead) in self.expected(node) {
             let address = IpAddr::from(key.address);
             if lead.kind != FrontendKind::NodePort as u8 {

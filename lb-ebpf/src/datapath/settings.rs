@@ -1,6 +1,6 @@
 //! What holds for every packet of the node.
 
-use lb_common::{Address, Service, Settings, service_flags};
+use lb_common::{Address, Service, Settings, service_flags, settings_flags};
 
 use super::{
     maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
@@ -34,4 +34,10 @@ fn is_inside(device: u32, source: &Address) -> bool {
 #[inline(never)]
 pub(crate) fn is_in_service_range(address: &Address) -> bool {
     current().is_some_and(|settings| settings.service_ranges.contain(address))
+}
+
+/// Whether what is sent to an address of the cluster IPs that nobody has is dropped.
+#[inline(never)]
+pub(crate) fn drops_unknown_vips() -> bool {
+    current().is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0)
 }

@@ -11,15 +11,17 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// A packet to a port that no service has: rejected where the address is a cluster IP, dropped where it could become one.
-/// (Passed on, it would follow the default route out of the cluster, or run in circles.)
+/// A packet to a port that no service has: rejected where the address is a cluster IP, dropped where it could become one
+/// and the range was declared to be of nothing else. (Passed on, it would follow the default route out of the cluster, or
+/// run in circles.)
 #[inline(never)]
 pub(super) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     if !settings::is_in_service_range(&packet.tuple.destination) {
         return Outcome::NoService;
     }
     match lookup(&packet.tuple.destination) {
-        None => Outcome::UnknownVip,
+        None if settings::drops_unknown_vips() => Outcome::UnknownVip,
+        None => Outcome::NoService,
         Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
         Some(_) if packet.segment.resets() => Outcome::StrayReset,
         Some(_) => answer::reject(skb, packet),
@@ -32,7 +34,11 @@ pub(super) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {
         Some(vip) if vip.flags & vip_flags::ECHO != 0 => answer::echo(skb, packet),
         Some(_) => Outcome::NotTransport,
-        None if settings::is_in_service_range(&packet.tuple.destination) => Outcome::UnknownVip,
+        None if settings::drops_unknown_vips()
+            && settings::is_in_service_range(&packet.tuple.destination) =>
+        {
+            Outcome::UnknownVip
+        }
         None => Outcome::NotTransport,
     }
 }

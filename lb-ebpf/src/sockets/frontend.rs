@@ -53,7 +53,8 @@ fn unlisted(key: &ServiceKey) -> Outcome {
         return Outcome::NoService;
     }
     match vips::lookup(&key.address) {
-        None => Outcome::UnknownVip,
+        None if settings::drops_unknown_vips() => Outcome::UnknownVip,
+        None => Outcome::NoService,
         Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
         Some(_) => rejection(key),
     }

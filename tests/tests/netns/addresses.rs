@@ -12,7 +12,7 @@ use lb_tests::{
 use nix::errno::Errno;
 
 use crate::{
-    bed::vips,
+    bed::{RANGES, vips},
     lan::{EVERY, Lan, Verdict, external, knock},
 };
 
@@ -21,7 +21,7 @@ const UNLISTED: u16 = 33_434;
 
 #[test]
 fn a_cluster_ip_refuses_other_ports_and_nobody_has_the_other_addresses() {
-    let lan = Lan::with(&[]);
+    let lan = Lan::with(&RANGES);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for (protocol, family) in EVERY {
         for who in ["client", "pod1", "pod4"] {

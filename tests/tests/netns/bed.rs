@@ -20,6 +20,9 @@ pub(crate) const UDP: u16 = 53;
 /// The virtual addresses of the service `web`.
 pub(crate) const WEB: [IpAddr; 2] = vips(10);
 
+/// Says that all addresses around the virtual ones are cluster IPs, or nobody's.
+pub(crate) const RANGES: [&str; 2] = ["--service-cluster-ip-range", "10.96.0.0/12,fd00:10:96::/112"];
+
 /// Virtual addresses of both families.
 pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
     [

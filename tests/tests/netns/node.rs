@@ -2,8 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    net::{IpAddr, SocketAddr},
+    fs, io,
+    net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
     time::Duration,
 };
@@ -12,15 +12,16 @@ use lb_agent::datapath::Pinned;
 use lb_common::{Address, Settings};
 use lb_tests::{
     agent::{self, Agent},
-    client::ask_http,
+    client::{REFUSED, ask_http},
     cluster::{ClientLink, PodLink, Wiring},
+    icmp::ping,
     manifests::{Exposure, Type},
     netns::Netns,
     wait_for,
 };
 use serde_json::Value;
 
-use crate::bed::{Bed, WEB};
+use crate::bed::{Bed, RANGES, WEB};
 
 const NODE_PORT: u16 = 30_080;
 /// How long the agent may take to follow the node.
@@ -237,4 +238,39 @@ fn a_node_that_does_not_forward_is_named() {
     let probe = probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPv4 forwarding").unwrap();
     assert_eq!(probe["result"], "degraded");
     bed.cluster.node1.sysctl("ipv4/ip_forward", "1").unwrap();
+}
+
+/// An administrator gives the nodes addresses out of the range of cluster IPs.
+#[test]
+fn a_node_whose_own_network_is_in_the_range_of_cluster_ips_is_not_locked_out() {
+    for arguments in [&[][..], &RANGES] {
+        let mut bed = bed(ClientLink::Ethernet, arguments);
+        let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+        assert_eq!(problems(&bed), "[]");
+        bed.agent.take().unwrap().terminate().unwrap();
+        let (node1, client) = (bed.cluster.node1.clone(), bed.cluster.client.clone());
+        node1.ip("address add 10.100.0.1/24 dev eth0\naddress add 10.100.1.1/32 dev lo\n").unwrap();
+        client.ip("address add 10.100.0.2/24 dev eth0\nroute add 10.100.1.0/24 via 10.100.0.1\n").unwrap();
+        start(&mut bed, arguments);
+        let problems = problems(&bed);
+        assert!(
+            problems.contains("10.100.0.0/24 of device eth0") && problems.contains("10.96.0.0/12"),
+            "{problems}"
+        );
+        assert!(!problems.contains("10.100.1.1"), "a lone address: {problems}");
+
+        let fails = |netns: &Netns, to: SocketAddr| {
+            netns.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).unwrap_err().kind()
+        };
+        for address in ["10.100.0.1", "10.100.1.1"] {
+            let to = SocketAddr::new(address.parse().unwrap(), 9);
+            assert_eq!(fails(&client, to), REFUSED, "{address} is the node's, from outside");
+            assert_eq!(fails(&node1, to), REFUSED, "{address} is the node's, by itself");
+            assert_eq!(ping(&client, to.ip(), 56).unwrap(), to.ip());
+        }
+        // Only of a range that was given somebody has said that it is of cluster IPs alone.
+        let other = SocketAddr::new("10.100.0.2".parse().unwrap(), 9);
+        let expected = if arguments.is_empty() { REFUSED } else { io::ErrorKind::HostUnreachable };
+        assert_eq!(fails(&node1, other), expected, "another machine, {arguments:?}");
+    }
 }

@@ -8,13 +8,14 @@ use std::{
 
 use lb_tests::{
     client::{PATIENCE, REFUSED, ask_http, ask_udp},
+    cluster::ClientLink,
     manifests::{Service, Type},
     netns::Netns,
     wait_for,
 };
 
 use crate::{
-    bed::{Bed, HTTP, WEB, http, udp, vips},
+    bed::{Bed, HTTP, RANGES, WEB, http, udp, vips},
     sockets::{exchange, free_socket, mapped},
 };
 
@@ -159,7 +160,8 @@ fn source_ranges_ask_for_the_address_of_the_node() {
 
 #[test]
 fn other_ports_of_a_cluster_ip_refuse_and_unknown_cluster_ips_lead_nowhere() {
-    let bed = Bed::with_web(&["pod1"]);
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    bed.start_agent_with(&RANGES);
     for vip in WEB {
         eventually_fails(&bed, SocketAddr::new(vip, 81), REFUSED);
     }

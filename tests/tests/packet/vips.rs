@@ -7,7 +7,7 @@ use etherparse::IpNumber;
 use lb_common::{
     Address, Network, Networks,
     Outcome::{self, *},
-    Settings, vip_flags,
+    Settings, settings_flags, vip_flags,
 };
 
 use super::{
@@ -19,9 +19,14 @@ use super::{
 
 /// The VIPs of the stage are cluster IPs, the other one of this node; nothing else in their range is given out.
 fn with_range(bench: &mut Bench, family: Family) {
+    with_flags(bench, family, settings_flags::DROP_UNKNOWN_VIPS);
+}
+
+/// The same, with these `settings_flags`.
+fn with_flags(bench: &mut Bench, family: Family, flags: u32) {
     let prefix = if family == Family::V4 { 24 } else { 64 };
-    let range = Network::new(Address::from(family.vip().ip()), prefix);
-    bench.settings(&Settings { service_ranges: Networks::new([range]), ports: 1, ..Settings::zeroed() });
+    let service_ranges = Networks::new([Network::new(Address::from(family.vip().ip()), prefix)]);
+    bench.settings(&Settings { service_ranges, flags, ports: 1, ..Settings::zeroed() });
     bench.vip(family.vip().ip(), vip_flags::CLUSTER_IP | vip_flags::ECHO);
     bench.vip(family.other_vip().ip(), 0);
     bench.service(family.vip(), TCP, &[family.backend()]);
@@ -75,6 +80,21 @@ fn an_address_of_the_node_is_left_to_its_stack() {
         let syn = Packet::tcp(family.client(), own, 1000, b"").syn();
         bench.send(Hook::Ingress, &syn).passes_untouched(NoService);
         bench.send(Hook::Ingress, &echo_request(family, own.ip())).passes_untouched(NotTransport);
+    });
+}
+
+/// Nobody has said that there is nothing but cluster IPs in the range.
+#[test]
+fn an_address_that_no_service_has_may_be_that_of_another_machine() {
+    each("unknown address", |bench, family| {
+        with_flags(bench, family, 0);
+        let to = family.empty_vip();
+        let syn = Packet::tcp(family.client(), to, 1000, b"").syn();
+        bench.send(Hook::Ingress, &syn).passes_untouched(NoService);
+        bench.send(Hook::Ingress, &echo_request(family, to.ip())).passes_untouched(NotTransport);
+        // What is known to be a cluster IP is one all the same.
+        let stray = Packet::tcp(family.client(), unlisted(family), 1000, b"").rst();
+        bench.send(Hook::Ingress, &stray).drops(StrayReset);
     });
 }
 
