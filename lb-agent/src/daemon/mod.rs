@@ -41,7 +41,7 @@ use self::{
     devices::{Devices, Inside},
     node::{Kernel, Node, NodeOptions, Sources},
     state::State,
-    writer::Writer,
+    writer::{Listeners, Writer},
 };
 use crate::{
     cli::SocketLb,
@@ -139,7 +139,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     // Without an API server both stay as they are here.
     let (node_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidr_sender, service_cidrs) = watch::channel(Vec::new());
-    let sources = Sources { network: devices.network(), info: node_info.clone(), service_cidrs };
+    let (synchronised_sender, synchronised) = watch::channel(false);
+    let sources =
+        Sources { network: devices.network(), info: node_info.clone(), service_cidrs, synchronised };
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
     let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
     let mut node = Node::new(node_options, sources, kernel, listen_sender, Arc::clone(&state));
@@ -188,7 +190,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
             });
         }
     }
-    let writer = Writer::new(datapath, contents, policy, state, metrics, moved_sender, checks);
+    let listeners = Listeners { moved: moved_sender, checks, synchronised: synchronised_sender };
+    let writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     tasks.spawn("writer", writer.run(events));
     Ok(())
 }

@@ -60,6 +60,8 @@ pub(super) struct Sources {
     pub(super) info: watch::Receiver<NodeInfo>,
     /// What the API server says of ranges of cluster IPs; empty as long as it has not said anything.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
+    /// Whether everything was in the kernel once.
+    pub(super) synchronised: watch::Receiver<bool>,
 }
 
 /// What the writer should know of the node.
@@ -129,6 +131,7 @@ impl Node {
         let network = self.sources.network.borrow_and_update().clone();
         let info = self.sources.info.borrow_and_update().clone();
         let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
+        let synchronised = *self.sources.synchronised.borrow_and_update();
 
         let named = preferred(&info, self.options.has_api_server, &earlier);
         let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
@@ -141,7 +144,7 @@ impl Node {
         let known = Known {
             inside: self.options.detect.networks(info.pod_cidrs.as_deref().unwrap_or_default()),
             service_ranges: self.options.service_ranges.clone().or_else(|| named(service_cidrs)),
-            drops_unknown_vips: self.options.drops_unknown_vips,
+            drops_unknown_vips: synchronised.then_some(self.options.drops_unknown_vips),
             primary: addresses.primary,
             ports: self.options.ports.clone(),
         };
@@ -167,11 +170,12 @@ impl Node {
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
         loop {
-            let Sources { network, info, service_cidrs } = &mut self.sources;
+            let Sources { network, info, service_cidrs, synchronised } = &mut self.sources;
             tokio::select! {
                 () = changed(network) => {}
                 () = changed(info) => {}
                 () = changed(service_cidrs) => {}
+                () = changed(synchronised) => {}
                 () = time::sleep(pause) => {}
             }
             match task::block_in_place(|| self.update()) {

@@ -44,6 +44,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// As many causes of changes are remembered, for the latency that is measured, however long the kernel refuses them.
 const TRIGGERS: usize = 10_000;
 
+/// Whom the writer tells what it has done.
+#[derive(Debug)]
+pub(super) struct Listeners {
+    /// UDP frontends that have lost endpoints.
+    pub(super) moved: mpsc::UnboundedSender<Moved>,
+    /// What `healthCheckNodePort` says.
+    pub(super) checks: watch::Sender<Checks>,
+    /// Whether everything was in the kernel once.
+    pub(super) synchronised: watch::Sender<bool>,
+}
+
 /// State of the task.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -51,15 +62,12 @@ pub(super) struct Writer {
     reconciler: Reconciler,
     state: Arc<State>,
     metrics: Arc<Metrics>,
-    moved: mpsc::UnboundedSender<Moved>,
-    checks: watch::Sender<Checks>,
+    listeners: Listeners,
     log: SyncLog,
     /// Whether the source has sent everything there is. Nothing is written before.
     source_ready: bool,
     /// Whether there was a plan; the first one is due even if nothing has changed.
     planned: bool,
-    /// Whether everything was in the kernel once.
-    synchronised: bool,
     /// What the last attempt left to do.
     pending: usize,
     /// How much the next plan looks at.
@@ -88,8 +96,7 @@ impl Writer {
         policy: Policy,
         state: Arc<State>,
         metrics: Arc<Metrics>,
-        moved: mpsc::UnboundedSender<Moved>,
-        checks: watch::Sender<Checks>,
+        listeners: Listeners,
     ) -> Self {
         let slots = datapath.maps().backend_slots();
         Self {
@@ -97,12 +104,10 @@ impl Writer {
             reconciler: Reconciler::new(contents, slots, policy),
             state,
             metrics,
-            moved,
-            checks,
+            listeners,
             log: SyncLog::default(),
             source_ready: false,
             planned: false,
-            synchronised: false,
             pending: 0,
             next_extent: Extent::Full,
             waiting_since: None,
@@ -220,8 +225,9 @@ impl Writer {
         self.triggered.drain(..).for_each(|trigger| self.metrics.programmed(trigger));
         let contents = self.reconciler.contents();
         self.log.synchronised(took, contents.service_labels.len(), contents.backends.len());
-        if !std::mem::replace(&mut self.synchronised, true) {
+        if !*self.listeners.synchronised.borrow() {
             self.complete_datapath();
+            self.listeners.synchronised.send_replace(true);
         }
     }
 
@@ -274,7 +280,7 @@ impl Writer {
     /// something, since that makes the agent unhealthy soon, and no reason to let all other Services be out of date.
     fn tell_health_checks(&self) {
         let checks = self.reconciler.health_checks();
-        self.checks.send_if_modified(|told| {
+        self.listeners.checks.send_if_modified(|told| {
             let news = told != checks;
             if news {
                 told.clone_from(checks);
@@ -291,7 +297,7 @@ impl Writer {
     /// an agent before this one may have been killed before it could.
     fn forget_moved_flows(&mut self) {
         let moved = self.reconciler.take_moved();
-        if !moved.is_empty() && self.moved.send(moved).is_err() {
+        if !moved.is_empty() && self.listeners.moved.send(moved).is_err() {
             debug!("nobody forgets flows any more: the agent is stopping");
         }
     }

@@ -12,8 +12,9 @@ pub struct Known {
     pub inside: Option<Vec<IpNet>>,
     /// Ranges of cluster IPs; `None` as long as the API server has not named them.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether what is sent to an address of these ranges that no Service has is dropped.
-    pub drops_unknown_vips: bool,
+    /// Whether what is sent to an address of these ranges that no Service has is dropped; `None` as long as `VIPS` may lack
+    /// one that a Service has.
+    pub drops_unknown_vips: Option<bool>,
     /// The sources of masqueraded packets.
     pub primary: Primary,
     /// Their source ports.
@@ -39,10 +40,14 @@ impl Known {
             source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
             first_port: *self.ports.start(),
             ports: u16::try_from(self.ports.len()).unwrap_or(u16::MAX),
-            flags: if self.drops_unknown_vips { settings_flags::DROP_UNKNOWN_VIPS } else { 0 },
+            flags: self.drops_unknown_vips.map_or(earlier.flags, flags),
         };
         (settings, problems)
     }
+}
+
+const fn flags(drops_unknown_vips: bool) -> u32 {
+    if drops_unknown_vips { settings_flags::DROP_UNKNOWN_VIPS } else { 0 }
 }
 
 fn unspecified() -> Address {
@@ -93,7 +98,7 @@ mod tests {
         Known {
             inside: Some(nets(&["10.244.0.0/16", "fd00:10:244::/48"])),
             service_ranges: Some(nets(&["10.96.0.0/12"])),
-            drops_unknown_vips: true,
+            drops_unknown_vips: Some(true),
             primary: Primary { v4: Some("192.0.2.1".parse().unwrap()), v6: None },
             ports: 10_000..=29_999,
         }
@@ -122,9 +127,10 @@ mod tests {
     #[test]
     fn what_is_not_known_yet_stays() {
         let (earlier, _) = known().settings(&Settings::zeroed());
-        let restarted = Known { inside: None, service_ranges: None, ..known() };
+        let restarted = Known { inside: None, service_ranges: None, drops_unknown_vips: None, ..known() };
         assert_eq!(restarted.settings(&earlier).0, earlier);
-        assert_eq!(restarted.settings(&Settings::zeroed()).0.inside.count, 0);
+        let (first, _) = restarted.settings(&Settings::zeroed());
+        assert_eq!((first.inside.count, first.flags), (0, 0));
         let nothing_inside = Known { inside: Some(Vec::new()), ..known() };
         assert_eq!(nothing_inside.settings(&earlier).0.inside.count, 0);
     }

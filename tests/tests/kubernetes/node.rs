@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use lb_agent::datapath::Pinned;
-use lb_common::{Address, Settings};
+use lb_common::{Address, Settings, settings_flags};
 use serde_json::{Value, json};
 
-use crate::bed::{A_WHILE, Bed, SOON};
+use crate::bed::{A_WHILE, Bed, PATIENCE, SOON};
 
 const ARGUMENTS: [&str; 4] = ["--detect-local-mode", "NodeCIDR", "--nodeport-addresses", "primary"];
 
@@ -109,4 +109,27 @@ fn the_api_server_hears_that_the_agent_starts() {
         [&event["reason"], &event["type"], &event["regarding"]["kind"], &event["regarding"]["name"]],
         ["Starting", "Normal", "Node", "a"]
     );
+}
+
+/// Until then, what another proxy still serves would be dropped.
+#[test]
+fn unknown_addresses_are_dropped_only_once_all_known_ones_are_in_the_kernel() {
+    let drops =
+        |bed: &Bed| settings(bed).is_some_and(|now| now.flags & settings_flags::DROP_UNKNOWN_VIPS != 0);
+    let ranges = ["--service-cluster-ip-range", "10.96.0.0/16"];
+    let mut bed = bed();
+    bed.server_mut().stop();
+    bed.start_agent_with(&ranges);
+    bed.wait_until("settings", SOON, |bed| settings(bed).is_some_and(|now| now.service_ranges.count == 1));
+    bed.assert_stays(&[], A_WHILE);
+    assert!(!drops(&bed), "the agent knows of no Service yet");
+    bed.server_mut().listen();
+    bed.wait_served("the service", PATIENCE, &["a 1"]);
+    bed.wait_until("unknown addresses are dropped", SOON, drops);
+
+    bed.kill_agent();
+    bed.server_mut().stop();
+    bed.start_agent_with(&ranges);
+    bed.wait_until("an agent without API server", SOON, |bed| node_ports(bed).is_some());
+    assert!(drops(&bed), "the maps are as complete as they were");
 }
