@@ -755,6 +755,35 @@ fn a_flow_gets_its_lost_half_back() {
     assert_eq!((sweep.entries, sweep.rebuilt), (4, 0), "a second sweep finds nothing to do");
 }
 
+/// The client sends, but nothing reaches the way out of the node: the neighbour is away, or a policy drops it.
+#[test]
+fn a_masqueraded_connection_keeps_its_masquerade_while_its_packets_are_lost_on_the_way() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let first = flow(protocol::UDP, 1, ago(1));
+    let to = first[0].1.to;
+    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
+    let half = |key: &Tuple, to: &Tuple, flags| {
+        (*key, Flow::new(key, to, 7, flow_flags::MASQUERADE | flags, ago(3600)))
+    };
+    let second = [
+        half(&to, &outside, flow_flags::AT_EGRESS),
+        half(&outside.reversed(), &to.reversed(), flow_flags::REPLY),
+    ];
+    for halves in [&second[..], &second[..1], &second[1..]] {
+        conntrack.flush().unwrap();
+        insert(&conntrack, &first);
+        insert(&conntrack, halves);
+        let sweep = conntrack.expire(NOW).unwrap();
+        assert_eq!((sweep.expired, sweep.rebuilt, sweep.orphans), (0, 2 - halves.len(), 0));
+        assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
+        // The first flow goes before the second one, which then goes with the next sweep at the latest.
+        let later = Tick(NOW.0 + 1_000);
+        let expired = conntrack.expire(later).unwrap().expired + conntrack.expire(later).unwrap().expired;
+        assert_eq!((expired, conntrack.table().count().unwrap()), (2, 0));
+    }
+}
+
 #[test]
 fn flows_can_be_purged_and_flushed() {
     let sandbox = Sandbox::new();

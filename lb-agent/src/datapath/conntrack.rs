@@ -157,7 +157,7 @@ impl Conntrack {
             return Ok(false);
         };
         let Some(reply) = self.peer_of(key, &forward)? else { return Ok(false) };
-        if seconds_left(&forward, &reply, now) > 0 {
+        if seconds_left(&forward, &reply, now) > 0 || self.is_led_to(key, &forward)? {
             return Ok(false);
         }
         self.table.remove(key)?;
@@ -169,6 +169,20 @@ impl Conntrack {
         Ok(true)
     }
 
+    /// Whether this is the second flow of a masqueraded connection whose first one still lives. How long ago its own
+    /// packets were does not matter then: those of the client may be lost in between, and the first of them that is not
+    /// would leave with the client's address.
+    fn is_led_to(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
+        if !is_masquerade(forward) {
+            return Ok(false);
+        }
+        let reply_of_first = key.reversed();
+        match self.table.get(&reply_of_first)? {
+            Some(reply) => Ok(self.peer_of(&reply_of_first, &reply)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
     /// Gives a half that is alone its other half back, or deletes it when its time is over.
     fn mend(&self, key: &Tuple, now: Tick, sweep: &mut Sweep) -> Result<(), DatapathError> {
         let Some(flow) = self.table.get(key)? else { return Ok(()) };
@@ -176,8 +190,9 @@ impl Conntrack {
             return Ok(());
         }
         let (peer_key, peer) = lost_half(key, &flow);
-        let (forward, reply) = if flow.is_reply() { (&peer, &flow) } else { (&flow, &peer) };
-        if seconds_left(forward, reply, now) == 0 {
+        let (from, forward, reply) =
+            if flow.is_reply() { (&peer_key, &peer, &flow) } else { (key, &flow, &peer) };
+        if seconds_left(forward, reply, now) == 0 && !self.is_led_to(from, forward)? {
             sweep.orphans += usize::from(self.table.remove(key)?);
         } else {
             let rebuilt = self.table.insert_new(&peer_key, &peer)?;
