@@ -24,7 +24,10 @@ use crate::datapath::{conntrack::now, services, stats};
 fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
-    let service = frontend::find(call, &key).inspect_err(|_| call.forget_connection())?;
+    let service = frontend::find(call, &key).inspect_err(|_| {
+        call.forget_connection();
+        forget_answers(call, &key, &to);
+    })?;
     let backend = frontend::choose(call, &key, &service)?;
     let backend = Endpoint::new(backend.address, backend.port);
     call.set_connection(SocketConnection { vip: to, backend });
@@ -41,7 +44,7 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 fn send(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
-    let service = frontend::find(call, &key)?;
+    let service = frontend::find(call, &key).inspect_err(|_| forget_answers(call, &key, &to))?;
     let (backend, outcome) = match kept_backend(call, &to, &service) {
         Some(backend) => (backend, Outcome::Forward),
         None => (new_backend(call, &key, &to, &service)?, Outcome::NewFlow),
@@ -92,6 +95,20 @@ fn expect_answers(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Result<(),
         return Ok(());
     }
     SOCKET_VIPS.insert(&key, vip, 0).map_err(|_| Outcome::ConntrackFull)
+}
+
+/// The socket speaks to this address without us: if it is that of a backend, answers are the backend's own from now on.
+#[inline(always)]
+fn forget_answers(call: &Call, key: &ServiceKey, to: &Endpoint) {
+    if key.protocol != protocol::UDP {
+        return;
+    }
+    let answers = call.socket(to);
+    // Most have none, which is found out without a lock.
+    if SOCKET_VIPS.get_ptr(&answers).is_some() {
+        // Nothing is lost if it is gone already.
+        SOCKET_VIPS.remove(&answers).unwrap_or_default();
+    }
 }
 
 /// A datagram that is received with its sender's address.

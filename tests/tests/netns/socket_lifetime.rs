@@ -222,6 +222,47 @@ fn a_datagram_socket_is_connected_disconnected_and_connected_again() {
     }
 }
 
+/// What was said about a backend through a service ends when the socket speaks to it without one.
+#[test]
+fn who_is_spoken_to_directly_answers_in_his_own_name() {
+    let bed = Bed::with_web(&["pod2"]);
+    let node = &bed.cluster.node1;
+    let sockets = WEB.map(|vip| {
+        let directly = bed.cluster.pod("pod2").unwrap().udp(vip);
+        let free = free_socket(&bed, udp(vip));
+        for to in [udp(vip), directly, udp(vip), directly] {
+            assert_eq!(exchange(&free, to).unwrap(), ("pod2".to_owned(), to));
+        }
+        free.send_to(b"?", udp(vip)).unwrap();
+        free.connect(directly).unwrap();
+        let connected = udp_socket(node, udp(vip)).unwrap();
+        assert_eq!(echo(&connected, b"?").unwrap().server, "pod2");
+        disconnect(&connected);
+        connected.connect(directly).unwrap();
+        (directly, [free, connected])
+    });
+    let heard = |socket: &UdpSocket| {
+        socket.send(b"?").unwrap();
+        socket.recv_from(&mut [0; 128]).map(|(_, from)| from)
+    };
+    for (directly, sockets) in &sockets {
+        for socket in sockets {
+            assert_eq!(heard(socket).unwrap(), *directly);
+        }
+    }
+    // Nor is it any of theirs when the service loses the backend.
+    let through_the_service = udp_socket(node, udp(WEB[0])).unwrap();
+    through_the_service.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    bed.put("web", WEB, &["pod3"]);
+    let told = || through_the_service.recv(&mut [0; 128]).err();
+    wait_for(PATIENCE, || told().filter(|error| error.kind() == io::ErrorKind::ConnectionAborted)).unwrap();
+    for (directly, sockets) in &sockets {
+        for socket in sockets {
+            assert_eq!(heard(socket).unwrap(), *directly, "through no service");
+        }
+    }
+}
+
 /// The first octets of a request, sent with the SYN (TCP Fast Open): no system call connects the socket before.
 fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     bed.cluster.node1.run(|| {
