@@ -70,8 +70,8 @@ pub mod capacity {
     pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).
     pub const FRAGMENTS: usize = 8_192;
-    /// UDP sockets of the node and virtual addresses they send to without being connected (`SOCKET_BACKENDS`,
-    /// `SOCKET_VIPS`).
+    /// UDP sockets and virtual addresses they send to without being connected (`SOCKET_BACKENDS`, `SOCKET_VIPS`), and
+    /// connected UDP sockets of the node (`CONNECTED_SOCKETS`).
     pub const SOCKETS: usize = 65_536;
     /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.
     pub const ENDPOINT_NAMES: usize = 524_288;

@@ -27,7 +27,8 @@ impl Endpoint {
     }
 }
 
-/// Value of `SOCKETS`, storage of a connected socket: what it was connected to, and what that became.
+/// Value of `SOCKETS`, storage of a connected socket, and of `CONNECTED_SOCKETS`: what it was connected to, and what that
+/// became.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SocketConnection {

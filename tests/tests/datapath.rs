@@ -408,7 +408,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 17, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 18, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);

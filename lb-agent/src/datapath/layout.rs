@@ -121,8 +121,11 @@ pub(super) const SOCKET_BACKENDS: MapSpec =
 pub(super) const SOCKET_VIPS: MapSpec =
     MapSpec::new::<SocketKey, Endpoint>("SOCKET_VIPS", MapType::LruHash, capacity::SOCKETS);
 
+pub(super) const CONNECTED_SOCKETS: MapSpec =
+    MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
+
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 17] = [
+pub(super) const MAPS: [MapSpec; 18] = [
     SERVICES,
     BACKENDS,
     CONNTRACK,
@@ -140,6 +143,7 @@ pub(super) const MAPS: [MapSpec; 17] = [
     SOCKETS,
     SOCKET_BACKENDS,
     SOCKET_VIPS,
+    CONNECTED_SOCKETS,
 ];
 
 /// Programs for devices with an Ethernet header, then for those without.

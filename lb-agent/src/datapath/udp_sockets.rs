@@ -2,8 +2,8 @@
 //! nowhere, and nobody would tell the application. Its next system call fails instead, with ECONNABORTED where it reads
 //! and EDESTADDRREQ where it writes.
 //!
-//! sock_diag(7) lists sockets with their cookies, and `SOCKET_VIPS` tells those that a program has sent to a backend:
-//! no other socket is touched.
+//! sock_diag(7) lists sockets with their cookies, and `CONNECTED_SOCKETS` tells those that a program has sent to a
+//! backend: no other socket is touched.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable};
-use lb_common::{Address, Endpoint, SocketKey, protocol};
+use lb_common::{Address, Endpoint, SocketConnection, protocol};
 use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
@@ -90,14 +90,19 @@ struct Socket {
 }
 
 impl Socket {
-    /// The socket and whom it is connected to, as the programs know them.
-    fn key(&self) -> SocketKey {
-        let SocketId { remote, remote_port, cookie: [low, high], .. } = self.id;
+    /// Its number, as the programs know it.
+    fn cookie(&self) -> u64 {
+        let [low, high] = self.id.cookie;
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// Whom it is connected to, as the programs know them.
+    fn remote(&self) -> Endpoint {
+        let SocketId { remote, remote_port, .. } = self.id;
         let [v4, ..] = remote;
         let address =
             if self.family == IPV4 { Address::from_v4_word(v4) } else { Address::from_words(remote) };
-        let cookie = u64::from(high) << 32 | u64::from(low);
-        SocketKey::new(cookie, Endpoint::new(address, u16::from_be(remote_port)))
+        Endpoint::new(address, u16::from_be(remote_port))
     }
 }
 
@@ -143,12 +148,13 @@ impl Message for Diag {
 /// UDP sockets of this network namespace that were connected through a service.
 #[derive(Clone, Debug)]
 pub struct UdpSockets {
-    vips: Table<SocketKey, Endpoint>,
+    connections: Table<u64, SocketConnection>,
 }
 
 impl UdpSockets {
     pub(super) fn open(folder: &Folder) -> Result<Self, DatapathError> {
-        Ok(Self { vips: Table::open(&layout::SOCKET_VIPS, &folder.map(layout::SOCKET_VIPS.name))? })
+        let map = &layout::CONNECTED_SOCKETS;
+        Ok(Self { connections: Table::open(map, &folder.map(map.name))? })
     }
 
     /// Ends those of which `is_stale` says so; it is given the virtual address and the backend. Returns how many.
@@ -162,8 +168,10 @@ impl UdpSockets {
         for family in [IPV4, IPV6] {
             for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
-                let key = socket.key();
-                if !self.vips.get(&key)?.is_some_and(|vip| is_stale(&vip, &key.remote)) {
+                // It may have been connected to something else since.
+                let connection = self.connections.get(&socket.cookie())?;
+                let connection = connection.filter(|connection| connection.backend == socket.remote());
+                if !connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)) {
                     continue;
                 }
                 match end(&mut netlink, socket) {
@@ -224,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_described_socket_has_the_key_that_the_programs_use() {
+    fn a_described_socket_has_the_number_and_the_peer_that_the_programs_know() {
         let v4 = [u32::from_ne_bytes([10, 1, 0, 5]), 0, 0, 0];
         let v6: IpAddr = "2001:db8::5".parse().unwrap();
         let mapped = Address::from_v4([10, 1, 0, 5]).words();
@@ -235,7 +243,8 @@ mod tests {
         ] {
             let remote: SocketAddr = remote.parse().unwrap();
             let remote = Endpoint::new(remote.ip().into(), remote.port());
-            assert_eq!(parse(&answer(family, words)).key(), SocketKey::new(0x1_0000_0007, remote));
+            let socket = parse(&answer(family, words));
+            assert_eq!((socket.cookie(), socket.remote()), (0x1_0000_0007, remote));
         }
     }
 

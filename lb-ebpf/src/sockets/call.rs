@@ -2,6 +2,7 @@
 
 use aya_ebpf::{
     EbpfContext as _,
+    bindings::BPF_TCP_ESTABLISHED,
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
     programs::SockAddrContext,
 };
@@ -99,11 +100,17 @@ impl Call {
         SERVE_PODS.load() != 0 || self.is_of_node()
     }
 
+    /// The kernel's number of the socket, which no other one ever has.
+    #[inline(always)]
+    pub(super) fn cookie(&self) -> u64 {
+        // SAFETY: takes the context of such a program.
+        unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }
+    }
+
     /// The key of the socket and one of those it speaks to.
     #[inline(always)]
     pub(super) fn socket(&self, remote: &Endpoint) -> SocketKey {
-        // SAFETY: takes the context of such a program.
-        SocketKey::new(unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }, *remote)
+        SocketKey::new(self.cookie(), *remote)
     }
 
     /// What the socket was connected to through a virtual address, if it was. (It may have been disconnected since, or
@@ -112,6 +119,16 @@ impl Call {
     pub(super) fn connection(&self) -> Option<SocketConnection> {
         // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
         unsafe { SOCKETS.get_ptr_mut(&self.ctx).as_ref() }.copied()
+    }
+
+    /// Whether the socket, which is one of UDP, is connected to anything.
+    #[inline(always)]
+    pub(super) fn is_connected(&self) -> bool {
+        // SAFETY: the context is valid while the program runs, and so is its socket.
+        unsafe {
+            let socket = (*self.ctx.sock_addr).__bindgen_anon_1.sk;
+            (&raw const (*socket).state).read_volatile() == BPF_TCP_ESTABLISHED
+        }
     }
 
     /// Notes what the socket is connected to. Without memory for it the connection works all the same, and getpeername

@@ -17,9 +17,15 @@ pub(super) static SOCKETS: SkStorage<SocketConnection> = SkStorage::new();
 pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capacity::SOCKETS }> =
     LruHashMap::new();
 
-/// Whom a UDP socket believes to hear when a backend answers. Connected ones are in here for the agent.
+/// Whom a UDP socket that is not connected believes to hear when a backend answers.
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
+
+/// The connected UDP sockets of the node by their cookies, so that the agent finds those whose backend is gone. An LRU map
+/// of its own: most live for one question to a DNS server, and nobody says when they end.
+#[btf_map]
+pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
+    LruHashMap::new();
 
 /// The cookie of the node's network namespace; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]

@@ -15,7 +15,7 @@ use lb_ebpf::schedule;
 
 use self::{
     call::Call,
-    maps::{SOCKET_BACKENDS, SOCKET_VIPS},
+    maps::{CONNECTED_SOCKETS, SOCKET_BACKENDS, SOCKET_VIPS},
 };
 use crate::datapath::{conntrack::now, services, stats};
 
@@ -26,14 +26,16 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let key = call.key(&to)?;
     let service = frontend::find(call, &key).inspect_err(|_| {
         call.forget_connection();
+        forget_socket(call, &key);
         forget_answers(call, &key, &to);
     })?;
     let backend = frontend::choose(call, &key, &service)?;
     let backend = Endpoint::new(backend.address, backend.port);
-    call.set_connection(SocketConnection { vip: to, backend });
-    if key.protocol == protocol::UDP {
-        // So that the agent finds the socket when the backend is gone.
-        expect_answers(call, &to, &backend)?;
+    let connection = SocketConnection { vip: to, backend };
+    call.set_connection(connection);
+    if key.protocol == protocol::UDP && call.is_of_node() {
+        // Without room the socket works all the same, and is not ended with its backend.
+        CONNECTED_SOCKETS.insert(&call.cookie(), &connection, 0).unwrap_or_default();
     }
     call.set_remote(&backend);
     Ok(Outcome::NewFlow)
@@ -44,7 +46,12 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 fn send(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
-    let service = frontend::find(call, &key).inspect_err(|_| forget_answers(call, &key, &to))?;
+    let service = frontend::find(call, &key).inspect_err(|_| {
+        if !call.is_connected() {
+            call.forget_connection();
+        }
+        forget_answers(call, &key, &to);
+    })?;
     let (backend, outcome) = match kept_backend(call, &to, &service) {
         Some(backend) => (backend, Outcome::Forward),
         None => (new_backend(call, &key, &to, &service)?, Outcome::NewFlow),
@@ -95,6 +102,17 @@ fn expect_answers(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Result<(),
         return Ok(());
     }
     SOCKET_VIPS.insert(&key, vip, 0).map_err(|_| Outcome::ConntrackFull)
+}
+
+/// The socket is connected to nothing of ours.
+#[inline(always)]
+fn forget_socket(call: &Call, key: &ServiceKey) {
+    let cookie = call.cookie();
+    // Most are not in there, which is found out without a lock.
+    if key.protocol == protocol::UDP && CONNECTED_SOCKETS.get_ptr(&cookie).is_some() {
+        // Nothing is lost if it is gone already.
+        CONNECTED_SOCKETS.remove(&cookie).unwrap_or_default();
+    }
 }
 
 /// The socket speaks to this address without us: if it is that of a backend, answers are the backend's own from now on.

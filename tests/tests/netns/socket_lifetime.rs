@@ -13,6 +13,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{CgroupAttachMode, CgroupSockAddr},
 };
+use lb_common::capacity;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, ask_http, ask_udp, echo, udp_socket},
@@ -158,7 +159,8 @@ fn sockets_can_be_left_alone() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent_with(&["--socket-lb", "off"]);
-    assert_eq!(programs(&bed), Vec::<String>::new());
+    // The kernel lets go of a link that nobody holds any more when it finds the time.
+    wait_for(PATIENCE, || programs(&bed).is_empty().then_some(())).unwrap();
     assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 0);
     assert_eq!(
         ask_http(bed.netns("pod1"), http(WEB[0])).unwrap().server,
@@ -238,6 +240,7 @@ fn who_is_spoken_to_directly_answers_in_his_own_name() {
         let connected = udp_socket(node, udp(vip)).unwrap();
         assert_eq!(echo(&connected, b"?").unwrap().server, "pod2");
         disconnect(&connected);
+        assert_eq!(exchange(&connected, directly).unwrap(), ("pod2".to_owned(), directly));
         connected.connect(directly).unwrap();
         (directly, [free, connected])
     });
@@ -260,6 +263,26 @@ fn who_is_spoken_to_directly_answers_in_his_own_name() {
         for socket in sockets {
             assert_eq!(heard(socket).unwrap(), *directly, "through no service");
         }
+    }
+}
+
+/// As every question to a DNS server is one.
+#[test]
+fn a_flood_of_connected_sockets_pushes_out_nobody_who_waits_for_an_answer() {
+    let bed = Bed::with_web(&["pod2"]);
+    let to = udp(WEB[0]);
+    // More than such a map keeps aside for each CPU.
+    let patient: Vec<UdpSocket> = (0..500).map(|_| free_socket(&bed, to)).collect();
+    for socket in &patient {
+        socket.send_to(b"?", to).unwrap();
+        // There it waits.
+        socket.peek_from(&mut [0; 128]).unwrap();
+    }
+    let flood =
+        || (0..capacity::SOCKETS + 10_000).try_for_each(|_| UdpSocket::bind("0.0.0.0:0")?.connect(to));
+    bed.cluster.node1.run(flood).unwrap();
+    for socket in &patient {
+        assert_eq!(socket.recv_from(&mut [0; 128]).unwrap().1, to);
     }
 }
 
