@@ -84,6 +84,13 @@ mod programs {
         run_xdp(ctx, Frames::Virtual)
     }
 
+    /// As `xdp_virtual`, where the kernel runs it on skbs. Without support for fragments, because with it Linux gives tc a
+    /// copy of the packet whose `mac_len` is 0 (`skb_pp_cow_data`), at least up to 6.18.
+    #[xdp]
+    fn xdp_generic(ctx: XdpContext) -> u32 {
+        run_xdp(ctx, Frames::Virtual)
+    }
+
     #[inline(always)]
     fn run_xdp(ctx: XdpContext, frames: Frames) -> u32 {
         let mut xdp = Xdp::new(ctx);

@@ -71,7 +71,7 @@ impl XdpMode {
 #[derive(Debug)]
 pub struct XdpAttacher {
     folder: Folder,
-    /// For frames with checksums, and for those that may lack them; empty where the kernel does not take them.
+    /// In the order of [`layout::XDP_PROGRAMS`]; empty where the kernel does not take them.
     programs: Arc<Vec<LoadedProgram>>,
     option: XdpOption,
     wires: Table<u32, Wire>,
@@ -155,11 +155,14 @@ impl XdpAttacher {
             device: device.name.clone(),
             source,
         };
-        let [physical, virtual_] = self.programs.as_slice() else {
+        let [physical, virtual_, generic] = self.programs.as_slice() else {
             return Err(failed(io::Error::from(io::ErrorKind::Unsupported)));
         };
-        let lacks_checksums = mode == XdpMode::Generic || device.is_virtual;
-        let program = if lacks_checksums { virtual_ } else { physical };
+        let program = match mode {
+            XdpMode::Generic => generic,
+            XdpMode::Native if device.is_virtual => virtual_,
+            XdpMode::Native => physical,
+        };
         let path = self.pin_of(device.index, mode);
         if adopt(&path, device.index, program)? {
             return Ok(());

@@ -79,12 +79,11 @@ fn counted(lan: &Lan, outcome: &str) -> u64 {
     found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
 }
 
-/// How the XDP program of node 1 is run, as status says it.
-fn mode(lan: &Lan) -> Option<String> {
+/// How the XDP program of a device of node 1 is run, as status says it.
+fn mode(lan: &Lan, device: &str) -> serde_json::Value {
     let status = status(lan, 1);
     let devices = status["agent"]["devices"].as_array().unwrap();
-    let wire = devices.iter().find(|device| device["name"] == "eth0").unwrap();
-    wire["xdp"].as_str().map(str::to_owned)
+    devices.iter().find(|found| found["name"] == device).unwrap()["xdp"].clone()
 }
 
 fn transfers(lan: &Lan, frontend: Frontend) {
@@ -104,7 +103,7 @@ fn transfers(lan: &Lan, frontend: Frontend) {
 fn clients_from_outside_reach_backends_on_other_nodes_past_the_stack() {
     for how in ["native", "generic"] {
         let lan = wires(how);
-        assert_eq!(mode(&lan).as_deref(), Some("native"), "a veth has its own mode");
+        assert_eq!(mode(&lan, "eth0"), "native", "a veth has its own mode");
         for (number, pod) in [(1, "pod2"), (2, "pod3")] {
             let frontends = [NodePort(1), LoadBalancer, ExternalIp];
             lan.check(&["client", "client2"], number, &frontends, Expect::Answer(&[pod], Seen::Node(1)));
@@ -134,22 +133,21 @@ fn in_generic_mode() {
     ))
     .unwrap();
     let mut lan = lan;
-    lan.start_agent(1, &["--xdp", "generic", "--wire-device", "br0"]);
+    lan.start_agent(1, &["--xdp", "generic", "--wire-device", "br0", "--workload-device", "pod*"]);
     lan.start_agent(2, &[]);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    let status = status(&lan, 1);
-    let wire = status["agent"]["devices"].as_array().unwrap().iter().find(|device| device["name"] == "br0");
-    assert_eq!(wire.unwrap()["xdp"], "generic");
+    assert_eq!(mode(&lan, "br0"), "generic");
     lan.check(&["client"], 2, &[NodePort(1), LoadBalancer], Expect::Answer(&["pod3"], Seen::Node(1)));
     lan.check(&["client"], 1, &[NodePort(1), LoadBalancer], Expect::Answer(&["pod2"], Seen::Node(1)));
     transfers(&lan, NodePort(1));
-    assert!(counted(&lan, "routed") > 100);
+    let routed = counted(&lan, "routed");
+    assert!(routed > 100, "{routed}: {:#}", status(&lan, 1)["outcomes"]);
 }
 
 #[test]
 fn by_default_a_veth_is_served_at_tc() {
     let lan = Lan::with(&[]);
-    assert_eq!(mode(&lan), None);
+    assert!(mode(&lan, "eth0").is_null());
 }
 
 #[test]
