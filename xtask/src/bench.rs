@@ -24,6 +24,8 @@ pub(crate) struct Args {
 enum Bench {
     /// From objects to maps: time and memory
     ControlPlane,
+    /// What clients get and what it costs, against kube-proxy's rules and plain routing
+    EndToEnd,
 }
 
 impl Bench {
@@ -31,6 +33,7 @@ impl Bench {
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::ControlPlane => ("control plane", "control_plane"),
+            Self::EndToEnd => ("end to end", "end_to_end"),
         }
     }
 

@@ -43,8 +43,12 @@ pub struct Target {
 pub enum Quantile {
     /// The least.
     Min,
+    /// A quarter of all is not above it.
+    P25,
     /// The one in the middle.
     Median,
+    /// Three quarters of all are not above it.
+    P75,
     /// Of 100 samples 99 are not above it.
     P99,
     /// The greatest.
@@ -67,7 +71,9 @@ impl Samples {
         let count = self.0.len();
         let rank = match quantile {
             Quantile::Min => 1,
+            Quantile::P25 => count.div_ceil(4),
             Quantile::Median => count.div_ceil(2),
+            Quantile::P75 => (count * 3).div_ceil(4),
             Quantile::P99 => (count * 99).div_ceil(100),
             Quantile::Max => count,
         };
@@ -80,13 +86,15 @@ impl Samples {
     }
 }
 
-/// Number, minimum, median and maximum.
+/// Number, minimum, quartiles and maximum.
 impl Serialize for Samples {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Samples", 4)?;
+        let mut fields = serializer.serialize_struct("Samples", 6)?;
         fields.serialize_field("samples", &self.count())?;
         fields.serialize_field("min", &self.at(Quantile::Min))?;
+        fields.serialize_field("p25", &self.at(Quantile::P25))?;
         fields.serialize_field("median", &self.at(Quantile::Median))?;
+        fields.serialize_field("p75", &self.at(Quantile::P75))?;
         fields.serialize_field("max", &self.at(Quantile::Max))?;
         fields.end()
     }
@@ -146,7 +154,9 @@ impl fmt::Display for Quantile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Min => "min",
+            Self::P25 => "p25",
             Self::Median => "median",
+            Self::P75 => "p75",
             Self::P99 => "p99",
             Self::Max => "max",
         })

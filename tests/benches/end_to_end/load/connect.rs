@@ -1,0 +1,71 @@
+//! Connect, one octet there and back, close.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread::scope,
+    time::{Duration, Instant},
+};
+
+use lb_tests::netns::Netns;
+
+use super::{Burst, join, nanoseconds};
+use crate::cpu::{Cpus, Meter, claim};
+
+/// An octet that says that there will be more connections, and one that says that this is the last one.
+const MORE: u8 = 1;
+const LAST: u8 = 0;
+
+pub(super) fn run(
+    client: &Netns,
+    listener: &TcpListener,
+    to: SocketAddr,
+    cpus: Cpus,
+    time: Duration,
+) -> io::Result<Burst> {
+    scope(|scope| {
+        let server = scope.spawn(|| serve(listener, cpus));
+        let burst = client.run(|| ask(to, cpus, time))?;
+        join(server)?;
+        Ok(burst)
+    })
+}
+
+fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
+    claim(cpus.server)?;
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        let mut octet = [MORE];
+        if stream.read(&mut octet)? > 0 {
+            stream.write_all(&octet)?;
+        }
+        if octet == [LAST] {
+            return Ok(());
+        }
+        // The client closes first: the waiting time after a connection is spent on its side, as with real clients.
+        let _end = stream.read(&mut octet)?;
+    }
+}
+
+fn ask(to: SocketAddr, cpus: Cpus, time: Duration) -> io::Result<Burst> {
+    claim(cpus.client)?;
+    let transaction = |octet| {
+        let mut stream = TcpStream::connect(to)?;
+        stream.write_all(&[octet])?;
+        stream.read_exact(&mut [0])
+    };
+    (0..3).try_for_each(|_| transaction(MORE))?;
+    let mut latencies = Vec::with_capacity(1 << 14);
+    let meter = Meter::start()?;
+    let start = Instant::now();
+    let mut now = start;
+    while now - start < time {
+        transaction(MORE)?;
+        let then = Instant::now();
+        latencies.push(nanoseconds(then - now));
+        now = then;
+    }
+    let usage = meter.stop()?;
+    transaction(LAST)?;
+    Ok(Burst { done: latencies.len() as u64, usage, latencies })
+}

@@ -1,0 +1,88 @@
+//! As many octets as connections carry.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    thread::{Scope, ScopedJoinHandle, scope},
+    time::{Duration, Instant},
+};
+
+use lb_tests::netns::Netns;
+
+use super::{Burst, PATIENCE, join};
+use crate::cpu::{Cpus, Meter, Usage, claim};
+
+/// What is written and read at once.
+const PIECE: usize = 128 * 1024;
+
+pub(super) fn run(
+    client: &Netns,
+    listener: &TcpListener,
+    to: SocketAddr,
+    cpus: Cpus,
+    time: Duration,
+    connections: usize,
+) -> io::Result<Burst> {
+    scope(|scope| {
+        let server = scope.spawn(move || serve(scope, listener, cpus, connections));
+        let usage = client.run(|| send_all(to, cpus, time, connections))?;
+        let done = join(server)?;
+        Ok(Burst { done, usage, latencies: Vec::new() })
+    })
+}
+
+/// How many octets came over all connections.
+fn serve<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    listener: &TcpListener,
+    cpus: Cpus,
+    connections: usize,
+) -> io::Result<u64> {
+    let accepted = (0..connections).map(|_| listener.accept());
+    let threads = accepted.map(|stream| {
+        let (stream, _) = stream?;
+        Ok(scope.spawn(move || read_all(stream, cpus)))
+    });
+    let threads = threads.collect::<io::Result<Vec<_>>>()?;
+    threads.into_iter().map(join).sum()
+}
+
+fn read_all(mut stream: TcpStream, cpus: Cpus) -> io::Result<u64> {
+    claim(cpus.server)?;
+    let mut buffer = vec![0; PIECE];
+    let mut octets = 0;
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(octets),
+            len => octets += len as u64,
+        }
+    }
+}
+
+/// Threads that are started here are in the namespace of this one.
+fn send_all(to: SocketAddr, cpus: Cpus, time: Duration, connections: usize) -> io::Result<Usage> {
+    let connect = || TcpStream::connect_timeout(&to, PATIENCE);
+    let streams = (0..connections).map(|_| connect()).collect::<io::Result<Vec<_>>>()?;
+    let meter = Meter::start()?;
+    scope(|scope| {
+        let send = |stream| scope.spawn(move || send(stream, cpus, time));
+        let threads: Vec<ScopedJoinHandle<'_, _>> = streams.into_iter().map(send).collect();
+        threads.into_iter().try_for_each(join)
+    })?;
+    meter.stop()
+}
+
+/// Returns when the other end has read everything.
+fn send(mut stream: TcpStream, cpus: Cpus, time: Duration) -> io::Result<()> {
+    claim(cpus.client)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let piece = vec![0; PIECE];
+    let start = Instant::now();
+    while start.elapsed() < time {
+        stream.write_all(&piece)?;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let _end = stream.read(&mut [0])?;
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! End to end: what clients get and what it costs, over veth in network namespaces of this machine.
+//!
+//! `cargo xtask bench end-to-end` runs it; docs/performance.md says how it measures. Progress goes to stderr, the tables
+//! to stdout.
+
+mod compare;
+mod cpu;
+mod family;
+mod iptables;
+mod load;
+mod nftables;
+mod node;
+mod offload;
+mod prepare;
+mod report;
+mod rounds;
+mod system;
+mod targets;
+mod way;
+mod workload;
+
+use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use lb_tests::{
+    bench::{Machine, machine},
+    cleanup,
+};
+
+use self::{
+    cpu::Cpus,
+    family::Family,
+    load::Measure,
+    prepare::Plan,
+    report::Report,
+    system::{Backend, Setup, System, agent_knows},
+    way::Way,
+    workload::Size,
+};
+
+/// What `--full` compares.
+const ALL_SERVICES: [u32; 4] = [1, 1_000, 10_000, 30_000];
+const ALL_ENDPOINTS: [u32; 3] = [1, 100, 5_000];
+
+/// End-to-end benchmarks
+#[derive(Parser)]
+struct Args {
+    /// Numbers of Services
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10_000], value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    services: Vec<u32>,
+    /// Numbers of endpoints of the Service that is measured; all others have one
+    #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    endpoints: Vec<u32>,
+    /// 1, 1000, 10000 and 30000 Services with 1, 100 and 5000 endpoints
+    #[arg(long, conflicts_with_all = ["services", "endpoints"])]
+    full: bool,
+    /// Who asks whom
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Way::ALL)]
+    ways: Vec<Way>,
+    /// What they do
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Measure::ALL)]
+    measures: Vec<Measure>,
+    /// What balances
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = System::ALL)]
+    systems: Vec<System>,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Seconds of each burst
+    #[arg(long, default_value_t = 0.1)]
+    seconds: f64,
+    /// IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// Clients and servers on different CPUs: as in life, with the noise of sleeping CPUs
+    #[arg(long)]
+    apart: bool,
+    /// The kernel's side of iptables: the rules are the same
+    #[arg(long, value_enum, default_value = "legacy")]
+    iptables: Backend,
+    /// Mode of XDP
+    #[arg(long, default_value = "native")]
+    xdp: String,
+    /// Write everything, with each burst, as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write plots to this folder
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+    /// What `cargo bench` adds
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("error: a target is missed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every target is met.
+fn run(args: &Args) -> anyhow::Result<bool> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "this loads BPF programs and makes network namespaces: be root"
+    );
+    ensure!((0.01..=10.0).contains(&args.seconds), "--seconds: take 0.01 to 10, not {}", args.seconds);
+    cleanup::on_interrupt();
+    cleanup::remove_stale()?;
+    let report = measure(args)?;
+    println!("{}", report.text());
+    if let Some(file) = &args.json {
+        let json = serde_json::to_string_pretty(&report)?;
+        fs::write(file, json).with_context(|| format!("writing {}", file.display()))?;
+    }
+    if let Some(folder) = &args.svg {
+        report.plot(folder)?;
+    }
+    Ok(report.targets_met())
+}
+
+fn measure(args: &Args) -> anyhow::Result<Report> {
+    let machine = Machine::read()?;
+    let cpus = Cpus::choose(args.apart)?;
+    let mut report = Report {
+        load_after: machine.load_before,
+        machine,
+        family: family(args),
+        seconds: args.seconds,
+        rounds: args.rounds,
+        apart: !cpus.is_one(),
+        preparations: Vec::new(),
+        comparisons: Vec::new(),
+        targets: Vec::new(),
+        repeated: 0,
+        dropped: 0,
+        bursts: Vec::new(),
+    };
+    // Nodes for all of them at once would not fit into the memory of most machines.
+    for sizes in sizes(args) {
+        let prepared = plan(args, cpus, sizes)?.prepare()?;
+        let outcome = prepared.field.run(&args.measures, &args.ways, args.rounds)?;
+        report.add(&prepared.field.candidates, outcome);
+        report.preparations.extend(prepared.preparations);
+    }
+    report.targets = targets::all(&report.comparisons);
+    report.load_after = machine::load()?;
+    Ok(report)
+}
+
+const fn family(args: &Args) -> Family {
+    if args.ipv6 { Family::V6 } else { Family::V4 }
+}
+
+fn plan(args: &Args, cpus: Cpus, sizes: Vec<Size>) -> anyhow::Result<Plan> {
+    let xdp = agent_knows("--xdp")?.then(|| args.xdp.clone());
+    let mut systems = args.systems.clone();
+    if xdp.is_none() && systems.contains(&System::Xdp) {
+        eprintln!("this agent has no --xdp: it is left out");
+        systems.retain(|system| *system != System::Xdp);
+    }
+    Ok(Plan {
+        family: family(args),
+        ways: args.ways.clone(),
+        systems,
+        sizes,
+        setup: Setup { iptables: args.iptables, xdp },
+        cpus,
+        time: Duration::from_secs_f64(args.seconds),
+    })
+}
+
+/// What is measured together: all numbers of Services for one number of endpoints.
+fn sizes(args: &Args) -> Vec<Vec<Size>> {
+    let (services, endpoints) = if args.full {
+        (&ALL_SERVICES[..], &ALL_ENDPOINTS[..])
+    } else {
+        (&args.services[..], &args.endpoints[..])
+    };
+    let of = |endpoints: &u32| {
+        services.iter().map(|services| Size { services: *services, endpoints: *endpoints }).collect()
+    };
+    endpoints.iter().map(of).collect()
+}

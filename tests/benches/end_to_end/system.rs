@@ -1,0 +1,185 @@
+//! What brings clients to endpoints, and how it is brought into a node.
+
+use std::{
+    fmt, fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use lb_tests::{
+    agent::{self, Agent, Settings},
+    cleanup::{Cleanup, Resource},
+    netns::Netns,
+};
+use serde::Serialize;
+
+use crate::{
+    iptables, nftables,
+    node::{self, Node},
+    way::Way,
+    workload::Workload,
+};
+
+/// What balances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum System {
+    /// Nobody: the client asks an endpoint itself
+    Nothing,
+    /// Rules of kube-proxy in mode iptables
+    Iptables,
+    /// Rules of kube-proxy in mode nftables
+    Nftables,
+    /// This project at tc; for processes of the node, at the socket
+    Tc,
+    /// This project at XDP, for clients outside
+    Xdp,
+}
+
+impl System {
+    /// All that balance.
+    pub(crate) const ALL: [Self; 4] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Xdp];
+
+    /// Whether there is something of its own to measure.
+    pub(crate) fn serves(self, way: Way) -> bool {
+        self != Self::Xdp || way == Way::Outside
+    }
+
+    /// For people.
+    pub(crate) const fn name(self, way: Way) -> &'static str {
+        match self {
+            Self::Nothing => way.baseline(),
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+            Self::Tc if matches!(way, Way::Node) => "lb-agent, socket",
+            Self::Tc => "lb-agent, tc",
+            Self::Xdp => "lb-agent, XDP",
+        }
+    }
+
+    /// Whether it is this project.
+    pub(crate) const fn is_ours(self) -> bool {
+        matches!(self, Self::Tc | Self::Xdp)
+    }
+}
+
+/// What `iptables-restore` speaks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Backend {
+    /// `ip_tables`
+    Legacy,
+    /// `nf_tables`
+    Nft,
+}
+
+/// How systems are set up.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// For [`System::Iptables`].
+    pub(crate) iptables: Backend,
+    /// The mode of XDP; `None` where the agent knows none.
+    pub(crate) xdp: Option<String>,
+}
+
+/// What must live as long as a system works.
+pub(crate) struct Running {
+    _agent: Option<(Agent, Cleanup)>,
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_value(self, f)
+    }
+}
+
+/// As it is written on the command line.
+pub(crate) fn show_value(value: &impl clap::ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+}
+
+impl Setup {
+    /// Starts a system in a node.
+    pub(crate) fn start(&self, system: System, node: &Node, workload: &Workload) -> Result<Running> {
+        match system {
+            System::Nothing => {}
+            System::Iptables => {
+                let program = workload.family.pick("iptables", "ip6tables");
+                let backend = match self.iptables {
+                    Backend::Legacy => "legacy",
+                    Backend::Nft => "nft",
+                };
+                let program = format!("{program}-{backend}-restore");
+                feed(&node.node, &program, &[], &iptables::rules(workload))?;
+            }
+            System::Nftables => feed(&node.node, "nft", &["-f", "-"], &nftables::rules(workload))?,
+            System::Tc | System::Xdp => {
+                return Ok(Running { _agent: Some(self.start_agent(system, node, workload)?) });
+            }
+        }
+        Ok(Running { _agent: None })
+    }
+
+    fn start_agent(&self, system: System, node: &Node, workload: &Workload) -> Result<(Agent, Cleanup)> {
+        let folder = std::env::temp_dir().join(node.node.name());
+        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+        let manifests = folder.join("manifests");
+        fs::create_dir_all(&manifests).with_context(|| format!("making {}", manifests.display()))?;
+        fs::write(manifests.join("services.yaml"), workload.manifests())?;
+        let settings = self.agent_settings(system, node, workload, &folder, manifests);
+        Ok((Agent::start(&node.node, settings)?, cleanup))
+    }
+
+    fn agent_settings(
+        &self,
+        system: System,
+        node: &Node,
+        workload: &Workload,
+        folder: &Path,
+        manifests: PathBuf,
+    ) -> Settings {
+        let mut arguments: Vec<String> = Vec::new();
+        let devices = [("--wire-device", node::WIRES), ("--workload-device", node::PODS)];
+        for (flag, names) in devices {
+            arguments.extend(names.iter().flat_map(|name| [flag.to_owned(), (*name).to_owned()]));
+        }
+        arguments.extend(["--cluster-cidr", workload.family.cluster_cidr()].map(str::to_owned));
+        if let Some(mode) = &self.xdp {
+            let mode = if system == System::Xdp { mode } else { "off" };
+            arguments.extend(["--xdp", mode].map(str::to_owned));
+        }
+        Settings {
+            node_name: "node".to_owned(),
+            manifests,
+            bpffs: folder.join("bpffs"),
+            cgroup: Some(node.cgroup.path().to_owned()),
+            log: folder.join("agent.log"),
+            arguments,
+        }
+    }
+}
+
+/// Whether the agent has a flag.
+pub(crate) fn agent_knows(flag: &str) -> Result<bool> {
+    let binary = agent::binary();
+    let output = agent::run(Command::new(&binary).args(["run", "--help"]))?;
+    Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().any(|word| word == flag))
+}
+
+/// Runs a program with this input in a namespace.
+fn feed(netns: &Netns, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+    let mut command = netns.command(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let (mut child, cleanup) =
+        Cleanup::spawn(&mut command).with_context(|| format!("starting {program} (is it installed?)"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes()).with_context(|| format!("writing to {program}"))?;
+    }
+    let output = child.wait_with_output().with_context(|| format!("waiting for {program}"))?;
+    cleanup.disarm();
+    let reason = String::from_utf8_lossy(&output.stderr);
+    let few: String = reason.lines().take(5).collect::<Vec<_>>().join("\n");
+    ensure!(output.status.success(), "{program} failed in {}: {few}", netns.name());
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Who asks whom.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::system::show_value;
+
+/// A way of packets through the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// A pod asks a cluster IP; endpoints are pods of the same node
+    Pod,
+    /// A client outside asks the address of a load balancer; endpoints are pods of another node, so it is masqueraded
+    Outside,
+    /// A process of the node asks a cluster IP; endpoints are pods of the node
+    Node,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_value(self, f)
+    }
+}
+
+impl Way {
+    /// All, in the order of reports.
+    pub(crate) const ALL: [Self; 3] = [Self::Pod, Self::Outside, Self::Node];
+
+    /// What `no load balancer` means here.
+    pub(crate) const fn baseline(self) -> &'static str {
+        match self {
+            Self::Pod | Self::Outside => "plain routing",
+            Self::Node => "direct connection",
+        }
+    }
+
+    /// For people.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Pod => "pod to pod, through a cluster IP",
+            Self::Outside => {
+                "client outside to pod of another node, through a load balancer's address, masqueraded"
+            }
+            Self::Node => "process of the node to pod, through a cluster IP",
+        }
+    }
+}
