@@ -290,3 +290,71 @@ fn fragments_follow_the_first_one_through_both_translations() {
         }
     });
 }
+
+fn another(family: Family, number: u16) -> SocketAddr {
+    SocketAddr::new(family.client().ip(), 50_000 + number)
+}
+
+/// A backend waits for a while for stray segments of a connection that it has closed, and may refuse a new one from the
+/// same port. So such ports are the last that are taken.
+#[test]
+fn ports_of_closed_connections_are_taken_when_no_other_is_free() {
+    each_without_routes("closed connections", |bench, family| {
+        let (vip, backend) = (family.vip(), family.backend());
+        for round in 0..20 {
+            bench.forget_flows();
+            masqueraded(bench, family, TCP, 2);
+            let client = another(family, 3 * round);
+            let first = there(bench, family, &Packet::tcp(client, vip, 1000, b"").syn(), true);
+            let node = source_of(&first);
+            back(bench, family, client, &Packet::tcp(backend, node, 5000, b"").syn().ack(1001));
+            there(bench, family, &Packet::tcp(client, vip, 1001, b"").fin().ack(5001), false);
+            back(bench, family, client, &Packet::tcp(backend, node, 5001, b"").fin().ack(1002));
+            let second = Packet::tcp(another(family, 3 * round + 1), vip, 1000, b"").syn();
+            let second = source_of(&there(bench, family, &second, true));
+            assert_ne!(second, node, "the other one is free");
+            let third = Packet::tcp(another(family, 3 * round + 2), vip, 1000, b"").syn();
+            assert_eq!(source_of(&there(bench, family, &third, true)), node, "no other is");
+            // Both flows of the first connection are gone: nothing of it leaves with the client's own address.
+            bench.assert_flows(4);
+            assert!(!bench.flows().contains_key(&Packet::tcp(client, vip, 0, b"").tuple()));
+        }
+    });
+}
+
+#[test]
+fn idle_datagram_flows_give_their_ports_up_when_there_are_no_others() {
+    each_without_routes("idle datagrams", |bench, family| {
+        masqueraded(bench, family, UDP, 1);
+        there(bench, family, &Packet::udp(another(family, 0), family.vip(), b"?"), true);
+        let packet = Packet::udp(another(family, 1), family.vip(), b"?");
+        bench.send(Hook::Ingress, &packet).drops(NoSourcePort);
+        for (key, mut flow) in bench.flows() {
+            flow.last_seen = Tick(flow.last_seen.0 - 6);
+            bench.conntrack().insert(key, flow, 0).unwrap();
+        }
+        there(bench, family, &packet, true);
+        bench.assert_flows(2);
+    });
+}
+
+/// The node has got another address towards the backend since: what leads there by the old one is not taken away.
+#[test]
+fn a_claim_that_fails_leaves_the_flows_of_others() {
+    each_without_routes("a failed claim", |bench, family| {
+        masqueraded(bench, family, UDP, 1);
+        let client = family.client();
+        there(bench, family, &Packet::udp(client, family.vip(), b"?"), true);
+        let other = SocketAddr::new(family.router(), 0);
+        let source = Address::from(other.ip());
+        let sources = match family {
+            Family::V4 => Settings { source_v4: source, ..settings(family, 1) },
+            Family::V6 => Settings { source_v6: source, ..settings(family, 1) },
+        };
+        bench.settings(&sources);
+        let before = bench.flows();
+        let packet = Packet::udp(another(family, 0), family.vip(), b"?");
+        bench.send(Hook::Ingress, &packet).drops(NoSourcePort);
+        assert_eq!(bench.flows(), before);
+    });
+}

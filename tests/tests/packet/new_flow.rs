@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use bytemuck::Zeroable as _;
-use lb_common::{Address, Outcome, Service, ServiceKey, conntrack::Phase};
+use lb_common::{Address, FrontendKind, Outcome, Service, ServiceKey, conntrack::Phase};
 
 use super::{
     bench::{Bench, Hook, TCP, UDP},
@@ -148,5 +148,39 @@ fn an_unknown_scheduler_still_finds_a_backend() {
             let translated = packet.clone().to(family.backend());
             bench.send(Hook::Ingress, &packet).passes(Outcome::NewFlow, &translated);
         }
+    });
+}
+
+/// Connections of the node, and those that netfilter masquerades, have ports among the node ports: what comes back to them
+/// is theirs. Whoever accepts a connection was asked for it past us, wherever that is.
+#[test]
+fn what_comes_back_to_connections_of_others_is_theirs() {
+    each("answers to others", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        for kind in [FrontendKind::NodePort, FrontendKind::LoadBalancer] {
+            let record = Service { id: 1, kind: kind as u8, ..Service::zeroed() };
+            bench.service_with(vip, TCP, &[backend], record);
+            let accepts = Packet::tcp(client, vip, 5000, b"").syn().ack(1001);
+            bench.send(Hook::Ingress, &accepts).passes_untouched(Outcome::NoService);
+            let segment = Packet::tcp(client, vip, 5001, b"data").ack(1001);
+            let reset = Packet::tcp(client, vip, 5001, b"").rst();
+            if kind == FrontendKind::NodePort {
+                bench.send(Hook::Ingress, &segment).passes_untouched(Outcome::NoService);
+                bench.send(Hook::Ingress, &reset).passes_untouched(Outcome::NoService);
+                bench.assert_flows(0);
+            } else {
+                bench.send(Hook::Ingress, &reset).drops(Outcome::StrayReset);
+                bench.send(Hook::Ingress, &segment).passes(Outcome::NewFlow, &segment.clone().to(backend));
+            }
+            bench.forget_flows();
+            let syn = Packet::tcp(client, vip, 1000, b"").syn();
+            bench.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &syn.clone().to(backend));
+            bench.forget_flows();
+        }
+        // Without backends nothing is sent to a stranger's connection either.
+        let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
+        bench.service_with(vip, TCP, &[], record);
+        let accepts = Packet::tcp(client, vip, 5000, b"").syn().ack(1001);
+        bench.send(Hook::Ingress, &accepts).passes_untouched(Outcome::NoService);
     });
 }
