@@ -29,6 +29,12 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     Ok(service)
 }
 
+/// Whether no service has this port.
+#[inline(always)]
+pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
+    matches!(services::find(key), Err(Outcome::NoService))
+}
+
 /// Whether the service takes processes of the node, and can serve them.
 #[inline(always)]
 fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
@@ -94,7 +100,7 @@ fn client(call: &Call, vip: &Address) -> Address {
 
 /// The node's own address of the family of `like`.
 #[inline(always)]
-fn node_address(like: &Address) -> Address {
+pub(super) fn node_address(like: &Address) -> Address {
     match settings::current() {
         Some(settings) if like.is_v4() => settings.source_v4,
         Some(settings) => settings.source_v6,

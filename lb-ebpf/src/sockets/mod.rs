@@ -10,7 +10,9 @@ mod frontend;
 mod hooks;
 mod maps;
 
-use lb_common::{Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, Verdict, protocol};
+use lb_common::{
+    Address, Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, Verdict, protocol,
+};
 use lb_ebpf::schedule;
 
 use self::{
@@ -24,11 +26,16 @@ use crate::datapath::{conntrack::now, services, stats};
 fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
-    let service = frontend::find(call, &key).inspect_err(|_| {
-        call.forget_connection();
-        forget_socket(call, &key);
-        forget_answers(call, &key, &to);
-    })?;
+    let service = match frontend::find(call, &key) {
+        Ok(service) => service,
+        Err(outcome) => {
+            call.forget_connection();
+            forget_socket(call, &key);
+            forget_answers(call, &key, &to);
+            let probes = outcome == Outcome::RejectUdp && frontend::is_unlisted(&key);
+            return Err(if probes { lead_nowhere(call, &to) } else { outcome });
+        }
+    };
     let backend = frontend::choose(call, &key, &service)?;
     let backend = Endpoint::new(backend.address, backend.port);
     let connection = SocketConnection { vip: to, backend };
@@ -39,6 +46,18 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     }
     call.set_remote(&backend);
     Ok(Outcome::NewFlow)
+}
+
+/// A UDP socket is connected to a port that no service has. That asks for a source address more often than for anything
+/// else: getaddrinfo(3) sorts addresses so (RFC 6724), and sends nothing. What is sent nevertheless has to be refused: no
+/// hook sees it, but a port of the node that nobody can have does.
+#[inline(always)]
+fn lead_nowhere(call: &Call, to: &Endpoint) -> Outcome {
+    let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);
+    if nowhere.address != Address::default() {
+        call.set_remote(&nowhere);
+    }
+    Outcome::NoService
 }
 
 /// A datagram that is sent with an address.

@@ -169,3 +169,34 @@ fn other_ports_of_a_cluster_ip_refuse_and_unknown_cluster_ips_lead_nowhere() {
         eventually_fails(&bed, SocketAddr::new(vip, HTTP), io::ErrorKind::HostUnreachable);
     }
 }
+
+/// How getaddrinfo(3) finds the order of the addresses of a name: by the source that a UDP socket gets (RFC 6724).
+#[test]
+fn a_cluster_ip_may_be_asked_for_the_way_to_it() {
+    let bed = Bed::with_web(&["pod1"]);
+    let node1 = &bed.cluster.node1;
+    for vip in WEB {
+        // Nobody's, the discard port, that of a TCP service, the last one.
+        for port in [0, 9, HTTP, 65_535] {
+            for to in [SocketAddr::new(vip, port), mapped(SocketAddr::new(vip, port))] {
+                let socket = free_socket(&bed, to);
+                socket.connect(to).unwrap_or_else(|error| panic!("{to}: {error}"));
+                let source = socket.local_addr().unwrap().ip().to_canonical();
+                assert!(ADDRESSES[..4].contains(&&*source.to_string()), "{to} from {source}");
+                let error = socket.send(b"?").and_then(|_| socket.recv(&mut [0; 8])).unwrap_err();
+                // Where Linux does not even begin to send: from an IPv6 socket to port 0 of an IPv4 address.
+                let is_mapped = vip.is_ipv4() && to.is_ipv6();
+                assert_eq!(
+                    error.kind(),
+                    if is_mapped { io::ErrorKind::InvalidInput } else { REFUSED },
+                    "{to}"
+                );
+                if port != 0 {
+                    let error = free_socket(&bed, to).send_to(b"?", to).unwrap_err();
+                    assert_eq!(error.kind(), REFUSED, "{to}");
+                }
+            }
+        }
+        assert_eq!(ask_http(node1, http(vip)).unwrap().server, "pod1");
+    }
+}
