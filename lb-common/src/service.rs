@@ -243,7 +243,8 @@ const _: () = assert!(size_of::<Vip>() == 4);
 pub mod vip_flags {
     /// A cluster IP: packets to ports that no service port has are rejected.
     pub const CLUSTER_IP: u32 = 1;
-    /// It answers ICMP echo requests: no address of this node, whose own stack would.
+    /// It answers ICMP echo requests: no address of this node, whose own stack would, and no external IP, which may be that
+    /// of another machine.
     pub const ECHO: u32 = 2;
 }
 

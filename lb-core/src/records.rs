@@ -61,7 +61,9 @@ pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
         let flags = match frontend.kind {
             _ if own => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
-            FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort => vip_flags::ECHO,
+            FrontendKind::LoadBalancer => vip_flags::ECHO,
+            // Often that of another node or machine, which answers for itself, or does not.
+            FrontendKind::ExternalIp | FrontendKind::NodePort => 0,
         };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
     }

@@ -149,7 +149,8 @@ impl World {
                     (false, kind) if kind == FrontendKind::ClusterIp as u8 => {
                         vip_flags::ECHO | vip_flags::CLUSTER_IP
                     }
-                    (false, _) => vip_flags::ECHO,
+                    (false, kind) if kind == FrontendKind::LoadBalancer as u8 => vip_flags::ECHO,
+                    (false, _) => 0,
                 };
                 vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
             }

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::{
     bed::{RANGES, vips},
-    lan::{EVERY, Lan, Verdict, external, knock},
+    lan::{EVERY, Lan, Verdict, external, knock, node_addresses},
 };
 
 /// A port that no service has.
@@ -61,8 +61,8 @@ fn virtual_addresses_answer_pings() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for who in ["client", "pod1", "pod4"] {
         for number in [1, 2] {
-            // Cluster IP, load balancer, external IP.
-            for addresses in [vips(number), external(number), external(100 + number)] {
+            // Cluster IP, load balancer.
+            for addresses in [vips(number), external(number)] {
                 for address in addresses {
                     for octets in [0, 56, 1_400] {
                         let answered = ping(lan.netns(who), address, octets).unwrap();
@@ -75,6 +75,22 @@ fn virtual_addresses_answer_pings() {
     lan.remove(2);
     for address in vips(2) {
         assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} is nobody's any more");
+    }
+}
+
+/// Where an external IP is often the address of a node, which may be out of order.
+#[test]
+fn nobody_answers_pings_for_another_node() {
+    let lan = Lan::with(&[]);
+    let mut service = lan.service(1, &["pod2"]);
+    service.exposure.external_ips = node_addresses(2).to_vec();
+    lan.apply(&[service]);
+    for address in node_addresses(2) {
+        assert_eq!(ping(lan.netns("pod1"), address, 56).unwrap(), address);
+    }
+    lan.cluster.node2.ip("link set eth0 down\n").unwrap();
+    for address in node_addresses(2) {
+        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} answers though its node is away");
     }
 }
 
