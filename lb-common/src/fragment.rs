@@ -12,7 +12,7 @@ pub struct FragmentKey {
     pub destination: Address,
     /// Identification field: 16 bits in IPv4, 32 in IPv6; as on the wire.
     pub identification: u32,
-    /// IP protocol number of the datagram.
+    /// IPv4: the IP protocol number. IPv6: 0, since other fragments than the first one may not tell it.
     pub protocol: u8,
     zero: u8,
     zeros: u16,
@@ -21,14 +21,15 @@ pub struct FragmentKey {
 const _: () = assert!(size_of::<FragmentKey>() == 40);
 
 impl FragmentKey {
-    /// The key of a datagram.
+    /// The key of a datagram of this protocol.
     #[inline(always)]
-    pub const fn new(source: Address, destination: Address, identification: u32, protocol: u8) -> Self {
+    pub fn new(source: Address, destination: Address, identification: u32, protocol: u8) -> Self {
+        let protocol = if source.is_v4() { protocol } else { 0 };
         Self { source, destination, identification, protocol, zero: 0, zeros: 0 }
     }
 }
 
-/// Value of `FRAGMENTS`: the ports, which only the first fragment carries; host byte order.
+/// Value of `FRAGMENTS`: what only the first fragment carries; ports in host byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FragmentPorts {
@@ -38,14 +39,24 @@ pub struct FragmentPorts {
     pub destination: u16,
     /// When the first fragment was seen. Identifications come round, so the entry holds only for so long.
     pub seen: Tick,
+    /// IP protocol number of the transport header. (In IPv6 there may be more headers behind that of the fragment.)
+    pub protocol: u8,
+    zero: u8,
+    zeros: u16,
 }
 
-const _: () = assert!(size_of::<FragmentPorts>() == 8);
+const _: () = assert!(size_of::<FragmentPorts>() == 12);
 
 impl FragmentPorts {
     /// Ticks within which the fragments of a datagram follow the first one: about 30 s, as Linux waits for them
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
+
+    /// What the first fragment of a datagram told.
+    #[inline(always)]
+    pub const fn new(source: u16, destination: u16, protocol: u8, seen: Tick) -> Self {
+        Self { source, destination, seen, protocol, zero: 0, zeros: 0 }
+    }
 
     /// Whether the entry still is about the datagram at hand.
     #[inline(always)]
@@ -68,7 +79,7 @@ mod tests {
 
     #[test]
     fn an_entry_holds_for_half_a_minute() {
-        let ports = FragmentPorts { source: 1, destination: 2, seen: Tick::from_nanos(1_000_000_000_000) };
+        let ports = FragmentPorts::new(1, 2, 17, Tick::from_nanos(1_000_000_000_000));
         let after = |seconds: u64| Tick::from_nanos((1_000 + seconds) * 1_000_000_000);
         assert!(ports.holds(after(0)) && ports.holds(after(29)));
         assert!(!ports.holds(after(32)) && !ports.holds(after(100_000)));

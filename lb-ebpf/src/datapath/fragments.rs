@@ -1,11 +1,11 @@
-//! Fragments: only the first one of a datagram tells the ports.
+//! Fragments: only the first one of a datagram tells the ports, and in IPv6 behind options also what kind they are of.
 
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::packet::{Packet, Part};
 
 use super::{conntrack::now, maps::FRAGMENTS};
 
-/// Gives a later fragment the ports of its datagram.
+/// Gives a later fragment the ports of its datagram, and their protocol.
 ///
 /// # Errors
 ///
@@ -23,6 +23,7 @@ fn find(packet: &mut Packet) -> bool {
         Some(ports) if ports.holds(now()) => {
             packet.tuple.source_port = ports.source;
             packet.tuple.destination_port = ports.destination;
+            packet.tuple.protocol = ports.protocol;
             true
         }
         Some(_) | None => false,
@@ -39,8 +40,8 @@ pub(super) fn remember(packet: &Packet) {
 
 #[inline(never)]
 fn insert(packet: &Packet) {
-    let Tuple { source_port, destination_port, .. } = packet.tuple;
-    let ports = FragmentPorts { source: source_port, destination: destination_port, seen: now() };
+    let Tuple { source_port, destination_port, protocol, .. } = packet.tuple;
+    let ports = FragmentPorts::new(source_port, destination_port, protocol, now());
     // An LRU map always has room; should the insertion fail nevertheless, the fragments that follow count as unknown.
     FRAGMENTS.insert(&key(packet), &ports, 0).unwrap_or_default();
 }

@@ -1,11 +1,14 @@
 //! Datagrams in parts: only the first one has ports, the others must go the same way.
 
+use std::net::SocketAddr;
+
+use etherparse::IpNumber;
 use lb_common::Outcome::*;
 
 use super::{
     bench::{Hook, UDP},
     packets::{Packet, fragments},
-    stage::each,
+    stage::{Family, each},
 };
 
 const PAYLOAD: [u8; 301] = [0xa5; 301];
@@ -81,5 +84,32 @@ fn fragments_of_others() {
         bench.send(Hook::Ingress, &parts[0]).passes_untouched(NoService);
         bench.send(Hook::Ingress, &parts[1]).passes_untouched(UnknownFragment);
         bench.assert_flows(0);
+    });
+}
+
+/// Behind options, only the first fragment of IPv6 tells what the datagram is: the header of every fragment tells the
+/// options.
+#[test]
+fn fragments_of_options_and_a_datagram() {
+    each("fragments with options", |bench, family| {
+        if family == Family::V4 {
+            return;
+        }
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bench.service(vip, UDP, &[backend]);
+        let with_options = |to: SocketAddr| {
+            let datagram = Packet::udp(client, to, &PAYLOAD).network().split_off(40);
+            // UDP comes next; padding.
+            let octets = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &datagram].concat();
+            fragments(
+                &Packet::raw(client.ip(), to.ip(), IpNumber::IPV6_DESTINATION_OPTIONS, &octets),
+                77,
+                128,
+            )
+        };
+        let parts = with_options(vip).into_iter().zip(with_options(backend));
+        for ((part, translated), outcome) in parts.zip([NewFlow, Forward, Forward]) {
+            bench.send(Hook::Ingress, &part).passes(outcome, &translated);
+        }
     });
 }
