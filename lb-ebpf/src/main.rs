@@ -21,7 +21,7 @@ mod programs {
 
     use crate::datapath::{
         Hook, Skb, process, stats,
-        xdp::{self, Frames, Xdp},
+        xdp::{self, Xdp},
     };
 
     /// Packets that enter the node through an Ethernet device: from a pod, or from the wire.
@@ -74,27 +74,21 @@ mod programs {
 
     /// Frames that come from the wire, before there is an skb.
     #[xdp(frags)]
-    fn xdp_physical(ctx: XdpContext) -> u32 {
-        run_xdp(ctx, Frames::Physical)
+    fn xdp_native(ctx: XdpContext) -> u32 {
+        run_xdp(ctx)
     }
 
-    /// The same where frames may come from this very machine.
-    #[xdp(frags)]
-    fn xdp_virtual(ctx: XdpContext) -> u32 {
-        run_xdp(ctx, Frames::Virtual)
-    }
-
-    /// As `xdp_virtual`, where the kernel runs it on skbs. Without support for fragments, because with it Linux gives tc a
-    /// copy of the packet whose `mac_len` is 0 (`skb_pp_cow_data`), at least up to 6.18.
+    /// The same where the kernel runs it on skbs. Without support for fragments, because with it Linux gives tc a copy of
+    /// the packet whose `mac_len` is 0 (`skb_pp_cow_data`), at least up to 6.18.
     #[xdp]
     fn xdp_generic(ctx: XdpContext) -> u32 {
-        run_xdp(ctx, Frames::Virtual)
+        run_xdp(ctx)
     }
 
     #[inline(always)]
-    fn run_xdp(ctx: XdpContext, frames: Frames) -> u32 {
+    fn run_xdp(ctx: XdpContext) -> u32 {
         let mut xdp = Xdp::new(ctx);
-        let outcome = xdp::process(&mut xdp, frames).unwrap_or_else(|early| early);
+        let outcome = xdp::process(&mut xdp).unwrap_or_else(|early| early);
         match outcome.verdict() {
             // To tc, which counts it.
             Verdict::Pass | Verdict::Bounce => xdp_action::XDP_PASS,

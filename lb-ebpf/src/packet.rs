@@ -160,6 +160,57 @@ pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outco
     }
 }
 
+/// Parses the frame of an Ethernet device if its headers are of the usual kind: no tags, options, extension headers or
+/// fragments, TCP or UDP. The offsets are constants then.
+///
+/// # Errors
+///
+/// [`Outcome::OtherHook`] for any other, [`Outcome::Malformed`] where it is too short: [`parse`] tells more.
+#[inline(always)]
+pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
+    const L3: u32 = lengths::ETHERNET;
+    let ether_type = half_word(frame.header(L3 - 2)?);
+    let ip = if ether_type == ether_type::IPV4 {
+        let header: &Ipv4Hdr = frame.header(L3)?;
+        // Of the fragment field, the flag that forbids fragments may be there.
+        if header.vihl != 0x45 || half_word(&header.frags) & !0x4000_u16.to_be() != 0 {
+            return Err(Outcome::OtherHook);
+        }
+        Ip {
+            source: v4_address(&header.src_addr),
+            destination: v4_address(&header.dst_addr),
+            protocol: header.proto,
+            headers: Headers { l3: L3, l4: L3 + lengths::IPV4, is_v4: true },
+            fragment: WHOLE,
+            length: u32::from(u16::from_be(half_word(&header.tot_len))),
+        }
+    } else if ether_type == ether_type::IPV6 {
+        let header: &Ipv6Hdr = frame.header(L3)?;
+        let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));
+        if header.vcf[0] >> 4 != 6 || source.is_v4() || destination.is_v4() {
+            return Err(Outcome::OtherHook);
+        }
+        Ip {
+            source,
+            destination,
+            protocol: header.next_hdr,
+            headers: Headers { l3: L3, l4: L3 + lengths::IPV6, is_v4: false },
+            fragment: WHOLE,
+            length: u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6,
+        }
+    } else {
+        return Err(Outcome::OtherHook);
+    };
+    let tuple = ip.tuple();
+    match ip.protocol {
+        protocol::TCP => tcp(frame, &ip, tuple),
+        protocol::UDP => udp(frame, &ip, tuple),
+        _ => Err(Outcome::OtherHook),
+    }
+}
+
+const WHOLE: Fragment = Fragment { part: Part::Whole, identification: 0 };
+
 /// The offset of the network header behind an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad). Tags that
 /// the device has taken out of the frame are not seen and need not be.
 #[inline(always)]

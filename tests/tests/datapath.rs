@@ -137,7 +137,6 @@ fn wire(name: &str, index: u32) -> Device {
         layer: Layer::Ethernet,
         mtu: 1500,
         is_pair: true,
-        is_virtual: true,
     }
 }
 

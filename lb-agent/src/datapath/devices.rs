@@ -47,8 +47,6 @@ pub struct Device {
     pub mtu: u32,
     /// Whether it is one end of a pair: what is sent here comes out there.
     pub is_pair: bool,
-    /// Whether its frames may come from this very machine, without checksums.
-    pub is_virtual: bool,
 }
 
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
@@ -69,9 +67,7 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
         let kind = kind_of(link, patterns)?;
         let layer = if link.hardware == ARPHRD_ETHER { Layer::Ethernet } else { Layer::Ip };
         let Link { index, mtu, is_pair, .. } = *link;
-        // The drivers that show packets to XDP programs without a checksum are those without hardware below them.
-        let is_virtual = is_pair || link.is_software;
-        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair, is_virtual })
+        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     devices.sort_unstable();

@@ -149,8 +149,8 @@ pub(super) const MAPS: [MapSpec; 18] = [
 /// Programs for devices with an Ethernet header, then for those without.
 pub(super) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
 
-/// Programs for the XDP hook: for frames with checksums, for those that may lack them, and for those that are skbs.
-pub(super) const XDP_PROGRAMS: [&str; 3] = ["xdp_physical", "xdp_virtual", "xdp_generic"];
+/// Programs for the XDP hook: for the frames of drivers, and for skbs.
+pub(super) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// A program of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

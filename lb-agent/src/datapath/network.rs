@@ -35,8 +35,6 @@ pub struct Link {
     pub up: bool,
     /// Octets of the largest IP packet that it takes.
     pub mtu: u32,
-    /// Whether it is made of software alone: it has a kind, as no hardware has.
-    pub is_software: bool,
     /// Whether it is one end of a pair.
     pub is_pair: bool,
     /// Whether it is one end of a pair whose other end is in another network namespace.
@@ -137,7 +135,7 @@ pub(super) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
 
 fn link(message: &LinkMessage) -> Option<Link> {
     let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
-    let (mut mtu, mut is_software) = (0, false);
+    let mut mtu = 0;
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -148,7 +146,6 @@ fn link(message: &LinkMessage) -> Option<Link> {
         } else if let LinkAttribute::Mtu(octets) = attribute {
             mtu = *octets;
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
-            is_software = infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
         }
@@ -161,7 +158,6 @@ fn link(message: &LinkMessage) -> Option<Link> {
         loopback: flags.contains(LinkFlags::Loopback),
         up: flags.contains(LinkFlags::Up),
         mtu,
-        is_software,
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
         controller,

@@ -155,13 +155,12 @@ impl XdpAttacher {
             device: device.name.clone(),
             source,
         };
-        let [physical, virtual_, generic] = self.programs.as_slice() else {
+        let [native, generic] = self.programs.as_slice() else {
             return Err(failed(io::Error::from(io::ErrorKind::Unsupported)));
         };
         let program = match mode {
             XdpMode::Generic => generic,
-            XdpMode::Native if device.is_virtual => virtual_,
-            XdpMode::Native => physical,
+            XdpMode::Native => native,
         };
         let path = self.pin_of(device.index, mode);
         if adopt(&path, device.index, program)? {

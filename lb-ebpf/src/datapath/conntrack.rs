@@ -142,11 +142,17 @@ fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool) -> bool {
 /// Notes what a packet says about the life of its flow.
 #[inline(always)]
 pub(super) fn observe(packet: &Packet, flow: &mut Flow) {
+    observe_at(packet, flow, now());
+}
+
+/// The same, where the moment is known.
+#[inline(always)]
+pub(super) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     match packet.body {
         Body::Tcp | Body::Sctp if packet.segment.resets() => observe_reset(packet, flow),
-        Body::Sctp => flow.observe_chunk(&packet.segment, now()),
-        Body::Tcp => flow.observe_segment(&packet.segment, now()),
-        Body::Udp | Body::LaterFragment => flow.observe_datagram(now()),
+        Body::Sctp => flow.observe_chunk(&packet.segment, now),
+        Body::Tcp => flow.observe_segment(&packet.segment, now),
+        Body::Udp | Body::LaterFragment => flow.observe_datagram(now),
         Body::IcmpError | Body::Echo => {}
     }
 }

@@ -6,11 +6,11 @@ use aya_ebpf::{bindings::xdp_action, helpers::generated::bpf_redirect, programs:
 use lb_common::{
     Outcome,
     checksum::Sum,
-    conntrack::{Flow, Hop, Tick, Tuple, flow_flags},
+    conntrack::{Flow, Hop, Tick, Tuple, flow_flags, tcp_flags},
 };
 use lb_ebpf::{
     frame::{Frame, Header, MAX_OFFSET, TcpHeader, half_word, lengths},
-    packet::{Body, Layer, Packet, Part, parse},
+    packet::{Body, Layer, Packet, Part, parse, parse_plain},
     reject::pseudo_header,
 };
 use network_types::{
@@ -24,16 +24,6 @@ use super::{
     route::{self, Found},
     routed,
 };
-
-/// What the frames of a device look like.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Frames {
-    /// They come from a wire, with checksums.
-    Physical,
-    /// They may come from the same machine, without the checksums that a device was to compute: on veth and virtio, and
-    /// wherever the program runs on skbs. XDP does not tell which.
-    Virtual,
-}
 
 /// A frame of a device.
 pub(crate) struct Xdp {
@@ -106,49 +96,88 @@ impl Xdp {
 /// Decides about a frame and rewrites it. Of the outcomes only those that drop or route it count: everything else is left
 /// to tc.
 #[inline(always)]
-pub(crate) fn process(xdp: &mut Xdp, frames: Frames) -> Result<Outcome, Outcome> {
+pub(crate) fn process(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
     let packet = maps::packet()?;
-    read(xdp, packet)?;
-    // A tag belongs to another device of the node, on top of this one.
-    let untagged = packet.headers.l3 == lengths::ETHERNET;
-    let transport = matches!(packet.body, Body::Tcp | Body::Udp);
-    if !untagged || !transport || packet.fragment.part != Part::Whole {
-        return Err(Outcome::OtherHook);
-    }
-    let known = conntrack::lookup(&packet.tuple);
+    let known = match short_way(xdp, packet) {
+        NO_FLOW => None,
+        NOT_PLAIN => {
+            read(xdp, packet)?;
+            conntrack::lookup(&packet.tuple)
+        }
+        OF_A_TURN => conntrack::lookup(&packet.tuple),
+        done => return Ok(done),
+    };
     let earlier = known.is_some();
     if let Some(flow) = known {
         if flow.flags & flow_flags::ROUTED == 0 || conntrack::is_foreign(packet, flow) {
             return Err(Outcome::OtherHook);
         }
         if !conntrack::is_new_connection(&xdp.place(), packet, flow) {
-            return forward(xdp, packet, flow, frames, Outcome::Routed);
+            return Ok(follow(xdp, packet, Outcome::Routed));
         }
     }
     match new_flow::new_flow(&xdp.place(), packet, earlier, true) {
-        Outcome::NewRoutedFlow => {
-            let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
-            forward(xdp, packet, flow, frames, Outcome::NewRoutedFlow)
-        }
+        Outcome::NewRoutedFlow => Ok(follow(xdp, packet, Outcome::NewRoutedFlow)),
         other => Err(other),
     }
 }
 
+/// Follows the flow that the packet has. (With a frame of its own on the stack.)
+#[inline(never)]
+fn follow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
+    match conntrack::lookup(&packet.tuple) {
+        Some(flow) => forward(xdp, packet, flow, outcome).unwrap_or_else(|early| early),
+        None => Outcome::ConntrackFull,
+    }
+}
+
+/// A plain packet of no flow.
+const NO_FLOW: Outcome = Outcome::NoService;
+/// A plain packet of a flow that begins or ends with it, or that tc follows.
+const OF_A_TURN: Outcome = Outcome::NewFlow;
+/// A packet that has to be looked at closely.
+const NOT_PLAIN: Outcome = Outcome::Malformed;
+
+/// The way of nearly every packet: plain, and of a routed flow that goes on. Such a packet is never written down; any other
+/// plain one is, and what it is is the answer.
+#[inline(never)]
+fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
+    let Ok(plain) = parse_plain(xdp) else { return NOT_PLAIN };
+    match conntrack::lookup(&plain.tuple) {
+        Some(flow) if goes_on(&plain, flow) => {
+            forward(xdp, &plain, flow, Outcome::Routed).unwrap_or_else(|early| early)
+        }
+        known => {
+            *packet = plain;
+            if known.is_some() { OF_A_TURN } else { NO_FLOW }
+        }
+    }
+}
+
+/// Whether the packet belongs to a routed flow that neither begins nor ends with it.
+#[inline(always)]
+fn goes_on(packet: &Packet, flow: &Flow) -> bool {
+    const TURN: u8 = tcp_flags::SYN | tcp_flags::RST;
+    flow.flags & flow_flags::ROUTED != 0 && packet.segment.flags & TURN == 0
+}
+
+/// Any packet that XDP may send on.
 #[inline(never)]
 fn read(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
     *packet = parse(xdp, Layer::Ethernet)?;
-    Ok(())
+    // A tag belongs to another device of the node, on top of this one.
+    let untagged = packet.headers.l3 == lengths::ETHERNET;
+    let transport = matches!(packet.body, Body::Tcp | Body::Udp);
+    if untagged && transport && packet.fragment.part == Part::Whole {
+        Ok(())
+    } else {
+        Err(Outcome::OtherHook)
+    }
 }
 
 /// Follows the flow of a packet, rewrites it and sends it on.
 #[inline(always)]
-fn forward(
-    xdp: &mut Xdp,
-    packet: &Packet,
-    flow: &mut Flow,
-    frames: Frames,
-    outcome: Outcome,
-) -> Result<Outcome, Outcome> {
+fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = conntrack::now();
     if flow.hop.asked != now && !renew(&xdp.place(), &flow.to, &mut flow.hop, now) {
         return Err(Outcome::OtherHook);
@@ -157,8 +186,8 @@ fn forward(
     if exit != xdp.place().device && !routed::takes_frames(exit) {
         return Err(Outcome::OtherHook);
     }
-    check(xdp, packet, flow.hop.mtu, frames)?;
-    conntrack::observe(packet, flow);
+    check(xdp, packet, flow.hop.mtu)?;
+    conntrack::observe_at(packet, flow, now);
     xdp.exit = exit;
     transport(xdp, packet, flow)?;
     network(xdp, packet.headers.is_v4, flow)?;
@@ -182,7 +211,7 @@ fn renew(place: &Place, to: &Tuple, hop: &mut Hop, now: Tick) -> bool {
 
 /// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
 #[inline(always)]
-fn check(xdp: &Xdp, packet: &Packet, mtu: u32, frames: Frames) -> Result<(), Outcome> {
+fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let (length, hops) = if packet.headers.is_v4 {
         let header: &Ipv4Hdr = xdp.header(lengths::ETHERNET)?;
         (u32::from(u16::from_be(half_word(&header.tot_len))), header.ttl)
@@ -193,14 +222,15 @@ fn check(xdp: &Xdp, packet: &Packet, mtu: u32, frames: Frames) -> Result<(), Out
     if length > mtu || length < lengths::IPV4 || hops <= 1 {
         return Err(Outcome::OtherHook);
     }
-    if frames == Frames::Virtual && lacks_checksum(xdp, packet, length)? {
+    if lacks_checksum(xdp, packet, length)? {
         return Err(Outcome::OtherHook);
     }
     Ok(())
 }
 
-/// Whether the checksum is still to be computed: then its field holds the sum over the pseudo header. (Of the checksums
-/// that are right, one in 65,536 looks like that, and takes the way through tc for nothing.)
+/// Whether the checksum is still to be computed, which frames of the same machine leave to the device: on veth, on virtio,
+/// and wherever the program runs on skbs. XDP does not tell; but then the field holds the sum over the pseudo header. (Of the
+/// checksums that are right, one in 65,536 looks like that, and takes the way through tc for nothing.)
 #[inline(always)]
 fn lacks_checksum(xdp: &Xdp, packet: &Packet, length: u32) -> Result<bool, Outcome> {
     let headers = &packet.headers;

@@ -30,7 +30,7 @@ use super::{packets::Packet, report::assert_same_packet};
 pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
 pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
-pub(crate) const XDP_PROGRAMS: [&str; 3] = ["xdp_physical", "xdp_virtual", "xdp_generic"];
+pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// The maps whose default sizes would cost memory for nothing.
 const SIZES: [(&str, u32); 8] = [

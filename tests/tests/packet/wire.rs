@@ -79,18 +79,18 @@ pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Bench, Family)) {
 
 /// Which XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frames {
-    Physical,
-    Virtual,
+pub(crate) enum Mode {
+    Native,
+    Generic,
 }
 
-impl Frames {
-    pub(crate) const BOTH: [Self; 2] = [Self::Physical, Self::Virtual];
+impl Mode {
+    pub(crate) const BOTH: [Self; 2] = [Self::Native, Self::Generic];
 
     const fn program(self) -> &'static str {
         match self {
-            Self::Physical => "xdp_physical",
-            Self::Virtual => "xdp_virtual",
+            Self::Native => "xdp_native",
+            Self::Generic => "xdp_generic",
         }
     }
 }
@@ -151,16 +151,16 @@ pub(crate) fn routed(packet: &Packet) -> Packet {
 impl Bench {
     /// Runs a frame that comes in through [`WIRE`] through an XDP program.
     #[track_caller]
-    pub(crate) fn arrive(&mut self, frames: Frames, packet: &Packet) -> Run {
-        self.arrive_octets(frames, &packet.bytes())
+    pub(crate) fn arrive(&mut self, mode: Mode, packet: &Packet) -> Run {
+        self.arrive_octets(mode, &packet.bytes())
     }
 
     #[track_caller]
-    pub(crate) fn arrive_octets(&mut self, frames: Frames, input: &[u8]) -> Run {
+    pub(crate) fn arrive_octets(&mut self, mode: Mode, input: &[u8]) -> Run {
         // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
         let length = u32::try_from(input.len()).unwrap();
         let context = [0, length, 0, WIRE, 0, 0];
-        self.run_with_context(frames.program(), input, &context)
+        self.run_with_context(mode.program(), input, &context)
     }
 
     /// Runs a frame that comes in through [`WIRE`] through the tc program.

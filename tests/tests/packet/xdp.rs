@@ -18,7 +18,7 @@ use super::{
     packets::{Packet, QINQ, VLAN, fragments},
     stage::{Family, each},
     wire::{
-        Frames, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX, each_on_wires,
+        Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX, each_on_wires,
         routed,
     },
 };
@@ -61,18 +61,18 @@ fn begins(bench: &Bench, family: Family, packet: &Packet, run: Run) -> Packet {
 #[test]
 fn a_tcp_connection_goes_out_again_in_both_directions() {
     each_on_wires("routed TCP", |bench, family| {
-        for frames in Frames::BOTH {
+        for mode in Mode::BOTH {
             bench.forget_flows();
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
             service(bench, vip, TCP, &[backend]);
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            let run = bench.arrive(frames, &syn);
+            let run = bench.arrive(mode, &syn);
             let sent = begins(bench, family, &syn, run);
             bench.assert_flows(1);
             for flow in bench.flows().values() {
                 assert_ne!(flow.flags & flow_flags::ROUTED, 0);
             }
-            bench.arrive(frames, &syn).leaves(XDP_TX, Routed, &routed(&sent));
+            bench.arrive(mode, &syn).leaves(XDP_TX, Routed, &routed(&sent));
             let node = SocketAddr::new(sent.tuple().source.into(), sent.tuple().source_port);
             let steps = [
                 (false, Packet::tcp(backend, node, 5000, b"").syn().ack(1001)),
@@ -87,10 +87,10 @@ fn a_tcp_connection_goes_out_again_in_both_directions() {
                 } else {
                     packet.clone().from(vip).to(client)
                 };
-                bench.arrive(frames, &packet).leaves(XDP_TX, Routed, &routed(&expected));
+                bench.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&expected));
             }
             // The client uses its port again.
-            let run = bench.arrive(frames, &syn);
+            let run = bench.arrive(mode, &syn);
             begins(bench, family, &syn, run);
             bench.assert_flows(1);
         }
@@ -100,7 +100,7 @@ fn a_tcp_connection_goes_out_again_in_both_directions() {
 #[test]
 fn udp_flows_with_and_without_checksums() {
     each_on_wires("routed UDP", |bench, family| {
-        for frames in Frames::BOTH {
+        for mode in Mode::BOTH {
             bench.forget_flows();
             service(bench, family.vip(), UDP, &[family.backend()]);
             for (payload, checksum) in [(&b"odd"[..], true), (b"even", true), (b"", true), (b"none", false)] {
@@ -111,7 +111,7 @@ fn udp_flows_with_and_without_checksums() {
                 if !checksum {
                     packet.transport = super::packets::Transport::Udp { ports: (40_000, 80), checksum };
                 }
-                let run = bench.arrive(frames, &packet);
+                let run = bench.arrive(mode, &packet);
                 let sent = translated(bench, &packet);
                 let outcome = if run.moved == [(NewRoutedFlow, 1)] { NewRoutedFlow } else { Routed };
                 run.leaves(XDP_TX, outcome, &routed(&sent));
@@ -135,7 +135,7 @@ fn options_and_extension_headers_stay() {
                 packet.extensions().hop_by_hop_options = Some(header);
             }
         });
-        let run = bench.arrive(Frames::Physical, &with_options);
+        let run = bench.arrive(Mode::Native, &with_options);
         begins(bench, family, &with_options, run);
     });
 }
@@ -149,19 +149,19 @@ fn frames_leave_through_another_wire_that_takes_them() {
         let backend = "203.0.113.194:8080".parse().unwrap();
         service(bench, family.vip(), TCP, &[backend]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        let run = bench.arrive(Frames::Physical, &syn);
+        let run = bench.arrive(Mode::Native, &syn);
         let expected = translated(bench, &syn);
         assert_eq!(IpAddr::from(expected.tuple().source), "203.0.113.253".parse::<IpAddr>().unwrap());
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
         // One that does not: neither new flows nor those that there are.
         bench.no_wire(OTHER);
-        bench.arrive(Frames::Physical, &syn).stays_for_tc();
+        bench.arrive(Mode::Native, &syn).stays_for_tc();
         let other = Packet::tcp(family.stranger(), family.vip(), 1000, b"").syn();
-        bench.arrive(Frames::Physical, &other).stays_for_tc();
+        bench.arrive(Mode::Native, &other).stays_for_tc();
         bench.assert_flows(1);
         // Nor frames that come in through what is none.
         bench.no_wire(WIRE);
-        bench.arrive(Frames::Physical, &other).stays_for_tc();
+        bench.arrive(Mode::Native, &other).stays_for_tc();
     });
 }
 
@@ -194,18 +194,18 @@ fn what_is_not_plain_is_left_to_tc() {
             ("no backend", Packet::tcp(client, family.empty_vip(), 1000, b"").syn()),
             ("the last hop", syn.clone().hops(1)),
         ];
-        for frames in Frames::BOTH {
+        for mode in Mode::BOTH {
             for (what, packet) in &unlike {
                 bench.label(what);
-                bench.arrive(frames, packet).stays_for_tc();
+                bench.arrive(mode, packet).stays_for_tc();
                 bench.forget_flows();
             }
             for fragment in fragments(&large, 7, 400) {
                 bench.label("fragment");
-                bench.arrive(frames, &fragment).stays_for_tc();
+                bench.arrive(mode, &fragment).stays_for_tc();
             }
             bench.label("ARP");
-            bench.arrive_octets(frames, &[&[0xff; 12][..], &[8, 6], &[0; 46]].concat()).stays_for_tc();
+            bench.arrive_octets(mode, &[&[0xff; 12][..], &[8, 6], &[0; 46]].concat()).stays_for_tc();
             bench.assert_flows(0);
         }
     });
@@ -220,7 +220,7 @@ fn without_a_neighbour_or_a_route_tc_finds_the_way() {
         };
         service(bench, family.vip(), TCP, &[unknown.parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Frames::Physical, &syn).stays_for_tc();
+        bench.arrive(Mode::Native, &syn).stays_for_tc();
         // The flow is routed, and tc knows how to ask for the neighbour.
         bench.assert_flows(1);
         bench.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(Routed, 1)]);
@@ -246,11 +246,9 @@ fn a_checksum_that_is_still_to_be_computed_is_left_to_tc() {
                 sum = (sum & 0xffff) + (sum >> 16);
             }
             octets[at..at + 2].copy_from_slice(&u16::try_from(sum).unwrap().to_be_bytes());
-            let run = bench.arrive_octets(Frames::Virtual, &octets);
-            run.stays_for_tc();
-            // Where that cannot be, the field is what it is.
-            let run = bench.arrive_octets(Frames::Physical, &octets);
-            assert_eq!(run.action, XDP_TX);
+            for mode in Mode::BOTH {
+                bench.arrive_octets(mode, &octets).stays_for_tc();
+            }
         }
     });
 }
@@ -269,14 +267,14 @@ fn drops_are_counted_here() {
         ] {
             let record = Service { id: 1, flags, ..Service::zeroed() };
             bench.service_with(family.vip(), TCP, backends, record);
-            for frames in Frames::BOTH {
-                bench.arrive(frames, &syn).drops(outcome);
+            for mode in Mode::BOTH {
+                bench.arrive(mode, &syn).drops(outcome);
             }
         }
         // No settings, hence no source ports.
         let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
         bench.service_with(family.vip(), TCP, &[family.backend()], record);
-        bench.arrive(Frames::Physical, &syn).drops(NoSourcePort);
+        bench.arrive(Mode::Native, &syn).drops(NoSourcePort);
     });
 }
 
@@ -285,9 +283,9 @@ fn flows_of_tc_stay_with_tc() {
     each_on_wires("flows of tc", |bench, family| {
         bench.service(family.vip(), TCP, &[family.backend()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Frames::Physical, &syn).stays_for_tc();
+        bench.arrive(Mode::Native, &syn).stays_for_tc();
         bench.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(family.backend()));
-        bench.arrive(Frames::Physical, &syn).stays_for_tc();
+        bench.arrive(Mode::Native, &syn).stays_for_tc();
     });
 }
 
@@ -310,7 +308,7 @@ fn a_way_that_takes_less_than_the_wire_is_none_for_routed_flows() {
         }
         service(bench, family.vip(), TCP, &["203.0.113.130:8080".parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Frames::Physical, &syn).stays_for_tc();
+        bench.arrive(Mode::Native, &syn).stays_for_tc();
         bench.arrive_at_tc(&syn).check(u32::MAX, &[(NewFlow, 1)]);
         bench.assert_flows(2);
     });
@@ -332,7 +330,7 @@ fn a_packet_that_has_become_too_large_is_answered_at_tc() {
         let (client, vip) = (family.client(), family.vip());
         service(bench, vip, TCP, &[family.backend()]);
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
-        let run = bench.arrive(Frames::Physical, &syn);
+        let run = bench.arrive(Mode::Native, &syn);
         begins(bench, family, &syn, run);
         // The backend moves behind a narrow link.
         let to = family.backend().ip();
@@ -341,7 +339,7 @@ fn a_packet_that_has_become_too_large_is_answered_at_tc() {
         assert!(std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
         age_hops(bench);
         let large = Packet::tcp(client, vip, 1001, &[1; 1400]).ack(1);
-        bench.arrive(Frames::Physical, &large).stays_for_tc();
+        bench.arrive(Mode::Native, &large).stays_for_tc();
         let run = bench.arrive_at_tc(&large);
         run.check(TC_ACT_REDIRECT, &[(TooBig, 1)]);
         let (kind, mtu) =
@@ -351,7 +349,7 @@ fn a_packet_that_has_become_too_large_is_answered_at_tc() {
         assert_eq!(run.output[at + 4..at + 8], mtu, "1300 octets");
         let small = Packet::tcp(client, vip, 1001, &[1; 1200]).ack(1);
         let expected = routed(&translated(bench, &small));
-        bench.arrive(Frames::Physical, &small).leaves(XDP_TX, Routed, &expected);
+        bench.arrive(Mode::Native, &small).leaves(XDP_TX, Routed, &expected);
         let arguments = format!("{family_flag} route del {to} dev wire mtu lock {NARROW_MTU}");
         assert!(std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
     });
@@ -362,7 +360,7 @@ fn the_last_hop_is_answered_at_tc() {
     each_on_wires("time exceeded", |bench, family| {
         service(bench, family.vip(), UDP, &[family.backend()]);
         let packet = Packet::udp(family.client(), family.vip(), b"traceroute").hops(1);
-        bench.arrive(Frames::Physical, &packet).stays_for_tc();
+        bench.arrive(Mode::Native, &packet).stays_for_tc();
         let run = bench.arrive_at_tc(&packet);
         run.check(TC_ACT_REDIRECT, &[(TimeExceeded, 1)]);
         let (at, kind) = if family == Family::V4 { (34, [11, 0]) } else { (54, [3, 0]) };
@@ -376,14 +374,14 @@ fn icmp_errors_find_their_way_to_both_ends() {
         let (client, vip) = (family.client(), family.vip());
         service(bench, vip, UDP, &[family.backend()]);
         let packet = Packet::udp(client, vip, b"too large for somebody");
-        let run = bench.arrive(Frames::Physical, &packet);
+        let run = bench.arrive(Mode::Native, &packet);
         let seen = begins(bench, family, &packet, run);
         let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
         let length = if family == Family::V4 { 28 } else { 48 };
         let (original, quoted) = super::icmp::quote(&packet, &seen, length);
         let node = IpAddr::from(seen.tuple().source);
         let error = Packet::icmp(family.router(), node, kind, [0, 0, 5, 0x78], &quoted);
-        bench.arrive(Frames::Physical, &error).stays_for_tc();
+        bench.arrive(Mode::Native, &error).stays_for_tc();
         let run = bench.arrive_at_tc(&error);
         run.check(TC_ACT_REDIRECT, &[(RoutedIcmpError, 1)]);
         let expected = Packet::icmp(vip.ip(), client.ip(), kind, [0, 0, 5, 0x78], &original);
@@ -479,8 +477,7 @@ fn agree(bench: &mut Bench, case: &Case) {
         let order = if case.xdp_first { [true, false] } else { [false, true] };
         let mut runs = order.map(|by_xdp| {
             bench.restore(&before);
-            let run =
-                if by_xdp { bench.arrive(Frames::Virtual, &packet) } else { bench.arrive_at_tc(&packet) };
+            let run = if by_xdp { bench.arrive(Mode::Generic, &packet) } else { bench.arrive_at_tc(&packet) };
             (run, state(bench))
         });
         if !case.xdp_first {
@@ -494,7 +491,7 @@ fn agree(bench: &mut Bench, case: &Case) {
         (xdp, at_tc) = (by_xdp, by_tc);
     } else {
         // The first packet of a flow gets a port at random: who comes second follows the first.
-        xdp = bench.arrive(Frames::Virtual, &packet);
+        xdp = bench.arrive(Mode::Generic, &packet);
         at_tc = bench.arrive_at_tc(&packet);
     }
     match xdp.action {
