@@ -119,6 +119,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',',
         env = "LB_AGENT_NODEPORT_ADDRESSES", hide_env_values = true)]
     pub nodeport_addresses: Option<Vec<String>>,
+    /// How backends are chosen where a Service has no annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh
+    /// or mh [default: random]
+    #[arg(long, value_name = "NAME", env = "LB_AGENT_SCHEDULER", hide_env_values = true)]
+    pub scheduler: Option<String>,
+    /// Entries of the table of each Service with the scheduler mh: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or
+    /// 131071; a hundred for each of its backends spread flows evenly [default: 16381]
+    #[arg(long, value_name = "PRIME", env = "LB_AGENT_MAGLEV_TABLE_SIZE", hide_env_values = true)]
+    pub maglev_table_size: Option<u32>,
+    /// What the schedulers mh, sh and dh hash with; all nodes need the same for the same choice [default: a fixed number]
+    #[arg(long, value_name = "NUMBER", env = "LB_AGENT_MAGLEV_SEED", hide_env_values = true)]
+    pub maglev_seed: Option<u64>,
     /// Whose sockets are served by system call, so that they reach every virtual address [default: host]
     #[arg(long, value_name = "WHOSE", env = "LB_AGENT_SOCKET_LB", hide_env_values = true)]
     pub socket_lb: Option<SocketLb>,
@@ -146,6 +157,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
         env = "LB_AGENT_MAX_BACKENDS", hide_env_values = true)]
     pub max_backends: Option<u32>,
+    /// Entries there is room for in the tables of schedulers; replaced ones need room beside the new ones
+    /// [default: 1048576]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
+        env = "LB_AGENT_MAX_TABLE_SLOTS", hide_env_values = true)]
+    pub max_table_slots: Option<u32>,
     /// Connections there is room for; further ones are dropped until others end [default: 262144]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30),
         env = "LB_AGENT_MAX_CONNECTIONS", hide_env_values = true)]

@@ -14,8 +14,10 @@ pub mod checksum;
 pub mod conntrack;
 pub mod crc32c;
 mod fragment;
+pub mod hash;
 mod names;
 mod outcome;
+mod scheduler;
 mod service;
 mod settings;
 mod socket;
@@ -25,9 +27,10 @@ pub use address::Address;
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
+pub use scheduler::{Scheduler, UnknownScheduler};
 pub use service::{
-    Affinity, AffinityKey, Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRange,
-    SourceRangeKey, Vip, backend_flags, service_flags, vip_flags,
+    Affinity, AffinityKey, Backend, FrontendKind, Service, ServiceKey, SourceRange, SourceRangeKey, Vip,
+    backend_flags, service_flags, vip_flags,
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
@@ -56,6 +59,8 @@ pub mod capacity {
     pub const SERVICES: usize = 262_144;
     /// Slots of the backend arena (`BACKENDS`), all allocated at start: 24 bytes each.
     pub const BACKENDS: usize = 524_288;
+    /// Slots of the arena of tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds them.
+    pub const TABLES: usize = 1_048_576;
     /// Entries of `CONNTRACK`, two for each connection; memory is used only for those that exist.
     pub const CONNTRACK: usize = 524_288;
     /// Addresses of services (`VIPS`); memory is used only for those that exist.

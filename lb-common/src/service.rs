@@ -25,34 +25,6 @@ impl ServiceKey {
     }
 }
 
-/// How a backend is chosen for a new flow.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scheduler {
-    /// Every usable backend with the same probability.
-    Random = 0,
-}
-
-impl Scheduler {
-    /// The name users know it by.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-        }
-    }
-}
-
-impl TryFrom<u8> for Scheduler {
-    type Error = u8;
-
-    fn try_from(value: u8) -> Result<Self, u8> {
-        match value {
-            0 => Ok(Self::Random),
-            unknown => Err(unknown),
-        }
-    }
-}
-
 /// What kind of address a frontend is; decides how traffic from outside is treated.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,9 +85,17 @@ pub struct Service {
     pub inside_base: u32,
     /// With [`service_flags::SHORT_CIRCUIT`], the number of backends for clients inside the cluster; else 0.
     pub inside_count: u32,
+    /// First slot of what the scheduler chooses from in `TABLES`: numbers of backends, counted from `backends_base`.
+    pub table_base: u32,
+    /// Number of these slots; 0 means that it chooses from the backends themselves, each with the same chance.
+    pub table_count: u32,
+    /// As `table_base`, for clients inside the cluster.
+    pub inside_table_base: u32,
+    /// As `table_count`, for clients inside the cluster.
+    pub inside_table_count: u32,
     /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
     pub affinity_seconds: u32,
-    /// A [`Scheduler`].
+    /// A [`crate::Scheduler`].
     pub scheduler: u8,
     /// A [`FrontendKind`].
     pub kind: u8,
@@ -125,7 +105,7 @@ pub struct Service {
     pub seal: u32,
 }
 
-const _: () = assert!(size_of::<Service>() == 32);
+const _: () = assert!(size_of::<Service>() == 48);
 
 /// Bits of [`Service::flags`].
 pub mod service_flags {
@@ -161,13 +141,15 @@ impl Service {
     }
 
     /// The record as it is for a client `inside` the cluster or outside of it: from then on its backends are those of
-    /// `backends_base, backends_count`.
+    /// `backends_base, backends_count`, and its table is that of `table_base, table_count`.
     #[inline(always)]
     #[must_use]
     pub const fn for_client(mut self, inside: bool) -> Self {
         if inside && self.flags & service_flags::SHORT_CIRCUIT != 0 {
             self.backends_base = self.inside_base;
             self.backends_count = self.inside_count;
+            self.table_base = self.inside_table_base;
+            self.table_count = self.inside_table_count;
             self.flags &= !service_flags::DROP_WITHOUT_BACKENDS;
         }
         self
@@ -196,6 +178,10 @@ impl Service {
             ^ self.affinity_seconds.rotate_left(19)
             ^ self.inside_base.rotate_left(27)
             ^ self.inside_count.rotate_left(29)
+            ^ self.table_base.rotate_left(15)
+            ^ self.table_count.rotate_left(21)
+            ^ self.inside_table_base.rotate_left(25)
+            ^ self.inside_table_count.rotate_left(31)
             ^ policy.rotate_left(23)
             ^ self.seal
     }
@@ -211,7 +197,8 @@ pub struct Backend {
     pub port: u16,
     /// See [`backend_flags`].
     pub flags: u16,
-    /// Share of new connections relative to the other backends; 1 where nothing else is said.
+    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none. 1 where nothing else is
+    /// said.
     pub weight: u32,
 }
 
@@ -359,13 +346,15 @@ mod tests {
     #[test]
     fn a_client_inside_has_its_own_backends_only_under_a_short_circuit() {
         let record = Service { backends_base: 8, inside_base: 16, inside_count: 5, ..record() };
+        let tables =
+            Service { table_base: 4, table_count: 6, inside_table_base: 7, inside_table_count: 9, ..record };
         let slice = |record: Service, inside| {
             let record = record.for_client(inside);
-            (record.backends_base, record.backends_count)
+            (record.backends_base, record.backends_count, record.table_base, record.table_count)
         };
-        assert_eq!((slice(record, true), slice(record, false)), ((8, 3), (8, 3)));
-        let record = Service { flags: service_flags::SHORT_CIRCUIT, ..record };
-        assert_eq!((slice(record, true), slice(record, false)), ((16, 5), (8, 3)));
+        assert_eq!((slice(tables, true), slice(tables, false)), ((8, 3, 4, 6), (8, 3, 4, 6)));
+        let record = Service { flags: service_flags::SHORT_CIRCUIT, ..tables };
+        assert_eq!((slice(record, true), slice(record, false)), ((16, 5, 7, 9), (8, 3, 4, 6)));
     }
 
     #[test]
@@ -407,5 +396,13 @@ mod tests {
         assert!(!Service { backends_count: new.backends_count, ..old }.is_sealed(&key(1)));
         assert!(!Service { backends_base: new.backends_base, ..old }.is_sealed(&key(1)));
         assert!(!Service { seal: new.seal, ..old }.is_sealed(&key(1)));
+        for changed in [
+            Service { table_base: 1, ..old },
+            Service { table_count: 1, ..old },
+            Service { inside_table_base: 1, ..old },
+            Service { inside_table_count: 1, ..old },
+        ] {
+            assert!(!changed.is_sealed(&key(1)), "{changed:?}");
+        }
     }
 }

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use lb_common::{Service, ServiceKey, SourceRangeKey};
 
 use crate::{
+    arena::SlotRange,
     ids::Ids,
     mirror::{self, Mirror},
-    plan::{Contents, slices_of},
+    plan::{Contents, slices_of, tables_of},
+    reconciler::Room,
     slices::Slices,
 };
 
@@ -15,6 +17,7 @@ use crate::{
 pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
+    pub(crate) tables: Slices,
     pub(crate) mirror: Mirror,
     /// Frontends whose record is broken or refers to something that is not theirs.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
@@ -24,7 +27,7 @@ pub(crate) struct Adopted {
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 
-pub(crate) fn adopt(mut contents: Contents, slots: u32) -> Adopted {
+pub(crate) fn adopt(mut contents: Contents, room: Room) -> Adopted {
     let mut ids = Ids::new();
     let stale_ids: BTreeSet<u32> = contents
         .service_labels
@@ -32,20 +35,22 @@ pub(crate) fn adopt(mut contents: Contents, slots: u32) -> Adopted {
         .filter(|(id, labels)| !ids.adopt(**id, &labels.name))
         .map(|(id, _)| *id)
         .collect();
-    let mut slices = Slices::new(slots);
+    let (mut slices, mut tables) = (Slices::new(room.backends), Slices::new(room.tables));
     let distrusted: BTreeSet<ServiceKey> = contents
         .frontends
         .iter()
-        .filter(|(key, record)| !is_trusted(key, record, &contents, &ids, &mut slices))
+        .filter(|(key, record)| !is_trusted(key, record, &contents, &ids, &mut slices, &mut tables))
         .map(|(key, _)| *key)
         .collect();
     for record in distrusted.iter().filter_map(|key| contents.frontends.get(key)) {
         slices_of(record).for_each(|range| slices.distrust(range));
+        tables_of(record).for_each(|range| tables.distrust(range));
     }
     contents.backends.retain(|slot, _| slices.arena().is_used(*slot));
+    contents.tables.retain(|base, _| tables.has(*base));
     let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
     let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
-    Adopted { ids, slices, mirror: Mirror::new(contents), distrusted, stale_ids, stale_ranges }
+    Adopted { ids, slices, tables, mirror: Mirror::new(contents), distrusted, stale_ids, stale_ranges }
 }
 
 fn is_trusted(
@@ -54,13 +59,17 @@ fn is_trusted(
     contents: &Contents,
     ids: &Ids,
     slices: &mut Slices,
+    tables: &mut Slices,
 ) -> bool {
     let is_written = |base, count| {
         let slots = base..u32::saturating_add(base, count);
         contents.backends.range(slots).count() == count as usize
     };
+    let is_table =
+        |range: &SlotRange| contents.tables.get(&range.base).is_some_and(|table| table.count == range.count);
     record.is_sealed(key)
         && ids.contains(record.id)
         && slices_of(record)
             .all(|range| is_written(range.base, range.count) && slices.adopt(record.id, range))
+        && tables_of(record).all(|range| is_table(&range) && tables.adopt(record.id, range))
 }

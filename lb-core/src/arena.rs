@@ -1,5 +1,5 @@
-//! Who may use which slots of `BACKENDS`: a best-fit allocator whose released ranges rest until no program can
-//! still read them.
+//! Who may use which slots of `BACKENDS` or `TABLES`: a best-fit allocator whose released ranges rest until no program
+//! can still read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,13 @@ pub struct Epoch(u64);
 pub struct SlotRange {
     /// First slot.
     pub base: u32,
-    /// Number of slots, at least 1.
+    /// Number of slots, at least 1 of any range that is somewhere.
     pub count: u32,
+}
+
+impl SlotRange {
+    /// No slots.
+    pub const NONE: Self = Self { base: 0, count: 0 };
 }
 
 /// Slots `0..slots`. Every slot is either free, in use, or in quarantine; all operations take O(log n).
@@ -124,15 +129,19 @@ impl Arena {
         Some(range)
     }
 
-    /// The epoch that ends now; `None` where nothing was released since the last one.
-    pub fn end_epoch(&mut self) -> Option<Epoch> {
-        if self.released.is_empty() {
-            return None;
-        }
+    /// Whether something was released since the last epoch ended.
+    pub const fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
+    /// The epoch that ends now. Arenas whose epochs always end together have the same ones.
+    pub fn end_epoch(&mut self) -> Epoch {
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
-        self.quarantine.insert(epoch, std::mem::take(&mut self.released));
-        Some(epoch)
+        if self.has_released() {
+            self.quarantine.insert(epoch, std::mem::take(&mut self.released));
+        }
+        epoch
     }
 
     /// A grace period that began after the end of `epoch` is over: what was released up to then is free.
@@ -209,9 +218,9 @@ mod tests {
         let mut arena = Arena::new(4);
         let base = arena.allocate(4).unwrap();
         arena.release(base);
-        let epoch = arena.end_epoch().unwrap();
+        let epoch = arena.end_epoch();
         assert_eq!(arena.allocate(1), None);
-        assert_eq!(arena.end_epoch(), None);
+        assert!(!arena.has_released());
         arena.grace_elapsed(epoch);
         assert_eq!(arena.allocate(4), Some(0));
     }
@@ -221,9 +230,9 @@ mod tests {
         let mut arena = Arena::new(2);
         let (a, b) = (arena.allocate(1).unwrap(), arena.allocate(1).unwrap());
         arena.release(a);
-        arena.end_epoch().unwrap();
+        arena.end_epoch();
         arena.release(b);
-        let second = arena.end_epoch().unwrap();
+        let second = arena.end_epoch();
         arena.grace_elapsed(second);
         assert_eq!(arena.free_slots(), 2);
     }
@@ -295,7 +304,10 @@ mod tests {
         }
 
         fn end_epoch(&mut self, arena: &mut Arena) {
-            let Some(epoch) = arena.end_epoch() else { return };
+            if !arena.has_released() {
+                return;
+            }
+            let epoch = arena.end_epoch();
             self.epochs.push(epoch);
             self.resting.iter_mut().for_each(|(of, _)| *of = of.or(Some(epoch)));
         }

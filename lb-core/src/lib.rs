@@ -28,3 +28,4 @@ pub mod reconciler;
 mod records;
 mod slices;
 pub mod store;
+pub mod tables;

@@ -7,6 +7,7 @@ use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey};
 use crate::{
     arena::SlotRange,
     plan::{Contents, Step},
+    tables::Digest,
 };
 
 /// The contents of the maps with an index of the frontends and source ranges by their service port.
@@ -58,6 +59,15 @@ impl Mirror {
             && self.contents.backends.range(range.base..end).map(|(_, b)| b).eq(backends)
     }
 
+    /// Whether that table lies in the slots from `base` on.
+    pub(crate) fn holds_table(&self, base: u32, table: Digest) -> bool {
+        self.contents.tables.get(&base) == Some(&table)
+    }
+
+    pub(crate) fn forget_table(&mut self, range: SlotRange) {
+        self.contents.tables.remove(&range.base);
+    }
+
     pub(crate) fn forget_backends(&mut self, range: SlotRange) {
         for slot in range.base..range.base.saturating_add(range.count) {
             self.contents.backends.remove(&slot);
@@ -73,6 +83,12 @@ impl Mirror {
             }
             Step::WriteBackends { base, backends } => {
                 self.contents.backends.extend((*base..).zip(backends.iter().copied()));
+            }
+            Step::WriteTable { base, entries } => {
+                self.contents.tables.insert(*base, Digest::of(entries));
+            }
+            Step::ReleaseTable { base, count } => {
+                self.forget_table(SlotRange { base: *base, count: *count });
             }
             Step::PutServiceLabels(id, labels) => {
                 self.contents.service_labels.insert(*id, labels.clone());

@@ -1,12 +1,20 @@
 //! The objects of the Kubernetes API, reduced to what a service proxy looks at.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+    time::SystemTime,
+};
 
 use ipnet::IpNet;
+use lb_common::Scheduler;
 
-use crate::family::Families;
-
-use crate::family::Family;
+use crate::{
+    family::{Families, Family},
+    tables::{Maglev, TableSize},
+};
 
 /// `namespace/name` of a namespaced object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,6 +109,59 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
+    /// How its backends are chosen; `None` is as on all Services of the node.
+    pub scheduling: Option<Arc<Scheduling>>,
+}
+
+/// How backends of a Service are chosen, as far as its annotations say.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Scheduling {
+    /// Annotation `lb.dev/scheduler`.
+    pub scheduler: Option<Scheduler>,
+    /// Annotation `lb.dev/maglev-table-size`.
+    pub table_size: Option<TableSize>,
+    /// Annotation `lb.dev/weights`.
+    pub weights: BTreeMap<Member, u32>,
+    /// What was meant as such an annotation, and is none.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl Scheduling {
+    /// The weight of an endpoint: that of its address, else of its pod, its node, its zone, else 1.
+    pub fn weight(&self, endpoint: &Endpoint) -> u32 {
+        let Endpoint { address, pod, node, zone, .. } = endpoint;
+        let names = [
+            Some(Member::Address(*address)),
+            pod.clone().map(Member::Pod),
+            node.clone().map(Member::Node),
+            zone.clone().map(Member::Zone),
+        ];
+        names.iter().flatten().find_map(|name| self.weights.get(name)).copied().unwrap_or(1)
+    }
+}
+
+/// Whom a weight is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Member {
+    /// The endpoint with this address.
+    Address(IpAddr),
+    /// The endpoints of the pod of this name.
+    Pod(Arc<str>),
+    /// Endpoints on this node.
+    Node(Arc<str>),
+    /// Endpoints in this zone.
+    Zone(Arc<str>),
+}
+
+/// An annotation that says nothing we understand.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mistake {
+    /// Its name.
+    pub annotation: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is wrong with it, and what would be right.
+    pub why: String,
 }
 
 impl Service {
@@ -207,6 +268,10 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
+    /// `--scheduler`: how backends are chosen where a Service says nothing.
+    pub scheduler: Scheduler,
+    /// `--maglev-table-size` and `--maglev-seed`, where a Service says nothing.
+    pub maglev: Maglev,
 }
 
 /// What is known of this node.

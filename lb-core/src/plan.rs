@@ -10,7 +10,8 @@ use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags
 
 use crate::{
     arena::SlotRange,
-    model::{ObjectName, Protocol, ServicePortName},
+    model::{Mistake, ObjectName, Protocol, ServicePortName},
+    tables::Digest,
 };
 
 /// What people call an endpoint; kept in the kernel beside its address so that every command can show it.
@@ -53,6 +54,13 @@ pub enum Step {
         /// The values of the slots from `base` on; sorted.
         backends: Vec<Backend>,
     },
+    /// Writes what a scheduler chooses from to slots of `TABLES` that no frontend refers to.
+    WriteTable {
+        /// First slot.
+        base: u32,
+        /// The values of the slots from `base` on: places in a slice of backends.
+        entries: Vec<u32>,
+    },
     /// Names a service port in `SERVICE_NAMES`.
     PutServiceLabels(u32, ServiceLabels),
     /// Names an address in `ENDPOINT_NAMES`.
@@ -62,6 +70,13 @@ pub enum Step {
     /// Gives slots back. Writes nothing: they may be reused only after a grace period, because programs that run
     /// at this moment may still read them.
     ReleaseBackends {
+        /// First slot.
+        base: u32,
+        /// Number of slots.
+        count: u32,
+    },
+    /// As [`Self::ReleaseBackends`], of slots of `TABLES`.
+    ReleaseTable {
         /// First slot.
         base: u32,
         /// Number of slots.
@@ -80,6 +95,8 @@ pub struct Contents {
     pub frontends: BTreeMap<ServiceKey, Service>,
     /// The slots of `BACKENDS` that some frontend refers to, by index.
     pub backends: BTreeMap<u32, Backend>,
+    /// What lies in the slots of `TABLES` that some frontend refers to, by the first of them.
+    pub tables: BTreeMap<u32, Digest>,
     /// `SERVICE_NAMES`
     pub service_labels: BTreeMap<u32, ServiceLabels>,
     /// `ENDPOINT_NAMES`
@@ -94,6 +111,14 @@ pub struct Contents {
 pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let outside = SlotRange { base: record.backends_base, count: record.backends_count };
     let inside = SlotRange { base: record.inside_base, count: record.inside_count };
+    let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
+    std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
+}
+
+/// The slices of `TABLES` that a record refers to.
+pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
+    let outside = SlotRange { base: record.table_base, count: record.table_count };
+    let inside = SlotRange { base: record.inside_table_base, count: record.inside_table_count };
     let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
     std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
 }
@@ -126,6 +151,33 @@ pub enum Problem {
         /// Slots in all.
         slots: u32,
     },
+    /// The new tables do not fit; as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs {wanted} new slots of TABLES for its scheduler, but of {slots} slots {free} are free \
+         (perhaps not in one piece); it keeps the backends it has: give it a smaller table, or start anew with a larger \
+         --max-table-slots"
+    )]
+    TablesFull {
+        /// The Service.
+        service: ObjectName,
+        /// Slots its new tables take.
+        wanted: u32,
+        /// Slots that are free now.
+        free: u32,
+        /// Slots in all.
+        slots: u32,
+    },
+    /// An annotation means nothing; the Service is served as if it were not there.
+    #[error(
+        "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
+        name = .mistake.annotation, value = .mistake.value, why = .mistake.why
+    )]
+    BadAnnotation {
+        /// The Service.
+        service: ObjectName,
+        /// Which, and why.
+        mistake: Mistake,
+    },
     /// Two service ports claim one frontend. The stronger kind has it (cluster IP, load balancer, external IP, node port),
     /// of one kind the smaller name; the other takes over when that one goes.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
@@ -140,10 +192,17 @@ pub enum Problem {
 }
 
 impl Problem {
+    /// Whether it may be over as soon as slots are released.
+    pub const fn waits_for_slots(&self) -> bool {
+        matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. })
+    }
+
     /// The Service that is not as its author wants it.
     pub const fn service(&self) -> &ObjectName {
         match self {
-            Self::ArenaFull { service, .. } => service,
+            Self::ArenaFull { service, .. }
+            | Self::TablesFull { service, .. }
+            | Self::BadAnnotation { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }
     }
@@ -165,8 +224,8 @@ impl std::fmt::Display for Shown<'_> {
 /// Collects steps in any order and gives them out in the one that is safe:
 ///
 /// 1. frontends that disappear, so that nothing refers to what goes with them;
-/// 2. names of addresses and, for each Service, names, backends that no frontend refers to yet and networks that may use
-///    it, then the switch of its frontends, each in one atomic update;
+/// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks that
+///    may use it, then the switch of its frontends, each in one atomic update;
 /// 3. what an address is, so that no port is rejected that is just about to be served;
 /// 4. networks that may no longer use a service port: for a moment, those of before and of now may;
 /// 5. slots that no frontend refers to any more;
@@ -180,6 +239,7 @@ pub(crate) struct Draft {
     pub(crate) put_vips: Vec<(IpAddr, Vip)>,
     pub(crate) delete_source_ranges: BTreeSet<SourceRangeKey>,
     pub(crate) release: BTreeSet<SlotRange>,
+    pub(crate) release_tables: BTreeSet<SlotRange>,
     pub(crate) delete_vips: Vec<IpAddr>,
     pub(crate) delete_service_labels: BTreeSet<u32>,
     pub(crate) delete_endpoint_labels: Vec<IpAddr>,
@@ -198,6 +258,8 @@ impl Draft {
         steps.extend(self.delete_source_ranges.into_iter().map(Step::DeleteSourceRange));
         let release = |SlotRange { base, count }| Step::ReleaseBackends { base, count };
         steps.extend(self.release.into_iter().map(release));
+        let release = |SlotRange { base, count }| Step::ReleaseTable { base, count };
+        steps.extend(self.release_tables.into_iter().map(release));
         steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
         steps.extend(self.delete_service_labels.into_iter().map(Step::DeleteServiceLabels));
         steps.extend(self.delete_endpoint_labels.into_iter().map(Step::DeleteEndpointLabels));

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Service, ServiceKey, SourceRangeKey, Vip};
+use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     adopt,
@@ -17,14 +17,24 @@ use crate::{
     ids::Ids,
     last_good::LastGood,
     mirror::Mirror,
-    model::{Change, Node, NodeAddresses, ObjectName, Policy},
+    model::{Change, Mistake, Node, NodeAddresses, ObjectName, Policy},
     moved::{Endings, Moved},
     per_address::PerAddress,
-    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of},
-    records::{count, labels_of, record, source_ranges, vips_of},
+    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of, tables_of},
+    records::{Place, count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     store::Store,
+    tables::{self, Digest},
 };
+
+/// How much the maps can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Slots of `BACKENDS`.
+    pub backends: u32,
+    /// Slots of `TABLES`.
+    pub tables: u32,
+}
 
 /// Turns changes of objects into steps for the kernel.
 ///
@@ -45,7 +55,10 @@ pub struct Reconciler {
     labels: PerAddress<EndpointLabels>,
     /// What each virtual address is.
     vips: PerAddress<Vip>,
+    /// Of `BACKENDS`.
     slices: Slices,
+    /// Of `TABLES`. Epochs of both end together.
+    tables: Slices,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
@@ -73,6 +86,20 @@ struct InFlight {
     services: Vec<ObjectName>,
 }
 
+/// Slots that were taken for a Service whose plan is not made yet.
+#[derive(Default)]
+struct Reserved {
+    backends: Vec<u32>,
+    tables: Vec<u32>,
+}
+
+/// What has no room for a Service.
+#[derive(Clone, Copy)]
+enum Full {
+    Backends,
+    Tables,
+}
+
 /// A frontend and the record it should have.
 struct Target {
     key: ServiceKey,
@@ -87,8 +114,8 @@ fn no_service() -> ObjectName {
 impl Reconciler {
     /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
     /// ids) is replaced by the first plan.
-    pub fn new(contents: Contents, slots: u32, policy: Policy) -> Self {
-        let adopted = adopt::adopt(contents, slots);
+    pub fn new(contents: Contents, room: Room, policy: Policy) -> Self {
+        let adopted = adopt::adopt(contents, room);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
         let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
@@ -98,6 +125,7 @@ impl Reconciler {
             labels: PerAddress::default(),
             vips: PerAddress::default(),
             slices: adopted.slices,
+            tables: adopted.tables,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
@@ -185,6 +213,7 @@ impl Reconciler {
             || !self.stale_ids.is_empty()
             || !self.stale_ranges.is_empty()
             || self.slices.garbage().next().is_some()
+            || self.tables.garbage().next().is_some()
     }
 
     /// The steps from what the kernel holds to what it should hold. Steps of the plan before that were not applied
@@ -197,7 +226,7 @@ impl Reconciler {
         let mut given_up = self.distrusted.clone();
         let mut stuck = Vec::new();
         for (service, ports) in self.desired() {
-            self.problems.remove(&service);
+            self.note_mistakes(&service);
             match self.plan_service(&service, ports, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
@@ -211,6 +240,7 @@ impl Reconciler {
         draft.delete_frontends = given_up.difference(&wanted).copied().collect();
         stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
         draft.release.extend(self.slices.garbage());
+        draft.release_tables.extend(self.tables.garbage());
         draft.delete_service_labels.extend(&self.stale_ids);
         draft.delete_source_ranges.extend(&self.stale_ranges);
         self.plan_addresses(&mut draft);
@@ -231,8 +261,10 @@ impl Reconciler {
             Step::PutFrontend(key, record) => {
                 self.distrusted.remove(key);
                 slices_of(record).for_each(|range| self.slices.publish(range.base));
+                tables_of(record).for_each(|range| self.tables.publish(range.base));
             }
             Step::ReleaseBackends { base, .. } => self.slices.release(*base),
+            Step::ReleaseTable { base, .. } => self.tables.release(*base),
             Step::DeleteServiceLabels(id) => {
                 self.stale_ids.remove(id);
                 self.ids.free(*id);
@@ -244,7 +276,10 @@ impl Reconciler {
             Step::DeleteSourceRange(range) => {
                 self.stale_ranges.remove(range);
             }
-            Step::WriteBackends { .. } | Step::PutServiceLabels(..) | Step::PutSourceRange(_) => {}
+            Step::WriteBackends { .. }
+            | Step::WriteTable { .. }
+            | Step::PutServiceLabels(..)
+            | Step::PutSourceRange(_) => {}
         }
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
@@ -261,6 +296,9 @@ impl Reconciler {
         }
         for range in self.slices.discard_unpublished() {
             self.mirror.forget_backends(range);
+        }
+        for range in self.tables.discard_unpublished() {
+            self.mirror.forget_table(range);
         }
         for service in services {
             self.endings.failed(&service);
@@ -279,16 +317,20 @@ impl Reconciler {
     /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace
     /// period that begins now is over. `None` where there is nothing to wait for.
     pub fn end_epoch(&mut self) -> Option<Epoch> {
-        self.slices.end_epoch()
+        if !self.slices.arena().has_released() && !self.tables.arena().has_released() {
+            return None;
+        }
+        self.tables.end_epoch();
+        Some(self.slices.end_epoch())
     }
 
     /// No program can still read what was released up to the end of `epoch`. Services that wait for slots are
     /// looked at again.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
-        let waits = |problem: &Problem| matches!(problem, Problem::ArenaFull { .. });
+        self.tables.grace_elapsed(epoch);
         for (service, problems) in &self.problems {
-            if problems.iter().any(waits) {
+            if problems.iter().any(Problem::waits_for_slots) {
                 self.store.mark_dirty(service.clone());
             }
         }
@@ -302,6 +344,11 @@ impl Reconciler {
     /// The use of `BACKENDS`.
     pub const fn arena(&self) -> &Arena {
         self.slices.arena()
+    }
+
+    /// The use of `TABLES`.
+    pub const fn table_arena(&self) -> &Arena {
+        self.tables.arena()
     }
 
     /// The objects the sources have sent.
@@ -375,14 +422,18 @@ impl Reconciler {
         let owned = self.owned(service, ports);
         let mut steps = Vec::new();
         let mut targets = Vec::new();
-        let mut reserved = Vec::new();
+        let mut reserved = Reserved::default();
         let mut ranges = BTreeSet::new();
         for port in &owned {
             let id = self.id(port, &mut steps);
-            let Some(places) = self.place(id, port, &mut steps, &mut reserved) else {
-                reserved.into_iter().for_each(|base| self.slices.discard(base));
-                self.arena_full(service, &owned);
-                return None;
+            let places = match self.place(id, port, &mut steps, &mut reserved) {
+                Ok(places) => places,
+                Err(full) => {
+                    reserved.backends.into_iter().for_each(|base| self.slices.discard(base));
+                    reserved.tables.into_iter().for_each(|base| self.tables.discard(base));
+                    self.is_full(full, service, &owned);
+                    return None;
+                }
             };
             ranges.extend(source_ranges(id, port));
             targets.extend(
@@ -403,6 +454,20 @@ impl Reconciler {
             targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
         draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, target.record)));
         Some(targets.into_iter().map(|target| target.key).collect())
+    }
+
+    /// Starts the list of what is wrong with a Service.
+    fn note_mistakes(&mut self, service: &ObjectName) {
+        let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
+        let mistakes = scheduling.into_iter().flat_map(|scheduling| &scheduling.mistakes);
+        let problem =
+            |mistake: &Mistake| Problem::BadAnnotation { service: service.clone(), mistake: mistake.clone() };
+        let problems: Vec<Problem> = mistakes.map(problem).collect();
+        if problems.is_empty() {
+            self.problems.remove(service);
+        } else {
+            self.problems.insert(service.clone(), problems);
+        }
     }
 
     /// The ports without the frontends that belong to others; a port without any frontend is left out.
@@ -433,49 +498,87 @@ impl Reconciler {
         id
     }
 
-    /// The slots of each slice of a port that some frontend refers to: those that hold its backends already, or new ones
-    /// with the step that fills them.
+    /// Where each slice of a port lies that some frontend refers to: where its backends and its table are already, or in
+    /// new slots, with the steps that fill them.
     fn place(
         &mut self,
         id: u32,
         port: &Port,
         steps: &mut Vec<Step>,
-        reserved: &mut Vec<u32>,
-    ) -> Option<Vec<SlotRange>> {
+        reserved: &mut Reserved,
+    ) -> Result<Vec<Place>, Full> {
         let mut places = Vec::with_capacity(port.slices.len());
         for (number, backends) in port.slices.iter().enumerate() {
-            let count = count(backends);
-            let holds = |range: &SlotRange| self.mirror.holds(*range, backends);
-            let place = if !port.uses(number) {
-                SlotRange { base: 0, count: 0 }
-            } else if let Some(range) = self.slices.of_id(id).find(holds) {
-                range
-            } else {
-                let base = self.slices.reserve(id, count)?;
-                reserved.push(base);
-                steps.push(Step::WriteBackends { base, backends: backends.clone() });
-                SlotRange { base, count }
+            if !port.uses(number) {
+                places.push(Place::NOWHERE);
+                continue;
+            }
+            let table = match tables::table(port.scheduler, port.maglev, backends) {
+                Some(entries) => self.place_table(id, entries, steps, reserved)?,
+                None => SlotRange::NONE,
             };
-            places.push(place);
+            let backends = self.place_backends(id, backends, steps, reserved)?;
+            places.push(Place { backends, table });
         }
-        Some(places)
+        Ok(places)
     }
 
-    fn arena_full(&mut self, service: &ObjectName, owned: &[Port]) {
+    fn place_backends(
+        &mut self,
+        id: u32,
+        backends: &[Backend],
+        steps: &mut Vec<Step>,
+        reserved: &mut Reserved,
+    ) -> Result<SlotRange, Full> {
+        let holds = |range: &SlotRange| self.mirror.holds(*range, backends);
+        if let Some(range) = self.slices.of_id(id).find(holds) {
+            return Ok(range);
+        }
+        let count = count(backends);
+        let base = self.slices.reserve(id, count).ok_or(Full::Backends)?;
+        reserved.backends.push(base);
+        steps.push(Step::WriteBackends { base, backends: backends.to_vec() });
+        Ok(SlotRange { base, count })
+    }
+
+    fn place_table(
+        &mut self,
+        id: u32,
+        entries: Vec<u32>,
+        steps: &mut Vec<Step>,
+        reserved: &mut Reserved,
+    ) -> Result<SlotRange, Full> {
+        let table = Digest::of(&entries);
+        let holds = |range: &SlotRange| self.mirror.holds_table(range.base, table);
+        if let Some(range) = self.tables.of_id(id).find(holds) {
+            return Ok(range);
+        }
+        let base = self.tables.reserve(id, table.count).ok_or(Full::Tables)?;
+        reserved.tables.push(base);
+        steps.push(Step::WriteTable { base, entries });
+        Ok(SlotRange { base, count: table.count })
+    }
+
+    fn is_full(&mut self, full: Full, service: &ObjectName, owned: &[Port]) {
         let slices = owned.iter().flat_map(|port| {
-            port.slices
-                .iter()
-                .enumerate()
-                .filter(|(number, _)| port.uses(*number))
-                .map(|(_, slice)| count(slice))
+            let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
+            used.map(move |(_, slice)| match full {
+                Full::Backends => count(slice),
+                Full::Tables => tables::table(port.scheduler, port.maglev, slice)
+                    .map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX)),
+            })
         });
-        let problem = Problem::ArenaFull {
-            service: service.clone(),
-            wanted: slices.fold(0, u32::saturating_add),
-            free: self.slices.arena().free_slots(),
-            slots: self.slices.arena().slots(),
+        let (service, wanted) = (service.clone(), slices.fold(0, u32::saturating_add));
+        let arena = match full {
+            Full::Backends => self.slices.arena(),
+            Full::Tables => self.tables.arena(),
         };
-        self.problems.entry(service.clone()).or_default().push(problem);
+        let (free, slots) = (arena.free_slots(), arena.slots());
+        let problem = match full {
+            Full::Backends => Problem::ArenaFull { service: service.clone(), wanted, free, slots },
+            Full::Tables => Problem::TablesFull { service: service.clone(), wanted, free, slots },
+        };
+        self.problems.entry(service).or_default().push(problem);
     }
 
     /// What a Service has in the kernel and needs no more once its targets are there.
@@ -488,10 +591,14 @@ impl Reconciler {
     ) {
         let used: BTreeSet<u32> =
             targets.iter().flat_map(|t| slices_of(&t.record)).map(|range| range.base).collect();
+        let used_tables: BTreeSet<u32> =
+            targets.iter().flat_map(|t| tables_of(&t.record)).map(|range| range.base).collect();
         let lives = |id: u32| targets.iter().any(|target| target.record.id == id);
         let mut nameless = Vec::new();
         for (_, id) in self.ids.of_service(service) {
             draft.release.extend(self.slices.of_id(id).filter(|range| !used.contains(&range.base)));
+            let idle = |range: &SlotRange| !used_tables.contains(&range.base);
+            draft.release_tables.extend(self.tables.of_id(id).filter(idle));
             draft
                 .delete_source_ranges
                 .extend(self.mirror.ranges_of(id).filter(|range| !ranges.contains(range)));
@@ -523,6 +630,8 @@ impl Reconciler {
             let leads_to =
                 |base: u32| records.iter().flat_map(|r| slices_of(r)).any(|range| range.base == base);
             draft.release.extend(self.slices.of_id(id).filter(|range| !leads_to(range.base)));
+            let reads = |base: u32| records.iter().flat_map(|r| tables_of(r)).any(|range| range.base == base);
+            draft.release_tables.extend(self.tables.of_id(id).filter(|range| !reads(range.base)));
             if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
                 draft.delete_source_ranges.extend(self.mirror.ranges_of(id));
                 draft.delete_service_labels.insert(id);

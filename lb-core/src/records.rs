@@ -12,17 +12,35 @@ use crate::{
     plan::EndpointLabels,
 };
 
+/// Where a slice of a port lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its backends, in `BACKENDS`.
+    pub(crate) backends: SlotRange,
+    /// What the scheduler chooses from, in `TABLES`.
+    pub(crate) table: SlotRange,
+}
+
+impl Place {
+    /// That of a slice that no frontend refers to.
+    pub(crate) const NOWHERE: Self = Self { backends: SlotRange::NONE, table: SlotRange::NONE };
+}
+
 /// The record of a frontend; `places` are where the slices of its port lie.
-pub(crate) fn record(id: u32, places: &[SlotRange], port: &Port, frontend: &Frontend) -> Service {
-    let nothing = SlotRange { base: 0, count: 0 };
-    let place = |slice: Option<usize>| slice.and_then(|slice| places.get(slice)).copied().unwrap_or(nothing);
+pub(crate) fn record(id: u32, places: &[Place], port: &Port, frontend: &Frontend) -> Service {
+    let place =
+        |slice: Option<usize>| slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Place::NOWHERE);
     let (outside, inside) = (place(frontend.slice), place(frontend.inside));
     let record = Service {
         id,
-        backends_base: outside.base,
-        backends_count: outside.count,
-        inside_base: inside.base,
-        inside_count: inside.count,
+        backends_base: outside.backends.base,
+        backends_count: outside.backends.count,
+        inside_base: inside.backends.base,
+        inside_count: inside.backends.count,
+        table_base: outside.table.base,
+        table_count: outside.table.count,
+        inside_table_base: inside.table.base,
+        inside_table_count: inside.table.count,
         affinity_seconds: port.affinity_seconds,
         scheduler: port.scheduler as u8,
         kind: frontend.kind as u8,

@@ -1,4 +1,4 @@
-//! The backend slices of service ports and the slots they lie in.
+//! The slices of an arena that service ports own: of backends, or of what schedulers choose from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,6 +47,11 @@ impl Slices {
         free
     }
 
+    /// Whether the slice of a service port starts there.
+    pub(crate) fn has(&self, base: u32) -> bool {
+        self.slices.contains_key(&base)
+    }
+
     /// Keeps away from slots that something we do not trust refers to.
     pub(crate) fn distrust(&mut self, range: SlotRange) {
         self.garbage.extend(self.arena.claim_rest(range));
@@ -57,7 +62,7 @@ impl Slices {
         self.garbage.iter().copied()
     }
 
-    /// Free space for new backends of a service port.
+    /// Free space for something new of a service port.
     pub(crate) fn reserve(&mut self, id: u32, count: u32) -> Option<u32> {
         let base = self.arena.allocate(count)?;
         self.slices.insert(base, Slice { id, count });
@@ -103,7 +108,7 @@ impl Slices {
         discarded.collect()
     }
 
-    pub(crate) fn end_epoch(&mut self) -> Option<Epoch> {
+    pub(crate) fn end_epoch(&mut self) -> Epoch {
         self.arena.end_epoch()
     }
 

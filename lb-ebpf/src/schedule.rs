@@ -1,16 +1,39 @@
-//! The choice of a backend for a new flow: the one place that knows of schedulers.
+//! The choice of a backend for a new flow: what each scheduler looks at, apart from the kernel.
+//!
+//! Schedulers that do not count flows draw a number and take that entry of the service's table, or where it has none,
+//! that backend. Those that count look at every backend and keep the best one.
 
 use core::cmp::Ordering;
 
-use lb_common::{Address, Backend, Scheduler, Service};
+use lb_common::{Address, Backend, Scheduler, Service, conntrack::Tuple, hash};
 
-/// The slot of `BACKENDS` for a new flow; `random` are 32 random bits. The service must have backends.
+/// No slot: the arena has far fewer.
+pub const NONE: u32 = u32::MAX;
+
+/// How many entries there are to draw from.
 #[inline(always)]
-pub fn choose(service: &Service, random: u32) -> u32 {
-    match Scheduler::try_from(service.scheduler) {
-        // An unknown scheduler is one of a newer agent: any backend is better than none.
-        Ok(Scheduler::Random) | Err(_) => service.backends_base + scale(random, service.backends_count),
-    }
+pub const fn entries(service: &Service) -> u32 {
+    if service.table_count > 0 { service.table_count } else { service.backends_count }
+}
+
+/// The slot of `BACKENDS` that the `nth` entry stands for; `table` reads `TABLES`. [`NONE`] where nobody takes new flows.
+#[inline(always)]
+pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> u32 {
+    let place = if service.table_count > 0 {
+        table(service.table_base.wrapping_add(nth)).unwrap_or(NONE)
+    } else {
+        nth
+    };
+    if place < service.backends_count { service.backends_base.wrapping_add(place) } else { NONE }
+}
+
+/// The number that a scheduler which hashes draws for a client's tuple, out of `entries`: on every node with the same
+/// `seed` the same one.
+#[inline(always)]
+pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u32 {
+    let address = if scheduler == Scheduler::DestinationHash { &tuple.destination } else { &tuple.source };
+    let port = if scheduler == Scheduler::Maglev { u32::from(tuple.source_port) } else { 0 };
+    scale((hash::of_endpoint(seed, address, port) >> 32) as u32, entries)
 }
 
 /// Maps 32 random bits evenly to `0..count`, by a multiplication where a remainder would cost a division.
@@ -75,6 +98,11 @@ mod tests {
         Service { backends_base: base, backends_count: count, ..Service::zeroed() }
     }
 
+    /// Draws by chance from the backends themselves.
+    fn choose(service: &Service, random: u32) -> u32 {
+        slot(service, scale(random, entries(service)), |_| None)
+    }
+
     fn backend(index: u32) -> Backend {
         let [_, a, b, c] = (index / 2).to_be_bytes();
         Backend {
@@ -107,9 +135,45 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_scheduler_still_chooses() {
-        let service = Service { scheduler: 200, ..service(7, 1) };
-        assert_eq!(choose(&service, u32::MAX), 7);
+    fn a_table_says_who_is_next() {
+        let service = Service { table_base: 50, table_count: 4, ..service(100, 3) };
+        let table = [2, 0, 7, u32::MAX];
+        let read = |index: u32| table.get(index as usize - 50).copied();
+        assert_eq!(entries(&service), 4);
+        let slots: Vec<u32> = (0..5).map(|nth| slot(&service, nth, read)).collect();
+        assert_eq!(slots, [102, 100, NONE, NONE, NONE], "nobody, where the table does not fit the backends");
+        assert_eq!(slot(&Service { table_base: u32::MAX, ..service }, 1, |_| None), NONE);
+    }
+
+    fn tuple(client: u8, port: u16, vip: u8) -> Tuple {
+        Tuple::new(Address::from_v4([192, 0, 2, client]), Address::from_v4([10, 96, 0, vip]), port, 80, 6)
+    }
+
+    #[test]
+    fn each_hash_has_its_own_parts_of_the_tuple() {
+        use Scheduler::{DestinationHash, Maglev, SourceHash};
+        let number = |scheduler, client, port, vip| hashed(scheduler, &tuple(client, port, vip), 1, 1 << 31);
+        let first = |scheduler| number(scheduler, 1, 1000, 1);
+        for (scheduler, by_client, by_port, by_vip) in [
+            (SourceHash, true, false, false),
+            (DestinationHash, false, false, true),
+            (Maglev, true, true, false),
+        ] {
+            assert_eq!(number(scheduler, 2, 1000, 1) != first(scheduler), by_client, "{scheduler}");
+            assert_eq!(number(scheduler, 1, 1001, 1) != first(scheduler), by_port, "{scheduler}");
+            assert_eq!(number(scheduler, 1, 1000, 2) != first(scheduler), by_vip, "{scheduler}");
+        }
+        assert_ne!(first(Maglev), hashed(Maglev, &tuple(1, 1000, 1), 2, 1 << 31), "another seed");
+    }
+
+    #[test]
+    fn hashes_reach_every_entry_evenly() {
+        let mut hits = vec![0u32; 251];
+        for port in 0..50_200 {
+            hits[hashed(Scheduler::Maglev, &tuple(1, port, 1), 7, 251) as usize] += 1;
+        }
+        // 200 each, with a standard deviation of 14: 6 of them.
+        assert!(hits.iter().all(|hits| (115..285).contains(hits)), "{hits:?}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
+use bytemuck::Zeroable as _;
 use lb_agent::datapath::{
     AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
     DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, XdpMode, XdpOption, check, cleanup,
@@ -22,11 +23,12 @@ use lb_agent::datapath::{
 use lb_common::{
     Address, Backend, Outcome, Service, ServiceKey,
     conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
-    protocol,
+    protocol, service_flags,
 };
 use lb_core::{
     model::{ObjectName, Protocol, ServicePortName},
     plan::{Contents, EndpointLabels, ServiceLabels, Step},
+    tables::Digest,
 };
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
@@ -59,7 +61,7 @@ impl Sandbox {
 
     /// Small maps, so that the tests need little memory.
     fn options(&self) -> Options {
-        let capacities = Capacities { services: 1024, backends: 4096, conntrack: 1024 };
+        let capacities = Capacities { services: 1024, backends: 4096, tables: 4096, conntrack: 1024 };
         Options { capacities, ..Options::new(self.bpffs()) }
     }
 
@@ -180,19 +182,7 @@ fn endpoint(number: u32) -> IpAddr {
 }
 
 fn service(id: u32, base: u32, count: u32) -> Service {
-    let record = Service {
-        id,
-        backends_base: base,
-        backends_count: count,
-        inside_base: 0,
-        inside_count: 0,
-        affinity_seconds: 0,
-        scheduler: 0,
-        kind: 0,
-        flags: 0,
-        seal: 0,
-    };
-    record.sealed(&key(id))
+    Service { id, backends_base: base, backends_count: count, ..Service::zeroed() }.sealed(&key(id))
 }
 
 fn service_labels(id: u32) -> ServiceLabels {
@@ -268,12 +258,38 @@ fn what_is_applied_is_read_back() {
 }
 
 #[test]
+fn tables_are_read_back() {
+    for batches in [true, false] {
+        let sandbox = Sandbox::new();
+        let datapath = sandbox.open();
+        datapath.maps().use_batches(batches);
+        let tables: [Vec<u32>; 2] = [(0..251).collect(), vec![7, u32::MAX]];
+        let record = Service { id: 1, table_base: 10, table_count: 251, ..Service::zeroed() };
+        let inside = Service { inside_table_base: 500, inside_table_count: 2, ..record };
+        let inside = Service { flags: service_flags::SHORT_CIRCUIT, ..inside };
+        let steps = [
+            Step::WriteTable { base: 10, entries: tables[0].clone() },
+            Step::WriteTable { base: 500, entries: tables[1].clone() },
+            Step::PutFrontend(key(1), record.sealed(&key(1))),
+            Step::PutFrontend(key(2), inside.sealed(&key(2))),
+            Step::ReleaseTable { base: 900, count: 9 },
+        ];
+        datapath.maps().apply(&steps).unwrap();
+        let wanted = [(10, Digest::of(&tables[0])), (500, Digest::of(&tables[1]))];
+        assert_eq!(datapath.maps().contents().unwrap().tables, wanted.into(), "batches: {batches}");
+        let beyond = Step::WriteTable { base: 4095, entries: vec![1, 2] };
+        let error = datapath.maps().apply(&[beyond]).unwrap_err();
+        assert!(error.to_string().contains("a table of 2 entries at slot 4095"), "{error}");
+    }
+}
+
+#[test]
 fn a_failure_tells_which_steps_are_in_the_kernel() {
     for batches in [true, false] {
         let sandbox = Sandbox::new();
         let datapath = sandbox.open();
         datapath.maps().use_batches(batches);
-        let slots = datapath.maps().backend_slots();
+        let slots = datapath.maps().room().backends;
         let steps = [
             Step::PutServiceLabels(1, service_labels(1)),
             Step::WriteBackends { base: 0, backends: vec![backend(1)] },
@@ -330,7 +346,7 @@ fn a_map_of_another_shape_is_refused() {
     let pinned = Pinned::open(&sandbox.bpffs()).unwrap_err();
     for error in [datapath, pinned] {
         assert!(matches!(error, DatapathError::Layout { .. }), "{error}");
-        for part in ["SERVICES", "16-byte values", "32-byte values", "lb-agent cleanup"] {
+        for part in ["SERVICES", "16-byte values", "48-byte values", "lb-agent cleanup"] {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
     }
@@ -376,7 +392,7 @@ fn a_restart_keeps_maps_and_replaces_programs() {
 
     let options = Options { capacities: Capacities::default(), ..sandbox.options() };
     let datapath = Datapath::open(&options).unwrap();
-    assert_eq!(datapath.maps().backend_slots(), 4096, "a pinned map keeps its size");
+    assert_eq!(datapath.maps().room().backends, 4096, "a pinned map keeps its size");
     assert_eq!(datapath.maps().contents().unwrap(), contents);
     let mut attacher = datapath.attacher().unwrap();
     assert_eq!(sync(&mut attacher, &devices), (4, 0));
@@ -407,7 +423,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 18, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 19, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
@@ -839,6 +855,7 @@ fn status_shows_what_the_kernel_holds() {
     let expected = [
         ("SERVICES", 10, 1024),
         ("BACKENDS", 40, 4096),
+        ("TABLES", 0, 4096),
         ("CONNTRACK", 2, 1024),
         ("SERVICE_NAMES", 10, 1024),
         ("VIPS", 0, 262_144),

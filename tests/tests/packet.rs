@@ -29,6 +29,7 @@ mod packet {
     mod policies;
     mod random;
     mod reject;
+    mod schedulers;
     mod sctp;
     mod verifier;
     mod vips;

@@ -66,7 +66,7 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
             backend_count(service),
         ];
         if wide {
-            let backends: Vec<_> = service.backends.iter().map(BackendView::socket).collect();
+            let backends: Vec<_> = service.backends.iter().map(|b| service.weighted(b)).collect();
             row.extend([
                 service.affinity().into(),
                 service.scheduler.into(),
@@ -151,7 +151,7 @@ fn frontend_table(service: &ServiceView, wide: bool) -> Table {
 fn backend_table(service: &ServiceView, wide: bool) -> Table {
     let mut heads = vec!["BACKEND", "STATE", "NODE", "ZONE", "POD"];
     if wide {
-        heads.push("FLOWS");
+        heads.extend(["WEIGHT", "FLOWS"]);
     }
     let mut table = table(&heads);
     for backend in &service.backends {
@@ -165,6 +165,7 @@ fn backend_table(service: &ServiceView, wide: bool) -> Table {
             label(&backend.pod).into(),
         ];
         if wide {
+            row.push(service.weight(backend).into());
             row.push(backend.flows.map_or_else(|| NOTHING.to_owned(), |flows| flows.to_string()).into());
         }
         table.add_row(row);
@@ -177,6 +178,18 @@ pub(super) fn or_nothing(text: &str) -> &str {
 }
 
 impl ServiceView {
+    fn weight(&self, backend: &BackendView) -> u32 {
+        self.weights.get(&SocketAddr::new(backend.address, backend.port)).copied().unwrap_or(1)
+    }
+
+    /// A backend with its weight, if that is not 1.
+    fn weighted(&self, backend: &BackendView) -> String {
+        match self.weight(backend) {
+            1 => backend.socket(),
+            weight => format!("{}={weight}", backend.socket()),
+        }
+    }
+
     fn affinity(&self) -> String {
         match self.session_affinity_seconds {
             Some(seconds) => format!("{} ({seconds} s)", self.session_affinity),
@@ -236,10 +249,10 @@ FRONTEND            KIND       SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
 10.96.0.10:80       ClusterIP  64-65  -             none        reject
 [fd00:10:96::a]:80  ClusterIP  80-80  -             none        reject
 
-BACKEND         STATE        NODE  ZONE  POD    FLOWS
-10.1.0.5:8080   active       a     z1    web-0  1
-10.1.0.6:8080   terminating  -     -     -      0
-[fd00::5]:8080  active       -     -     -      0
+BACKEND         STATE        NODE  ZONE  POD    WEIGHT  FLOWS
+10.1.0.5:8080   active       a     z1    web-0  1       1
+10.1.0.6:8080   terminating  -     -     -      1       0
+[fd00::5]:8080  active       -     -     -      1       0
 ";
         assert_eq!(page(&services[..1], true), expected);
     }
@@ -261,9 +274,9 @@ FRONTEND         KIND          SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
 198.51.100.1:80  LoadBalancer  64-64  65-66         none        drop
 203.0.113.7:80   ExternalIP    64-64  65-66         none        drop
 
-BACKEND        STATE   NODE  ZONE  POD  FLOWS
-10.1.0.5:8080  active  -     -     -    -
-10.1.0.6:8080  active  -     -     -    -
+BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS
+10.1.0.5:8080  active  -     -     -    1       -
+10.1.0.6:8080  active  -     -     -    1       -
 ";
         assert_eq!(page(&service_view::services(&testdata::exposed()), true), expected);
     }

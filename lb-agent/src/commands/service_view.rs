@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use lb_common::{
@@ -46,6 +46,9 @@ pub(super) struct ServiceView {
     pub(super) session_affinity_seconds: Option<u32>,
     /// How a backend is chosen.
     pub(super) scheduler: &'static str,
+    /// The weights of backends other than 1, by `ADDRESS:PORT`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) weights: BTreeMap<SocketAddr, u32>,
     /// Identity of the service port in the maps.
     pub(super) id: u32,
 }
@@ -125,7 +128,8 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
     };
     let mut frontends: Vec<_> = of_port.iter().map(|(key, record)| frontend(key, record)).collect();
     frontends.sort_by_key(|view| (view.kind_order(), view.address, view.port));
-    let backends: BTreeSet<_> = of_port.iter().flat_map(|(_, record)| slots(contents, record)).collect();
+    let backends: BTreeSet<&Backend> =
+        of_port.iter().flat_map(|(_, record)| slots(contents, record)).collect();
     Some(ServiceView {
         namespace,
         name,
@@ -136,6 +140,7 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         frontends,
         external_traffic_policy: external_traffic_policy(of_port),
         source_ranges: source_ranges(contents, id),
+        weights: backends.iter().filter(|backend| backend.weight != 1).map(|b| weight(b)).collect(),
         backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
         session_affinity: if record.affinity_seconds == 0 { "None" } else { "ClientIP" },
         session_affinity_seconds: (record.affinity_seconds != 0).then_some(record.affinity_seconds),
@@ -160,6 +165,10 @@ fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
 fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
     let family = if key.range.address.is_v4() { 96 } else { 0 };
     (key.range.address.into(), key.prefix_length.saturating_sub(32 + family))
+}
+
+fn weight(backend: &Backend) -> (SocketAddr, u32) {
+    (SocketAddr::new(backend.address.into(), backend.port), backend.weight)
 }
 
 /// The backends a frontend refers to.
@@ -414,6 +423,19 @@ mod tests {
         let backends: Vec<_> =
             services[0].backends.iter().map(|backend| backend.address.to_string()).collect();
         assert_eq!(backends, ["10.1.0.5", "10.1.0.6"]);
+    }
+
+    #[test]
+    fn weights_are_shown_where_they_say_something() {
+        let mut contents = testdata::contents();
+        contents.backends.get_mut(&65).unwrap().weight = 0;
+        contents.frontends.values_mut().for_each(|record| record.scheduler = Scheduler::Maglev as u8);
+        let view = serde_json::to_value(services(&contents)).unwrap();
+        assert_eq!(
+            (&view[0]["scheduler"], &view[0]["weights"]),
+            (&json!("mh"), &json!({"10.1.0.6:8080": 0}))
+        );
+        assert_eq!(view[1].get("weights"), None);
     }
 
     #[test]

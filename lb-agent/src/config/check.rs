@@ -9,6 +9,8 @@ use std::{
 use glob::Pattern;
 use ipnet::IpNet;
 use kube::config::Kubeconfig;
+use lb_common::{Scheduler, UnknownScheduler};
+use lb_core::tables::{TableSize, UnknownSize};
 use tracing_subscriber::EnvFilter;
 
 use super::{
@@ -210,6 +212,18 @@ pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, ConfigError> {
         (0 < first && first <= last).then_some(first..=last)
     };
     range().ok_or_else(|| refused("--masquerade-ports", text, "give FIRST-LAST such as 10000-29999"))
+}
+
+pub(super) fn scheduler(given: Option<String>) -> Result<Scheduler, ConfigError> {
+    let Some(name) = given.filter(|name| !name.is_empty()) else { return Ok(Scheduler::default()) };
+    name.parse().map_err(|error: UnknownScheduler| refused("--scheduler", &name, error.to_string()))
+}
+
+pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
+    let Some(size) = given else { return Ok(TableSize::default()) };
+    size.to_string()
+        .parse()
+        .map_err(|error: UnknownSize| refused("--maglev-table-size", size, error.to_string()))
 }
 
 /// The address of this node, or the family alone.

@@ -39,6 +39,11 @@ pub(super) struct File {
     pub(super) masquerade_ports: Option<String>,
     #[serde(alias = "nodePortAddresses")]
     pub(super) nodeport_addresses: Option<List>,
+    pub(super) scheduler: Option<String>,
+    #[serde(alias = "maglevTableSize")]
+    pub(super) maglev_table_size: Option<u32>,
+    #[serde(alias = "maglevSeed")]
+    pub(super) maglev_seed: Option<u64>,
     #[serde(alias = "socketLb")]
     pub(super) socket_lb: Option<SocketLb>,
     pub(super) xdp: Option<Xdp>,
@@ -56,6 +61,8 @@ pub(super) struct File {
     pub(super) max_frontends: Option<NonZeroU32>,
     #[serde(alias = "maxBackends")]
     pub(super) max_backends: Option<NonZeroU32>,
+    #[serde(alias = "maxTableSlots")]
+    pub(super) max_table_slots: Option<NonZeroU32>,
     #[serde(alias = "maxConnections")]
     pub(super) max_connections: Option<NonZeroU32>,
     /// What kube-proxy would take and we do not.

@@ -28,6 +28,7 @@ impl Config {
             ("bpf-log", bpf_log(self.bpf_log).to_owned()),
             ("max-frontends", self.capacities.services.to_string()),
             ("max-backends", self.capacities.backends.to_string()),
+            ("max-table-slots", self.capacities.tables.to_string()),
             ("max-connections", (self.capacities.conntrack / 2).to_string()),
         ]);
         let (manifests, kubeconfig) = match &self.source {
@@ -76,6 +77,9 @@ impl Config {
             ("masquerade-all", self.masquerade_all.to_string()),
             ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
             ("nodeport-addresses", node_ports),
+            ("scheduler", self.scheduler.to_string()),
+            ("maglev-table-size", self.maglev.size.to_string()),
+            ("maglev-seed", self.maglev.seed.to_string()),
             ("socket-lb", socket_lb(self.socket_lb).to_owned()),
             ("xdp", xdp(self.xdp).to_owned()),
         ])
@@ -156,6 +160,7 @@ mod tests {
             "--node-name=b --cluster-cidr=10.244.0.0/16,fd00::/64 --masquerade-all --wire-device=eth0,en*",
             "--nodeport-addresses=primary --socket-lb=off --bpf-log=warn --log-level=debug --log-format=json",
             "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",
+            "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();

@@ -3,6 +3,7 @@
 //! As there, null and the zero value stand for the default, and unknown fields cost a warning only: kube-proxy decodes
 //! strictly, and leniently when that fails. Beyond that, a field that asks for something we do not do is named.
 
+use lb_common::Scheduler;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -41,7 +42,6 @@ const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("iptables.syncPeriod", &["30s"]),
     ("ipvs.excludeCIDRs", &[]),
     ("ipvs.minSyncPeriod", &["1s"]),
-    ("ipvs.scheduler", &[]),
     ("ipvs.strictARP", &[]),
     ("ipvs.syncPeriod", &["30s"]),
     ("ipvs.tcpFinTimeout", &[]),
@@ -76,6 +76,7 @@ struct KubeProxyConfiguration {
     healthz_bind_address: String,
     hostname_override: String,
     iptables: Iptables,
+    ipvs: Ipvs,
     logging: Logging,
     metrics_bind_address: String,
     mode: Mode,
@@ -101,6 +102,12 @@ struct DetectLocal {
 struct Iptables {
     masquerade_all: bool,
     localhost_node_ports: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Ipvs {
+    scheduler: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -192,10 +199,23 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
+    /// In mode ipvs there is one, and round robin is the default. IPVS may have modules that we have no scheduler for.
+    fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
+        let given = &self.ipvs.scheduler;
+        let known = given.parse::<Scheduler>().is_ok();
+        let counts = self.mode == Mode::Ipvs && known;
+        if !given.is_empty() && !counts {
+            without_effect.push("ipvs.scheduler".to_owned());
+        }
+        let name = if counts { given } else { Scheduler::RoundRobin.as_str() };
+        (self.mode == Mode::Ipvs).then(|| name.to_owned())
+    }
+
     fn into_file(self, mut without_effect: Vec<String>) -> File {
         if self.mode == Mode::Ipvs {
             without_effect.push("mode".to_owned());
         }
+        let scheduler = self.scheduler(&mut without_effect);
         if self.iptables.localhost_node_ports == Some(false) {
             without_effect.push("iptables.localhostNodePorts".to_owned());
         }
@@ -221,6 +241,7 @@ impl KubeProxyConfiguration {
             },
             healthz_bind_address: said(self.healthz_bind_address),
             metrics_bind_address: said(self.metrics_bind_address),
+            scheduler,
             log_level: (self.logging.verbosity >= DEBUG_VERBOSITY).then(|| "info,lb_agent=debug".to_owned()),
             log_format: match self.logging.format {
                 Format::Text => None,
@@ -313,6 +334,27 @@ mod tests {
     }
 
     #[test]
+    fn the_scheduler_of_mode_ipvs_is_ours() {
+        let scheduler = |text| {
+            let file = parsed(text);
+            (file.scheduler, file.without_effect)
+        };
+        let rr = Some("rr".to_owned());
+        let ignored = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            scheduler("mode: ipvs\nipvs: {scheduler: lc}\n"),
+            (Some("lc".to_owned()), ignored(&["mode"]))
+        );
+        assert_eq!(scheduler("mode: ipvs\n"), (rr.clone(), ignored(&["mode"])));
+        assert_eq!(
+            scheduler("mode: ipvs\nipvs: {scheduler: lblc}\n"),
+            (rr, ignored(&["ipvs.scheduler", "mode"]))
+        );
+        assert_eq!(scheduler("ipvs: {scheduler: lc}\n"), (None, ignored(&["ipvs.scheduler"])));
+        assert_eq!(scheduler("ipvs: {scheduler: ''}\n"), (None, ignored(&[])));
+    }
+
+    #[test]
     fn what_has_no_effect_is_named_if_it_asks_for_something() {
         let names = |text| parsed(text).without_effect;
         let file = "mode: ipvs\nipvs: {strictARP: true, scheduler: lc, syncPeriod: 30s}\nfeatureGates: {A: true}\n\
@@ -322,7 +364,6 @@ mod tests {
             "conntrack.maxPerCore",
             "featureGates",
             "iptables.localhostNodePorts",
-            "ipvs.scheduler",
             "ipvs.strictARP",
             "mode",
             "winkernel",

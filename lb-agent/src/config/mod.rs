@@ -18,7 +18,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_core::model::Policy;
+use lb_common::{Scheduler, hash::DEFAULT_SEED};
+use lb_core::{model::Policy, tables::Maglev};
 
 pub use self::error::ConfigError;
 use self::{
@@ -79,6 +80,10 @@ pub struct Config {
     pub masquerade_ports: RangeInclusive<u16>,
     /// Which addresses of the node serve node ports.
     pub node_port_addresses: NodePortAddresses,
+    /// How backends are chosen where a Service says nothing.
+    pub scheduler: Scheduler,
+    /// How Maglev tables are made, and what all schedulers that hash do that with.
+    pub maglev: Maglev,
     /// Whose sockets are served.
     pub socket_lb: SocketLb,
     /// Which wire devices are served at XDP.
@@ -176,6 +181,11 @@ impl Config {
                 run.nodeport_addresses,
                 file.nodeport_addresses,
             ))?,
+            scheduler: check::scheduler(run.scheduler.or(file.scheduler))?,
+            maglev: Maglev {
+                size: check::table_size(run.maglev_table_size.or(file.maglev_table_size))?,
+                seed: run.maglev_seed.or(file.maglev_seed).unwrap_or(DEFAULT_SEED),
+            },
             socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
             xdp: check::xdp(run.xdp.or(file.xdp)),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
@@ -186,6 +196,7 @@ impl Config {
             capacities: Capacities {
                 services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
                 backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
+                tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
                 // One entry for each direction.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
             },
@@ -200,7 +211,12 @@ impl Config {
 
     /// What the plan wants to know.
     pub fn policy(&self) -> Policy {
-        Policy { node_name: self.node_name.as_str().into(), masquerade_all: self.masquerade_all }
+        Policy {
+            node_name: self.node_name.as_str().into(),
+            masquerade_all: self.masquerade_all,
+            scheduler: self.scheduler,
+            maglev: self.maglev,
+        }
     }
 }
 

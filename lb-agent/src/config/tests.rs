@@ -36,7 +36,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.detect_local, DetectLocal::Never);
     assert_eq!(config.node_port_addresses, NodePortAddresses::All);
     assert_eq!((config.masquerade_ports.clone(), config.socket_lb), (10_000..=29_999, SocketLb::Host));
-    let policy = Policy { node_name: "a".into(), masquerade_all: false };
+    let policy = Policy { node_name: "a".into(), ..Policy::default() };
     assert_eq!(config.policy(), policy);
     assert_eq!(config.node_ip(), None);
     assert_eq!((config.log_format, config.bpf_log), (LogFormat::Human, None));
@@ -89,7 +89,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
         let value = match flag {
             "log-format" => "json",
             "bpf-log" => "info",
-            flag if flag.starts_with("max-") => "7",
+            flag if flag.starts_with("max-") || flag.starts_with("maglev-") => "7",
             "masquerade-all" => "true",
             "detect-local-mode" => "NodeCIDR",
             "socket-lb" | "xdp" => "off",

@@ -110,6 +110,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         capacities: config.capacities,
         sockets: sockets(&config),
         xdp: config.xdp,
+        hash_seed: config.maglev.seed,
         ..Options::new(&config.place.bpffs)
     };
     let mut datapath = Datapath::open(&options)?;

@@ -98,10 +98,10 @@ impl Writer {
         metrics: Arc<Metrics>,
         listeners: Listeners,
     ) -> Self {
-        let slots = datapath.maps().backend_slots();
+        let room = datapath.maps().room();
         Self {
             datapath,
-            reconciler: Reconciler::new(contents, slots, policy),
+            reconciler: Reconciler::new(contents, room, policy),
             state,
             metrics,
             listeners,
@@ -205,7 +205,7 @@ impl Writer {
         let failure = result.err();
         // A Service that waits for slots is not in the kernel as it should be either. That is a problem of this Service,
         // not of an agent that is behind: all nodes have it at once, and none may call itself unhealthy for it.
-        let waits = |problem: &&Problem| matches!(problem, Problem::ArenaFull { .. });
+        let waits = |problem: &&Problem| problem.waits_for_slots();
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
@@ -264,7 +264,10 @@ impl Writer {
         let arena = self.reconciler.arena();
         self.metrics.set_services(services, endpoints, pending);
         self.metrics.set_map("SERVICES", contents.frontends.len(), maps.frontend_capacity());
-        self.metrics.set_map("BACKENDS", (arena.slots() - arena.free_slots()) as usize, arena.slots());
+        let tables = self.reconciler.table_arena();
+        for (map, arena) in [("BACKENDS", arena), ("TABLES", tables)] {
+            self.metrics.set_map(map, (arena.slots() - arena.free_slots()) as usize, arena.slots());
+        }
         let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
         for problem in &conflicts {
             if !self.said.contains(problem) {
@@ -317,7 +320,9 @@ impl Writer {
         match epoch {
             Ok(epoch) => self.reconciler.grace_elapsed(epoch),
             // The slots of this epoch stay in quarantine until a later grace period succeeds.
-            Err(error) => error!("{error}; slots of BACKENDS that were released cannot be used again yet"),
+            Err(error) => {
+                error!("{error}; slots of BACKENDS and TABLES that were released cannot be used again yet");
+            }
         }
     }
 }

@@ -93,6 +93,7 @@ pub(super) const SERVICES: MapSpec =
     MapSpec::new::<ServiceKey, Service>("SERVICES", MapType::Hash, capacity::SERVICES);
 pub(super) const BACKENDS: MapSpec =
     MapSpec::new::<u32, Backend>("BACKENDS", MapType::Array, capacity::BACKENDS);
+pub(super) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
 pub(super) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
 pub(super) const FRAGMENTS: MapSpec =
@@ -125,9 +126,10 @@ pub(super) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 18] = [
+pub(super) const MAPS: [MapSpec; 19] = [
     SERVICES,
     BACKENDS,
+    TABLES,
     CONNTRACK,
     AFFINITY,
     FRAGMENTS,
@@ -189,7 +191,7 @@ mod tests {
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();
-        for part in ["SERVICES", "20-byte keys and 16-byte values", "32-byte values", "lb-agent cleanup"] {
+        for part in ["SERVICES", "20-byte keys and 16-byte values", "48-byte values", "lb-agent cleanup"] {
             assert!(error.contains(part), "{part} is missing in: {error}");
         }
         assert!(SERVICES.check(path, &Shape { kind: MapType::LruHash, ..wanted }).is_err());

@@ -1,6 +1,7 @@
 //! Loading the BPF object: maps from their pins or new, programs always new.
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
@@ -70,6 +71,12 @@ pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     let serve_pods =
         u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
     loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
+    let chance = RandomState::new().hash_one(0);
+    loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
+        "CHANCE_SEED",
+        &chance,
+        true,
+    );
     let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
         let max_entries = entries_of(path, spec, &options.capacities)?;

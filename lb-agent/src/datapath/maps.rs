@@ -1,6 +1,10 @@
 //! The maps of the control plane: read back as [`Contents`], changed by [`Step`]s.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use lb_common::{
     Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, from_fixed,
@@ -8,7 +12,9 @@ use lb_common::{
 };
 use lb_core::{
     model::{ObjectName, Protocol, ServicePortName},
-    plan::{Contents, EndpointLabels, ServiceLabels, Step},
+    plan::{Contents, EndpointLabels, ServiceLabels, Step, tables_of},
+    reconciler::Room,
+    tables::Digest,
 };
 
 use super::{bpffs::Folder, error::DatapathError, layout, table::Table};
@@ -34,6 +40,7 @@ pub struct ApplyError {
 pub struct ServiceMaps {
     pub(super) services: Table<ServiceKey, Service>,
     pub(super) backends: Table<u32, Backend>,
+    pub(super) tables: Table<u32, u32>,
     pub(super) service_names: Table<u32, ServiceName>,
     pub(super) endpoint_names: Table<Address, EndpointName>,
     pub(super) vips: Table<Address, Vip>,
@@ -45,6 +52,7 @@ impl ServiceMaps {
         Ok(Self {
             services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
             backends: Table::open(&layout::BACKENDS, &folder.map("BACKENDS"))?,
+            tables: Table::open(&layout::TABLES, &folder.map("TABLES"))?,
             service_names: Table::open(&layout::SERVICE_NAMES, &folder.map("SERVICE_NAMES"))?,
             endpoint_names: Table::open(&layout::ENDPOINT_NAMES, &folder.map("ENDPOINT_NAMES"))?,
             vips: Table::open(&layout::VIPS, &folder.map("VIPS"))?,
@@ -56,15 +64,16 @@ impl ServiceMaps {
     pub fn use_batches(&self, yes: bool) {
         self.services.use_batches(yes);
         self.backends.use_batches(yes);
+        self.tables.use_batches(yes);
         self.service_names.use_batches(yes);
         self.endpoint_names.use_batches(yes);
         self.vips.use_batches(yes);
         self.source_ranges.use_batches(yes);
     }
 
-    /// Number of slots of `BACKENDS`: the size of the arena that the plan allocates from.
-    pub const fn backend_slots(&self) -> u32 {
-        self.backends.capacity()
+    /// The sizes of the arenas that the plan allocates from.
+    pub const fn room(&self) -> Room {
+        Room { backends: self.backends.capacity(), tables: self.tables.capacity() }
     }
 
     /// How many frontends `SERVICES` can hold.
@@ -80,6 +89,11 @@ impl ServiceMaps {
             Ok(())
         })?;
         contents.backends = self.referenced_backends(contents.frontends.values())?;
+        for range in contents.frontends.values().flat_map(tables_of) {
+            if let Entry::Vacant(entry) = contents.tables.entry(range.base) {
+                entry.insert(Digest::of(&self.tables.read_range(range.base, range.count)?));
+            }
+        }
         self.service_names.for_each(|id, name| {
             if let Some(labels) = service_labels(name) {
                 contents.service_labels.insert(*id, labels);
@@ -149,6 +163,7 @@ impl ServiceMaps {
                 if let Step::DeleteFrontend(key) = step { Some(*key) } else { None }
             })),
             Step::WriteBackends { .. } => self.write_backends(run),
+            Step::WriteTable { .. } => self.write_tables(run),
             Step::PutServiceLabels(..) => put(&self.service_names, run, |step| {
                 if let Step::PutServiceLabels(id, labels) = step {
                     Some((*id, service_name(labels)))
@@ -178,7 +193,7 @@ impl ServiceMaps {
             Step::DeleteSourceRange(_) => self.source_ranges.delete(&gather(run, |step| {
                 if let Step::DeleteSourceRange(range) = step { Some(*range) } else { None }
             })),
-            Step::ReleaseBackends { .. } => Ok(()),
+            Step::ReleaseBackends { .. } | Step::ReleaseTable { .. } => Ok(()),
             Step::DeleteServiceLabels(_) => self.service_names.delete(&gather(run, |step| {
                 if let Step::DeleteServiceLabels(id) = step { Some(*id) } else { None }
             })),
@@ -189,18 +204,33 @@ impl ServiceMaps {
     }
 
     fn write_backends(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
-        let (mut slots, mut backends, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-        for step in run {
-            if let Step::WriteBackends { base, backends: slice } = step {
-                slots.extend((*base..).take(slice.len()));
-                backends.extend_from_slice(slice);
-            }
-            ends.push(slots.len());
-        }
-        self.backends
-            .update(&slots, &backends)
-            .map_err(|(written, error)| (ends.partition_point(|end| *end <= written), error))
+        let slices = run.iter().filter_map(|step| {
+            if let Step::WriteBackends { base, backends } = step { Some((*base, &**backends)) } else { None }
+        });
+        write_slices(&self.backends, slices)
     }
+
+    fn write_tables(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
+        let slices = run.iter().filter_map(|step| {
+            if let Step::WriteTable { base, entries } = step { Some((*base, &**entries)) } else { None }
+        });
+        write_slices(&self.tables, slices)
+    }
+}
+
+/// Writes slices of an arena. On failure the number says how many were written whole.
+fn write_slices<'a, V: bytemuck::Pod>(
+    arena: &Table<u32, V>,
+    slices: impl Iterator<Item = (u32, &'a [V])>,
+) -> Result<(), (usize, DatapathError)> {
+    let (mut slots, mut values, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+    for (base, slice) in slices {
+        slots.extend((base..).take(slice.len()));
+        values.extend_from_slice(slice);
+        ends.push(slots.len());
+    }
+    let whole = |(written, error)| (ends.partition_point(|end| *end <= written), error);
+    arena.update(&slots, &values).map_err(whole)
 }
 
 /// Base and length of the slices of `BACKENDS` that a record refers to.
@@ -280,6 +310,10 @@ fn describe(step: &Step) -> String {
     match step {
         Step::DeleteFrontend(key) => format!("delete frontend {}", frontend(key)),
         Step::WriteBackends { base, backends } => format!("write {} backends at slot {base}", backends.len()),
+        Step::WriteTable { base, entries } => {
+            format!("write a table of {} entries at slot {base}", entries.len())
+        }
+        Step::ReleaseTable { base, count } => format!("release a table of {count} entries at slot {base}"),
         Step::PutServiceLabels(id, labels) => format!("name service {id} {}", labels.name),
         Step::PutEndpointLabels(ip, _) => format!("name endpoint {ip}"),
         Step::PutFrontend(key, service) => {

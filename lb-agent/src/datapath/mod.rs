@@ -40,6 +40,7 @@ use std::{
     sync::Arc,
 };
 
+use lb_common::hash::DEFAULT_SEED;
 use tracing::info;
 
 /// A name or glob of devices.
@@ -95,6 +96,8 @@ pub struct Capacities {
     pub services: u32,
     /// Slots of the backend arena.
     pub backends: u32,
+    /// Slots of the arena of schedulers' tables.
+    pub tables: u32,
     /// Entries of connection tracking, two for each flow.
     pub conntrack: u32,
 }
@@ -104,6 +107,7 @@ impl Default for Capacities {
         Self {
             services: layout::SERVICES.shape.max_entries,
             backends: layout::BACKENDS.shape.max_entries,
+            tables: layout::TABLES.shape.max_entries,
             conntrack: layout::CONNTRACK.shape.max_entries,
         }
     }
@@ -114,6 +118,7 @@ impl Capacities {
         match spec.name {
             "SERVICES" | "SERVICE_NAMES" => self.services,
             "BACKENDS" | "ENDPOINT_NAMES" => self.backends,
+            "TABLES" => self.tables,
             "CONNTRACK" => self.conntrack,
             _ => spec.shape.max_entries,
         }
@@ -135,6 +140,8 @@ pub struct Options {
     pub sockets: Option<SocketOptions>,
     /// Which wire devices get the XDP program; none, if nothing is said.
     pub xdp: XdpOption,
+    /// What schedulers hash flows with; nodes that share the work of a service need the same.
+    pub hash_seed: u64,
 }
 
 impl Options {
@@ -147,6 +154,7 @@ impl Options {
             attach: None,
             sockets: None,
             xdp: XdpOption::Off,
+            hash_seed: DEFAULT_SEED,
         }
     }
 }

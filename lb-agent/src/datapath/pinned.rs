@@ -9,6 +9,7 @@ use std::{
 
 use aya::programs::{ProgramInfo, loaded_programs};
 use lb_common::Settings;
+use lb_core::plan::tables_of;
 
 use super::{
     attach::{AttachMode, Direction, parse_pin},
@@ -42,7 +43,7 @@ pub struct Pinned {
 pub struct MapFill {
     /// Its name.
     pub name: &'static str,
-    /// Elements in it; of `BACKENDS` those that a frontend refers to.
+    /// Elements in it; of `BACKENDS` and `TABLES` those that a frontend refers to.
     pub entries: usize,
     /// Elements it can hold.
     pub capacity: u32,
@@ -156,21 +157,23 @@ impl Pinned {
 
     /// How full the maps are. Reads them through.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
-        let ServiceMaps { services, backends, service_names, endpoint_names, vips, source_ranges } =
+        let ServiceMaps { services, backends, tables, service_names, endpoint_names, vips, source_ranges } =
             &self.maps;
-        let mut slices = BTreeMap::new();
+        let (mut slices, mut used_tables) = (BTreeMap::new(), BTreeMap::new());
         let mut frontends = 0;
         services.for_each(|_, service| {
             frontends += 1;
             slices.extend(slices_of(service));
+            used_tables.extend(tables_of(service).map(|range| (range.base, range.count)));
             Ok(())
         })?;
-        let used = slices.values().map(|count| *count as usize).sum();
+        let used = |slices: &BTreeMap<u32, u32>| slices.values().map(|count| *count as usize).sum();
         let conntrack = self.conntrack.table();
         let fill = |name, entries, capacity| MapFill { name, entries, capacity };
         Ok(vec![
             fill("SERVICES", frontends, services.capacity()),
-            fill("BACKENDS", used, backends.capacity()),
+            fill("BACKENDS", used(&slices), backends.capacity()),
+            fill("TABLES", used(&used_tables), tables.capacity()),
             fill("CONNTRACK", conntrack.count()?, conntrack.capacity()),
             fill("SERVICE_NAMES", service_names.count()?, service_names.capacity()),
             fill("VIPS", vips.count()?, vips.capacity()),

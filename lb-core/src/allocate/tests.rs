@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     convert::{self, Converted},
     model::{Change, Service},
-    reconciler::Reconciler,
+    reconciler::{Reconciler, Room},
 };
 
 fn allocator(ranges: &[&str]) -> Allocator {
@@ -293,7 +293,11 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
 
 /// The kernel remembers what was given.
 fn restarted(services: &[core::Service]) -> Allocator {
-    let mut reconciler = Reconciler::new(Contents::default(), 100, crate::model::Policy::default());
+    let mut reconciler = Reconciler::new(
+        Contents::default(),
+        Room { backends: 100, tables: 0 },
+        crate::model::Policy::default(),
+    );
     let changes = services.iter().filter_map(|service| convert::service(service).ok());
     reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));

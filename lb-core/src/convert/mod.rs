@@ -2,6 +2,7 @@
 
 mod external;
 mod ip;
+mod scheduling;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -16,6 +17,8 @@ use k8s_openapi::{
 use crate::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
 };
+
+pub use self::scheduling::{MAGLEV_TABLE_SIZE, SCHEDULER, WEIGHTS};
 
 /// Services with this label are another proxy's business.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -193,7 +196,8 @@ pub fn service(service: &core::Service) -> Result<Converted<Change>, ConvertErro
     if ports.is_empty() && spec.ports.as_ref().is_none_or(Vec::is_empty) {
         return Err(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
-    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy };
+    let scheduling = scheduling::scheduling(&service.metadata);
+    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, scheduling };
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 

@@ -12,9 +12,10 @@ use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, service_flags};
 
 use crate::{
     family::Family,
-    model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
+    model::{Endpoint, EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
     moved::Serving,
     plan::{EndpointLabels, ServiceLabels},
+    tables::Maglev,
 };
 
 use categorize::{Categories, Member};
@@ -29,6 +30,8 @@ pub struct Port {
     pub affinity_seconds: u32,
     /// How a backend is chosen.
     pub scheduler: Scheduler,
+    /// How that makes its tables, if it is Maglev.
+    pub maglev: Maglev,
     /// What clients speak to, in order of the keys, each once.
     pub frontends: Vec<Frontend>,
     /// Where packets go: lists that frontends refer to. Each is of one family, sorted, has every backend once, and is
@@ -101,10 +104,15 @@ where
 {
     let port_name =
         ServicePortName { service: name.clone(), port: port.name.clone(), protocol: port.protocol };
+    let scheduling = service.scheduling.as_deref();
     let mut desired = Port {
         labels: ServiceLabels { name: port_name, node_port: port.node_port },
         affinity_seconds: service.affinity_seconds.unwrap_or(0),
-        scheduler: Scheduler::Random,
+        scheduler: scheduling.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler),
+        maglev: Maglev {
+            size: scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size),
+            ..node.policy.maglev
+        },
         frontends: Vec::new(),
         slices: Vec::new(),
         source_ranges: source_ranges::source_ranges(service, node),
@@ -136,8 +144,8 @@ impl Port {
         let cluster = if places.use_cluster() { &endpoints.cluster[..] } else { &[] };
         let local = if places.use_local() { &endpoints.local[..] } else { &[] };
         let lists = frontends::Lists {
-            cluster: self.slice(cluster, node),
-            local: self.slice(local, node),
+            cluster: self.slice(cluster, service, node),
+            local: self.slice(local, service, node),
             any: endpoints.any,
         };
         for (_, endpoint) in cluster.iter().chain(local) {
@@ -151,12 +159,17 @@ impl Port {
     }
 
     /// The number of the slice with these backends; `None` where there are none.
-    fn slice(&mut self, members: &[Member<'_>], node: &Node) -> Option<usize> {
+    fn slice(&mut self, members: &[Member<'_>], service: &Service, node: &Node) -> Option<usize> {
         if members.is_empty() {
             return None;
         }
-        let backends: Vec<Backend> =
-            members.iter().map(|(key, endpoint)| endpoints::backend(*key, endpoint, node)).collect();
+        let scheduling = service.scheduling.as_deref();
+        let weight = |endpoint: &Endpoint| scheduling.map_or(1, |scheduling| scheduling.weight(endpoint));
+        let backend = |(key, endpoint): &Member<'_>| Backend {
+            weight: weight(endpoint),
+            ..endpoints::backend(*key, endpoint, node)
+        };
+        let backends: Vec<Backend> = members.iter().map(backend).collect();
         let known = self.slices.iter().position(|slice| *slice == backends);
         Some(known.unwrap_or_else(|| {
             self.slices.push(backends);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
+use lb_common::Scheduler;
 use lb_core::{
     convert::{self, ConvertError, Converted},
     family::{Families, Family},
@@ -35,6 +36,7 @@ struct NodeDocument {
     masquerade_all: bool,
     #[serde(default)]
     detects_inside: bool,
+    scheduler: Option<String>,
 }
 
 const SLOTS: u32 = 1000;
@@ -89,7 +91,13 @@ pub(crate) fn node_of(yaml: &str) -> (Node, Vec<String>) {
 }
 
 fn described(document: NodeDocument) -> Node {
-    let policy = Policy { node_name: document.name.into(), masquerade_all: document.masquerade_all };
+    let scheduler = document.scheduler.map_or(Ok(Scheduler::default()), |name| name.parse());
+    let policy = Policy {
+        node_name: document.name.into(),
+        masquerade_all: document.masquerade_all,
+        scheduler: scheduler.expect("a scheduler"),
+        ..Policy::default()
+    };
     let sorted = |mut addresses: Vec<IpAddr>| {
         addresses.sort();
         addresses

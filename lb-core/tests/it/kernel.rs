@@ -7,24 +7,30 @@ use std::{
 };
 
 use lb_common::{
-    Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, backend_flags, service_flags, vip_flags,
+    Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags, service_flags,
+    vip_flags,
 };
 use lb_core::{
     arena::Epoch,
     family::{Families, Family},
     health_checks::NoLocalEndpoints,
     model::{self, NodeAddresses, Policy},
-    plan::{Contents, EndpointLabels, Plan, Step, slices_of},
-    reconciler::Reconciler,
+    plan::{Contents, EndpointLabels, Plan, Step, slices_of, tables_of},
+    reconciler::{Reconciler, Room},
+    tables::Digest,
 };
 
 /// Number of times a state may need a new plan before it is settled.
 const ROUNDS: usize = 10;
+/// Slots of `TABLES` for each one of `BACKENDS`.
+const TABLE_SLOTS: u32 = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kernel {
     /// The maps; `backends` keeps what was ever written, as an array does.
     pub(crate) maps: Contents,
+    /// `TABLES`, as an array; `maps.tables` are the digests of those that are read back.
+    entries: BTreeMap<u32, u32>,
     /// Records that programs may still hold, and the epoch that covers the removal of each.
     stale: Vec<(Option<Epoch>, Service)>,
 }
@@ -41,6 +47,10 @@ pub(crate) struct Lead {
     pub(crate) backends: Vec<Backend>,
     /// Under a short circuit, the backends of clients inside.
     pub(crate) inside: Vec<Backend>,
+    pub(crate) scheduler: u8,
+    /// What it chooses from, if not the backends themselves; as for them.
+    pub(crate) table: Vec<u32>,
+    pub(crate) inside_table: Vec<u32>,
 }
 
 /// Networks, as address and length of the prefix in the words of the map.
@@ -58,6 +68,19 @@ impl Kernel {
                 self.assert_unread(*base, end);
                 assert!(backends.is_sorted() && !backends.is_empty());
                 self.maps.backends.extend((*base..).zip(backends.iter().copied()));
+            }
+            Step::WriteTable { base, entries } => {
+                let end = base + u32::try_from(entries.len()).expect("fits");
+                let read = |record: &Service| table_ends(record).any(|range| overlap(range, (*base, end)));
+                let mut records = self.maps.frontends.values().chain(self.stale.iter().map(|(_, r)| r));
+                assert!(!entries.is_empty() && !records.any(read), "a table that may be read is written");
+                self.entries.extend((*base..).zip(entries.iter().copied()));
+                self.maps.tables.insert(*base, Digest::of(entries));
+            }
+            Step::ReleaseTable { base, count } => {
+                let reads = |r: &Service| table_ends(r).any(|range| overlap(range, (*base, base + count)));
+                assert!(!self.maps.frontends.values().any(reads), "released under a frontend");
+                self.maps.tables.remove(base);
             }
             Step::PutServiceLabels(id, labels) => {
                 assert_ne!(*id, 0);
@@ -132,20 +155,25 @@ impl Kernel {
             slices.any(|(base, end)| (base..end).contains(slot))
         };
         contents.backends.retain(|slot, _| referred(slot));
+        let starts =
+            |base: &u32| self.maps.frontends.values().flat_map(table_ends).any(|range| range.0 == *base);
+        contents.tables.retain(|base, _| starts(base));
         contents
     }
 
     pub(crate) fn resolved(&self) -> Resolved {
+        // Programs look at it under this flag only.
+        let inside = |record: &Service, count| {
+            if record.flags & service_flags::SHORT_CIRCUIT != 0 { count } else { 0 }
+        };
         let lead = |record: &Service| Lead {
             kind: record.kind,
             flags: record.flags,
             backends: self.backends(record.backends_base, record.backends_count),
-            // Programs look at it under this flag only.
-            inside: if record.flags & service_flags::SHORT_CIRCUIT != 0 {
-                self.backends(record.inside_base, record.inside_count)
-            } else {
-                Vec::new()
-            },
+            inside: self.backends(record.inside_base, inside(record, record.inside_count)),
+            scheduler: record.scheduler,
+            table: self.table(record.table_base, record.table_count),
+            inside_table: self.table(record.inside_table_base, inside(record, record.inside_table_count)),
         };
         self.maps.frontends.iter().map(|(key, record)| (*key, lead(record))).collect()
     }
@@ -154,6 +182,11 @@ impl Kernel {
         (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
             .collect()
+    }
+
+    fn table(&self, base: u32, count: u32) -> Vec<u32> {
+        let entry = |slot| *self.entries.get(&slot).expect("a frontend refers to a slot never written");
+        (base..base + count).map(entry).collect()
     }
 
     /// Who may use the frontends that look at that.
@@ -201,12 +234,24 @@ impl Kernel {
         if record.affinity_seconds > 0 {
             write!(text, " affinity {} s", record.affinity_seconds).expect("memory");
         }
+        if record.scheduler != 0 {
+            let scheduler = Scheduler::try_from(record.scheduler).expect("a scheduler we know");
+            write!(text, " scheduler {scheduler}").expect("memory");
+        }
         for (flag, meaning) in FLAGS {
             if record.flags & flag != 0 {
                 write!(text, ", {meaning}").expect("memory");
             }
         }
         text.push('\n');
+        for (who, base, count) in [
+            ("table", record.table_base, record.table_count),
+            ("inside: table", record.inside_table_base, record.inside_table_count),
+        ] {
+            if count > 0 {
+                writeln!(text, "  {who} of {}", self.dump_table(base, count)).expect("memory");
+            }
+        }
         for backend in self.backends(record.backends_base, record.backends_count) {
             writeln!(text, "  {}", shown(&backend)).expect("memory");
         }
@@ -220,6 +265,19 @@ impl Kernel {
             }
         }
         text
+    }
+}
+
+impl Kernel {
+    /// A short table as it is, of a long one the share of each backend.
+    fn dump_table(&self, base: u32, count: u32) -> String {
+        let table = self.table(base, count);
+        if table.len() < 32 {
+            return format!("{table:?}");
+        }
+        let mut shares: BTreeMap<u32, u32> = BTreeMap::new();
+        table.iter().for_each(|place| *shares.entry(*place).or_default() += 1);
+        format!("{count}, by backend {shares:?}")
     }
 }
 
@@ -242,6 +300,9 @@ fn shown(backend: &Backend) -> String {
         if backend.flags & flag != 0 {
             write!(text, " {meaning}").expect("memory");
         }
+    }
+    if backend.weight != 1 {
+        write!(text, " weight {}", backend.weight).expect("memory");
     }
     text
 }
@@ -281,7 +342,11 @@ impl Node {
 
     fn incomplete(mut kernel: Kernel, slots: u32, policy: Policy) -> Self {
         Self {
-            reconciler: Reconciler::new(kernel.read_back(), slots, policy.clone()),
+            reconciler: Reconciler::new(
+                kernel.read_back(),
+                Room { backends: slots, tables: slots * TABLE_SLOTS },
+                policy.clone(),
+            ),
             kernel,
             slots,
             node: model::Node { policy, ..model::Node::default() },
@@ -390,6 +455,13 @@ impl Node {
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
         assert_eq!(self.reconciler.arena().free_slots(), self.slots - used);
+        let tables = self.kernel.maps.frontends.values().flat_map(tables_of);
+        let referred: BTreeSet<(u32, u32)> = tables.map(|range| (range.base, range.count)).collect();
+        let arena = self.reconciler.table_arena();
+        let used = arena.used().map(|range| (range.base, range.count));
+        assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
+        let used: u32 = referred.iter().map(|(_, count)| count).sum();
+        assert_eq!(arena.free_slots(), self.slots * TABLE_SLOTS - used);
         for id in self.kernel.maps.service_labels.keys() {
             assert!(
                 self.kernel.maps.frontends.values().any(|record| record.id == *id),
@@ -432,6 +504,11 @@ type Admitted = (Resolved, BTreeMap<ServiceKey, Networks>);
 /// First slot and the one behind the last, of each slice that a record refers to.
 fn ends_of(record: &Service) -> impl Iterator<Item = (u32, u32)> {
     slices_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
+}
+
+/// The same of each table.
+fn table_ends(record: &Service) -> impl Iterator<Item = (u32, u32)> {
+    tables_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }
 
 fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {

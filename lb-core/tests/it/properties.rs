@@ -5,6 +5,7 @@ use lb_core::{
     family::Families,
     model::{self, Change, NodeAddresses, ObjectName, Policy, Protocol, ServicePortName},
     plan::{Contents, ServiceLabels},
+    tables::Digest,
 };
 use proptest::{collection, prelude::*};
 
@@ -134,6 +135,7 @@ proptest! {
         node.reconciler.handle(world.removal());
         node.settle();
         prop_assert_eq!(node.reconciler.arena().free_slots(), slots);
+        prop_assert_eq!(node.reconciler.table_arena().free_slots(), node.reconciler.table_arena().slots());
         prop_assert_eq!(node.reconciler.problems().count(), 0);
     }
 
@@ -169,56 +171,58 @@ fn garbage() -> impl Strategy<Value = Contents> {
     let base = prop_oneof![8 => 0..20_u32, 1 => 990..1010_u32, 1 => Just(u32::MAX)];
     let count = prop_oneof![8 => 0..6_u32, 1 => Just(u32::MAX)];
     let slice = (base, count);
-    let record =
-        (1..4_u8, 80..82_u16, 0..4_u32, slice.clone(), slice, prop::bool::weighted(0.8), 0..9_u8, 0..64_u16);
+    let table = prop_oneof![3 => Just((0, 0)), 1 => slice.clone()];
+    let tables = (table.clone(), table);
+    let sealed = prop::bool::weighted(0.8);
+    let record = (1..4_u8, 80..82_u16, 0..4_u32, slice.clone(), slice, tables, sealed, 0..9_u8, 0..64_u16);
     let frontends = collection::vec(record, 0..8);
     let ranges = collection::btree_set((0..5_u32, 0..3_u8, 8..25_u8), 0..6);
     let vips = collection::btree_map((0..4_u8).prop_map(|last| [10, 96, 0, last].into()), 0..2_u32, 0..3);
     let labels = collection::btree_map(0..5_u32, (0..4_usize, any::<bool>()), 0..5);
     let backends = collection::btree_map(0..24_u32, 1..6_u8, 0..24);
-    (frontends, labels, backends, ranges, vips).prop_map(|(frontends, labels, backends, ranges, vips)| {
-        Contents {
-            frontends: frontends
-                .into_iter()
-                .map(|(last, port, id, outside, inside, sealed, kind, flags)| {
-                    let key = ServiceKey::new(Address::from_v4([10, 96, 0, last]), port, 6);
-                    let record = Service {
-                        id,
-                        backends_base: outside.0,
-                        backends_count: outside.1,
-                        inside_base: inside.0,
-                        inside_count: inside.1,
-                        kind,
-                        scheduler: 0,
-                        affinity_seconds: 0,
-                        flags,
-                        seal: 0,
-                    };
-                    (key, if sealed { record.sealed(&key) } else { record })
-                })
-                .collect(),
-            backends: backends
-                .into_iter()
-                .map(|(slot, last)| {
-                    (
-                        slot,
-                        Backend {
-                            address: Address::from_v4([10, 0, 0, last]),
-                            port: 8080,
-                            flags: 0,
-                            weight: 1,
-                        },
-                    )
-                })
-                .collect(),
-            service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
-            endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
-            vips: vips.into_iter().map(|(address, flags)| (address, Vip { flags })).collect(),
-            source_ranges: ranges
-                .into_iter()
-                .map(|(id, last, prefix)| SourceRangeKey::new(id, Address::from_v4([10, last, 0, 0]), prefix))
-                .collect(),
-        }
+    let tables = collection::btree_map(0..24_u32, collection::vec(70..80_u32, 1..6), 0..6);
+    let all = (frontends, labels, backends, tables, ranges, vips);
+    all.prop_map(|(frontends, labels, backends, tables, ranges, vips)| Contents {
+        frontends: frontends
+            .into_iter()
+            .map(|(last, port, id, outside, inside, tables, sealed, kind, flags)| {
+                let key = ServiceKey::new(Address::from_v4([10, 96, 0, last]), port, 6);
+                let record = Service {
+                    id,
+                    backends_base: outside.0,
+                    backends_count: outside.1,
+                    inside_base: inside.0,
+                    inside_count: inside.1,
+                    table_base: tables.0.0,
+                    table_count: tables.0.1,
+                    inside_table_base: tables.1.0,
+                    inside_table_count: tables.1.1,
+                    kind,
+                    scheduler: 0,
+                    affinity_seconds: 0,
+                    flags,
+                    seal: 0,
+                };
+                (key, if sealed { record.sealed(&key) } else { record })
+            })
+            .collect(),
+        backends: backends
+            .into_iter()
+            .map(|(slot, last)| {
+                (
+                    slot,
+                    Backend { address: Address::from_v4([10, 0, 0, last]), port: 8080, flags: 0, weight: 1 },
+                )
+            })
+            .collect(),
+        tables: tables.iter().map(|(base, entries)| (*base, Digest::of(entries))).collect(),
+        service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
+        endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
+        vips: vips.into_iter().map(|(address, flags)| (address, Vip { flags })).collect(),
+        source_ranges: ranges
+            .into_iter()
+            .map(|(id, last, prefix)| SourceRangeKey::new(id, Address::from_v4([10, last, 0, 0]), prefix))
+            .collect(),
     })
 }
 

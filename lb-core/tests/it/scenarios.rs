@@ -1,11 +1,11 @@
 //! Facts about single situations.
 
-use lb_common::SourceRangeKey;
+use lb_common::{Scheduler, SourceRangeKey};
 use lb_core::{
     family::Families,
     model::{
-        Change, Endpoint, EndpointPort, EndpointSlice, NodeAddresses, ObjectName, Protocol, Service,
-        ServicePort,
+        Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Protocol,
+        Scheduling, Service, ServicePort,
     },
     plan::{EndpointLabels, Plan, Problem, ServiceLabels, Step},
 };
@@ -66,6 +66,8 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
         Step::ReleaseBackends { .. } => "release backends",
         Step::DeleteServiceLabels(_) => "unname service",
         Step::DeleteEndpointLabels(_) => "unname address",
+        Step::WriteTable { .. } => "write table",
+        Step::ReleaseTable { .. } => "release table",
     };
     plan.steps.iter().map(kind).collect()
 }
@@ -76,6 +78,54 @@ fn backends_are_switched_in_one_update_between_writing_and_releasing() {
     node.reconciler.handle(vec![slice("a", &[2, 3])]);
     let expected = ["name address", "write backends", "put frontend", "release backends", "unname address"];
     assert_eq!(kinds(&node.sync()), expected);
+}
+
+/// With the scheduler `wrr` and a weight for the first endpoint.
+fn weighted(of: &str, last: u8, weight: u32) -> Change {
+    let Change::Service(name, Some(plain)) = service(of, last) else { panic!("a Service") };
+    let scheduling = Scheduling {
+        scheduler: Some(Scheduler::WeightedRoundRobin),
+        weights: [(Member::Address([10, 0, 0, 1].into()), weight)].into(),
+        ..Scheduling::default()
+    };
+    Change::Service(name, Some(Service { scheduling: Some(scheduling.into()), ..plain }))
+}
+
+#[test]
+fn tables_are_switched_with_their_backends_and_kept_as_long_as_they_are_right() {
+    let mut node = node(100, vec![weighted("a", 1, 2), slice("a", &[1, 2])]);
+    node.reconciler.handle(vec![slice("a", &[1, 3])]);
+    let swapped = ["name address", "write backends", "put frontend", "release backends", "unname address"];
+    assert_eq!(kinds(&node.sync()), swapped, "the places are the same");
+    node.reconciler.handle(vec![weighted("a", 1, 3)]);
+    let reweighted = ["write table", "write backends", "put frontend", "release backends", "release table"];
+    assert_eq!(kinds(&node.sync()), reweighted);
+    node.settle();
+    let before = node.kernel.maps.clone();
+    node.restart();
+    node.reconciler.handle(vec![weighted("a", 1, 3), slice("a", &[1, 3])]);
+    assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
+    assert_eq!(node.kernel.maps, before);
+    node.reconciler.handle(vec![service("a", 1)]);
+    node.settle();
+    assert_eq!(node.reconciler.table_arena().used().count(), 0);
+}
+
+#[test]
+fn a_service_without_room_for_its_table_keeps_what_it_has_until_there_is() {
+    let mut node = node(4, vec![weighted("a", 1, 150), slice("a", &[1, 2])]);
+    let before = node.kernel.resolved();
+    node.reconciler.handle(vec![weighted("a", 1, 200)]);
+    node.settle();
+    let problems: Vec<_> = node.reconciler.problems().collect();
+    assert!(
+        matches!(problems[..], [Problem::TablesFull { wanted: 201, free: 105, slots: 256, .. }]),
+        "{problems:?}"
+    );
+    assert_eq!(node.kernel.resolved(), before);
+    node.reconciler.handle(vec![weighted("a", 1, 100)]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 0);
 }
 
 #[test]

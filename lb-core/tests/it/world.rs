@@ -6,13 +6,16 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::{Address, Backend, FrontendKind, ServiceKey, Vip, backend_flags, service_flags, vip_flags};
+use lb_common::{
+    Address, Backend, FrontendKind, Scheduler, ServiceKey, Vip, backend_flags, service_flags, vip_flags,
+};
 use lb_core::{
     family::{Families, Family},
     model::{
-        Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, NodeAddresses, ObjectName,
-        Policy, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
+        Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Member, Node, NodeAddresses,
+        ObjectName, Policy, Protocol, Scheduling, Service, ServicePort, ServicePortName, TrafficPolicy,
     },
+    tables::{self, Maglev, TableSize},
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -111,7 +114,16 @@ impl World {
             service_flags::SOCKETS_ONLY,
         );
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
-        Lead { kind: kind as u8, flags, backends: if is_local { local } else { cluster }, inside }
+        let weight = |backends: Vec<Backend>| weighted(backends, &endpoints, service);
+        let (backends, inside) = (weight(if is_local { local } else { cluster }), weight(inside));
+        let scheduling = service.scheduling.as_deref();
+        let scheduler = scheduling.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler);
+        let size = scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size);
+        let table = |backends: &[Backend]| {
+            tables::table(scheduler, Maglev { size, ..node.policy.maglev }, backends).unwrap_or_default()
+        };
+        let (table, inside_table) = (table(&backends), table(&inside));
+        Lead { kind: kind as u8, flags, backends, inside, scheduler: scheduler as u8, table, inside_table }
     }
 
     /// Who may use each frontend that looks at that.
@@ -278,6 +290,21 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
     Backend { address: *address, port: *port, flags, weight: 1 }
 }
 
+/// With the weights that the annotation of the Service gives.
+fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) -> Vec<Backend> {
+    let Some(Scheduling { weights, .. }) = service.scheduling.as_deref() else { return backends };
+    let weight = |backend: &Backend| {
+        let (.., endpoint) = endpoints
+            .iter()
+            .find(|(address, port, _)| (*address, *port) == (backend.address, backend.port))?;
+        let by = |name: Option<Member>| name.and_then(|name| weights.get(&name)).copied();
+        by(Some(Member::Address(endpoint.address)))
+            .or_else(|| by(endpoint.pod.clone().map(Member::Pod)))
+            .or_else(|| by(endpoint.node.clone().map(Member::Node)))
+    };
+    backends.into_iter().map(|b| Backend { weight: weight(&b).unwrap_or(1), ..b }).collect()
+}
+
 fn name(text: String) -> ObjectName {
     ObjectName::new("ns", &text)
 }
@@ -347,15 +374,36 @@ fn service() -> impl Strategy<Value = Service> {
         ports
     });
     let external = prop_oneof![Just(External::default()), external()];
-    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy()).prop_map(
-        |(v4, v6, ports, affinity_seconds, external, internal_policy)| Service {
+    let scheduling = prop::option::weighted(0.3, scheduling());
+    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy(), scheduling).prop_map(
+        |(v4, v6, ports, affinity_seconds, external, internal_policy, scheduling)| Service {
             cluster_ips: v4.into_iter().chain(v6).collect(),
             ports,
             affinity_seconds,
             external,
             internal_policy,
+            scheduling,
         },
     )
+}
+
+fn scheduler() -> impl Strategy<Value = Scheduler> {
+    sample::select(Scheduler::ALL.to_vec())
+}
+
+fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
+    let members = vec![
+        Member::Address([10, 0, 0, 1].into()),
+        Member::Address([10, 0, 0, 2].into()),
+        Member::Pod("x".into()),
+        Member::Node("y".into()),
+    ];
+    let weights = collection::btree_map(sample::select(members), 0..4_u32, 0..4);
+    (prop::option::of(scheduler()), weights).prop_map(|(scheduler, weights)| {
+        // The smallest there is, since everything is checked after every step.
+        let table_size = Some(TableSize::ALL[0]);
+        Scheduling { scheduler, table_size, weights, mistakes: Vec::new() }.into()
+    })
 }
 
 fn names() -> impl Strategy<Value = Vec<std::sync::Arc<str>>> {
@@ -384,8 +432,13 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 /// A node is called as some endpoints say, or has no name.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
-    (node_name, any::<bool>())
-        .prop_map(|(node_name, masquerade_all)| Policy { node_name: node_name.into(), masquerade_all })
+    let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
+    (node_name, any::<bool>(), scheduler).prop_map(|(node_name, masquerade_all, scheduler)| Policy {
+        node_name: node_name.into(),
+        masquerade_all,
+        scheduler,
+        maglev: Maglev { size: TableSize::ALL[0], seed: 1 },
+    })
 }
 
 pub(crate) fn families() -> impl Strategy<Value = Families> {

@@ -5,20 +5,19 @@ use lb_ebpf::schedule;
 
 use super::{conntrack::now, maps::AFFINITY, services};
 
-/// The slot of the backend that the client belongs to; [`NONE`] where it belongs to none that the service still has.
+/// The slot of the backend that the client belongs to; [`schedule::NONE`] where it belongs to none that the service still has.
 #[inline(never)]
 pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     // SAFETY: the value is copied at once. One that was reused meanwhile names a backend of another service; then it is
     // none of ours, or as good as any.
-    let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else { return NONE };
+    let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else {
+        return schedule::NONE;
+    };
     if !affinity.holds(now(), service.affinity_seconds) {
-        return NONE;
+        return schedule::NONE;
     }
-    schedule::find(service, &affinity.address, affinity.port, services::backend).unwrap_or(NONE)
+    schedule::find(service, &affinity.address, affinity.port, services::backend).unwrap_or(schedule::NONE)
 }
-
-/// No slot: the arena has far fewer.
-pub(crate) const NONE: u32 = u32::MAX;
 
 /// Notes that the client has made a connection to this backend.
 #[inline(never)]

@@ -23,6 +23,10 @@ pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES },
 #[btf_map]
 pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
 
+/// What schedulers choose from: an arena of places in slices of `BACKENDS`.
+#[btf_map]
+pub(super) static TABLES: Array<u32, { capacity::TABLES }> = Array::new();
+
 /// Flows, an entry for each direction. Not an LRU map: a flood of new flows must not evict an established one.
 #[btf_map]
 pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
@@ -73,6 +77,8 @@ pub(super) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 
 /// Value of `SCRATCH`.
 pub(super) struct Scratch {
+    /// A flow that is to begin.
+    pub(super) request: super::open::Request,
     /// A flow that begins.
     pub(super) opening: super::open::Opening,
     /// A route that is being looked up.

@@ -11,6 +11,7 @@
 
 pub(crate) mod affinity;
 mod answer;
+pub(crate) mod choice;
 pub(crate) mod conntrack;
 mod fragments;
 mod icmp;

@@ -2,11 +2,14 @@
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use lb_common::{Address, FrontendKind, Outcome, Service, SourceRange, service_flags};
-use lb_ebpf::packet::{Body, Packet};
+use lb_ebpf::{
+    packet::{Body, Packet},
+    schedule,
+};
 
 use super::{
-    log,
-    maps::SOURCE_RANGES,
+    choice, log,
+    maps::{SOURCE_RANGES, scratch},
     open::{self, Request},
     place::Place,
     services, settings,
@@ -36,6 +39,33 @@ fn try_new_flow(
     earlier: bool,
     only_routed: bool,
 ) -> Result<Outcome, Outcome> {
+    match prepare(place, packet) {
+        Outcome::NewFlow => {}
+        other => return Err(other),
+    }
+    let request = &mut scratch()?.request;
+    request.slot = choice::choose(&packet.tuple, &request.service);
+    if request.slot == schedule::NONE {
+        return Err(REJECTED);
+    }
+    let outcome = open::open(place, packet, earlier, only_routed)?;
+    let Service { id, scheduler, .. } = scratch()?.request.service;
+    choice::made(id, scheduler);
+    Ok(outcome)
+}
+
+/// Finds out what the packet is for, and leaves that in `SCRATCH`; anything but [`Outcome::NewFlow`] is the end of it.
+/// (With a frame of its own, which is gone before a backend is chosen and the flow is made.)
+#[inline(never)]
+fn prepare(place: &Place, packet: &Packet) -> Outcome {
+    match try_prepare(place, packet) {
+        Ok(()) => Outcome::NewFlow,
+        Err(early) => early,
+    }
+}
+
+#[inline(always)]
+fn try_prepare(place: &Place, packet: &Packet) -> Result<(), Outcome> {
     let service = services::lookup(&packet.tuple)?;
     may_begin(packet, &service)?;
     let (service, inside) = settings::for_client(place, &packet.tuple.source, service);
@@ -48,7 +78,8 @@ fn try_new_flow(
         return Err(Outcome::NoService);
     }
     let masquerade = service.masquerades(inside);
-    open::open(place, packet, &Request { service: &service, masquerade, earlier, only_routed })
+    scratch()?.request = Request { service, masquerade, slot: schedule::NONE };
+    Ok(())
 }
 
 /// Whether a flow may begin with this packet.

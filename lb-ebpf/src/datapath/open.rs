@@ -13,7 +13,7 @@ use lb_ebpf::{packet::Packet, schedule};
 use super::{
     affinity,
     conntrack::{Keys, forget_over, lookup, now},
-    maps::{CONNTRACK, scratch},
+    maps::{CONNTRACK, Scratch, scratch},
     masquerade,
     place::Place,
     routed, services,
@@ -45,7 +45,7 @@ impl Ports {
 }
 
 #[inline(always)]
-fn random() -> u32 {
+pub(crate) fn random() -> u32 {
     // SAFETY: takes nothing and has no side effects.
     unsafe { bpf_get_prandom_u32() }
 }
@@ -91,28 +91,33 @@ pub(super) enum Claim {
 
 /// A flow that somebody asks for.
 #[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
-    pub(super) service: &'a Service,
+pub(super) struct Request {
+    /// What it is for, as it is for this client.
+    pub(super) service: Service,
+    /// That of the backend.
+    pub(super) slot: u32,
     /// Whether the client's address is to be the node's where the flow's packets leave it.
     pub(super) masquerade: bool,
-    /// Whether the five-tuple has entries of an earlier connection, which are replaced.
-    pub(super) earlier: bool,
-    /// Whether it is to be a routed one or none: all that the XDP program can do.
-    pub(super) only_routed: bool,
 }
 
-/// Chooses a backend for the first packet of a flow and makes the entries of both directions; the outcome of the packet if
-/// it can be sent on.
+/// Makes the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those of an `earlier` connection of its
+/// five-tuple; the outcome of the packet if it can be sent on. The flow is to be a routed one or none where that is all
+/// that can be done (`only_routed`), as for the XDP program.
 #[inline(always)]
-pub(super) fn open(place: &Place, packet: &Packet, request: &Request<'_>) -> Result<Outcome, Outcome> {
-    let Request { service, masquerade, earlier, only_routed } = *request;
-    let backend = services::backend(choose(packet, service)).ok_or(Outcome::NoBackend)?;
-    let opening = &mut scratch()?.opening;
+pub(super) fn open(
+    place: &Place,
+    packet: &Packet,
+    earlier: bool,
+    only_routed: bool,
+) -> Result<Outcome, Outcome> {
+    let Scratch { request, opening, .. } = scratch()?;
+    let backend = services::backend(request.slot).ok_or(Outcome::NoBackend)?;
+    let masquerade = request.masquerade;
     (opening.from, opening.to) = (packet.tuple, packet.tuple);
     (opening.to.destination, opening.to.destination_port) = (backend.address, backend.port);
     opening.node = masquerade::NOBODY;
     opening.way = 0;
-    opening.service = service.id;
+    opening.service = request.service.id;
     opening.ports = SOURCE_PORTS;
     if opening.to.destination == opening.to.source {
         // A pod does not answer itself through the network: the VIP stands for it.
@@ -138,23 +143,12 @@ pub(super) fn open(place: &Place, packet: &Packet, request: &Request<'_>) -> Res
         forget_reply(opening);
     }
     insert_forward(opening, earlier)?;
-    if service.affinity_seconds > 0 {
-        affinity::remember(&packet.tuple.source, service.id, backend);
+    let Scratch { request, opening, .. } = scratch()?;
+    if request.service.affinity_seconds > 0 {
+        affinity::remember(&packet.tuple.source, request.service.id, backend);
     }
-    let routed = scratch()?.opening.way == flow_flags::ROUTED;
+    let routed = opening.way == flow_flags::ROUTED;
     Ok(if routed { Outcome::NewRoutedFlow } else { Outcome::NewFlow })
-}
-
-/// The slot of the backend for a new flow: the client's own where the service has affinity, else the scheduler's choice.
-#[inline(always)]
-fn choose(packet: &Packet, service: &Service) -> u32 {
-    if service.affinity_seconds > 0 {
-        let slot = affinity::find(&packet.tuple.source, service);
-        if slot != affinity::NONE {
-            return slot;
-        }
-    }
-    schedule::choose(service, random())
 }
 
 impl Opening {

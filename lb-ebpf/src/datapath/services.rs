@@ -2,7 +2,7 @@
 
 use lb_common::{Backend, Outcome, Service, ServiceKey, conntrack::Tuple};
 
-use super::maps::{BACKENDS, SERVICES};
+use super::maps::{BACKENDS, SERVICES, TABLES};
 
 /// Reads of a record that the agent is replacing before we give up.
 const ATTEMPTS: u32 = 4;
@@ -33,4 +33,10 @@ pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
     // SAFETY: array elements live as long as the map, and the map as long as the program. The agent writes a slot only
     // while no service record leads to it and no program that followed an older record still runs.
     BACKENDS.get_ptr(slot).map(|backend| unsafe { &*backend })
+}
+
+/// What is in a slot of `TABLES`. As for backends, what a record leads to is not written.
+#[inline(always)]
+pub(super) fn entry(slot: u32) -> Option<u32> {
+    TABLES.get(slot).copied()
 }

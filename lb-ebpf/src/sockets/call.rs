@@ -113,6 +113,14 @@ impl Call {
         SocketKey::new(self.cookie(), *remote)
     }
 
+    /// A number that few other sockets have.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower part differs most")]
+    pub(super) fn number(&self) -> u16 {
+        // SAFETY: takes the context of such a program.
+        (unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }) as u16
+    }
+
     /// What the socket was connected to through a virtual address, if it was. (It may have been disconnected since, or
     /// connected to something else: compare.)
     #[inline(always)]

@@ -1,11 +1,12 @@
 //! What an address is for a socket, and which backend it gets.
 
-use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
-use lb_common::{Address, Backend, Outcome, Service, ServiceKey, protocol, service_flags, vip_flags};
+use lb_common::{
+    Address, Backend, Outcome, Service, ServiceKey, conntrack::Tuple, protocol, service_flags, vip_flags,
+};
 use lb_ebpf::schedule;
 
 use super::call::Call;
-use crate::datapath::{affinity, new_flow::is_in_source_range, services, settings, vips};
+use crate::datapath::{affinity, choice, new_flow::is_in_source_range, services, settings, vips};
 
 /// The service that the socket may use under this address; [`Outcome::NoService`] where the address is none of ours.
 ///
@@ -71,17 +72,21 @@ const fn rejection(key: &ServiceKey) -> Outcome {
     if key.protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
 }
 
-/// A backend for a connection, or for a datagram that belongs to none.
+/// A backend for a connection, or for a datagram that belongs to none. Nobody knows its source port yet: the number of the
+/// socket stands for it.
 #[inline(always)]
 pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
-    if service.affinity_seconds == 0 {
-        return services::backend(schedule::choose(service, random())).ok_or(Outcome::NoBackend);
-    }
     let client = client(call, &key.address);
-    let kept = affinity::find(&client, service);
-    let slot = if kept == affinity::NONE { schedule::choose(service, random()) } else { kept };
+    let tuple = Tuple::new(client, key.address, call.number(), key.port, key.protocol);
+    let slot = choice::choose(&tuple, service);
+    if slot == schedule::NONE {
+        return Err(rejection(key));
+    }
     let backend = services::backend(slot).ok_or(Outcome::NoBackend)?;
-    affinity::remember(&client, service.id, backend);
+    choice::made(service.id, service.scheduler);
+    if service.affinity_seconds > 0 {
+        affinity::remember(&client, service.id, backend);
+    }
     Ok(backend)
 }
 
@@ -106,10 +111,4 @@ pub(super) fn node_address(like: &Address) -> Address {
         Some(settings) => settings.source_v6,
         None => Address::default(),
     }
-}
-
-#[inline(always)]
-fn random() -> u32 {
-    // SAFETY: takes nothing and has no side effects.
-    unsafe { bpf_get_prandom_u32() }
 }

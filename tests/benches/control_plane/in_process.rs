@@ -140,7 +140,7 @@ impl<'a> ControlPlane<'a> {
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let reconciler =
-            Reconciler::new(datapath.maps().contents()?, datapath.maps().backend_slots(), Policy::default());
+            Reconciler::new(datapath.maps().contents()?, datapath.maps().room(), Policy::default());
         Ok(Self { datapath, manifests: Manifests::new(&options, &Contents::default()), reconciler })
     }
 

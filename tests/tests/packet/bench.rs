@@ -18,11 +18,12 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Service, ServiceKey,
-    Settings, SourceRange, SourceRangeKey, Vip, Wire,
+    Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Scheduler, Service,
+    ServiceKey, Settings, SourceRange, SourceRangeKey, Vip, Wire,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
     wire_flags,
 };
+use lb_core::tables::{self, Maglev, TableSize};
 use nix::libc;
 
 use super::{packets::Packet, report::assert_same_packet};
@@ -33,9 +34,10 @@ pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// The maps whose default sizes would cost memory for nothing.
-const SIZES: [(&str, u32); 8] = [
+const SIZES: [(&str, u32); 9] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
+    ("TABLES", 512),
     ("CONNTRACK", 256),
     ("FRAGMENTS", 64),
     ("VIPS", 16),
@@ -43,6 +45,9 @@ const SIZES: [(&str, u32); 8] = [
     ("SERVICE_NAMES", 1),
     ("ENDPOINT_NAMES", 1),
 ];
+
+/// Where the table of the one service that has one begins.
+const TABLE: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
@@ -236,13 +241,62 @@ impl Bench {
     pub(crate) fn slice(&mut self, backends: &[SocketAddr], flags: u16) -> (u32, u32) {
         let base = self.slot;
         for backend in backends {
-            let backend =
-                Backend { address: Address::from(backend.ip()), port: backend.port(), flags, weight: 1 };
-            let mut map: Array<_, Backend> = self.ebpf.map_mut("BACKENDS").unwrap().try_into().unwrap();
-            map.set(self.slot, backend, 0).unwrap();
-            self.slot += 1;
+            self.backend(Backend {
+                address: Address::from(backend.ip()),
+                port: backend.port(),
+                flags,
+                weight: 1,
+            });
         }
         (base, self.slot - base)
+    }
+
+    fn backend(&mut self, backend: Backend) {
+        let mut map: Array<_, Backend> = self.ebpf.map_mut("BACKENDS").unwrap().try_into().unwrap();
+        map.set(self.slot, backend, 0).unwrap();
+        self.slot += 1;
+    }
+
+    /// Makes `backends`, which must be sorted, with their weights the backends of `vip`, to be chosen by `scheduler`.
+    pub(crate) fn scheduled(
+        &mut self,
+        vip: SocketAddr,
+        protocol: u8,
+        scheduler: Scheduler,
+        backends: &[(SocketAddr, u32)],
+    ) {
+        let base = self.slot;
+        let of = |(socket, weight): &(SocketAddr, u32)| Backend {
+            address: Address::from(socket.ip()),
+            port: socket.port(),
+            flags: 0,
+            weight: *weight,
+        };
+        let backends: Vec<Backend> = backends.iter().map(of).collect();
+        backends.iter().for_each(|backend| self.backend(*backend));
+        let maglev = Maglev { size: TableSize::ALL[0], ..Maglev::default() };
+        let table = tables::table(scheduler, maglev, &backends).unwrap_or_default();
+        let mut map: Array<_, u32> = self.ebpf.map_mut("TABLES").unwrap().try_into().unwrap();
+        (TABLE..).zip(&table).for_each(|(slot, place)| map.set(slot, place, 0).unwrap());
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        let record = Service {
+            // One of its own, so that nothing is left of another case.
+            id: self.slot + (u32::from(scheduler as u8) + 1) * 1000,
+            backends_base: base,
+            backends_count: self.slot - base,
+            table_base: TABLE,
+            table_count: u32::try_from(table.len()).unwrap(),
+            scheduler: scheduler as u8,
+            ..Service::zeroed()
+        };
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Where a client's flow goes.
+    pub(crate) fn backend_of(&self, sent: &Packet) -> SocketAddr {
+        let map: HashMap<_, Tuple, Flow> = self.ebpf.map("CONNTRACK").unwrap().try_into().unwrap();
+        let to = map.get(&sent.tuple(), 0).unwrap().to;
+        SocketAddr::new(to.destination.into(), to.destination_port)
     }
 
     /// What holds for every packet from now on.

@@ -164,18 +164,8 @@ fn addresses_and_node_ports_of_an_earlier_life_stay() {
     contents.service_labels.insert(7, ServiceLabels { name, node_port: Some(31_234) });
     let address = Address::from_v4([10, 99, 1, 2]);
     let key = ServiceKey::new(address, 80, lb_common::protocol::TCP);
-    let record = lb_common::Service {
-        inside_base: 0,
-        inside_count: 0,
-        id: 7,
-        backends_base: 0,
-        backends_count: 0,
-        affinity_seconds: 0,
-        scheduler: 0,
-        kind: FrontendKind::ClusterIp as u8,
-        flags: 0,
-        seal: 0,
-    };
+    let record =
+        lb_common::Service { id: 7, kind: FrontendKind::ClusterIp as u8, ..bytemuck::Zeroable::zeroed() };
     contents.frontends.insert(key, record.sealed(&key));
     for broken in ["", "---\n{"] {
         let mut folder = Folder::with(options(), &contents);

@@ -1,0 +1,139 @@
+//! What the annotations of a Service say about the choice of its backends. A mistake in one costs only that annotation:
+//! the Service is served as if it were not there, and a [`Problem`](crate::plan::Problem) says so.
+
+use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::ip::parse_ip;
+use crate::model::{Member, Mistake, Scheduling};
+
+/// A name of [`lb_common::Scheduler`].
+pub const SCHEDULER: &str = "lb.dev/scheduler";
+/// A [`crate::tables::TableSize`].
+pub const MAGLEV_TABLE_SIZE: &str = "lb.dev/maglev-table-size";
+/// A JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
+pub const WEIGHTS: &str = "lb.dev/weights";
+
+/// Weights that IPVS knows, too.
+const MAX_WEIGHT: u32 = 65_535;
+
+/// What the annotations say; `None` where they say nothing, as most do.
+pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
+    let annotations = metadata.annotations.as_ref()?;
+    let text = |name| annotations.get(name).map(|text| text.trim());
+    let mut scheduling = Scheduling::default();
+    if let Some(text) = text(SCHEDULER) {
+        scheduling.scheduler = scheduling.noted(SCHEDULER, text, parsed(text));
+    }
+    if let Some(text) = text(MAGLEV_TABLE_SIZE) {
+        scheduling.table_size = scheduling.noted(MAGLEV_TABLE_SIZE, text, parsed(text));
+    }
+    if let Some(text) = text(WEIGHTS) {
+        scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
+    }
+    (scheduling != Scheduling::default()).then(|| Arc::new(scheduling))
+}
+
+impl Scheduling {
+    /// The value, if it is one; else the mistake is noted.
+    fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
+        let note = |why| self.mistakes.push(Mistake { annotation, value: value.to_owned(), why });
+        parsed.map_err(note).ok()
+    }
+}
+
+fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn weights(text: &str) -> Result<BTreeMap<Member, u32>, String> {
+    const FORM: &str = r#"give a JSON object such as {"web-0": 3, "10.1.0.5": 2, "node:a": 1, "zone:b": 0}"#;
+    let weights: BTreeMap<String, u32> =
+        serde_json::from_str(text).map_err(|error| format!("{error}: {FORM}"))?;
+    match weights.iter().find(|(_, weight)| **weight > MAX_WEIGHT) {
+        Some((name, weight)) => Err(format!("the weight {weight} of {name:?} is above {MAX_WEIGHT}")),
+        None => Ok(weights.into_iter().map(|(name, weight)| (member(&name), weight)).collect()),
+    }
+}
+
+fn member(name: &str) -> Member {
+    if let Some(address) = parse_ip(name) {
+        return Member::Address(address);
+    }
+    match name.split_once(':') {
+        Some(("node", node)) => Member::Node(node.into()),
+        Some(("zone", zone)) => Member::Zone(zone.into()),
+        Some(_) | None => Member::Pod(name.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::Scheduler;
+
+    use super::*;
+    use crate::{model::Endpoint, tables::TableSize};
+
+    fn of(annotations: &[(&str, &str)]) -> Option<Arc<Scheduling>> {
+        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        scheduling(&ObjectMeta { annotations: Some(annotations.collect()), ..ObjectMeta::default() })
+    }
+
+    #[test]
+    fn other_annotations_say_nothing() {
+        assert_eq!(scheduling(&ObjectMeta::default()), None);
+        assert_eq!(of(&[("kubernetes.io/description", "rr")]), None);
+    }
+
+    #[test]
+    fn what_is_said_is_taken() {
+        let scheduling = of(&[
+            (SCHEDULER, " mh "),
+            (MAGLEV_TABLE_SIZE, "65521"),
+            (WEIGHTS, r#"{"web-0": 3, "10.1.0.5": 2, "fd00::5": 9, "node:a": 5, "zone:b": 0}"#),
+        ])
+        .unwrap();
+        assert_eq!(
+            (scheduling.scheduler, scheduling.table_size),
+            (Some(Scheduler::Maglev), Some(TableSize::ALL[8]))
+        );
+        assert_eq!(scheduling.mistakes, []);
+        let endpoint = |address: &str, pod: &str, node: &str, zone: &str| Endpoint {
+            address: address.parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: Some(node.into()),
+            zone: Some(zone.into()),
+            pod: Some(pod.into()),
+            hints: None,
+        };
+        for (endpoint, weight) in [
+            (endpoint("10.1.0.5", "web-0", "a", "b"), 2),
+            (endpoint("10.1.0.6", "web-0", "a", "b"), 3),
+            (endpoint("10.1.0.6", "web-1", "a", "b"), 5),
+            (endpoint("10.1.0.6", "web-1", "c", "b"), 0),
+            (endpoint("10.1.0.6", "a", "web-0", "a"), 1),
+            (endpoint("fd00::5", "a", "b", "c"), 9),
+        ] {
+            assert_eq!(scheduling.weight(&endpoint), weight, "{endpoint:?}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_costs_only_its_annotation() {
+        let scheduling =
+            of(&[(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384"), (WEIGHTS, "{\"a\": 1}")]).unwrap();
+        assert_eq!((scheduling.scheduler, scheduling.table_size), (None, None));
+        assert_eq!(scheduling.weights.len(), 1);
+        let said: Vec<_> =
+            scheduling.mistakes.iter().map(|mistake| (mistake.annotation, &*mistake.value)).collect();
+        assert_eq!(said, [(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384")]);
+        assert_eq!(scheduling.mistakes[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
+        for bad in ["", "web-0=3", "{\"web-0\": -1}", "{\"web-0\": 65536}", "[1]", "{\"a\": 1.5}"] {
+            let scheduling = of(&[(WEIGHTS, bad)]).unwrap();
+            assert!(scheduling.weights.is_empty() && scheduling.mistakes.len() == 1, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What schedulers choose from where the list of backends alone does not do: lists of places in a slice, computed ahead,
+//! so that a choice is one lookup.
+
+mod maglev;
+mod shares;
+
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    str::FromStr,
+};
+
+use lb_common::{Backend, Scheduler, hash::DEFAULT_SEED};
+
+/// The entry of a table whose backends all have the weight 0: a number that no backend has.
+pub const NOBODY: u32 = u32::MAX;
+
+/// Number of entries of a Maglev table: a prime, so that every permutation visits every entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableSize(u32);
+
+impl TableSize {
+    /// The sizes there are: those of IPVS, and of Cilium.
+    pub const ALL: [Self; 10] = [
+        Self(251),
+        Self(509),
+        Self(1021),
+        Self(2039),
+        Self(4093),
+        Self(8191),
+        Self(16_381),
+        Self(32_749),
+        Self(65_521),
+        Self(131_071),
+    ];
+
+    /// As a number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// This size, or where it has fewer entries than there are backends, the next one that has not.
+    fn holding(self, backends: usize) -> Self {
+        let holds = |size: &Self| *size >= self && size.0 as usize >= backends;
+        Self::ALL.into_iter().find(holds).unwrap_or(Self(131_071))
+    }
+}
+
+impl Default for TableSize {
+    /// Less than 1 % of imbalance for up to 163 backends.
+    fn default() -> Self {
+        Self(16_381)
+    }
+}
+
+impl fmt::Display for TableSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A number that is no size of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownSize;
+
+impl fmt::Display for UnknownSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("give one of")?;
+        TableSize::ALL.into_iter().try_for_each(|size| write!(f, " {size}"))
+    }
+}
+
+impl std::error::Error for UnknownSize {}
+
+impl FromStr for TableSize {
+    type Err = UnknownSize;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSize> {
+        Self::ALL.into_iter().find(|size| text.parse() == Ok(size.0)).ok_or(UnknownSize)
+    }
+}
+
+/// How Maglev tables are made; nodes that share the work of a service need the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maglev {
+    /// Number of entries.
+    pub size: TableSize,
+    /// What backends are hashed with.
+    pub seed: u64,
+}
+
+impl Default for Maglev {
+    fn default() -> Self {
+        Self { size: TableSize::default(), seed: DEFAULT_SEED }
+    }
+}
+
+/// What `scheduler` chooses from: places in `backends`, or [`NOBODY`]. `None` where it chooses from the backends
+/// themselves. Depends on nothing but what is given, so every node has the same table for the same backends.
+pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Option<Vec<u32>> {
+    if scheduler.counts() {
+        return None;
+    }
+    let weight = |backend: &Backend| {
+        if scheduler.is_weighted() { backend.weight } else { backend.weight.min(1) }
+    };
+    let first = weight(backends.first()?);
+    let is_even = backends.iter().all(|backend| weight(backend) == first);
+    let is_consistent = scheduler == Scheduler::Maglev && backends.len() > 1;
+    if is_even && first == 0 {
+        return Some(vec![NOBODY]);
+    }
+    if is_even && !is_consistent {
+        return None;
+    }
+    let turns = shares::turns(&backends.iter().map(weight).collect::<Vec<u32>>());
+    Some(if is_consistent { maglev::table(maglev, backends, &turns) } else { turns })
+}
+
+/// What is remembered of a table in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    /// Number of entries.
+    pub count: u32,
+    digest: u64,
+}
+
+impl Digest {
+    /// The digest of a table. Comparable within one process only.
+    pub fn of(table: &[u32]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        table.hash(&mut hasher);
+        Self { count: u32::try_from(table.len()).unwrap_or(u32::MAX), digest: hasher.finish() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::Address;
+
+    use super::*;
+
+    fn backends(weights: &[u32]) -> Vec<Backend> {
+        let backend = |(host, weight): (u8, &u32)| Backend {
+            address: Address::from_v4([10, 0, 0, host]),
+            port: 80,
+            flags: 0,
+            weight: *weight,
+        };
+        (1..).zip(weights).map(backend).collect()
+    }
+
+    fn of(scheduler: Scheduler, weights: &[u32]) -> Option<Vec<u32>> {
+        table(scheduler, Maglev::default(), &backends(weights))
+    }
+
+    #[test]
+    fn what_is_even_needs_no_table() {
+        for scheduler in Scheduler::ALL {
+            assert_eq!(of(scheduler, &[]), None);
+            assert_eq!(of(scheduler, &[7]), None, "{scheduler}");
+            assert_eq!(of(scheduler, &[3, 3]).is_some(), scheduler == Scheduler::Maglev, "{scheduler}");
+        }
+    }
+
+    #[test]
+    fn weights_count_where_they_should_and_nothing_is_given_to_those_of_weight_0() {
+        for scheduler in Scheduler::ALL {
+            let found = of(scheduler, &[1, 0, 2]);
+            if scheduler == Scheduler::Maglev {
+                assert!(!found.unwrap().contains(&1));
+                continue;
+            }
+            let wanted = if scheduler.is_weighted() { vec![2, 0, 2] } else { vec![0, 2] };
+            assert_eq!(found, (!scheduler.counts()).then_some(wanted), "{scheduler}");
+        }
+    }
+
+    #[test]
+    fn where_all_have_weight_0_nobody_is_chosen() {
+        for scheduler in Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.counts()) {
+            for weights in [&[0][..], &[0, 0, 0]] {
+                assert_eq!(of(scheduler, weights), Some(vec![NOBODY]), "{scheduler}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_is_one_of_the_primes() {
+        assert_eq!("16381".parse(), Ok(TableSize::default()));
+        for text in ["16384", "", "-1", "0x10"] {
+            assert_eq!(text.parse::<TableSize>(), Err(UnknownSize));
+        }
+        for size in TableSize::ALL {
+            let divides = |factor: u32| size.get().is_multiple_of(factor);
+            assert!((2..=362).filter(|factor| *factor < size.get()).all(|factor| !divides(factor)), "{size}");
+        }
+        assert_eq!(TableSize::ALL[0].holding(252), TableSize::ALL[1]);
+        assert_eq!(TableSize::ALL[9].holding(1_000_000), TableSize::ALL[9]);
+    }
+
+    #[test]
+    fn a_digest_tells_tables_apart() {
+        assert_eq!(Digest::of(&[1, 2]), Digest::of(&[1, 2]));
+        assert_ne!(Digest::of(&[1, 2]), Digest::of(&[2, 1]));
+    }
+}

@@ -1,0 +1,100 @@
+//! The choice of a backend for a new flow, by the scheduler of its service.
+//!
+//! A packet that the XDP program leaves to tc is chosen for twice, and must get the same backend: else those whose flows
+//! only tc can begin would get less than their share. So chance is a hash of the packet and the moment, and a turn is over
+//! only when its flow has begun.
+
+use aya_ebpf::{
+    Global, bindings::BPF_NOEXIST, btf_maps::LruPerCpuHashMap, helpers::generated::bpf_get_smp_processor_id,
+    macros::btf_map,
+};
+use lb_common::{Scheduler, Service, conntrack::Tuple, hash};
+use lb_ebpf::schedule;
+
+use super::{affinity, conntrack::now, services};
+
+/// What hashing schedulers hash with; the agent sets it when it loads the programs.
+#[unsafe(no_mangle)]
+static HASH_SEED: Global<u64> = Global::new(hash::DEFAULT_SEED);
+
+/// What chance depends on besides; the agent sets it to a number that nobody knows.
+#[unsafe(no_mangle)]
+static CHANCE_SEED: Global<u64> = Global::new(0);
+
+/// How many flows of a service this CPU has sent on its way, by service id: where `rr` and `wrr` are in their sequence.
+/// Each CPU has its own, so that no two write to one cache line. Which service is forgotten when there are too many does
+/// not matter: it starts anew.
+#[btf_map]
+static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
+
+/// The slot of the backend for a new flow of `tuple`: the client's own where the service has affinity, else the scheduler's
+/// choice; [`schedule::NONE`] where no backend takes new flows.
+#[inline(always)]
+pub(crate) fn choose(tuple: &Tuple, service: &Service) -> u32 {
+    if service.affinity_seconds > 0 {
+        let slot = affinity::find(&tuple.source, service);
+        if slot != schedule::NONE {
+            return slot;
+        }
+    }
+    scheduled(tuple, service)
+}
+
+#[inline(never)]
+fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
+    // An unknown scheduler is one of a newer agent: any backend is better than none.
+    let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
+    let entries = schedule::entries(service);
+    if entries == 0 {
+        return schedule::NONE;
+    }
+    let nth = match scheduler {
+        Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => {
+            turn(service.id).wrapping_add(cpu()) % entries
+        }
+        Scheduler::SourceHash | Scheduler::DestinationHash | Scheduler::Maglev => {
+            schedule::hashed(scheduler, tuple, HASH_SEED.load(), entries)
+        }
+        _ => schedule::scale(chance(tuple), entries),
+    };
+    schedule::slot(service, nth, services::entry)
+}
+
+/// A backend has been chosen and its flow has begun.
+#[inline(always)]
+pub(crate) fn made(service: u32, scheduler: u8) {
+    if scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8 {
+        end_turn(service);
+    }
+}
+
+/// A number that is as good as any, but the same for the same packet within a second.
+#[inline(always)]
+fn chance(tuple: &Tuple) -> u32 {
+    let ports = u32::from(tuple.source_port) << 16 | u32::from(tuple.destination_port);
+    (hash::of_endpoint(CHANCE_SEED.load() ^ u64::from(now().0), &tuple.source, ports) >> 32) as u32
+}
+
+/// CPUs start at different places, so that the first flows of each do not meet at one backend.
+#[inline(always)]
+fn cpu() -> u32 {
+    // SAFETY: takes nothing and has no side effects.
+    unsafe { bpf_get_smp_processor_id() }
+}
+
+/// The number of the next turn of a service on this CPU.
+#[inline(always)]
+fn turn(service: u32) -> u32 {
+    // SAFETY: the value is of this CPU alone. Two programs that share it by interruption may take the same turn.
+    TURNS.get_ptr_mut(&service).map_or(0, |turns| unsafe { *turns })
+}
+
+#[inline(never)]
+fn end_turn(service: u32) {
+    match TURNS.get_ptr_mut(&service) {
+        // SAFETY: as for `turn`.
+        Some(turns) => unsafe { *turns = (*turns).wrapping_add(1) },
+        // Should there be no room, every turn is the first one.
+        None => TURNS.insert(&service, &1, u64::from(BPF_NOEXIST)).unwrap_or_default(),
+    }
+}
