@@ -6,10 +6,13 @@ use lb_tests::{
     server,
 };
 
-use crate::lan::{
-    CLUSTER_CIDR, Expect, FRONTENDS,
-    Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, external,
+use crate::{
+    bed::RANGES,
+    lan::{
+        CLUSTER_CIDR, Expect, FRONTENDS,
+        Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
+        Lan, Protocol, Seen, external,
+    },
 };
 
 const FROM_NODE1: Expect<'_> = Expect::Answer(&["pod3"], Seen::Node(1));
@@ -88,7 +91,7 @@ fn source_ranges_filter_clients_of_load_balancers_only() {
 
 #[test]
 fn a_service_changes_its_type_and_its_node_port_live() {
-    let lan = Lan::with(&[]);
+    let lan = Lan::with(&RANGES);
     let service = |kind: Type| {
         let mut service = lan.service(1, &["pod3"]);
         service.exposure = Exposure { kind, ..Exposure::default() };
