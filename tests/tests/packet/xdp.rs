@@ -455,6 +455,10 @@ fn state(bench: &Bench) -> Vec<String> {
     let mut flows = bench.flows();
     for flow in flows.values_mut() {
         flow.last_seen = Tick(0);
+        if flow.to.protocol == UDP {
+            // The tick of the first datagram.
+            flow.next_seq = 0;
+        }
         flow.hop = bytemuck::Zeroable::zeroed();
     }
     flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
