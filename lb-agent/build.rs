@@ -23,16 +23,16 @@ fn run() -> anyhow::Result<()> {
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("cargo sets CARGO_CFG_TARGET_ARCH")?;
 
     let target_dir = ebpf_build::target_dir(ebpf_build::profile_dir(&out_dir));
-    let object = ebpf_build::build(&target_dir, &arch)?;
+    let object = ebpf_build::build(ebpf_build::DATAPATH, &target_dir, &arch)?;
     for line in object.warnings.lines() {
         println!("cargo::warning={line}");
     }
-    let copy = out_dir.join(ebpf_build::BINARY);
+    let copy = out_dir.join(ebpf_build::DATAPATH.name);
     fs::copy(&object.path, &copy)
         .with_context(|| format!("copying {} to {}", object.path.display(), copy.display()))?;
 
     let root = ebpf_build::workspace_root();
-    for input in [ebpf_build::PACKAGE, "lb-common", "Cargo.toml", "Cargo.lock"] {
+    for input in [ebpf_build::DATAPATH.package, "lb-common", "Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", root.join(input).display());
     }
     println!("cargo::rerun-if-changed={}", object.toolchain.linker.display());

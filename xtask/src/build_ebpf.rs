@@ -1,4 +1,4 @@
-//! `cargo xtask build-ebpf`: the BPF object only.
+//! `cargo xtask build-ebpf`: the BPF objects only.
 
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,25 @@ pub(crate) struct Args {
     deny_warnings: bool,
 }
 
-/// Builds the object and prints where it is and how large its functions are.
+/// Builds the objects and prints where they are and how large their functions are.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
     let profile_dir = me.parent().context("xtask is not in a folder")?;
-    let built = ebpf_build::build(&ebpf_build::target_dir(profile_dir), std::env::consts::ARCH)?;
-    eprint!("{}", built.warnings);
-    ensure!(!args.deny_warnings || built.warnings.is_empty(), "the BPF programs build with warnings");
+    let target_dir = ebpf_build::target_dir(profile_dir);
+    for binary in [ebpf_build::DATAPATH, ebpf_build::RESTORE, ebpf_build::FLOORS] {
+        let built = ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?;
+        eprint!("{}", built.warnings);
+        let name = binary.name;
+        ensure!(
+            !args.deny_warnings || built.warnings.is_empty(),
+            "the BPF object {name} builds with warnings"
+        );
+        show(&built)?;
+    }
+    Ok(())
+}
 
+fn show(built: &ebpf_build::Object) -> anyhow::Result<()> {
     let data = fs::read(&built.path).with_context(|| format!("cannot read {}", built.path.display()))?;
     let compiler = &built.toolchain.compiler;
     println!("{} ({} bytes)", built.path.display(), data.len());
@@ -34,6 +45,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     for function in functions(&built.path, &data)? {
         println!("{:>12}  {:<10}  {}", function.instructions, function.section, function.name);
     }
+    println!();
     Ok(())
 }
 

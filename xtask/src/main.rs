@@ -24,7 +24,7 @@ struct Cli {
 enum Task {
     /// Install what is missing on this machine: the BPF compiler and linker, and the tools of the tests
     Setup,
-    /// Build the BPF object only, and say how large each program is
+    /// Build the BPF objects only, and say how large each program is
     BuildEbpf(build_ebpf::Args),
     /// Show the load balancer at work in network namespaces of this machine (needs root)
     Demo(demo::Args),

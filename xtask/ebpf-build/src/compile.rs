@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::toolchain::{CoreLibrary, Missing, Toolchain};
-use crate::{BINARY, PACKAGE, TARGET, workspace_root};
+use crate::{Binary, TARGET, workspace_root};
 
 /// Why there is no object.
 #[derive(Debug, thiserror::Error)]
@@ -41,15 +41,15 @@ pub struct Object {
     pub warnings: String,
 }
 
-/// Builds the object for hosts of `arch` (`x86_64`, `aarch64`: the layout of the kernel's register structures
+/// Builds the object `binary` for hosts of `arch` (`x86_64`, `aarch64`: the layout of the kernel's register structures
 /// depends on it) in the folder `target_dir`. Quick when nothing has changed.
 ///
 /// # Errors
 ///
 /// A part of the toolchain is missing, or the programs do not compile.
-pub fn build(target_dir: &Path, arch: &str) -> Result<Object, BuildError> {
+pub fn build(binary: Binary, target_dir: &Path, arch: &str) -> Result<Object, BuildError> {
     let toolchain = Toolchain::find()?;
-    let mut command = cargo(&toolchain, target_dir, arch);
+    let mut command = cargo(&toolchain, binary, target_dir, arch);
     let Output { status, stderr, .. } = command
         .output()
         .map_err(|source| BuildError::Start { cargo: toolchain.compiler.cargo.clone(), source })?;
@@ -57,15 +57,15 @@ pub fn build(target_dir: &Path, arch: &str) -> Result<Object, BuildError> {
     if !status.success() {
         return Err(BuildError::Compile { messages });
     }
-    let path = target_dir.join(TARGET).join("release").join(BINARY);
+    let path = target_dir.join(TARGET).join("release").join(binary.name);
     Ok(Object { path, toolchain, warnings: messages })
 }
 
-fn cargo(toolchain: &Toolchain, target_dir: &Path, arch: &str) -> Command {
+fn cargo(toolchain: &Toolchain, binary: Binary, target_dir: &Path, arch: &str) -> Command {
     let compiler = &toolchain.compiler;
     let mut command = Command::new(&compiler.cargo);
     command.current_dir(workspace_root()).args(["build", "--quiet", "--release", "--target", TARGET]);
-    command.args(["--package", PACKAGE, "--bin", BINARY]).arg("--target-dir").arg(target_dir);
+    command.args(["--package", binary.package, "--bin", binary.name]).arg("--target-dir").arg(target_dir);
     match compiler.core {
         CoreLibrary::Prebuilt => {}
         CoreLibrary::Source => {

@@ -1,4 +1,4 @@
-//! Finds the BPF toolchain and builds the BPF object.
+//! Finds the BPF toolchain and builds BPF objects.
 //!
 //! `cargo xtask build-ebpf` and the build script of lb-agent both call [`build`], so that a plain
 //! `cargo build` is complete and one place knows how the object is made.
@@ -17,11 +17,21 @@ pub use toolchain::{
 /// The rustc target of the object: BPF in the byte order of the little-endian hosts we support.
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// The package that holds the BPF programs.
-pub const PACKAGE: &str = "lb-ebpf";
+/// A binary of a package that is a BPF object.
+#[derive(Debug, Clone, Copy)]
+pub struct Binary {
+    /// The package, and its folder in the workspace.
+    pub package: &'static str,
+    /// The binary.
+    pub name: &'static str,
+}
 
-/// The binary of [`PACKAGE`] that is the BPF object.
-pub const BINARY: &str = "lb";
+/// The data plane: the object that the agent ships.
+pub const DATAPATH: Binary = Binary { package: "lb-ebpf", name: "lb" };
+/// What the packet benchmark compares with.
+pub const FLOORS: Binary = Binary { package: "lb-ebpf-bench", name: "floors" };
+/// What gives the packet benchmark fresh packets.
+pub const RESTORE: Binary = Binary { package: "lb-ebpf-bench", name: "restore" };
 
 /// The root of this workspace, as it was when this crate was compiled.
 pub fn workspace_root() -> &'static Path {
@@ -69,6 +79,6 @@ mod tests {
 
     #[test]
     fn the_workspace_root_holds_the_bpf_package() {
-        assert!(workspace_root().join(PACKAGE).join("Cargo.toml").is_file());
+        assert!(workspace_root().join(DATAPATH.package).join("Cargo.toml").is_file());
     }
 }
