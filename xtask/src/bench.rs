@@ -26,6 +26,8 @@ enum Bench {
     ControlPlane,
     /// What clients get and what it costs, against kube-proxy's rules and plain routing
     EndToEnd,
+    /// Nanoseconds that the BPF programs take for a packet, against the least that programs could take
+    Packets,
 }
 
 impl Bench {
@@ -34,6 +36,7 @@ impl Bench {
         match self {
             Self::ControlPlane => ("control plane", "control_plane"),
             Self::EndToEnd => ("end to end", "end_to_end"),
+            Self::Packets => ("packets", "packets"),
         }
     }
 

@@ -1,0 +1,171 @@
+//! A program that is measured, with the packets that it gets.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use aya::{
+    Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
+    maps::ProgramArray,
+    programs::{ProgramFd, SchedClassifier, Xdp},
+};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::frames::Frame;
+
+/// What kind of program it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// At tc.
+    Tc,
+    /// At XDP.
+    Xdp,
+}
+
+impl Kind {
+    /// The kind of the program of this name.
+    pub(crate) fn of(program: &str) -> Self {
+        if program.starts_with("xdp") { Self::Xdp } else { Self::Tc }
+    }
+
+    /// What the names of programs of this kind begin with.
+    pub(crate) const fn prefix(self) -> &'static str {
+        match self {
+            Self::Tc => "tc",
+            Self::Xdp => "xdp",
+        }
+    }
+}
+
+/// A program that gets a fresh packet for every run: see `lb-ebpf-bench/src/restore.rs`.
+pub(crate) struct Candidate {
+    restore: Ebpf,
+    kind: Kind,
+    frame: Frame,
+    /// What the kernel calls the context: the device that packets come in through.
+    context: Vec<u8>,
+}
+
+/// What a program did with one packet.
+pub(crate) struct Done {
+    /// The return code.
+    pub(crate) verdict: u32,
+    /// The packet.
+    pub(crate) output: Vec<u8>,
+}
+
+impl Candidate {
+    /// Prepares `program` of this kind; `restore` is the object of that name.
+    pub(crate) fn new(
+        restore: &Path,
+        kind: Kind,
+        program: &ProgramFd,
+        frame: &Frame,
+    ) -> anyhow::Result<Self> {
+        let template = frame.template()?;
+        let mut restore = EbpfLoader::new()
+            .override_global("TEMPLATE", bytemuck::bytes_of(&template), true)
+            .load_file(restore)
+            .with_context(|| format!("loading {}", restore.display()))?;
+        load(&mut restore, kind.restore())?;
+        let map = restore.map_mut("MEASURED").context("there is no map MEASURED")?;
+        ProgramArray::try_from(map)?.set(0, program, 0).context("putting the program behind `restore`")?;
+        Ok(Self { restore, kind, frame: frame.clone(), context: kind.context(frame) })
+    }
+
+    /// Runs the program on one packet: the next flow's.
+    pub(crate) fn once(&self) -> anyhow::Result<Done> {
+        let mut output = vec![0; self.frame.octets().len() + 256];
+        let (verdict, length) = self.test_run(1, Some(&mut output))?;
+        output.truncate(length);
+        Ok(Done { verdict, output })
+    }
+
+    /// Runs the program on so many packets; the time that it takes of this CPU for one, in nanoseconds.
+    pub(crate) fn run(&self, packets: u32) -> anyhow::Result<f64> {
+        let start = cpu_time()?;
+        self.test_run(packets, None)?;
+        Ok((cpu_time()? - start).as_secs_f64() * 1e9 / f64::from(packets))
+    }
+
+    /// The last return code, and the length of the last packet.
+    fn test_run(&self, repeat: u32, output: Option<&mut [u8]>) -> anyhow::Result<(u32, usize)> {
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(self.frame.octets());
+        options.data_out = output;
+        options.ctx_in = Some(&self.context);
+        options.repeat = repeat;
+        let program = self.restore.program(self.kind.restore()).context("it was loaded")?;
+        let result = match self.kind {
+            Kind::Tc => <&SchedClassifier>::try_from(program)?.test_run(options),
+            Kind::Xdp => <&Xdp>::try_from(program)?.test_run(options),
+        };
+        let result = result.context("running a program on packets")?;
+        Ok((result.return_value, usize::try_from(result.data_size_out)?))
+    }
+
+    pub(crate) const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The packets that it gets.
+    pub(crate) const fn frame(&self) -> &Frame {
+        &self.frame
+    }
+}
+
+impl Kind {
+    /// `struct __sk_buff` up to `ifindex`, or `struct xdp_md`.
+    fn context(self, frame: &Frame) -> Vec<u8> {
+        let device = frame.device();
+        let words: &[u32] = match self {
+            Self::Tc => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, device],
+            // The end of the packet, the device, its queue, and the one that the packet leaves through.
+            Self::Xdp => &[0, u32::try_from(frame.octets().len()).unwrap_or(u32::MAX), 0, device, 0, 0],
+        };
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    const fn restore(self) -> &'static str {
+        match self {
+            Self::Tc => "tc_restore",
+            Self::Xdp => "xdp_restore",
+        }
+    }
+}
+
+/// Loads a program into the kernel.
+pub(crate) fn load(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<()> {
+    let program = ebpf.program_mut(name).with_context(|| format!("the object has no program {name}"))?;
+    let result = match Kind::of(name) {
+        Kind::Tc => <&mut SchedClassifier>::try_from(program)?.load(),
+        Kind::Xdp => <&mut Xdp>::try_from(program)?.load(),
+    };
+    result.with_context(|| format!("loading the program {name} (are you root?)"))
+}
+
+/// A loaded program.
+pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a ProgramFd> {
+    let program = ebpf.program(name).with_context(|| format!("the object has no program {name}"))?;
+    program.fd().with_context(|| format!("the program {name} is not loaded"))
+}
+
+/// CPU time of this thread: what other processes do meanwhile does not count, unlike what interrupts do.
+fn cpu_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+/// Binds this thread, and those it makes, to the last CPU, which has less of the system's own work.
+pub(crate) fn pin() -> anyhow::Result<usize> {
+    use nix::{
+        sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+        unistd::Pid,
+    };
+    let allowed = sched_getaffinity(Pid::from_raw(0))?;
+    let last = (0..CpuSet::count()).rfind(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let cpu = last.context("this process may run on no CPU")?;
+    let mut one = CpuSet::new();
+    one.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &one)?;
+    ensure!(sched_getaffinity(Pid::from_raw(0))? == one, "this process cannot be bound to CPU {cpu}");
+    Ok(cpu)
+}

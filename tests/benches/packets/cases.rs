@@ -1,0 +1,386 @@
+//! What is measured against what.
+
+use std::{fmt, net::SocketAddr};
+
+use anyhow::{Context as _, ensure};
+use lb_common::Outcome;
+use serde::Serialize;
+
+use crate::{
+    candidate::{Candidate, Done, Kind},
+    floors::Floor,
+    frames::{Flags, Frame, Seen, Sender, Transport, read},
+    world::{Family, MANY, NEW, SCHEDULERS, WIRE, World},
+};
+
+/// Cases that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Section {
+    OneFlow,
+    ManyFlows,
+    Untouched,
+    Reject,
+    NewFlow,
+}
+
+impl Section {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::OneFlow, Self::ManyFlows, Self::Untouched, Self::Reject, Self::NewFlow];
+
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::OneFlow => "established, one flow",
+            Self::ManyFlows => "established, 65,536 flows in rotation",
+            Self::Untouched => "passed on untouched",
+            Self::Reject => "rejected",
+            Self::NewFlow => "new flow",
+        }
+    }
+
+    /// Name of the plot.
+    pub(crate) const fn file(self) -> &'static str {
+        match self {
+            Self::OneFlow => "packets-one-flow",
+            Self::ManyFlows => "packets-many-flows",
+            Self::Untouched => "packets-untouched",
+            Self::Reject => "packets-reject",
+            Self::NewFlow => "packets-new-flow",
+        }
+    }
+
+    const fn floor(self) -> Floor {
+        match self {
+            Self::OneFlow | Self::ManyFlows => Floor::Balance,
+            Self::Untouched | Self::Reject => Floor::Miss,
+            Self::NewFlow => Floor::Insert,
+        }
+    }
+
+    const fn flows(self) -> u32 {
+        match self {
+            Self::OneFlow | Self::Untouched | Self::Reject => 1,
+            Self::ManyFlows => MANY,
+            Self::NewFlow => NEW,
+        }
+    }
+
+    /// The most that a program may cost, in floors.
+    const fn limit(self, kind: Kind) -> Option<f64> {
+        match (self, kind) {
+            (Self::OneFlow, Kind::Xdp) => Some(1.4),
+            (Self::ManyFlows, Kind::Xdp) => Some(1.3),
+            (Self::OneFlow | Self::ManyFlows, Kind::Tc) => Some(1.5),
+            (Self::Untouched | Self::NewFlow, _) => Some(2.0),
+            (Self::Reject, _) => None,
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+pub(crate) enum Subject {
+    /// The program of this name.
+    Ours(&'static str),
+    /// One floor, held against another.
+    Floor(Floor),
+}
+
+/// One program with one kind of packet, and the floor that it is compared with.
+pub(crate) struct Case {
+    pub(crate) section: Section,
+    pub(crate) subject: Subject,
+    /// Its name.
+    pub(crate) program: String,
+    /// The packet, in words.
+    pub(crate) what: String,
+    pub(crate) frame: Frame,
+    pub(crate) expected: Expected,
+    pub(crate) floor: Floor,
+    pub(crate) floor_frame: Frame,
+    /// The most that the program may cost, in floors.
+    pub(crate) target: Option<f64>,
+}
+
+/// What becomes of every packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Expected {
+    way: Way,
+    /// What it counts as, if anything.
+    pub(crate) counted: Option<Outcome>,
+    becomes: Becomes,
+}
+
+/// Where a packet goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// On: to the stack, to the next program.
+    On,
+    /// Out through a device that the program names.
+    Out,
+    /// Out through the device that it came from; only XDP tells the difference.
+    Back,
+}
+
+impl Way {
+    /// The return code.
+    const fn code(self, kind: Kind) -> u32 {
+        match (self, kind) {
+            // TC_ACT_UNSPEC, -1
+            (Self::On, Kind::Tc) => u32::MAX,
+            // TC_ACT_REDIRECT
+            (Self::Out | Self::Back, Kind::Tc) => 7,
+            // XDP_PASS
+            (Self::On, Kind::Xdp) => 2,
+            // XDP_REDIRECT
+            (Self::Out, Kind::Xdp) => 4,
+            // XDP_TX
+            (Self::Back, Kind::Xdp) => 3,
+        }
+    }
+}
+
+/// What a packet should be afterwards, with checksums that are right.
+#[derive(Clone, Copy)]
+enum Becomes {
+    /// What it was.
+    Same,
+    /// One to this address.
+    To(SocketAddr),
+    /// One to any address and this port.
+    ToPort(u16),
+    /// One from this address.
+    From(SocketAddr),
+    /// A TCP RST to whom it came from.
+    Reset,
+}
+
+impl Becomes {
+    fn check(self, input: &[u8], output: &[u8]) -> anyhow::Result<()> {
+        let seen = read(output).context("what the program left of the packet")?;
+        let Seen { from, to, is_reset } = seen;
+        let right = match self {
+            Self::Same => input == output,
+            Self::To(address) => to == address,
+            Self::ToPort(port) => to.port() == port,
+            Self::From(address) => from == address,
+            Self::Reset => is_reset,
+        };
+        ensure!(right, "the program left this of the packet: {seen:?}");
+        Ok(())
+    }
+}
+
+impl Case {
+    fn new(
+        world: &World,
+        section: Section,
+        program: &'static str,
+        what: &str,
+        frame: Frame,
+        expected: Expected,
+    ) -> anyhow::Result<Self> {
+        let transport = if frame.is_udp() { Transport::Udp } else { ACK };
+        let floor = section.floor();
+        let server = if floor == Floor::Miss { world.v4.elsewhere } else { world.v4.vip };
+        let frame = frame.flows(section.flows());
+        let floor_frame = Frame::new(transport, Sender::Client, server)?.flows(section.flows());
+        // The floors know IPv4 only: those for IPv6 would cost more.
+        let target = section.limit(Kind::of(program)).filter(|_| !frame.is_v6());
+        let (subject, program, what) = (Subject::Ours(program), program.to_owned(), what.to_owned());
+        Ok(Self { section, subject, program, what, frame, expected, floor, floor_frame, target })
+    }
+
+    /// Does something that no target is meant for.
+    fn without_target(self) -> Self {
+        Self { target: None, ..self }
+    }
+
+    /// Fails unless the program does with packets what it is measured for: one that does not is quick.
+    pub(crate) fn check(&self, candidate: &Candidate) -> anyhow::Result<()> {
+        let Done { verdict, output } = candidate.once()?;
+        let wanted = self.expected.way.code(self.kind());
+        ensure!(verdict == wanted, "{self}: the program returned {verdict:x}, not {wanted:x}");
+        let becomes = self.expected.becomes;
+        becomes.check(self.frame.octets(), &output).with_context(|| self.to_string())
+    }
+
+    /// The kind of the program.
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::of(&self.program)
+    }
+
+    /// Whether every packet makes a flow.
+    pub(crate) fn makes_flows(&self) -> bool {
+        self.section == Section::NewFlow
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, {}", self.section.label(), self.program, self.what)
+    }
+}
+
+const SYN: Transport = Transport::Tcp(Flags::Syn);
+const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
+const ACK: Transport = Transport::Tcp(Flags::Ack);
+
+/// All cases.
+pub(crate) fn all(world: &World) -> anyhow::Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for (family, ip) in [(world.v4, "IPv4"), (world.v6, "IPv6")] {
+        established(&mut cases, world, family, ip)?;
+        routed(&mut cases, world, family, ip)?;
+        untouched(&mut cases, world, family, ip)?;
+        new_flows(&mut cases, world, family, ip)?;
+    }
+    masqueraded(&mut cases, world)?;
+    preallocated(&mut cases, world)?;
+    Ok(cases)
+}
+
+fn established(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
+    let forward = translated(Outcome::Forward, Becomes::To(family.backend));
+    let reply = translated(Outcome::Reply, Becomes::From(family.vip));
+    for (section, transport, protocol) in [
+        (Section::OneFlow, ACK, "TCP"),
+        (Section::OneFlow, Transport::Udp, "UDP"),
+        (Section::ManyFlows, ACK, "TCP"),
+    ] {
+        let what = format!("{protocol}/{ip}");
+        let there = Frame::new(transport, Sender::Client, family.vip)?;
+        let back = Frame::new(transport, Sender::Server, family.backend)?;
+        cases.push(Case::new(world, section, "tc_ingress", &what, there, forward)?);
+        cases.push(Case::new(world, section, "tc_egress", &what, back, reply)?);
+    }
+    Ok(())
+}
+
+/// Goes on through the stack as another packet.
+fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
+    Expected { way: Way::On, counted: Some(outcome), becomes }
+}
+
+/// Flows between clients and backends beyond the wire.
+fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
+    let port = Becomes::ToPort(family.backend.port());
+    let routed = |way| Expected { way, counted: Some(Outcome::Routed), becomes: port };
+    let tcp = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
+    let udp = Frame::new(Transport::Udp, Sender::Client, family.routed)?.through(WIRE);
+    let across = Frame::new(ACK, Sender::Client, family.across)?.through(WIRE);
+    for (section, program, what, frame, way) in [
+        (Section::OneFlow, "xdp_native", "TCP/", &tcp, Way::Back),
+        (Section::OneFlow, "xdp_native", "UDP/", &udp, Way::Back),
+        (Section::OneFlow, "xdp_native", "TCP/, to another device", &across, Way::Out),
+        (Section::ManyFlows, "xdp_native", "TCP/", &tcp, Way::Back),
+        (Section::OneFlow, "tc_ingress", "TCP/, between wires", &tcp, Way::Out),
+    ] {
+        if section == Section::ManyFlows && family.routed.is_ipv6() {
+            continue;
+        }
+        let what = what.replace('/', &format!("/{ip}"));
+        cases.push(Case::new(world, section, program, &what, frame.clone(), routed(way))?);
+    }
+    Ok(())
+}
+
+/// Packets that are not ours, or not ours here; and one that is turned down.
+fn untouched(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
+    let what = format!("TCP/{ip}");
+    let elsewhere = Frame::new(ACK, Sender::Client, family.elsewhere)?;
+    let passes = |counted| Expected { way: Way::On, counted, becomes: Becomes::Same };
+    for (program, frame) in [("tc_ingress", elsewhere.clone()), ("tc_egress", elsewhere.clone())] {
+        let expected = passes(Some(Outcome::NoService));
+        cases.push(Case::new(world, Section::Untouched, program, &what, frame, expected)?);
+    }
+    let arriving = elsewhere.through(WIRE);
+    cases.push(Case::new(world, Section::Untouched, "xdp_native", &what, arriving, passes(None))?);
+    let reply = Frame::new(ACK, Sender::Server, family.backend)?;
+    let what = format!("a reply that egress will translate, {ip}");
+    let expected = passes(Some(Outcome::OtherHook));
+    cases.push(Case::new(world, Section::Untouched, "tc_ingress", &what, reply, expected)?.without_target());
+    let refused = Frame::new(SYN, Sender::Client, family.empty)?;
+    let expected = Expected { way: Way::Back, counted: Some(Outcome::RejectTcp), becomes: Becomes::Reset };
+    cases.push(Case::new(world, Section::Reject, "tc_ingress", &format!("TCP/{ip}"), refused, expected)?);
+    Ok(())
+}
+
+fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
+    let port = Becomes::ToPort(family.backend.port());
+    let opened = Expected { way: Way::On, counted: Some(Outcome::NewFlow), becomes: port };
+    let sent_on = Expected { way: Way::Back, counted: Some(Outcome::NewRoutedFlow), becomes: port };
+    let mut case = |program, what: &str, frame, expected| {
+        cases.push(Case::new(world, Section::NewFlow, program, what, frame, expected)?);
+        Ok::<_, anyhow::Error>(())
+    };
+    // Schedulers do the same for both families.
+    let schedulers = if family.vip.is_ipv4() { &SCHEDULERS[..] } else { &[] };
+    for &scheduler in schedulers {
+        let frame = Frame::new(SYN, Sender::Client, family.scheduled(scheduler))?;
+        case("tc_ingress", &format!("TCP/{ip}, {scheduler}"), frame, opened)?;
+    }
+    let tcp = Frame::new(SYN, Sender::Client, family.vip)?;
+    let udp = Frame::new(Transport::Udp, Sender::Client, family.vip)?;
+    let exchanged = Frame::new(SYN, Sender::Client, family.masquerading)?;
+    if schedulers.is_empty() {
+        case("tc_ingress", &format!("TCP/{ip}, random"), tcp, opened)?;
+    }
+    case("tc_ingress", &format!("UDP/{ip}, random"), udp, opened)?;
+    case("xdp_native", &format!("TCP/{ip}, random"), exchanged.clone().through(WIRE), sent_on)?;
+    // Two flows, where the floor notes one.
+    let what = format!("TCP/{ip}, random, masqueraded");
+    cases.push(Case::new(world, Section::NewFlow, "tc_ingress", &what, exchanged, opened)?.without_target());
+    Ok(())
+}
+
+/// A masqueraded connection: both hooks exchange something in both directions.
+fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
+    let through = |program: &str, frame: &Frame| {
+        let before = world.settled.counters()?;
+        let Done { verdict, output } = world.settled_candidate(program, frame)?.once()?;
+        let counted = world.settled.counters()?.since(&before);
+        ensure!(verdict == Way::On.code(Kind::Tc), "{program} does not let a packet pass: {counted:?}");
+        Ok::<_, anyhow::Error>(output)
+    };
+    let exchange = |sent, answered| {
+        let first = Frame::new(sent, Sender::Client, world.v4.masquerading)?;
+        let between = Frame::of_octets(through("tc_ingress", &first)?);
+        let outside = read(&through("tc_egress", &between)?)?;
+        let answer = Frame::between(answered, outside.to, outside.from)?;
+        let inside = Frame::of_octets(through("tc_ingress", &answer)?);
+        through("tc_egress", &inside)?;
+        Ok::<_, anyhow::Error>((between, outside, answer, inside))
+    };
+    exchange(SYN, SYN_ACK)?;
+    let (between, outside, answer, inside) = exchange(ACK, ACK)?;
+    let client = read(between.octets())?.from;
+    ensure!(outside.from.ip() != client.ip(), "the client is not masqueraded: {outside:?}");
+    let exchanged = |becomes| translated(Outcome::Masquerade, becomes);
+    let reply = translated(Outcome::Reply, Becomes::From(world.v4.masquerading));
+    for (program, what, frame, expected) in [
+        (
+            "tc_egress",
+            "TCP/IPv4, masqueraded, to the backend",
+            between,
+            exchanged(Becomes::From(outside.from)),
+        ),
+        ("tc_ingress", "TCP/IPv4, masqueraded, from the backend", answer, exchanged(Becomes::To(client))),
+        ("tc_egress", "TCP/IPv4, masqueraded, to the client", inside, reply),
+    ] {
+        cases.push(Case::new(world, Section::OneFlow, program, what, frame, expected)?);
+    }
+    Ok(())
+}
+
+/// What it would cost to note a new flow if there were memory for all from the beginning.
+fn preallocated(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
+    let frame = Frame::new(SYN, Sender::Client, world.v4.vip)?;
+    let floor = Floor::InsertPreallocated;
+    let untouched = Becomes::To(world.v4.vip);
+    let expected = Expected { way: Way::On, counted: None, becomes: untouched };
+    let case = Case::new(world, Section::NewFlow, "tc", "TCP/IPv4", frame, expected)?.without_target();
+    let (subject, program) = (Subject::Floor(floor), floor.program(Kind::Tc));
+    cases.push(Case { subject, program, ..case });
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! Our own programs and their maps.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
+
+use anyhow::{Context as _, anyhow, ensure};
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, MapData, PerCpuArray},
+    programs::ProgramFd,
+};
+use bytemuck::Zeroable as _;
+use lb_common::{
+    Address, Backend, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip, Wire,
+    conntrack::{Flow, Tuple},
+    settings_flags, vip_flags, wire_flags,
+};
+use lb_core::tables::{self, Maglev};
+
+use crate::candidate::{load, program};
+
+/// Those of our programs that are measured. The others differ from them by what they need not do.
+const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
+
+/// Networks of pods on a node, and of cluster IPs. Clients of the benchmark are no pods.
+const PODS: [(IpAddr, u8); 2] = [
+    (IpAddr::V4(Ipv4Addr::new(10, 244, 0, 0)), 16),
+    (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xa, 0, 0, 0, 0, 0)), 48),
+];
+const SERVICES: [(IpAddr, u8); 2] = [
+    (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
+    (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0)), 64),
+];
+
+/// The data plane as the agent ships it, with maps of the sizes that the agent makes.
+pub(crate) struct Datapath {
+    ebpf: Ebpf,
+    /// The next free slot of `BACKENDS`, and the next free id of a service.
+    slot: u32,
+    id: u32,
+    /// The next free slot of `TABLES`.
+    table: u32,
+}
+
+impl Datapath {
+    /// From the object of this name.
+    pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+        let mut ebpf = loader.load_file(object).with_context(|| format!("loading {}", object.display()))?;
+        for name in PROGRAMS {
+            load(&mut ebpf, name)?;
+        }
+        Ok(Self { ebpf, slot: 0, id: 1, table: 0 })
+    }
+
+    pub(crate) fn program(&self, name: &str) -> anyhow::Result<&ProgramFd> {
+        program(&self.ebpf, name)
+    }
+
+    /// What holds on a node with these addresses, of both families.
+    pub(crate) fn settings(&mut self, node: [SocketAddr; 2]) -> anyhow::Result<()> {
+        let [v4, v6] = node.map(|address| Address::from(address.ip()));
+        let settings = Settings {
+            inside: Networks::new(PODS.map(network)),
+            flags: settings_flags::DROP_UNKNOWN_VIPS,
+            service_ranges: Networks::new(SERVICES.map(network)),
+            source_v4: v4,
+            source_v6: v6,
+            first_port: 10_000,
+            ports: 20_000,
+        };
+        Ok(self.array::<Settings>("SETTINGS")?.set(0, settings, 0)?)
+    }
+
+    /// A service with the policy and scheduler of `record`; `backends`, with their weights, have to be in order.
+    pub(crate) fn service(
+        &mut self,
+        vip: SocketAddr,
+        protocol: u8,
+        backends: &[(SocketAddr, u32)],
+        record: Service,
+    ) -> anyhow::Result<()> {
+        let (slot, table_slot) = (self.slot, self.table);
+        let of = |&(backend, weight): &(SocketAddr, u32)| {
+            let (address, port) = (Address::from(backend.ip()), backend.port());
+            Backend { address, port, weight, ..Backend::zeroed() }
+        };
+        let backends: Vec<Backend> = backends.iter().map(of).collect();
+        let mut arena: Array<_, Backend> = self.array("BACKENDS")?;
+        for (slot, backend) in (slot..).zip(&backends) {
+            arena.set(slot, backend, 0)?;
+        }
+        let scheduler = Scheduler::try_from(record.scheduler)
+            .map_err(|unknown| anyhow!("there is no scheduler with the number {unknown}"))?;
+        let table = tables::table(scheduler, Maglev::default(), &backends).unwrap_or_default();
+        let mut arena: Array<_, u32> = self.array("TABLES")?;
+        for (slot, place) in (table_slot..).zip(&table) {
+            arena.set(slot, place, 0)?;
+        }
+        let (count, entries) = (u32::try_from(backends.len())?, u32::try_from(table.len())?);
+        let record = Service {
+            id: self.id,
+            backends_base: slot,
+            backends_count: count,
+            table_base: table_slot,
+            table_count: entries,
+            ..record
+        };
+        (self.slot, self.table, self.id) = (slot + count, table_slot + entries, self.id + 1);
+        let key = ServiceKey::new(vip.ip().into(), vip.port(), protocol);
+        self.map::<ServiceKey, Service>("SERVICES")?.insert(key, record.sealed(&key), 0)?;
+        let vips = Vip { flags: vip_flags::CLUSTER_IP };
+        Ok(self.map::<Address, Vip>("VIPS")?.insert(Address::from(vip.ip()), vips, 0)?)
+    }
+
+    /// Makes a device one that leads to other machines.
+    pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
+        let wire = Wire { mtu, flags: wire_flags::TAKES_FRAMES };
+        Ok(self.map::<u32, Wire>("WIRES")?.insert(device, wire, 0)?)
+    }
+
+    /// Forgets all flows.
+    pub(crate) fn forget(&mut self) -> anyhow::Result<()> {
+        let mut flows = self.map::<Tuple, Flow>("CONNTRACK")?;
+        let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
+        for key in keys {
+            flows.remove(&key)?;
+        }
+        Ok(())
+    }
+
+    /// What packets were counted as since the program was loaded.
+    pub(crate) fn counters(&self) -> anyhow::Result<Counters> {
+        let map = self.ebpf.map("STATS").context("there is no map STATS")?;
+        let stats: PerCpuArray<_, u64> = PerCpuArray::try_from(map)?;
+        let total = |outcome: Outcome| Ok(stats.get(&(outcome as u32), 0)?.iter().sum());
+        Ok(Counters(Outcome::ALL.into_iter().map(total).collect::<anyhow::Result<_>>()?))
+    }
+
+    fn array<V: Pod>(&mut self, name: &str) -> anyhow::Result<Array<&mut MapData, V>> {
+        let map = self.ebpf.map_mut(name).with_context(|| format!("there is no map {name}"))?;
+        Ok(Array::try_from(map)?)
+    }
+
+    fn map<K: Pod, V: Pod>(&mut self, name: &str) -> anyhow::Result<HashMap<&mut MapData, K, V>> {
+        let map = self.ebpf.map_mut(name).with_context(|| format!("there is no map {name}"))?;
+        Ok(HashMap::try_from(map)?)
+    }
+}
+
+fn network((address, prefix): (IpAddr, u8)) -> Network {
+    Network::new(address.into(), prefix)
+}
+
+/// Packets by outcome.
+#[derive(Debug)]
+pub(crate) struct Counters(Vec<u64>);
+
+impl Counters {
+    /// What packets have become since `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Vec<(Outcome, u64)> {
+        let counts = Outcome::ALL.into_iter().zip(self.0.iter().zip(&earlier.0));
+        let moved = counts.map(|(outcome, (now, then))| (outcome, now - then));
+        moved.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Fails unless just so many packets have become `outcome` (`None`: nothing that is counted) since `earlier`, and none
+    /// anything else.
+    pub(crate) fn ensure_only(
+        &self,
+        earlier: &Self,
+        outcome: Option<Outcome>,
+        packets: u64,
+    ) -> anyhow::Result<()> {
+        let moved = self.since(earlier);
+        let wanted: Vec<(Outcome, u64)> = outcome.map(|outcome| (outcome, packets)).into_iter().collect();
+        ensure!(moved == wanted, "{packets} packets should have become {outcome:?}: {moved:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! What our programs are compared with: see `lb-ebpf-bench/src/floors.rs`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+};
+
+use anyhow::{Context as _, bail};
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{HashMap, MapData},
+    programs::ProgramFd,
+};
+use lb_common::checksum::Sum;
+use lb_ebpf_bench::{FloorFlow, FloorService, FloorTarget, Variation};
+
+use crate::candidate::{Kind, load, program};
+
+/// A program to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Floor {
+    /// Returns at once.
+    Return,
+    /// Parses, swaps MAC addresses, and finds no flow.
+    Miss,
+    /// The minimal load balancer.
+    Balance,
+    /// Notes a new flow, in one direction, in a map like that of the real ones: memory is used for flows that exist.
+    Insert,
+    /// The same with a map that has memory for all flows there could be.
+    InsertPreallocated,
+}
+
+impl Floor {
+    const ALL: [Self; 5] = [Self::Return, Self::Miss, Self::Balance, Self::Insert, Self::InsertPreallocated];
+
+    /// What it does, for tables.
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Return => "returns at once",
+            Self::Miss => "parses, one lookup that misses",
+            Self::Balance => "minimal load balancer",
+            Self::Insert => "inserts one entry",
+            Self::InsertPreallocated => "inserts one entry, preallocated",
+        }
+    }
+
+    /// The program of this kind.
+    pub(crate) fn program(self, kind: Kind) -> String {
+        let name = match self {
+            Self::Return => "return",
+            Self::Miss => "miss",
+            Self::Balance => "balance",
+            Self::Insert => "insert",
+            Self::InsertPreallocated => "insert_preallocated",
+        };
+        format!("{}_{name}", kind.prefix())
+    }
+}
+
+/// The floor programs and their maps.
+pub(crate) struct Floors {
+    ebpf: Ebpf,
+}
+
+impl Floors {
+    /// From the object of this name.
+    pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
+        let mut ebpf =
+            EbpfLoader::new().load_file(object).with_context(|| format!("loading {}", object.display()))?;
+        for kind in [Kind::Tc, Kind::Xdp] {
+            for floor in Floor::ALL {
+                load(&mut ebpf, &floor.program(kind))?;
+            }
+        }
+        Ok(Self { ebpf })
+    }
+
+    pub(crate) fn program(&self, floor: Floor, kind: Kind) -> anyhow::Result<&ProgramFd> {
+        program(&self.ebpf, &floor.program(kind))
+    }
+
+    /// A service with one backend, and its flows `0..flows` of `client`.
+    pub(crate) fn service(
+        &mut self,
+        protocol: u8,
+        client: SocketAddr,
+        vip: SocketAddr,
+        backend: SocketAddr,
+        flows: u32,
+    ) -> anyhow::Result<()> {
+        let (from, to, client_address) = (word(vip.ip())?, word(backend.ip())?, word(client.ip())?);
+        let (from_port, to_port) = (vip.port().to_be(), backend.port().to_be());
+        let service = FloorService { address: from, port: from_port, protocol: protocol.into() };
+        self.map::<[u32; 2], u32>("SERVICES")?.insert(bytemuck::must_cast::<_, [u32; 2]>(service), 1, 0)?;
+        let addresses = Sum::ZERO.add_wide(!from).add_wide(to);
+        let target = FloorTarget {
+            address: to,
+            port: to_port,
+            address_delta: addresses.fold(),
+            delta: addresses.sub_word(from_port).add_word(to_port).fold(),
+            zero: 0,
+        };
+        let mut conntrack = self.map::<[u32; 4], [u32; 3]>("CONNTRACK")?;
+        for flow in 0..flows {
+            let Variation { address, port } = Variation::of(flow);
+            let source_port = client.port().to_be() ^ port;
+            let key = FloorFlow {
+                source: client_address ^ address,
+                destination: from,
+                ports: u32::from(source_port) | u32::from(from_port) << 16,
+                protocol: protocol.into(),
+            };
+            let (key, target): ([u32; 4], [u32; 3]) = (bytemuck::must_cast(key), bytemuck::must_cast(target));
+            conntrack.insert(key, target, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets all flows.
+    pub(crate) fn forget(&mut self) -> anyhow::Result<()> {
+        for map in ["CONNTRACK", "PREALLOCATED"] {
+            let mut flows = self.map::<[u32; 4], [u32; 3]>(map)?;
+            let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
+            for key in keys {
+                flows.remove(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn map<K: Pod, V: Pod>(&mut self, name: &str) -> anyhow::Result<HashMap<&mut MapData, K, V>> {
+        let map = self.ebpf.map_mut(name).with_context(|| format!("there is no map {name}"))?;
+        Ok(HashMap::try_from(map)?)
+    }
+}
+
+/// An address as it lies in memory.
+fn word(address: IpAddr) -> anyhow::Result<u32> {
+    match address {
+        IpAddr::V4(address) => Ok(u32::from_ne_bytes(Ipv4Addr::octets(&address))),
+        IpAddr::V6(address) => bail!("the floors know no IPv6, not {address}"),
+    }
+}

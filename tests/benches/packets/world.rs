@@ -1,0 +1,256 @@
+//! What the programs find: services, flows, routes.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, bail};
+use bytemuck::Zeroable as _;
+use lb_common::{Scheduler, Service, protocol, service_flags};
+use lb_tests::netns::Netns;
+
+use crate::{
+    candidate::{Candidate, Kind},
+    datapath::Datapath,
+    floors::Floors,
+    frames::{Flags, Frame, Sender, Transport},
+};
+
+/// Flows in rotation, where there are many.
+pub(crate) const MANY: u32 = 65_536;
+/// New flows in one go. They are forgotten before the next.
+pub(crate) const NEW: u32 = 16_384;
+/// Backends of a service that new flows are balanced over.
+const BACKENDS: u8 = 100;
+
+/// Interface index of the device that leads to clients and backends.
+pub(crate) const WIRE: u32 = 50;
+/// That of another one, which leads to one more backend.
+const OTHER: u32 = 52;
+const MTU: u32 = 1500;
+
+/// The schedulers that the programs have.
+pub(crate) const SCHEDULERS: [Scheduler; 6] = [
+    Scheduler::Random,
+    Scheduler::RoundRobin,
+    Scheduler::WeightedRoundRobin,
+    Scheduler::SourceHash,
+    Scheduler::DestinationHash,
+    Scheduler::Maglev,
+];
+
+/// Addresses of one family.
+#[derive(Clone, Copy)]
+pub(crate) struct Family {
+    /// A service with one backend, over TCP and UDP.
+    pub(crate) vip: SocketAddr,
+    /// The same, with every client masqueraded.
+    pub(crate) masquerading: SocketAddr,
+    /// The same with many backends, and between wires.
+    pub(crate) routed: SocketAddr,
+    /// The same with one backend, which is beyond another device.
+    pub(crate) across: SocketAddr,
+    /// A service without backends, over TCP.
+    pub(crate) empty: SocketAddr,
+    /// Not a service.
+    pub(crate) elsewhere: SocketAddr,
+    /// The backend; where there are many, the first of them.
+    pub(crate) backend: SocketAddr,
+    /// The one beyond another device.
+    far: SocketAddr,
+    /// This node's address.
+    node: SocketAddr,
+}
+
+impl Family {
+    fn new(addresses: [&str; 9]) -> anyhow::Result<Self> {
+        let mut parsed = Vec::new();
+        for text in addresses {
+            parsed.push(text.parse().with_context(|| format!("the address {text}"))?);
+        }
+        let [vip, masquerading, routed, across, empty, elsewhere, backend, far, node] = parsed[..] else {
+            bail!("these are not nine addresses: {addresses:?}");
+        };
+        Ok(Self { vip, masquerading, routed, across, empty, elsewhere, backend, far, node })
+    }
+
+    fn v4() -> anyhow::Result<Self> {
+        Self::new([
+            "192.0.2.1:80",
+            "192.0.2.2:80",
+            "192.0.2.3:80",
+            "192.0.2.4:80",
+            "192.0.2.5:80",
+            "203.0.113.1:80",
+            "198.51.100.1:8080",
+            "198.51.101.1:8080",
+            "198.18.0.1:0",
+        ])
+    }
+
+    fn v6() -> anyhow::Result<Self> {
+        Self::new([
+            "[2001:db8:1::1]:80",
+            "[2001:db8:1::2]:80",
+            "[2001:db8:1::3]:80",
+            "[2001:db8:1::4]:80",
+            "[2001:db8:1::5]:80",
+            "[2001:db8:3::1]:80",
+            "[2001:db8:2::1]:8080",
+            "[2001:db8:4::1]:8080",
+            "[2001:db8:5::1]:0",
+        ])
+    }
+
+    /// A service like `vip` with many backends and this scheduler, over TCP.
+    pub(crate) const fn scheduled(&self, scheduler: Scheduler) -> SocketAddr {
+        let mut vip = self.vip;
+        vip.set_port(1000 + scheduler as u16);
+        vip
+    }
+
+    /// Many backends, in order, with weights.
+    fn backends(&self) -> Vec<(SocketAddr, u32)> {
+        let nth = |n: u8| {
+            let mut backend = self.backend;
+            backend.set_ip(match backend.ip() {
+                IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() + u32::from(n)).into(),
+                IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() + u128::from(n)).into(),
+            });
+            (backend, 1 + u32::from(n) % 3)
+        };
+        (0..BACKENDS).map(nth).collect()
+    }
+}
+
+/// The BPF objects.
+pub(crate) struct Objects {
+    /// What is measured.
+    pub(crate) datapath: PathBuf,
+    /// What gives it fresh packets.
+    pub(crate) restore: PathBuf,
+    /// What it is held against.
+    pub(crate) floors: PathBuf,
+}
+
+/// Everything that is loaded.
+pub(crate) struct World {
+    /// The object that gives programs fresh packets.
+    pub(crate) restore: PathBuf,
+    pub(crate) v4: Family,
+    pub(crate) v6: Family,
+    /// Where flows exist.
+    pub(crate) settled: Datapath,
+    pub(crate) settled_floors: Floors,
+    /// Where none do, until a new one comes.
+    pub(crate) fresh: Datapath,
+    pub(crate) fresh_floors: Floors,
+}
+
+impl World {
+    /// Loads everything; to be called in the namespace of [`netns`].
+    pub(crate) fn new(objects: Objects) -> anyhow::Result<Self> {
+        let Objects { datapath, restore, floors } = objects;
+        let mut world = Self {
+            restore,
+            v4: Family::v4()?,
+            v6: Family::v6()?,
+            settled: Datapath::load(&datapath)?,
+            settled_floors: Floors::load(&floors)?,
+            fresh: Datapath::load(&datapath)?,
+            fresh_floors: Floors::load(&floors)?,
+        };
+        world.make_services()?;
+        world.open_flows()?;
+        Ok(world)
+    }
+
+    fn make_services(&mut self) -> anyhow::Result<()> {
+        let plain = Service::zeroed();
+        let masquerading = Service { flags: service_flags::MASQUERADE, ..plain };
+        let families = [self.v4, self.v6];
+        for datapath in [&mut self.settled, &mut self.fresh] {
+            datapath.settings(families.map(|family| family.node))?;
+            datapath.wire(WIRE, MTU)?;
+            datapath.wire(OTHER, MTU)?;
+        }
+        for family in families {
+            let (one, many) = ([(family.backend, 1)], family.backends());
+            for protocol in [protocol::TCP, protocol::UDP] {
+                self.settled.service(family.vip, protocol, &one, plain)?;
+                self.fresh.service(family.vip, protocol, &many, plain)?;
+                self.settled.service(family.masquerading, protocol, &one, masquerading)?;
+                self.settled.service(family.routed, protocol, &many, masquerading)?;
+                self.fresh.service(family.masquerading, protocol, &many, masquerading)?;
+            }
+            for scheduler in SCHEDULERS {
+                let record = Service { scheduler: scheduler as u8, ..plain };
+                self.fresh.service(family.scheduled(scheduler), protocol::TCP, &many, record)?;
+            }
+            self.settled.service(family.across, protocol::TCP, &[(family.far, 1)], masquerading)?;
+            self.settled.service(family.empty, protocol::TCP, &[], plain)?;
+        }
+        Ok(())
+    }
+
+    /// Lets clients and backends speak to each other, through our programs.
+    fn open_flows(&mut self) -> anyhow::Result<()> {
+        let [syn, syn_ack, ack] = [Flags::Syn, Flags::SynAck, Flags::Ack].map(Transport::Tcp);
+        for Family { vip, routed, across, backend, .. } in [self.v4, self.v6] {
+            let there = |transport, to| Frame::new(transport, Sender::Client, to);
+            let back = |transport| Frame::new(transport, Sender::Server, backend);
+            self.send("tc_ingress", &there(syn, vip)?.flows(MANY))?;
+            self.send("tc_egress", &back(syn_ack)?.flows(MANY))?;
+            self.send("tc_ingress", &there(ack, vip)?.flows(MANY))?;
+            self.send("tc_ingress", &there(Transport::Udp, vip)?)?;
+            self.send("tc_egress", &back(Transport::Udp)?)?;
+            // Nobody knows the ports that these are answered to, but packets of the client go the same way without answers.
+            // (The table has no room for as many of both families.)
+            let flows = if routed.is_ipv4() { MANY } else { 1 };
+            self.send("xdp_native", &there(syn, routed)?.through(WIRE).flows(flows))?;
+            self.send("xdp_native", &there(syn, across)?.through(WIRE))?;
+            self.send("xdp_native", &there(Transport::Udp, routed)?.through(WIRE))?;
+        }
+        let Family { vip, backend, .. } = self.v4;
+        for protocol in [protocol::TCP, protocol::UDP] {
+            self.settled_floors.service(protocol, Frame::client(vip), vip, backend, MANY)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a packet of each flow through a program of `settled`.
+    fn send(&self, program: &str, frame: &Frame) -> anyhow::Result<()> {
+        let candidate = self.settled_candidate(program, &frame.clone().in_order())?;
+        candidate.run(frame.count())?;
+        Ok(())
+    }
+
+    /// A program of `settled` with these packets.
+    pub(crate) fn settled_candidate(&self, program: &str, frame: &Frame) -> anyhow::Result<Candidate> {
+        Candidate::new(&self.restore, Kind::of(program), self.settled.program(program)?, frame)
+    }
+}
+
+/// A network namespace with the routes that masquerading and XDP ask for. It goes with the guard.
+pub(crate) fn netns(name: &str) -> anyhow::Result<Netns> {
+    let netns = Netns::create(name)?;
+    netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+    netns.ip("link add wire index 50 type veth peer name wire-end\n\
+         link add other index 52 type veth peer name other-end\n\
+         link set wire up\n\
+         link set wire-end up\n\
+         link set other up\n\
+         link set other-end up\n\
+         addr add 198.18.0.1/24 dev wire\n\
+         addr add 2001:db8:5::1/64 dev wire nodad\n\
+         neigh add 198.18.0.2 lladdr 00:00:5e:00:53:01 dev wire nud permanent\n\
+         neigh add 2001:db8:5::2 lladdr 00:00:5e:00:53:01 dev wire nud permanent\n\
+         neigh add 198.51.101.1 lladdr 00:00:5e:00:53:01 dev other nud permanent\n\
+         neigh add 2001:db8:4::1 lladdr 00:00:5e:00:53:01 dev other nud permanent\n\
+         route add default via 198.18.0.2 dev wire\n\
+         route add ::/0 via 2001:db8:5::2 dev wire\n\
+         route add 198.51.101.0/24 dev other\n\
+         route add 2001:db8:4::/64 dev other")?;
+    Ok(netns)
+}
