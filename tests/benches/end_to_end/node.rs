@@ -133,5 +133,7 @@ fn route(node: &Netns, outside: &Netns, other: &Netns) -> Result<()> {
 
 /// Makes all addresses of the networks the namespace's own.
 fn accept_all(netns: &Netns, v4: &str, v6: &str) -> Result<()> {
+    // No device has them, so that to answer from one is to answer from a foreign one.
+    netns.sysctl("ipv6/ip_nonlocal_bind", "1")?;
     netns.ip(&format!("route add local {v4} dev lo\nroute add local {v6} dev lo\n"))
 }

@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use lb_tests::netns::Netns;
 use nix::sys::{
-    socket::{setsockopt, sockopt::ReceiveTimeout},
+    socket::{
+        setsockopt,
+        sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo, ReceiveTimeout},
+    },
     time::TimeVal,
 };
 use serde::Serialize;
@@ -82,6 +85,10 @@ impl Servers {
             setsockopt(&tcp, ReceiveTimeout, &patience)?;
             let udp = UdpSocket::bind(SocketAddr::new(any, UDP_PORT))?;
             udp.set_nonblocking(true)?;
+            match family {
+                Family::V4 => setsockopt(&udp, Ipv4PacketInfo, &true)?,
+                Family::V6 => setsockopt(&udp, Ipv6RecvPacketInfo, &true)?,
+            }
             Ok(Self { tcp, udp })
         };
         netns.run(open).with_context(|| format!("opening servers in {}", netns.name()))
