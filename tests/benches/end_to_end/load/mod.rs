@@ -7,7 +7,7 @@ mod streams;
 
 use std::{
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -155,6 +155,14 @@ impl Measure {
             Self::Streams => streams::run(client, &servers.tcp, to.tcp, cpus, time, STREAMS),
         }
     }
+}
+
+/// Connects and closes; whom the server saw.
+pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
+    let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
+    let (_, peer) = servers.tcp.accept()?;
+    drop(stream);
+    Ok(peer.ip())
 }
 
 /// Nanoseconds of something that takes less than four seconds.
