@@ -172,9 +172,12 @@ pub struct Flow {
     pub zeros: u16,
     /// How packets of a routed flow leave; zeros in any other.
     pub hop: Hop,
+    /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
+    /// counts, the other one has a copy.
+    pub counter: u32,
 }
 
-const _: () = assert!(size_of::<Flow>() == 88);
+const _: () = assert!(size_of::<Flow>() == 92);
 
 /// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
 /// [`Segment::of_chunk`].
@@ -286,6 +289,7 @@ impl Flow {
         (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
         (self.seen, self.flags, self.zeros) = (0, flags, 0);
         self.hop.asked = Tick(0);
+        self.counter = 0;
     }
 
     /// Whether this is the direction from the backend to the client.

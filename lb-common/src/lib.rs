@@ -57,7 +57,8 @@ pub mod protocol {
 pub mod capacity {
     /// Frontends (`SERVICES`); memory is used only for those that exist.
     pub const SERVICES: usize = 262_144;
-    /// Slots of the backend arena (`BACKENDS`), all allocated at start: 24 bytes each.
+    /// Slots of the backend arena (`BACKENDS`), all allocated at start: 32 bytes each, as the kernel rounds them; and of the
+    /// counters of active flows (`ACTIVE`), 8 bytes each.
     pub const BACKENDS: usize = 524_288;
     /// Slots of the arena of tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds them.
     pub const TABLES: usize = 1_048_576;

@@ -200,9 +200,11 @@ pub struct Backend {
     /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none. 1 where nothing else is
     /// said.
     pub weight: u32,
+    /// The slot of `ACTIVE` where its active flows are counted, if the scheduler asks for their number; 0 is none.
+    pub counter: u32,
 }
 
-const _: () = assert!(size_of::<Backend>() == 24);
+const _: () = assert!(size_of::<Backend>() == 28);
 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {

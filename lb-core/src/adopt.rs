@@ -6,6 +6,7 @@ use lb_common::{Service, ServiceKey, SourceRangeKey};
 
 use crate::{
     arena::SlotRange,
+    counters::{Counted, Counters},
     ids::Ids,
     mirror::{self, Mirror},
     plan::{Contents, slices_of, tables_of},
@@ -18,6 +19,7 @@ pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
     pub(crate) tables: Slices,
+    pub(crate) counters: Counters,
     pub(crate) mirror: Mirror,
     /// Frontends whose record is broken or refers to something that is not theirs.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
@@ -46,11 +48,36 @@ pub(crate) fn adopt(mut contents: Contents, room: Room) -> Adopted {
         slices_of(record).for_each(|range| slices.distrust(range));
         tables_of(record).for_each(|range| tables.distrust(range));
     }
+    let counters = counters(&contents, &distrusted, room.backends);
     contents.backends.retain(|slot, _| slices.arena().is_used(*slot));
     contents.tables.retain(|base, _| tables.has(*base));
     let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
     let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
-    Adopted { ids, slices, tables, mirror: Mirror::new(contents), distrusted, stale_ids, stale_ranges }
+    Adopted {
+        ids,
+        slices,
+        tables,
+        counters,
+        mirror: Mirror::new(contents),
+        distrusted,
+        stale_ids,
+        stale_ranges,
+    }
+}
+
+/// The counters of backends that frontends lead to.
+fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> Counters {
+    let mut counters = Counters::new(capacity);
+    let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));
+    for (_, record) in trusted {
+        for range in slices_of(record) {
+            let slots = range.base..range.base.saturating_add(range.count);
+            for (_, backend) in contents.backends.range(slots) {
+                counters.adopt(backend.counter, Counted::new(record.id, backend));
+            }
+        }
+    }
+    counters
 }
 
 fn is_trusted(

@@ -14,6 +14,7 @@ pub mod allocate;
 pub mod arena;
 mod claims;
 pub mod convert;
+pub mod counters;
 pub mod desired;
 pub mod family;
 pub mod health_checks;

@@ -167,6 +167,15 @@ pub enum Problem {
         /// Slots in all.
         slots: u32,
     },
+    /// The new backends have no counters for their active flows; as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} has more backends than there are free slots of ACTIVE to count their flows in; it keeps the \
+         backends it has: give it a scheduler that does not count, or start anew with a larger --max-backends"
+    )]
+    CountersFull {
+        /// The Service.
+        service: ObjectName,
+    },
     /// An annotation means nothing; the Service is served as if it were not there.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
@@ -194,7 +203,7 @@ pub enum Problem {
 impl Problem {
     /// Whether it may be over as soon as slots are released.
     pub const fn waits_for_slots(&self) -> bool {
-        matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. })
+        matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
     /// The Service that is not as its author wants it.
@@ -202,6 +211,7 @@ impl Problem {
         match self {
             Self::ArenaFull { service, .. }
             | Self::TablesFull { service, .. }
+            | Self::CountersFull { service }
             | Self::BadAnnotation { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }

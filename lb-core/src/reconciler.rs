@@ -1,6 +1,7 @@
 //! The state machine that the one task which writes to the kernel drives.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -11,6 +12,7 @@ use crate::{
     adopt,
     arena::{Arena, Epoch, SlotRange},
     claims::Claims,
+    counters::{Counted, Counters},
     desired::{self, Port},
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
@@ -30,7 +32,7 @@ use crate::{
 /// How much the maps can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Slots of `BACKENDS`.
+    /// Slots of `BACKENDS`, and of `ACTIVE`.
     pub backends: u32,
     /// Slots of `TABLES`.
     pub tables: u32,
@@ -59,6 +61,7 @@ pub struct Reconciler {
     slices: Slices,
     /// Of `TABLES`. Epochs of both end together.
     tables: Slices,
+    counters: Counters,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
@@ -98,6 +101,7 @@ struct Reserved {
 enum Full {
     Backends,
     Tables,
+    Counters,
 }
 
 /// A frontend and the record it should have.
@@ -126,6 +130,7 @@ impl Reconciler {
             vips: PerAddress::default(),
             slices: adopted.slices,
             tables: adopted.tables,
+            counters: adopted.counters,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
@@ -329,10 +334,33 @@ impl Reconciler {
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);
+        self.wake_waiting();
+    }
+
+    fn wake_waiting(&mut self) {
         for (service, problems) in &self.problems {
             if problems.iter().any(Problem::waits_for_slots) {
                 self.store.mark_dirty(service.clone());
             }
+        }
+    }
+
+    /// These are the counters of flows that the kernel holds: those of an earlier life are known from then on. Call it
+    /// before the first plan.
+    pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, Counted)>) {
+        counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
+    }
+
+    /// Flows are counted by these counters, and by no others: what was kept for those that have ended is free.
+    pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
+        if self.counters.is_empty() {
+            return;
+        }
+        let backends = self.mirror.contents().backends.values();
+        let of_backends: BTreeSet<u32> = backends.map(|backend| backend.counter).collect();
+        let is_used = |counter| counters.contains(&counter) || of_backends.contains(&counter);
+        if self.counters.free_unused(is_used) {
+            self.wake_waiting();
         }
     }
 
@@ -517,10 +545,28 @@ impl Reconciler {
                 Some(entries) => self.place_table(id, entries, steps, reserved)?,
                 None => SlotRange::NONE,
             };
-            let backends = self.place_backends(id, backends, steps, reserved)?;
+            let backends = self.counted(id, port, backends)?;
+            let backends = self.place_backends(id, &backends, steps, reserved)?;
             places.push(Place { backends, table });
         }
         Ok(places)
+    }
+
+    /// The backends with the counters of their flows, if the scheduler asks for these.
+    fn counted<'a>(
+        &mut self,
+        id: u32,
+        port: &Port,
+        backends: &'a [Backend],
+    ) -> Result<Cow<'a, [Backend]>, Full> {
+        if !port.scheduler.counts() {
+            return Ok(Cow::Borrowed(backends));
+        }
+        let counted = backends.iter().map(|backend| {
+            let counter = self.counters.get_or_allocate(Counted::new(id, backend)).ok_or(Full::Counters)?;
+            Ok(Backend { counter, ..*backend })
+        });
+        counted.collect()
     }
 
     fn place_backends(
@@ -560,25 +606,32 @@ impl Reconciler {
     }
 
     fn is_full(&mut self, full: Full, service: &ObjectName, owned: &[Port]) {
+        let problem = self.fullness(full, service, owned);
+        self.problems.entry(service.clone()).or_default().push(problem);
+    }
+
+    fn fullness(&self, full: Full, service: &ObjectName, owned: &[Port]) -> Problem {
         let slices = owned.iter().flat_map(|port| {
             let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
             used.map(move |(_, slice)| match full {
-                Full::Backends => count(slice),
+                Full::Backends | Full::Counters => count(slice),
                 Full::Tables => tables::table(port.scheduler, port.maglev, slice)
                     .map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX)),
             })
         });
         let (service, wanted) = (service.clone(), slices.fold(0, u32::saturating_add));
-        let arena = match full {
-            Full::Backends => self.slices.arena(),
-            Full::Tables => self.tables.arena(),
-        };
-        let (free, slots) = (arena.free_slots(), arena.slots());
-        let problem = match full {
-            Full::Backends => Problem::ArenaFull { service: service.clone(), wanted, free, slots },
-            Full::Tables => Problem::TablesFull { service: service.clone(), wanted, free, slots },
-        };
-        self.problems.entry(service).or_default().push(problem);
+        let room = |arena: &Arena| (arena.free_slots(), arena.slots());
+        match full {
+            Full::Backends => {
+                let (free, slots) = room(self.slices.arena());
+                Problem::ArenaFull { service, wanted, free, slots }
+            }
+            Full::Tables => {
+                let (free, slots) = room(self.tables.arena());
+                Problem::TablesFull { service, wanted, free, slots }
+            }
+            Full::Counters => Problem::CountersFull { service },
+        }
     }
 
     /// What a Service has in the kernel and needs no more once its targets are there.

@@ -36,6 +36,35 @@ pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u
     scale((hash::of_endpoint(seed, address, port) >> 32) as u32, entries)
 }
 
+/// A backend, as those schedulers see it that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Active flows, fewer than 2^32.
+    pub active: u64,
+    /// [`Backend::weight`], not 0.
+    pub weight: u32,
+}
+
+impl Load {
+    /// Whether a new flow is better off here than at `other`.
+    #[inline(always)]
+    pub fn is_less(&self, other: &Self, scheduler: Scheduler) -> bool {
+        if scheduler == Scheduler::LeastConnection {
+            return self.active < other.active;
+        }
+        // The expected delay is that with the new flow.
+        let one = u64::from(scheduler != Scheduler::WeightedLeastConnection);
+        // a / v < b / w, without a division.
+        (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
+    }
+
+    /// Whether nothing can be better.
+    #[inline(always)]
+    pub fn is_best(&self, scheduler: Scheduler) -> bool {
+        scheduler == Scheduler::NeverQueue && self.active == 0
+    }
+}
+
 /// Maps 32 random bits evenly to `0..count`, by a multiplication where a remainder would cost a division.
 #[inline(always)]
 pub fn scale(random: u32, count: u32) -> u32 {
@@ -110,6 +139,7 @@ mod tests {
             port: 80 + (index % 2) as u16,
             flags: 0,
             weight: 1,
+            counter: 0,
         }
     }
 
@@ -124,6 +154,33 @@ mod tests {
         for hit in hits {
             assert!((9_500..10_500).contains(&hit), "{hit} of an expected 10000");
         }
+    }
+
+    #[test]
+    fn the_load_is_what_each_scheduler_takes_for_it() {
+        use Scheduler::{LeastConnection, NeverQueue, ShortestExpectedDelay, WeightedLeastConnection};
+        let load = |active, weight| Load { active, weight };
+        for (a, b, lc, wlc, sed) in [
+            (load(1, 1), load(2, 1), true, true, true),
+            (load(2, 4), load(1, 1), false, true, true),
+            // Both idle: only the delay to come makes a difference.
+            (load(0, 3), load(0, 1), false, false, true),
+            (load(0, 1), load(1, 3), true, true, false),
+            (load(5, 5), load(1, 1), false, false, true),
+            (load(u64::from(u32::MAX), u32::MAX), load(1, 1), false, false, true),
+        ] {
+            for (scheduler, less) in [
+                (LeastConnection, lc),
+                (WeightedLeastConnection, wlc),
+                (ShortestExpectedDelay, sed),
+                (NeverQueue, sed),
+            ] {
+                assert_eq!(a.is_less(&b, scheduler), less, "{scheduler}: {a:?} {b:?}");
+            }
+            assert!(!a.is_less(&a, ShortestExpectedDelay));
+        }
+        assert!(load(0, 1).is_best(NeverQueue) && !load(0, 1).is_best(ShortestExpectedDelay));
+        assert!(!load(1, 9).is_best(NeverQueue));
     }
 
     #[test]

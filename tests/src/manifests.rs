@@ -43,9 +43,6 @@ impl Manifests {
     }
 }
 
-/// The API server takes no larger EndpointSlices.
-const MOST_ENDPOINTS: usize = 1000;
-
 /// An endpoint of a service: the addresses of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoint {
@@ -149,6 +146,8 @@ pub struct Exposure {
 pub struct Service {
     /// `metadata.name`
     pub name: String,
+    /// `metadata.annotations`
+    pub annotations: Vec<(&'static str, String)>,
     /// `spec.clusterIPs`; when empty the agent allocates one of each family.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.ports`
@@ -160,7 +159,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service and its EndpointSlices of each family that the endpoints have.
+    /// A Service and one EndpointSlice of each family that the endpoints have.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {
@@ -171,18 +170,17 @@ impl Service {
         // Writing to a String never fails.
         let _infallible = self.write_service(&mut yaml, families);
         for family in families {
-            // A Service without endpoints has an empty slice.
-            let all = self.endpoints.chunks(MOST_ENDPOINTS);
-            let none = self.endpoints.is_empty().then_some(&[][..]);
-            for (number, endpoints) in all.chain(none).enumerate() {
-                let _infallible = self.write_slice(&mut yaml, family, number, endpoints);
-            }
+            let _infallible = self.write_slice(&mut yaml, family);
         }
         yaml
     }
 
     fn write_service(&self, yaml: &mut String, families: &[&str]) -> std::fmt::Result {
-        writeln!(yaml, "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\nspec:", self.name)?;
+        writeln!(yaml, "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\n  annotations:", self.name)?;
+        for (annotation, value) in &self.annotations {
+            writeln!(yaml, "    {annotation}: {value:?}")?;
+        }
+        writeln!(yaml, "spec:")?;
         self.write_exposure(yaml)?;
         if self.exposure.kind == Type::ExternalName {
             return writeln!(yaml, "  externalName: elsewhere.example");
@@ -247,18 +245,9 @@ impl Service {
         Ok(())
     }
 
-    fn write_slice(
-        &self,
-        yaml: &mut String,
-        family: &str,
-        number: usize,
-        of_slice: &[Endpoint],
-    ) -> std::fmt::Result {
+    fn write_slice(&self, yaml: &mut String, family: &str) -> std::fmt::Result {
         let name = &self.name;
-        let mut suffix = family.to_lowercase();
-        if number > 0 {
-            write!(suffix, "-{number}")?;
-        }
+        let suffix = family.to_lowercase();
         writeln!(yaml, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:")?;
         writeln!(yaml, "  name: {name}-{suffix}\n  labels:\n    kubernetes.io/service-name: {name}")?;
         writeln!(yaml, "addressType: {family}\nports:")?;
@@ -266,7 +255,7 @@ impl Service {
             writeln!(yaml, "- {{name: {name}, protocol: {protocol}, port: {target_port}}}")?;
         }
         let mut endpoints = String::new();
-        for endpoint in of_slice {
+        for endpoint in &self.endpoints {
             let Endpoint { pod, node, addresses, ready, terminating, .. } = endpoint;
             let Some(address) = addresses.iter().find(|ip| ip.is_ipv4() == (family == "IPv4")) else {
                 continue;

@@ -17,8 +17,8 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use bytemuck::Zeroable as _;
 use lb_agent::datapath::{
     AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
-    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, XdpMode, XdpOption, check, cleanup,
-    detect_devices, grace,
+    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, Recount, XdpMode, XdpOption, check,
+    cleanup, detect_devices, grace,
 };
 use lb_common::{
     Address, Backend, Outcome, Service, ServiceKey,
@@ -174,7 +174,7 @@ fn key(number: u32) -> ServiceKey {
 
 fn backend(number: u32) -> Backend {
     let address = Address::from(IpAddr::from((0x0af4_0000 + number).to_be_bytes()));
-    Backend { address, port: 8080, flags: 0, weight: 1 }
+    Backend { address, port: 8080, flags: 0, weight: 1, counter: 0 }
 }
 
 fn endpoint(number: u32) -> IpAddr {
@@ -423,7 +423,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 19, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 20, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
@@ -743,6 +743,49 @@ fn flows_are_forgotten_when_their_time_is_over() {
         assert!(left.iter().all(|connection| connection.reply.is_some()));
         assert_eq!(conntrack.table().count().unwrap(), 6);
     }
+}
+
+/// As programs do it, but for the numbers.
+fn counted(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
+    flow(protocol, port, last).map(|(key, entry)| (key, Flow { counter: 5, ..entry }))
+}
+
+#[test]
+fn forgotten_flows_are_not_counted_any_more() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let mut recount = Recount::default();
+    insert(&conntrack, &counted(protocol::UDP, 1, ago(180)));
+    for port in 2..6 {
+        insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
+    }
+    // One that has ended: only the copy knows where it was counted.
+    let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
+    insert(&conntrack, &[(key, Flow { counter: 0, ..forward }), reply]);
+    conntrack.set_active(5, 5);
+    let sweep = conntrack.expire_and_recount(NOW, &mut recount).unwrap();
+    assert_eq!((sweep.expired, conntrack.active().get(5)), (2, 4));
+    assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
+    assert_eq!(conntrack.active().get(5), 3);
+    assert_eq!(conntrack.counters().unwrap().into_keys().collect::<Vec<_>>(), [5]);
+    assert_eq!(conntrack.flush().unwrap(), 6);
+    assert_eq!(conntrack.active().get(5), 0);
+}
+
+/// Also right after a start of the agent, and for a counter that no flow has.
+#[test]
+fn numbers_of_active_flows_that_are_wrong_are_put_right() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    (1..4).for_each(|port| insert(&conntrack, &counted(protocol::TCP, port, ago(60))));
+    conntrack.set_active(5, -2);
+    conntrack.set_active(6, 7);
+    let mut recount = Recount::default();
+    for (five, six) in [(-2, 7), (3, 0), (3, 0)] {
+        conntrack.expire_and_recount(NOW, &mut recount).unwrap();
+        assert_eq!((conntrack.active().get(5), conntrack.active().get(6)), (five, six));
+    }
+    assert_eq!(recount.in_flows(), &[5].into());
 }
 
 #[test]

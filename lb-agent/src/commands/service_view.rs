@@ -287,7 +287,8 @@ pub(super) mod testdata {
         };
         let web_v6 = Service { backends_base: 80, backends_count: 1, ..web };
         let dns = Service { id: 9, ..Service::zeroed() };
-        let backend = |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1 };
+        let backend =
+            |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1, counter: 0 };
         let pod =
             EndpointLabels { node: Some("a".into()), zone: Some("z1".into()), pod: Some("web-0".into()) };
         Contents {
@@ -328,7 +329,8 @@ pub(super) mod testdata {
             flags,
             ..internal
         };
-        let backend = |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1 };
+        let backend =
+            |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1, counter: 0 };
         let here = backend("10.1.0.5", backend_flags::LOCAL);
         Contents {
             frontends: BTreeMap::from([

@@ -1,6 +1,6 @@
 //! Forgetting connections: those whose time is over, and UDP flows and sockets whose backend has gone.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use lb_common::{
@@ -10,14 +10,14 @@ use lb_common::{
 };
 use lb_core::{family::Family, moved::Moved};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task,
     time::{self, Instant},
 };
 use tracing::{debug, info, warn};
 
 use crate::{
-    datapath::{Conntrack, DatapathError, Sweep, UdpSockets, grace},
+    datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace},
     metrics::Metrics,
 };
 
@@ -31,8 +31,10 @@ pub(super) async fn run(
     sockets: UdpSockets,
     metrics: Arc<Metrics>,
     mut moved: mpsc::UnboundedReceiver<Moved>,
+    counters: watch::Sender<BTreeSet<u32>>,
 ) -> anyhow::Result<Infallible> {
     let mut filled = Fill::Calm;
+    let mut recount = Recount::default();
     let mut trouble = Trouble::default();
     let mut next_sweep = Instant::now() + CALM;
     // What is left to do: packets first, since after the grace period there no program connects sockets either.
@@ -61,7 +63,11 @@ pub(super) async fn run(
         }
         // However often backends move: what is due must not be put off.
         if next_sweep <= Instant::now() {
-            result = result.and(sweep(conntrack.clone(), &metrics, &mut filled).await?);
+            let swept = sweep(conntrack.clone(), &metrics, &mut filled, &mut recount).await?;
+            if swept.is_ok() {
+                counters.send_replace(recount.in_flows().clone());
+            }
+            result = result.and(swept);
             next_sweep = Instant::now() + if filled == Fill::Calm { CALM } else { PRESSED };
         }
         trouble.note(result);
@@ -96,9 +102,16 @@ async fn sweep(
     conntrack: Conntrack,
     metrics: &Metrics,
     filled: &mut Fill,
+    recount: &mut Recount,
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let capacity = conntrack.table().capacity();
-    let swept = task::spawn_blocking(move || conntrack.expire(Conntrack::now())).await?;
+    let mut counting = std::mem::take(recount);
+    let (swept, counted) = task::spawn_blocking(move || {
+        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting);
+        (swept, counting)
+    })
+    .await?;
+    *recount = counted;
     let Sweep { entries, expired, rebuilt, orphans } = match swept {
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
@@ -170,7 +183,7 @@ fn has_moved(frontends: &Moved, frontend: &ServiceKey, backend: Endpoint) -> boo
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, net::IpAddr};
+    use std::net::IpAddr;
 
     use lb_common::{Address, conntrack::Tick, protocol};
 

@@ -155,9 +155,17 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
+    let counted = datapath.conntrack().counters()?;
+    let (counters_sender, counters) = watch::channel(BTreeSet::new());
     tasks.spawn(
         "conntrack",
-        conntrack::run(datapath.conntrack(), datapath.udp_sockets()?, Arc::clone(&metrics), moved),
+        conntrack::run(
+            datapath.conntrack(),
+            datapath.udp_sockets()?,
+            Arc::clone(&metrics),
+            moved,
+            counters_sender,
+        ),
     );
 
     let (checks, checks_receiver) = watch::channel(Checks::new());
@@ -192,8 +200,9 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         }
     }
     let listeners = Listeners { moved: moved_sender, checks, synchronised: synchronised_sender };
-    let writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
-    tasks.spawn("writer", writer.run(events));
+    let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
+    writer.adopt_counters(counted);
+    tasks.spawn("writer", writer.run(events, counters));
     Ok(())
 }
 

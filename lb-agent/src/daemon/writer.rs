@@ -4,7 +4,7 @@
 //! before slots are used again. A lone change is applied at once; what has arrived meanwhile is applied together.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     future,
     sync::Arc,
@@ -14,6 +14,7 @@ use std::{
 use anyhow::Context as _;
 use lb_core::{
     arena::Epoch,
+    counters::Counted,
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
@@ -118,8 +119,17 @@ impl Writer {
         }
     }
 
-    /// Runs for ever.
-    pub(super) async fn run(mut self, mut events: mpsc::Receiver<SourceEvent>) -> anyhow::Result<Infallible> {
+    /// The counters of flows that an earlier life has left.
+    pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, Counted>) {
+        self.reconciler.adopt_counters(counters);
+    }
+
+    /// Runs for ever. `counters` are those that flows have, as of the last sweep.
+    pub(super) async fn run(
+        mut self,
+        mut events: mpsc::Receiver<SourceEvent>,
+        mut counters: watch::Receiver<BTreeSet<u32>>,
+    ) -> anyhow::Result<Infallible> {
         loop {
             tokio::select! {
                 event = events.recv() => {
@@ -127,6 +137,10 @@ impl Writer {
                     while let Ok(event) = events.try_recv() {
                         self.take(event);
                     }
+                }
+                swept = counters.changed() => {
+                    swept.context("nobody counts flows any more")?;
+                    self.reconciler.flows_are_counted_by(&counters.borrow_and_update());
                 }
                 epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
                 () = at(self.retry.map(|retry| retry.at)) => {}

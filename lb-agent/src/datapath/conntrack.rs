@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher as _, RandomState},
+    sync::Arc,
 };
 
 use lb_common::{
@@ -13,12 +14,22 @@ use lb_common::{
     protocol,
 };
 
-use super::{bpffs::Folder, error::DatapathError, layout, table::Table};
+use lb_core::counters::Counted;
+use tracing::debug;
+
+use super::{
+    active::{ActiveFlows, Recount},
+    bpffs::Folder,
+    error::DatapathError,
+    layout,
+    table::Table,
+};
 
 /// The map `CONNTRACK`. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
     table: Table<Tuple, Flow>,
+    active: Arc<ActiveFlows>,
 }
 
 /// A flow: both its directions.
@@ -49,12 +60,36 @@ pub struct Sweep {
 
 impl Conntrack {
     pub(super) fn open(folder: &Folder) -> Result<Self, DatapathError> {
-        Ok(Self { table: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))? })
+        let table = Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?;
+        Ok(Self { table, active: Arc::new(ActiveFlows::open(folder)?) })
     }
 
     /// The map itself: entries by key.
     pub const fn table(&self) -> &Table<Tuple, Flow> {
         &self.table
+    }
+
+    /// The numbers of active flows.
+    pub fn active(&self) -> &ActiveFlows {
+        &self.active
+    }
+
+    /// Makes a counter say something else: for tests.
+    pub fn set_active(&self, counter: u32, flows: i64) {
+        self.active.add(counter, flows - self.active.get(counter));
+    }
+
+    /// The counters that flows have, and the endpoint of each.
+    pub fn counters(&self) -> Result<BTreeMap<u32, Counted>, DatapathError> {
+        let mut counters = BTreeMap::new();
+        self.table.for_each(|_, flow| {
+            if is_counted(flow) {
+                let Tuple { destination: address, destination_port: port, .. } = flow.to;
+                counters.insert(flow.counter, Counted { service: flow.service, address, port });
+            }
+            Ok(())
+        })?;
+        Ok(counters)
     }
 
     /// The moment that programs of this moment note in entries.
@@ -87,35 +122,53 @@ impl Conntrack {
 
     /// Deletes every entry; how many there were.
     pub fn flush(&self) -> Result<usize, DatapathError> {
-        let mut keys = Vec::new();
-        self.table.for_each(|key, _| {
+        let (mut keys, mut counters) = (Vec::new(), Vec::new());
+        self.table.for_each(|key, flow| {
             keys.push(*key);
+            counters.extend(is_counted(flow).then_some(flow.counter));
             Ok(())
         })?;
         // Forward halves may have been made meanwhile: they are new flows and stay.
         self.table.delete(&keys).map_err(|(_, error)| error)?;
+        self.count_down(&counters);
         Ok(keys.len())
     }
 
     /// Deletes the flows from a VIP to a backend that `unwanted` names; how many. What masquerades them stays until its
     /// time is over: nothing leads to it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
-        let mut keys = Vec::new();
+        let (mut keys, mut counters) = (Vec::new(), Vec::new());
         let mut flows = 0;
         self.table.for_each(|key, flow| {
             if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
                 keys.extend([*key, flow.to.reversed()]);
+                counters.extend(is_counted(flow).then_some(flow.counter));
                 flows += 1;
             }
             Ok(())
         })?;
         self.table.delete(&keys).map_err(|(_, error)| error)?;
+        self.count_down(&counters);
         Ok(flows)
+    }
+
+    fn count_down(&self, counters: &[u32]) {
+        counters.iter().for_each(|counter| self.active.add(*counter, -1));
     }
 
     /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
     pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
+        self.expire_and_recount(now, &mut Recount::default())
+    }
+
+    /// The same, and counts the active flows anew.
+    pub fn expire_and_recount(&self, now: Tick, recount: &mut Recount) -> Result<Sweep, DatapathError> {
+        let before = recount.read(&self.active)?;
         let halves = self.halves()?;
+        let corrected = recount.correct(&self.active, &before, &halves.counted);
+        if corrected > 0 {
+            debug!(corrected, "numbers of active flows were wrong");
+        }
         let mut sweep = Sweep { entries: halves.entries.len(), ..Sweep::default() };
         // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
         // when the sweep is through.
@@ -160,7 +213,9 @@ impl Conntrack {
         if seconds_left(&forward, &reply, now) > 0 || self.is_led_to(key, &forward)? {
             return Ok(false);
         }
-        self.table.remove(key)?;
+        if self.table.remove(key)? && is_counted(&forward) {
+            self.active.add(forward.counter, -1);
+        }
         // The same client port may have opened a new flow to the same backend since.
         let reply_key = forward.to.reversed();
         if self.table.get(&reply_key)? == Some(reply) {
@@ -212,6 +267,8 @@ impl Conntrack {
 struct Halves {
     hasher: RandomState,
     entries: HashMap<u64, Half>,
+    /// Active flows by their counter.
+    counted: BTreeMap<u32, i64>,
 }
 
 struct Half {
@@ -225,7 +282,10 @@ impl Halves {
     fn note(&mut self, key: &Tuple, flow: &Flow) {
         let peer = self.hasher.hash_one(flow.to.reversed());
         let half = Half { peer, last_seen: flow.last_seen, seen: flow.seen };
-        self.entries.insert(self.hasher.hash_one(key), half);
+        let known = self.entries.insert(self.hasher.hash_one(key), half).is_some();
+        if is_counted(flow) && !known {
+            *self.counted.entry(flow.counter).or_default() += 1;
+        }
     }
 
     /// What the phase of the flow depends on, in the shape of an entry.
@@ -241,11 +301,17 @@ const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::MASQUERADE != 0
 }
 
+/// Whether it is the entry that says where an active flow is counted.
+const fn is_counted(flow: &Flow) -> bool {
+    flow.counter != 0 && !flow.is_reply()
+}
+
 /// What the other half of a flow must have been, as far as this one tells.
 fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     let peer_key = flow.to.reversed();
     let flags = flow_flags::peer(flow.flags);
     let mut peer = Flow::new(&peer_key, &key.reversed(), flow.service, flags, flow.last_seen);
+    peer.counter = flow.counter;
     if key.protocol == protocol::TCP {
         // Who acknowledges has heard the other side; what it acknowledged is where the other side stands.
         if flow.seen & seen::ACK != 0 {

@@ -94,6 +94,7 @@ pub(super) const SERVICES: MapSpec =
 pub(super) const BACKENDS: MapSpec =
     MapSpec::new::<u32, Backend>("BACKENDS", MapType::Array, capacity::BACKENDS);
 pub(super) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
+pub(super) const ACTIVE: MapSpec = MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
 pub(super) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
 pub(super) const FRAGMENTS: MapSpec =
@@ -126,10 +127,11 @@ pub(super) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 19] = [
+pub(super) const MAPS: [MapSpec; 20] = [
     SERVICES,
     BACKENDS,
     TABLES,
+    ACTIVE,
     CONNTRACK,
     AFFINITY,
     FRAGMENTS,

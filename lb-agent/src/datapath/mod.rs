@@ -9,6 +9,7 @@
 //! What is pinned works without the agent. Opening again reuses the maps after checking their shape, and replaces
 //! the programs on each device in one step.
 
+mod active;
 mod attach;
 mod bpffs;
 mod check;
@@ -47,6 +48,7 @@ use tracing::info;
 pub use glob::Pattern as DevicePattern;
 
 pub use self::{
+    active::{ActiveFlows, Recount},
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
     check::{Probe, ProbeResult, check, forwards},
     cleanup::{Removed, cleanup},
@@ -117,7 +119,7 @@ impl Capacities {
     fn of(&self, spec: &MapSpec) -> u32 {
         match spec.name {
             "SERVICES" | "SERVICE_NAMES" => self.services,
-            "BACKENDS" | "ENDPOINT_NAMES" => self.backends,
+            "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => self.backends,
             "TABLES" => self.tables,
             "CONNTRACK" => self.conntrack,
             _ => spec.shape.max_entries,

@@ -98,7 +98,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.batches.store(yes, Ordering::Relaxed);
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 

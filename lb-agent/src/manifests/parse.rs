@@ -249,9 +249,11 @@ fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
     let mut service: core::Service = typed(value)?;
     defaults::service(&mut service);
     validate::service(&service)?;
-    // Annotations may be many times larger than the rest and mean nothing here.
-    let ObjectMeta { name, namespace, labels, .. } = service.metadata;
-    service.metadata = ObjectMeta { name, namespace, labels, ..ObjectMeta::default() };
+    // Annotations of others may be many times larger than the rest and mean nothing here.
+    let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
+    let ours = |(name, _): &(String, String)| name.starts_with(convert::ANNOTATION_PREFIX);
+    let annotations = annotations.map(|all| all.into_iter().filter(ours).collect());
+    service.metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
     Ok(Resource::Service(Box::new(service)))
 }
 

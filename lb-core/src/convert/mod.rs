@@ -18,6 +18,9 @@ use crate::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
 };
 
+/// How the names of all annotations of ours begin.
+pub const ANNOTATION_PREFIX: &str = "lb.dev/";
+
 pub use self::scheduling::{MAGLEV_TABLE_SIZE, SCHEDULER, WEIGHTS};
 
 /// Services with this label are another proxy's business.

@@ -87,6 +87,13 @@ mod tests {
     }
 
     #[test]
+    fn the_names_begin_as_they_should() {
+        for name in [SCHEDULER, MAGLEV_TABLE_SIZE, WEIGHTS] {
+            assert!(name.starts_with(super::super::ANNOTATION_PREFIX));
+        }
+    }
+
+    #[test]
     fn what_is_said_is_taken() {
         let scheduling = of(&[
             (SCHEDULER, " mh "),

@@ -84,7 +84,7 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     if node.addresses.own.binary_search(&endpoint.address).is_ok() {
         flags |= backend_flags::HOST;
     }
-    Backend { address, port, flags, weight: 1 }
+    Backend { address, port, flags, weight: 1, counter: 0 }
 }
 
 /// What people call the endpoint.

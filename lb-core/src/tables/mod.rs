@@ -146,6 +146,7 @@ mod tests {
             port: 80,
             flags: 0,
             weight: *weight,
+            counter: 0,
         };
         (1..).zip(weights).map(backend).collect()
     }

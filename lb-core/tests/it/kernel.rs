@@ -181,6 +181,8 @@ impl Kernel {
     fn backends(&self, base: u32, count: u32) -> Vec<Backend> {
         (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
+            // A number that means nothing by itself: see `assert_counters`.
+            .map(|backend| Backend { counter: 0, ..backend })
             .collect()
     }
 
@@ -445,7 +447,26 @@ impl Node {
         let stuck = self.reconciler.problems().next().is_some();
         assert!(stuck || !self.reconciler.needs_plan());
         self.assert_no_leak();
+        self.assert_counters();
         self.assert_mirror();
+    }
+
+    /// Every endpoint of every service port whose scheduler counts has one counter, and no two have the same.
+    fn assert_counters(&self) {
+        let mut counters = BTreeMap::new();
+        for record in self.kernel.maps.frontends.values() {
+            let counts = Scheduler::try_from(record.scheduler).is_ok_and(Scheduler::counts);
+            for slot in slices_of(record).flat_map(|range| range.base..range.base + range.count) {
+                let backend = self.kernel.maps.backends[&slot];
+                assert_eq!(backend.counter != 0, counts, "{backend:?}");
+                if counts {
+                    let counted = (record.id, backend.address, backend.port);
+                    assert_eq!(*counters.entry(backend.counter).or_insert(counted), counted);
+                }
+            }
+        }
+        let endpoints: BTreeSet<_> = counters.values().collect();
+        assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
     fn assert_no_leak(&self) {

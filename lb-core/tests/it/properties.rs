@@ -211,7 +211,13 @@ fn garbage() -> impl Strategy<Value = Contents> {
             .map(|(slot, last)| {
                 (
                     slot,
-                    Backend { address: Address::from_v4([10, 0, 0, last]), port: 8080, flags: 0, weight: 1 },
+                    Backend {
+                        address: Address::from_v4([10, 0, 0, last]),
+                        port: 8080,
+                        flags: 0,
+                        weight: 1,
+                        counter: u32::from(last % 3),
+                    },
                 )
             })
             .collect(),

@@ -287,7 +287,7 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
     ] {
         flags |= if holds { flag } else { 0 };
     }
-    Backend { address: *address, port: *port, flags, weight: 1 }
+    Backend { address: *address, port: *port, flags, weight: 1, counter: 0 }
 }
 
 /// With the weights that the annotation of the Service gives.

@@ -5,13 +5,16 @@
 //! only when its flow has begun.
 
 use aya_ebpf::{
-    Global, bindings::BPF_NOEXIST, btf_maps::LruPerCpuHashMap, helpers::generated::bpf_get_smp_processor_id,
+    Global,
+    bindings::BPF_NOEXIST,
+    btf_maps::LruPerCpuHashMap,
+    helpers::generated::{bpf_get_smp_processor_id, bpf_loop},
     macros::btf_map,
 };
 use lb_common::{Scheduler, Service, conntrack::Tuple, hash};
-use lb_ebpf::schedule;
+use lb_ebpf::schedule::{self, Load};
 
-use super::{affinity, conntrack::now, services};
+use super::{affinity, conntrack::now, counts, services};
 
 /// What hashing schedulers hash with; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
@@ -48,6 +51,9 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
     if entries == 0 {
         return schedule::NONE;
     }
+    if scheduler.counts() {
+        return least(scheduler, service, schedule::scale(chance(tuple), service.backends_count));
+    }
     let nth = match scheduler {
         Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => {
             turn(service.id).wrapping_add(cpu()) % entries
@@ -58,6 +64,58 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
         _ => schedule::scale(chance(tuple), entries),
     };
     schedule::slot(service, nth, services::entry)
+}
+
+/// A search for the backend that is best off.
+struct Search {
+    scheduler: Scheduler,
+    base: u32,
+    count: u32,
+    /// The place that is looked at next.
+    place: u32,
+    /// The slot of the best one so far.
+    slot: u32,
+    best: Load,
+}
+
+/// The slot of the backend with the least load. Of equals it is the first one from the place `start` on: nodes that know
+/// nothing of each other must not all begin with the same backend.
+#[inline(always)]
+fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
+    let mut search = Search {
+        scheduler,
+        base: service.backends_base,
+        count: service.backends_count,
+        place: start,
+        slot: schedule::NONE,
+        best: Load { active: 0, weight: 0 },
+    };
+    let context = (&raw mut search).cast();
+    // SAFETY: `look_at_next` has the signature that the kernel calls it with, and `search` outlives the call.
+    unsafe { bpf_loop(service.backends_count, look_at_next as *mut _, context, 0) };
+    search.slot
+}
+
+/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once, however many backends
+/// there are.
+extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: it is what `least` gave to `bpf_loop`.
+    let search = unsafe { &mut *context.cast::<Search>() };
+    let slot = search.base.wrapping_add(search.place);
+    search.place += 1;
+    if search.place >= search.count {
+        search.place = 0;
+    }
+    let Some(backend) = services::backend(slot) else { return 1 };
+    if backend.weight == 0 {
+        return 0;
+    }
+    let load = Load { active: counts::active(backend.counter), weight: backend.weight };
+    let ends = load.is_best(search.scheduler);
+    if ends || search.slot == schedule::NONE || load.is_less(&search.best, search.scheduler) {
+        (search.slot, search.best) = (slot, load);
+    }
+    i64::from(ends)
 }
 
 /// A backend has been chosen and its flow has begun.

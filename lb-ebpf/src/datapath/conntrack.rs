@@ -8,7 +8,7 @@ use lb_ebpf::{
     schedule,
 };
 
-use super::{maps::CONNTRACK, place::Place, services, settings};
+use super::{counts, maps::CONNTRACK, place::Place, services, settings};
 
 /// The moment that entries note.
 #[inline(always)]
@@ -76,6 +76,7 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
     let key = reply.to.reversed();
     match lookup(&key) {
         Some(forward) if Phase::of(forward, reply).is_over() => {
+            counts::end(forward);
             // Nothing is lost if another CPU was faster.
             CONNTRACK.remove(&key).unwrap_or_default();
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
@@ -95,10 +96,11 @@ pub(super) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     let masqueraded = reply.flags & flow_flags::MASQUERADE != 0;
     *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
     // One without the other direction may be in the making, on another CPU.
-    let over = lookup(&keys.forward).is_some_and(|forward| may_be_replaced(forward, reply, eager));
-    if !over || CONNTRACK.remove(key).is_err() {
+    let Some(forward) = lookup(&keys.forward) else { return false };
+    if !may_be_replaced(forward, reply, eager) || CONNTRACK.remove(key).is_err() {
         return false;
     }
+    counts::end(forward);
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     if masqueraded {
         forget_first(keys);
@@ -118,6 +120,9 @@ pub(super) struct Keys {
 fn forget_first(keys: &mut Keys) {
     let Some(reply) = lookup(&keys.first_reply) else { return };
     keys.forward = reply.to.reversed();
+    if let Some(forward) = lookup(&keys.forward) {
+        counts::end(forward);
+    }
     // Nothing is lost if they are gone already.
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     CONNTRACK.remove(&keys.first_reply).unwrap_or_default();
@@ -154,6 +159,9 @@ pub(super) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
         Body::Tcp => flow.observe_segment(&packet.segment, now),
         Body::Udp | Body::LaterFragment => flow.observe_datagram(now),
         Body::IcmpError | Body::Echo => {}
+    }
+    if matches!(packet.body, Body::Tcp | Body::Sctp) {
+        counts::observe(&packet.segment, flow);
     }
 }
 

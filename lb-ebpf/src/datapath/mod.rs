@@ -13,6 +13,7 @@ pub(crate) mod affinity;
 mod answer;
 pub(crate) mod choice;
 pub(crate) mod conntrack;
+mod counts;
 mod fragments;
 mod icmp;
 mod log;

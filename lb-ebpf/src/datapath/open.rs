@@ -13,6 +13,7 @@ use lb_ebpf::{packet::Packet, schedule};
 use super::{
     affinity,
     conntrack::{Keys, forget_over, lookup, now},
+    counts,
     maps::{CONNTRACK, Scratch, scratch},
     masquerade,
     place::Place,
@@ -65,6 +66,8 @@ pub(super) struct Opening {
     pub(super) eager: bool,
     /// [`Service::id`]
     pub(super) service: u32,
+    /// Where the flow is counted: [`lb_common::Backend::counter`].
+    pub(super) counter: u32,
     /// The source ports that `to` may have in place of the one that it has.
     pub(super) ports: Ports,
     /// What the backend's packets become.
@@ -118,6 +121,7 @@ pub(super) fn open(
     opening.node = masquerade::NOBODY;
     opening.way = 0;
     opening.service = request.service.id;
+    opening.counter = backend.counter;
     opening.ports = SOURCE_PORTS;
     if opening.to.destination == opening.to.source {
         // A pod does not answer itself through the network: the VIP stands for it.
@@ -233,6 +237,7 @@ fn prepare_reply(opening: &mut Opening) {
     opening.back = opening.from.reversed();
     let flags = flow_flags::peer(opening.way);
     opening.flow.begin(&opening.key, &opening.back, opening.service, flags, now());
+    opening.flow.counter = opening.counter;
 }
 
 /// Takes over an entry of the reply direction that this very flow left behind.
@@ -250,6 +255,7 @@ fn reclaim(opening: &Opening) -> bool {
 #[inline(never)]
 fn forget_reply(opening: &mut Opening) {
     if let Some(earlier) = lookup(&opening.from) {
+        counts::end(earlier);
         opening.key = earlier.to.reversed();
         if opening.key != opening.to.reversed() {
             // Nothing is lost if another CPU was faster.
@@ -263,13 +269,18 @@ fn forget_reply(opening: &mut Opening) {
 #[inline(never)]
 fn insert_forward(opening: &mut Opening, replace: bool) -> Result<(), Outcome> {
     opening.flow.begin(&opening.from, &opening.to, opening.service, opening.way, now());
+    opening.flow.counter = opening.counter;
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&opening.from, &opening.flow, u64::from(flags));
     if result.is_err() && !leads_to(opening) {
         give_up(opening);
     }
     match result {
-        Ok(()) | Err(EEXIST) => Ok(()),
+        Ok(()) => {
+            counts::begin(opening.counter);
+            Ok(())
+        }
+        Err(EEXIST) => Ok(()),
         Err(_) => Err(Outcome::ConntrackFull),
     }
 }

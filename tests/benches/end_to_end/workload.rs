@@ -159,6 +159,7 @@ impl Service {
             None => manifests::Type::ClusterIP,
         };
         manifests::Service {
+            annotations: Vec::new(),
             name: self.name.clone(),
             cluster_ips: vec![self.cluster_ip],
             ports: self.ports.iter().map(port).collect(),

@@ -193,6 +193,7 @@ impl Lan {
     pub(crate) fn service(&self, number: u8, pods: &[&str]) -> Service {
         let node_port = Some(node_port(number));
         Service {
+            annotations: Vec::new(),
             name: format!("service{number}"),
             cluster_ips: vips(number).to_vec(),
             ports: vec![

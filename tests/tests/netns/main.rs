@@ -23,6 +23,7 @@ mod node_ports;
 mod path_mtu;
 mod policies;
 mod reject;
+mod schedulers;
 mod socket_lifetime;
 mod socket_policies;
 mod sockets;

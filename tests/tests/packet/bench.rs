@@ -34,10 +34,11 @@ pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// The maps whose default sizes would cost memory for nothing.
-const SIZES: [(&str, u32); 9] = [
+const SIZES: [(&str, u32); 10] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
     ("TABLES", 512),
+    ("ACTIVE", 64),
     ("CONNTRACK", 256),
     ("FRAGMENTS", 64),
     ("VIPS", 16),
@@ -48,6 +49,8 @@ const SIZES: [(&str, u32); 9] = [
 
 /// Where the table of the one service that has one begins.
 const TABLE: u32 = 100;
+/// The counter of the first backend of the one service whose scheduler counts.
+const COUNTER: u32 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
@@ -246,6 +249,7 @@ impl Bench {
                 port: backend.port(),
                 flags,
                 weight: 1,
+                counter: 0,
             });
         }
         (base, self.slot - base)
@@ -271,9 +275,13 @@ impl Bench {
             port: socket.port(),
             flags: 0,
             weight: *weight,
+            counter: 0,
         };
         let backends: Vec<Backend> = backends.iter().map(of).collect();
-        backends.iter().for_each(|backend| self.backend(*backend));
+        for backend in &backends {
+            let counter = if scheduler.counts() { COUNTER + self.slot - base } else { 0 };
+            self.backend(Backend { counter, ..*backend });
+        }
         let maglev = Maglev { size: TableSize::ALL[0], ..Maglev::default() };
         let table = tables::table(scheduler, maglev, &backends).unwrap_or_default();
         let mut map: Array<_, u32> = self.ebpf.map_mut("TABLES").unwrap().try_into().unwrap();
@@ -290,6 +298,18 @@ impl Bench {
             ..Service::zeroed()
         };
         self.record(&key, &record.sealed(&key));
+    }
+
+    /// How many flows are active, by backend of the last service whose scheduler counts.
+    pub(crate) fn active(&self, backends: u32) -> Vec<i64> {
+        let map: Array<_, i64> = self.ebpf.map("ACTIVE").unwrap().try_into().unwrap();
+        (COUNTER..COUNTER + backends).map(|counter| map.get(&counter, 0).unwrap()).collect()
+    }
+
+    /// Starts to count from here.
+    pub(crate) fn set_active(&mut self, counts: &[i64]) {
+        let mut map: Array<_, i64> = self.ebpf.map_mut("ACTIVE").unwrap().try_into().unwrap();
+        (COUNTER..).zip(counts).for_each(|(counter, count)| map.set(counter, count, 0).unwrap());
     }
 
     /// Where a client's flow goes.

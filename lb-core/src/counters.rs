@@ -1,0 +1,142 @@
+//! Where active flows are counted, for schedulers that ask for their number.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::{Address, Backend};
+
+/// An endpoint of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counted {
+    /// Id of the service port.
+    pub service: u32,
+    /// The endpoint's address.
+    pub address: Address,
+    /// The endpoint's port.
+    pub port: u16,
+}
+
+impl Counted {
+    /// A backend of a service port.
+    pub(crate) const fn new(service: u32, backend: &Backend) -> Self {
+        Self { service, address: backend.address, port: backend.port }
+    }
+}
+
+/// A counter for each endpoint of each service port that needs one: a slot of `ACTIVE`; 0 is none. It outlives the endpoint
+/// for as long as flows are counted there, so that it is right when the endpoint comes back, and means nobody else before.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    capacity: u32,
+    of: BTreeMap<Counted, u32>,
+    taken: BTreeMap<u32, Counted>,
+    next: u32,
+    /// Those that nobody used when that was last asked.
+    idle: BTreeSet<u32>,
+}
+
+impl Counters {
+    /// For an `ACTIVE` of so many slots.
+    pub(crate) const fn new(capacity: u32) -> Self {
+        Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
+    }
+
+    /// Takes over a counter of an earlier life. Of two that contradict each other the first one stays.
+    pub(crate) fn adopt(&mut self, counter: u32, counted: Counted) {
+        let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
+        if counter > 0 && counter < self.capacity && !known {
+            self.take(counter, counted);
+        }
+    }
+
+    /// The counter of an endpoint; `None` where all are taken.
+    pub(crate) fn get_or_allocate(&mut self, counted: Counted) -> Option<u32> {
+        if let Some(counter) = self.of.get(&counted) {
+            return Some(*counter);
+        }
+        // Counter 0 is nobody's.
+        if self.taken.len() + 1 >= self.capacity as usize {
+            return None;
+        }
+        let mut counter = self.next;
+        while counter == 0 || counter >= self.capacity || self.taken.contains_key(&counter) {
+            counter = if counter >= self.capacity { 1 } else { counter + 1 };
+        }
+        self.next = counter + 1;
+        self.take(counter, counted);
+        Some(counter)
+    }
+
+    /// Frees the counters that neither a backend nor a flow uses, now and at the last call: in between a program may have
+    /// begun a flow to a backend that was gone already. Whether there were any.
+    pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
+        let before = self.taken.len();
+        let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();
+        for counter in unused.intersection(&self.idle) {
+            if let Some(counted) = self.taken.remove(counter) {
+                self.of.remove(&counted);
+            }
+        }
+        self.idle = unused;
+        self.taken.len() < before
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.taken.is_empty()
+    }
+
+    fn take(&mut self, counter: u32, counted: Counted) {
+        self.of.insert(counted, counter);
+        self.taken.insert(counter, counted);
+        self.idle.remove(&counter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(last: u8) -> Counted {
+        Counted { service: 1, address: Address::from_v4([10, 0, 0, last]), port: 80 }
+    }
+
+    #[test]
+    fn an_endpoint_has_one_counter_until_nobody_uses_it() {
+        let mut counters = Counters::new(10);
+        assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
+        assert_eq!(counters.get_or_allocate(endpoint(2)), Some(2));
+        assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
+        for _ in 0..3 {
+            counters.free_unused(|counter| counter == 1);
+        }
+        assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
+        assert_eq!(counters.get_or_allocate(endpoint(2)), Some(3), "not the one that was just freed");
+    }
+
+    #[test]
+    fn one_look_frees_nothing() {
+        let mut counters = Counters::new(10);
+        counters.get_or_allocate(endpoint(1));
+        counters.free_unused(|_| false);
+        counters.free_unused(|_| true);
+        counters.free_unused(|_| false);
+        assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
+        counters.free_unused(|_| false);
+        assert!(counters.is_empty());
+    }
+
+    #[test]
+    fn all_are_given_but_0() {
+        let mut counters = Counters::new(4);
+        counters.adopt(3, endpoint(3));
+        counters.adopt(3, endpoint(9));
+        counters.adopt(0, endpoint(9));
+        counters.adopt(4, endpoint(9));
+        let given: Vec<_> = (1..=4).map(|last| counters.get_or_allocate(endpoint(last))).collect();
+        assert_eq!(given, [Some(1), Some(2), Some(3), None]);
+        for _ in 0..2 {
+            counters.free_unused(|counter| counter != 2);
+        }
+        assert_eq!(counters.get_or_allocate(endpoint(4)), Some(2), "around");
+        assert_eq!(Counters::new(0).get_or_allocate(endpoint(1)), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! Which backends connections get from each scheduler, as clients see it.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use lb_tests::{
+    client::{Connection, PATIENCE, any_address, ask_http, echo},
+    cluster::ClientLink,
+    netns::Netns,
+    wait_for,
+};
+
+use crate::{
+    bed::{Bed, WEB, http, vips},
+    lan::{Frontend, Lan, Protocol},
+};
+
+const PODS: [&str; 3] = ["pod1", "pod2", "pod3"];
+
+/// Puts the service of that number and scheduler beside the others; one that answers.
+fn put(bed: &Bed, number: u8, scheduler: &str, weights: &str) -> [IpAddr; 2] {
+    let mut service = bed.service(&format!("{scheduler}-{number}"), vips(number), &PODS);
+    service.annotations =
+        vec![("lb.dev/scheduler", scheduler.to_owned()), ("lb.dev/weights", weights.to_owned())];
+    bed.cluster.manifests.put(&service).unwrap();
+    let knows = || {
+        let shown = bed.agent.as_ref()?.ask(&["service", "show", &service.name, "-o", "wide"]).ok()?;
+        String::from_utf8_lossy(&shown.stdout).contains(&format!("Scheduler  {scheduler}\n")).then_some(())
+    };
+    wait_for(PATIENCE, knows).unwrap();
+    vips(number)
+}
+
+fn shares<'a>(names: impl IntoIterator<Item = &'a str>) -> [u32; 3] {
+    let mut shares: BTreeMap<&str, u32> = BTreeMap::new();
+    names.into_iter().for_each(|name| *shares.entry(name).or_default() += 1);
+    PODS.map(|pod| shares.get(pod).copied().unwrap_or(0))
+}
+
+/// Who answers 60 connections, one after the other.
+fn short(bed: &Bed, vip: IpAddr) -> [u32; 3] {
+    let names: Vec<String> =
+        (0..60).map(|_| ask_http(&bed.cluster.client, http(vip)).unwrap().server).collect();
+    shares(names.iter().map(String::as_str))
+}
+
+/// Connections that stay, with the pod of each.
+struct Held(Vec<(String, Connection)>);
+
+impl Held {
+    /// Opens more of them; who got these.
+    fn more(&mut self, client: &Netns, vip: IpAddr, count: usize) -> [u32; 3] {
+        let before = self.0.len();
+        for _ in 0..count {
+            let mut connection = Connection::open(client, http(vip)).unwrap();
+            self.0.push((connection.ask().unwrap().server, connection));
+        }
+        shares(self.0[before..].iter().map(|(name, _)| name.as_str()))
+    }
+
+    fn all(&self) -> [u32; 3] {
+        shares(self.0.iter().map(|(name, _)| name.as_str()))
+    }
+
+    /// Ends those of a pod; when that is known, which is when both sides have said so.
+    fn end(&mut self, pod: &str) {
+        self.0.retain(|(name, _)| name != pod);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Each CPU has turns of its own, and the client's packets may come in on any of a few.
+fn is_about(found: [u32; 3], wanted: [u32; 3], off: u32) -> bool {
+    found.iter().zip(wanted).all(|(found, wanted)| found.abs_diff(wanted) <= off)
+}
+
+#[test]
+fn turns_and_chance_keep_to_the_weights() {
+    let bed = Bed::with_web(&PODS);
+    for (number, scheduler, weights, wanted, off) in [
+        (20, "rr", "{}", [20, 20, 20], 4),
+        (21, "rr", r#"{"pod1": 9}"#, [20, 20, 20], 4),
+        (22, "wrr", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 5),
+        // 6 standard deviations are 22.
+        (23, "random", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 23),
+        (24, "mh", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 23),
+        (25, "rr", r#"{"pod2": 0}"#, [30, 0, 30], 4),
+    ] {
+        for vip in put(&bed, number, scheduler, weights) {
+            let found = short(&bed, vip);
+            assert!(is_about(found, wanted, off), "{scheduler} {weights} {vip}: {found:?}");
+            assert!(weights != r#"{"pod2": 0}"# || found[1] == 0);
+        }
+    }
+}
+
+#[test]
+fn one_address_stays_with_one_backend_under_sh_and_dh() {
+    let bed = Bed::with_web(&PODS);
+    for (number, scheduler) in [(30, "sh"), (31, "dh")] {
+        for vip in put(&bed, number, scheduler, "{}") {
+            assert!(short(&bed, vip).contains(&60), "{scheduler} {vip}");
+        }
+    }
+}
+
+#[test]
+fn counting_schedulers_react_to_long_connections() {
+    let bed = Bed::with_web(&PODS);
+    for (number, scheduler, weights, wanted) in [
+        (40, "lc", r#"{"pod1": 9}"#, [4, 4, 4]),
+        (41, "wlc", r#"{"pod1": 2}"#, [6, 3, 3]),
+        (42, "sed", r#"{"pod1": 2}"#, [6, 3, 3]),
+        (43, "nq", r#"{"pod1": 2}"#, [6, 3, 3]),
+        (44, "wlc", r#"{"pod2": 0}"#, [6, 0, 6]),
+    ] {
+        for vip in put(&bed, number, scheduler, weights) {
+            let mut held = Held(Vec::new());
+            held.more(&bed.cluster.client, vip, 12);
+            assert_eq!(held.all(), wanted, "{scheduler} {weights} {vip}");
+            // Where connections end, new ones begin.
+            held.end("pod3");
+            let missing = wanted[2];
+            let more = held.more(&bed.cluster.client, vip, missing as usize);
+            assert_eq!(more, [0, 0, missing], "{scheduler} {weights} {vip}");
+        }
+    }
+}
+
+#[test]
+fn counts_outlive_the_agent_and_other_backends() {
+    let mut bed = Bed::with_web(&PODS);
+    let [vip, _] = put(&bed, 50, "lc", "{}");
+    let mut held = Held(Vec::new());
+    held.more(&bed.cluster.client, vip, 9);
+    assert_eq!(held.all(), [3, 3, 3]);
+    bed.agent.take().unwrap().kill().unwrap();
+    held.end("pod2");
+    bed.start_agent();
+    assert_eq!(held.more(&bed.cluster.client, vip, 3), [0, 3, 0], "what ended without an agent");
+    // A backend that goes and comes back finds its connections counted.
+    let mut service = bed.service("lc-50", vips(50), &PODS[..2]);
+    service.annotations = vec![("lb.dev/scheduler", "lc".to_owned())];
+    let followed = |count: &str| {
+        let listed = bed.agent.as_ref().unwrap().ask(&["service", "show", "lc-50", "-o", "json"]).unwrap();
+        let services: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+        (services[0]["backends"].as_array()?.len().to_string() == count).then_some(())
+    };
+    bed.cluster.manifests.put(&service).unwrap();
+    wait_for(PATIENCE, || followed("4")).unwrap();
+    assert_eq!(held.more(&bed.cluster.client, vip, 2), [1, 1, 0]);
+    service.endpoints = PODS.iter().map(|name| bed.cluster.pod(name).unwrap().endpoint()).collect();
+    bed.cluster.manifests.put(&service).unwrap();
+    wait_for(PATIENCE, || followed("6")).unwrap();
+    assert_eq!(held.more(&bed.cluster.client, vip, 1), [0, 0, 1], "4, 4 and 3");
+    assert_eq!(held.more(&bed.cluster.client, vip, 3), [1, 1, 1]);
+}
+
+#[test]
+fn the_scheduler_of_the_node_is_that_of_services_that_name_none() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.start_agent_with(&["--scheduler", "lc"]);
+    let mut held = Held(Vec::new());
+    assert_eq!(held.more(&bed.cluster.client, WEB[0], 9), [3, 3, 3]);
+    let mut service = bed.service("web", WEB, &PODS);
+    service.annotations = vec![("lb.dev/scheduler", "fastest".to_owned())];
+    bed.cluster.manifests.put(&service).unwrap();
+    let said = || {
+        let status = bed.agent.as_ref()?.ask(&["status"]).ok()?;
+        String::from_utf8_lossy(&status.stdout).contains("annotation lb.dev/scheduler").then_some(())
+    };
+    wait_for(PATIENCE, said).expect("the mistake in status");
+    assert_eq!(held.more(&bed.cluster.client, WEB[0], 3), [1, 1, 1], "served as if it said nothing");
+}
+
+/// Who answers a datagram from this port.
+fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
+    let connect = || {
+        let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), port))?;
+        socket.connect(to)?;
+        Ok(socket)
+    };
+    let socket: UdpSocket = client.run(connect).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    echo(&socket, b"who?").unwrap().server
+}
+
+#[test]
+fn two_nodes_choose_the_same_backend_under_mh() {
+    let lan = Lan::with(&[]);
+    let mut service = lan.service(7, &["pod1", "pod2", "pod3", "pod4"]);
+    service.annotations = vec![("lb.dev/scheduler", "mh".to_owned())];
+    lan.apply(&[service]);
+    for family in [0, 1] {
+        let to = Frontend::LoadBalancer.of(7, (Protocol::Udp, family));
+        let ask = |node: u8| {
+            lan.cluster.route_services_to(node).unwrap();
+            (2000..2040).map(|port| from_port(&lan.cluster.client, port, to)).collect::<Vec<_>>()
+        };
+        let (by_node1, by_node2) = (ask(1), ask(2));
+        assert_eq!(by_node1, by_node2, "{to}");
+        let names: std::collections::BTreeSet<_> = by_node1.iter().collect();
+        assert_eq!(names.len(), 4, "{by_node1:?}");
+    }
+}
