@@ -43,6 +43,9 @@ impl Manifests {
     }
 }
 
+/// The API server takes no larger EndpointSlices.
+const MOST_ENDPOINTS: usize = 1000;
+
 /// An endpoint of a service: the addresses of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoint {
@@ -159,7 +162,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service and one EndpointSlice of each family that the endpoints have.
+    /// A Service and its EndpointSlices of each family that the endpoints have.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {
@@ -170,7 +173,12 @@ impl Service {
         // Writing to a String never fails.
         let _infallible = self.write_service(&mut yaml, families);
         for family in families {
-            let _infallible = self.write_slice(&mut yaml, family);
+            // A Service without endpoints has an empty slice.
+            let all = self.endpoints.chunks(MOST_ENDPOINTS);
+            let none = self.endpoints.is_empty().then_some(&[][..]);
+            for (number, endpoints) in all.chain(none).enumerate() {
+                let _infallible = self.write_slice(&mut yaml, family, number, endpoints);
+            }
         }
         yaml
     }
@@ -245,9 +253,18 @@ impl Service {
         Ok(())
     }
 
-    fn write_slice(&self, yaml: &mut String, family: &str) -> std::fmt::Result {
+    fn write_slice(
+        &self,
+        yaml: &mut String,
+        family: &str,
+        number: usize,
+        of_slice: &[Endpoint],
+    ) -> std::fmt::Result {
         let name = &self.name;
-        let suffix = family.to_lowercase();
+        let mut suffix = family.to_lowercase();
+        if number > 0 {
+            write!(suffix, "-{number}")?;
+        }
         writeln!(yaml, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:")?;
         writeln!(yaml, "  name: {name}-{suffix}\n  labels:\n    kubernetes.io/service-name: {name}")?;
         writeln!(yaml, "addressType: {family}\nports:")?;
@@ -255,7 +272,7 @@ impl Service {
             writeln!(yaml, "- {{name: {name}, protocol: {protocol}, port: {target_port}}}")?;
         }
         let mut endpoints = String::new();
-        for endpoint in &self.endpoints {
+        for endpoint in of_slice {
             let Endpoint { pod, node, addresses, ready, terminating, .. } = endpoint;
             let Some(address) = addresses.iter().find(|ip| ip.is_ipv4() == (family == "IPv4")) else {
                 continue;

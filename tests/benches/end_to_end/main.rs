@@ -80,7 +80,7 @@ struct Args {
     #[arg(long, value_enum, default_value = "legacy")]
     iptables: Backend,
     /// Mode of XDP
-    #[arg(long, default_value = "native")]
+    #[arg(long, default_value = "native", value_parser = ["native", "generic"])]
     xdp: String,
     /// Write everything, with each burst, as JSON to this file
     #[arg(long, value_name = "FILE")]
@@ -148,6 +148,7 @@ fn measure(args: &Args) -> anyhow::Result<Report> {
     // Nodes for all of them at once would not fit into the memory of most machines.
     for sizes in sizes(args) {
         let prepared = plan(args, cpus, sizes)?.prepare()?;
+        prepared.field.check()?;
         let outcome = prepared.field.run(&args.measures, &args.ways, args.rounds)?;
         report.add(&prepared.field.candidates, outcome);
         report.preparations.extend(prepared.preparations);

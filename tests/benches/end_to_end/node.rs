@@ -81,6 +81,8 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
+        // Sends as fast as it can, on every machine: others pace.
+        ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),
         ("ipv6/conf/default/dad_transmits", "0"),
@@ -133,5 +135,7 @@ fn route(node: &Netns, outside: &Netns, other: &Netns) -> Result<()> {
 
 /// Makes all addresses of the networks the namespace's own.
 fn accept_all(netns: &Netns, v4: &str, v6: &str) -> Result<()> {
+    // No device has them, so that to answer from one is to answer from a foreign one.
+    netns.sysctl("ipv6/ip_nonlocal_bind", "1")?;
     netns.ip(&format!("route add local {v4} dev lo\nroute add local {v6} dev lo\n"))
 }

@@ -6,14 +6,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use lb_tests::netns::Netns;
 use serde::Serialize;
 
 use crate::{
     cpu::Cpus,
     family::Family,
-    load::{Burst, Measure},
-    node::Node,
+    load::{Burst, Measure, Servers, Targets, peer},
+    node::{self, Node},
     system::System,
     way::Way,
     workload::{Size, Workload},
@@ -105,6 +106,18 @@ pub(crate) struct Outcome {
 }
 
 impl Field {
+    /// Whether each candidate is what it is called: a connection arrives, and the client is masqueraded or not.
+    pub(crate) fn check(&self) -> Result<()> {
+        for candidate in &self.candidates {
+            let (client, servers, to) = self.ends(candidate);
+            let peer = peer(client, servers, to).with_context(|| format!("a connection by {candidate:?}"))?;
+            let is_node = node::addresses(self.family).contains(&peer);
+            let wanted = candidate.way == Way::Outside && candidate.system != System::Nothing;
+            ensure!(is_node == wanted, "by {candidate:?} the server sees {peer}");
+        }
+        Ok(())
+    }
+
     /// So many rounds of these measures.
     pub(crate) fn run(&self, measures: &[Measure], ways: &[Way], rounds: u32) -> Result<Outcome> {
         let mut outcome =
@@ -155,6 +168,16 @@ impl Field {
 
     fn burst(&self, index: usize, measure: Measure, round: u32) -> Result<Sample> {
         let candidate = &self.candidates[index];
+        let (client, servers, to) = self.ends(candidate);
+        let burst = measure
+            .run(client, servers, to, self.cpus, self.time)
+            .with_context(|| format!("{measure:?} by {candidate:?}"))?;
+        let may_idle = !measure.saturates() || !self.cpus.is_one();
+        Ok(Sample::new(measure, round, burst, may_idle))
+    }
+
+    /// Who asks, who answers, and whom the one asks for.
+    fn ends(&self, candidate: &Candidate) -> (&Netns, &Servers, Targets) {
         let node = &self.nodes[candidate.node];
         let [local, remote] = node.servers();
         let (client, servers) = match candidate.way {
@@ -166,11 +189,7 @@ impl Field {
             None => Workload::endpoint(self.family, candidate.way),
             Some(_) => Workload::targets(self.family, candidate.way),
         };
-        let burst = measure
-            .run(client, servers, to, self.cpus, self.time)
-            .with_context(|| format!("{measure:?} by {candidate:?}"))?;
-        let may_idle = !measure.saturates() || !self.cpus.is_one();
-        Ok(Sample::new(measure, round, burst, may_idle))
+        (client, servers, to)
     }
 }
 

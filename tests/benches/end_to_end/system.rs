@@ -5,13 +5,15 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use lb_tests::{
     agent::{self, Agent, Settings},
     cleanup::{Cleanup, Resource},
     netns::Netns,
+    wait_for,
 };
 use serde::Serialize;
 
@@ -21,6 +23,9 @@ use crate::{
     way::Way,
     workload::Workload,
 };
+
+/// How long an agent may take until it serves devices.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What balances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -128,7 +133,23 @@ impl Setup {
         fs::create_dir_all(&manifests).with_context(|| format!("making {}", manifests.display()))?;
         fs::write(manifests.join("services.yaml"), workload.manifests())?;
         let settings = self.agent_settings(system, node, workload, &folder, manifests);
-        Ok((Agent::start(&node.node, settings)?, cleanup))
+        let agent = Agent::start(&node.node, settings)?;
+        if system == System::Xdp {
+            self.check_xdp(&agent)?;
+        }
+        Ok((agent, cleanup))
+    }
+
+    /// Waits until the wires are served in the mode that was asked for: an agent that is healthy may just be about to.
+    fn check_xdp(&self, agent: &Agent) -> Result<()> {
+        let mut found = Err(anyhow!("the agent has not said anything"));
+        let served = wait_for(PATIENCE, || {
+            found = modes(agent);
+            let modes = found.as_ref().ok()?;
+            modes.iter().all(|mode| *mode == self.xdp).then_some(())
+        });
+        ensure!(served.is_some(), "XDP is not in mode {:?}: {:?}", self.xdp, found?);
+        Ok(())
     }
 
     fn agent_settings(
@@ -158,6 +179,18 @@ impl Setup {
             arguments,
         }
     }
+}
+
+/// The XDP modes of the wires.
+fn modes(agent: &Agent) -> Result<[Option<String>; 2]> {
+    let status = agent.ask(&["status", "-o", "json"])?;
+    let status: serde_json::Value =
+        serde_json::from_slice(&status.stdout).context("reading `lb-agent status`")?;
+    Ok(node::WIRES.map(|name| {
+        let mut devices = status["agent"]["devices"].as_array().into_iter().flatten();
+        let device = devices.find(|device| device["name"] == name)?;
+        device["xdp"].as_str().map(str::to_owned)
+    }))
 }
 
 /// Whether the agent has a flag.

@@ -1,14 +1,20 @@
-//! Datagrams: a batch is sent, then received. One thread does both, so that the one never waits for the other.
+//! Datagrams: a batch is sent, then received. One thread does both, so that the one never waits for the other. The first
+//! one is answered: a flow that nobody ever answers is not what clients of Services have, and may be treated as worse.
 
 use std::{
-    io,
+    io::{self, IoSlice, IoSliceMut},
     net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
     time::{Duration, Instant},
 };
 
-use lb_tests::netns::Netns;
+use lb_tests::{netns::Netns, wait_for};
+use nix::{
+    cmsg_space, libc,
+    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg},
+};
 
-use super::Burst;
+use super::{Burst, PATIENCE};
 use crate::cpu::{Cpus, Meter, claim};
 
 /// The smallest Ethernet frame has room for so much.
@@ -25,13 +31,14 @@ pub(super) fn run(
 ) -> io::Result<Burst> {
     client.run(|| {
         claim(cpus.client)?;
-        let any = SocketAddr::new(if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(to)?;
-        // The first one may wait for a neighbour's address.
+        let socket = connect(to)?;
         socket.send(&PAYLOAD)?;
-        std::thread::sleep(Duration::from_millis(2));
-        receive(server)?;
+        let answered = wait_for(PATIENCE, || match answer(server) {
+            Err(nix::Error::EAGAIN) => None,
+            other => Some(other),
+        });
+        answered.ok_or_else(|| io::Error::other(format!("no datagram has arrived at {to}")))??;
+        socket.recv(&mut [0; 64])?;
         let meter = Meter::start()?;
         let start = Instant::now();
         let (mut sent, mut done) = (0_u64, 0);
@@ -49,6 +56,35 @@ pub(super) fn run(
         }
         Ok(Burst { done, usage, latencies: Vec::new() })
     })
+}
+
+fn connect(to: SocketAddr) -> io::Result<UdpSocket> {
+    let any = SocketAddr::new(if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(to)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// Sends a datagram back, from the address that it was sent to: the server has many.
+fn answer(server: &UdpSocket) -> nix::Result<()> {
+    let mut payload = [0; 64];
+    let mut iov = [IoSliceMut::new(&mut payload)];
+    let mut space = cmsg_space!(libc::in6_pktinfo);
+    let message =
+        recvmsg::<SockaddrStorage>(server.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::empty())?;
+    let send = |from: &[ControlMessage<'_>]| {
+        let iov = [IoSlice::new(&PAYLOAD)];
+        sendmsg(server.as_raw_fd(), &iov, from, MsgFlags::empty(), message.address.as_ref())
+    };
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::Ipv4PacketInfo(info) = control {
+            send(&[ControlMessage::Ipv4PacketInfo(&libc::in_pktinfo { ipi_ifindex: 0, ..info })])?;
+        } else if let ControlMessageOwned::Ipv6PacketInfo(info) = control {
+            send(&[ControlMessage::Ipv6PacketInfo(&libc::in6_pktinfo { ipi6_ifindex: 0, ..info })])?;
+        }
+    }
+    Ok(())
 }
 
 /// How many datagrams are there.

@@ -7,14 +7,17 @@ mod streams;
 
 use std::{
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use lb_tests::netns::Netns;
 use nix::sys::{
-    socket::{setsockopt, sockopt::ReceiveTimeout},
+    socket::{
+        setsockopt,
+        sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo, ReceiveTimeout},
+    },
     time::TimeVal,
 };
 use serde::Serialize;
@@ -82,6 +85,10 @@ impl Servers {
             setsockopt(&tcp, ReceiveTimeout, &patience)?;
             let udp = UdpSocket::bind(SocketAddr::new(any, UDP_PORT))?;
             udp.set_nonblocking(true)?;
+            match family {
+                Family::V4 => setsockopt(&udp, Ipv4PacketInfo, &true)?,
+                Family::V6 => setsockopt(&udp, Ipv6RecvPacketInfo, &true)?,
+            }
             Ok(Self { tcp, udp })
         };
         netns.run(open).with_context(|| format!("opening servers in {}", netns.name()))
@@ -148,6 +155,14 @@ impl Measure {
             Self::Streams => streams::run(client, &servers.tcp, to.tcp, cpus, time, STREAMS),
         }
     }
+}
+
+/// Connects and closes; whom the server saw.
+pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
+    let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
+    let (_, peer) = servers.tcp.accept()?;
+    drop(stream);
+    Ok(peer.ip())
 }
 
 /// Nanoseconds of something that takes less than four seconds.
