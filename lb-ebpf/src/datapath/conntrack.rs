@@ -1,7 +1,7 @@
 //! Flows in the kernel: finding and following them. Their life cycle is `lb_common::conntrack`, their beginning is in
 //! `open`.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
 use lb_common::conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen};
 use lb_ebpf::{
     packet::{Body, Packet},
@@ -10,11 +10,29 @@ use lb_ebpf::{
 
 use super::{counts, maps::CONNTRACK, place::Place, services, settings};
 
+/// The lower half of the number of timer interrupts, above the moment of the last one.
+static mut CLOCK: u64 = 0;
+
 /// The moment that entries note.
+///
+/// Coarse time stands still between two timer interrupts, so it is asked for once after each; their number is read without
+/// a call.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
-    // SAFETY: takes nothing and has no side effects. Coarse time is as good as its tick of a second and far cheaper.
-    Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() })
+    // SAFETY: takes nothing and has no side effects.
+    let interrupts = unsafe { bpf_jiffies64() } << 32;
+    // SAFETY: one load. What another CPU stores meanwhile is as good.
+    let clock = unsafe { (&raw const CLOCK).read_volatile() };
+    if clock & (u64::MAX << 32) == interrupts { Tick(clock as u32) } else { ask(interrupts) }
+}
+
+#[inline(never)]
+fn ask(interrupts: u64) -> Tick {
+    // SAFETY: as above.
+    let now = Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() });
+    // SAFETY: one store of a value that is whole. Should it be late, the next packet asks again.
+    unsafe { (&raw mut CLOCK).write_volatile(interrupts | u64::from(now.0)) };
+    now
 }
 
 /// The entry of this direction.
