@@ -130,6 +130,18 @@ pub struct RunArgs {
     /// What the schedulers mh, sh and dh hash with; all nodes need the same for the same choice [default: a fixed number]
     #[arg(long, value_name = "NUMBER", env = "LB_AGENT_MAGLEV_SEED", hide_env_values = true)]
     pub maglev_seed: Option<u64>,
+    /// How clients from outside reach backends on other nodes where a Service has no annotation lb.dev/north-south-mode: snat
+    /// (with the node's address), dsr (through a tunnel; the backend answers directly) or hybrid (TCP as dsr, the rest as
+    /// snat) [default: snat]
+    #[arg(long, value_name = "MODE", env = "LB_AGENT_NORTH_SOUTH_MODE", hide_env_values = true)]
+    pub north_south_mode: Option<String>,
+    /// The tunnel of the mode dsr [default: ipip]
+    #[arg(long, value_name = "KIND", env = "LB_AGENT_DSR_ENCAPSULATION", hide_env_values = true)]
+    pub dsr_encapsulation: Option<DsrEncapsulation>,
+    /// Nodes that may send packets through a tunnel to backends here, whatever the mode [default: none]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',',
+        env = "LB_AGENT_DSR_PEERS", hide_env_values = true)]
+    pub dsr_peers: Option<Vec<String>>,
     /// Whose sockets are served by system call, so that they reach every virtual address [default: host]
     #[arg(long, value_name = "WHOSE", env = "LB_AGENT_SOCKET_LB", hide_env_values = true)]
     pub socket_lb: Option<SocketLb>,
@@ -210,6 +222,16 @@ pub enum SocketLb {
     All,
     /// Nobody's: processes of the node reach no Service
     Off,
+}
+
+/// The tunnel through which packets of clients get to backends on other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DsrEncapsulation {
+    /// IP in IP: IPv4 in IPv4, IPv6 in IPv6
+    Ipip,
+    /// IP in UDP to port 6080, with a source port for each flow, so that network cards and routers spread flows
+    Gue,
 }
 
 /// Which wire devices are served at XDP.

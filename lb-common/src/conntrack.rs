@@ -66,6 +66,12 @@ pub mod flow_flags {
     /// Client and backend are both beyond the wire: packets of both directions are translated where they enter, VIP and
     /// masquerading in one step, and sent on at once, past the stack.
     pub const ROUTED: u8 = 16;
+    /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel, whose ends
+    /// [`Flow::to`](super::Flow::to) names: this node's address, and the backend's (with its port, for who asks which backend it
+    /// is). The flow has this one entry: nothing comes back. Always with [`ROUTED`].
+    pub const TUNNEL: u8 = 32;
+    /// That tunnel is GUE, else IP in IP; the source port of `to` is that of its datagrams.
+    pub const GUE: u8 = 64;
 
     /// The flags of the opposite direction: a flow is translated at one hook on its way there and at the other on its way
     /// back, unless it turns around.
@@ -292,6 +298,12 @@ impl Flow {
         self.counter = 0;
     }
 
+    /// Whether its packets go to another node in a tunnel: then there is no entry for replies.
+    #[inline(always)]
+    pub const fn is_tunnelled(&self) -> bool {
+        self.flags & flow_flags::TUNNEL != 0
+    }
+
     /// Whether this is the direction from the backend to the client.
     #[inline(always)]
     pub const fn is_reply(&self) -> bool {
@@ -373,6 +385,14 @@ impl Flow {
     }
 }
 
+impl Flow {
+    /// The same where only this direction is seen: the RST must be just what comes next.
+    #[inline(always)]
+    pub const fn accepts_reset_alone(&self, segment: &Segment) -> bool {
+        self.seen & seen::PACKET != 0 && segment.seq == self.next_seq
+    }
+}
+
 /// Whether sequence number `a` comes after `b`, modulo 2^32 (RFC 9293 §3.4).
 #[inline(always)]
 const fn is_after(a: u32, b: u32) -> bool {
@@ -403,8 +423,12 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of the flow with these two entries.
+    /// The phase of the flow with these two entries. One through a tunnel has only the first one: see
+    /// [`Self::of_one_way`].
     pub const fn of(forward: &Flow, reply: &Flow) -> Self {
+        if forward.is_tunnelled() {
+            return Self::of_one_way(forward);
+        }
         let either = forward.seen | reply.seen;
         let both = forward.seen & reply.seen;
         let replied = reply.seen & seen::PACKET != 0;
@@ -428,6 +452,24 @@ impl Phase {
             Self::Established
         } else {
             Self::Accepted
+        }
+    }
+
+    /// The phase of a flow of which only what the client sends is seen. An acknowledgement after a SYN stands for the
+    /// backend's answer, and the client's FIN for both.
+    pub const fn of_one_way(forward: &Flow) -> Self {
+        const BEGUN: u8 = seen::SYN | seen::ACK;
+        if forward.to.protocol == protocol::UDP {
+            return if forward.seen & seen::STREAM != 0 { Self::Stream } else { Self::Unreplied };
+        }
+        if forward.seen & seen::RST != 0 {
+            Self::Closed
+        } else if forward.seen & seen::FIN != 0 {
+            Self::TimeWait
+        } else if forward.seen & BEGUN == BEGUN {
+            Self::Established
+        } else {
+            Self::Opening
         }
     }
 
@@ -519,6 +561,57 @@ mod tests {
         reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
         forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
         (forward, reply)
+    }
+
+    /// The only entry of a flow through a tunnel.
+    fn tunnelled(protocol: u8) -> Flow {
+        let flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+        Flow::new(&tuple(protocol), &tuple(protocol), 1, flags, NOW)
+    }
+
+    #[test]
+    fn a_flow_through_a_tunnel_is_judged_by_the_client_alone() {
+        let mut flow = tunnelled(protocol::TCP);
+        let phase = |flow: &Flow| Phase::of(flow, &pair(protocol::TCP).1);
+        assert_eq!(phase(&flow), Phase::Opening);
+        flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert_eq!(phase(&flow), Phase::Opening, "nobody has answered");
+        flow.observe_segment(&segment(ACK, 1001, 5001, 7), NOW);
+        assert_eq!(phase(&flow), Phase::Established);
+        for (seq, believed) in [(1007, false), (1008, true), (1009, false), (5001, false)] {
+            assert_eq!(flow.accepts_reset_alone(&segment(RST, seq, 0, 0)), believed, "{seq}");
+        }
+        flow.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), NOW);
+        assert_eq!(phase(&flow), Phase::TimeWait);
+        flow.observe_segment(&segment(SYN, 9000, 0, 0), NOW);
+        assert_eq!(
+            phase(&flow),
+            Phase::Established,
+            "a new connection, of whose acknowledgement nothing was forgotten"
+        );
+        flow.seen |= seen::RST;
+        assert_eq!(phase(&flow), Phase::Closed);
+    }
+
+    /// Else anybody could hold an entry for a day with one forged packet.
+    #[test]
+    fn a_flow_through_a_tunnel_that_begins_in_its_middle_does_not_count_as_established() {
+        let mut flow = tunnelled(protocol::TCP);
+        assert!(!flow.accepts_reset_alone(&segment(RST, 0, 0, 0)), "nothing was sent");
+        flow.observe_segment(&segment(ACK, 1001, 5001, 7), NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::Opening);
+        flow.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::TimeWait);
+    }
+
+    #[test]
+    fn datagrams_through_a_tunnel_are_a_stream_when_they_go_on() {
+        let mut flow = tunnelled(protocol::UDP);
+        flow.observe_datagram(NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::Unreplied);
+        flow.observe_datagram(Tick(NOW.0 + 5));
+        assert_eq!(Phase::of(&flow, &flow), Phase::Stream);
     }
 
     #[test]

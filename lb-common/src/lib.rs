@@ -37,21 +37,28 @@ pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 pub use wire::{Wire, wire_flags};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
 pub mod protocol {
     /// ICMP for IPv4, RFC 792.
     pub const ICMP: u8 = 1;
+    /// IPv4 in something: a tunnel, RFC 2003.
+    pub const IPIP: u8 = 4;
     /// TCP, RFC 9293.
     pub const TCP: u8 = 6;
     /// UDP, RFC 768.
     pub const UDP: u8 = 17;
+    /// IPv6 in something: a tunnel, RFC 2473.
+    pub const IPV6: u8 = 41;
     /// ICMP for IPv6, RFC 4443.
     pub const ICMPV6: u8 = 58;
     /// SCTP, RFC 9260.
     pub const SCTP: u8 = 132;
 }
+
+/// The UDP port of GUE (draft-ietf-intarea-gue §2), IANA "gue".
+pub const GUE_PORT: u16 = 6080;
 
 /// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
 pub mod capacity {

@@ -79,8 +79,18 @@ pub enum Outcome {
     TimeExceeded = 29,
     /// A packet of such a flow that is too large for its way: answered with its MTU.
     TooBig = 30,
-    /// Dropped: there is no route for a packet of such a flow any more.
+    /// Dropped: there is no route for a packet of such a flow any more, or none for a fragment of its size.
     NoRoute = 31,
+    /// First packet of a flow to a backend on another node that answers directly: a backend was chosen, and the packet was
+    /// sent there in a tunnel.
+    NewTunnelledFlow = 32,
+    /// A further packet of such a flow, or an ICMP error about what its backend has sent.
+    Tunnelled = 33,
+    /// A further packet for a backend on this node that another node has sent here in a tunnel. (The first one counts as any
+    /// new flow.)
+    Decapsulated = 34,
+    /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is no peer.
+    TunnelRefused = 35,
 }
 
 impl Outcome {
@@ -88,7 +98,7 @@ impl Outcome {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their values.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 36] = [
         Self::NotIp,
         Self::NotTransport,
         Self::Malformed,
@@ -121,6 +131,10 @@ impl Outcome {
         Self::TimeExceeded,
         Self::TooBig,
         Self::NoRoute,
+        Self::NewTunnelledFlow,
+        Self::Tunnelled,
+        Self::Decapsulated,
+        Self::TunnelRefused,
     ];
 
     /// What becomes of the packet.
@@ -138,14 +152,19 @@ impl Outcome {
             | Self::Forward
             | Self::Reply
             | Self::IcmpError
-            | Self::Masquerade => Verdict::Pass,
+            | Self::Masquerade
+            | Self::Decapsulated => Verdict::Pass,
             Self::Hairpin
             | Self::RejectTcp
             | Self::RejectUdp
             | Self::Echo
             | Self::TimeExceeded
             | Self::TooBig => Verdict::Bounce,
-            Self::NewRoutedFlow | Self::Routed | Self::RoutedIcmpError => Verdict::Route,
+            Self::NewRoutedFlow
+            | Self::Routed
+            | Self::RoutedIcmpError
+            | Self::NewTunnelledFlow
+            | Self::Tunnelled => Verdict::Route,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
@@ -156,7 +175,8 @@ impl Outcome {
             | Self::UnknownVip
             | Self::SourceNotAllowed
             | Self::IcmpRedirect
-            | Self::NoRoute => Verdict::Drop,
+            | Self::NoRoute
+            | Self::TunnelRefused => Verdict::Drop,
         }
     }
 
@@ -195,6 +215,10 @@ impl Outcome {
             Self::TimeExceeded => "time_exceeded",
             Self::TooBig => "too_big",
             Self::NoRoute => "no_route",
+            Self::NewTunnelledFlow => "new_tunnelled_flow",
+            Self::Tunnelled => "tunnelled",
+            Self::Decapsulated => "decapsulated",
+            Self::TunnelRefused => "tunnel_refused",
         }
     }
 }

@@ -123,6 +123,9 @@ pub mod service_flags {
     pub const SOURCE_RANGES: u16 = 16;
     /// Only sockets of the node are served, never packets: a node port on a loopback address.
     pub const SOCKETS_ONLY: u16 = 32;
+    /// Backends on other nodes get the packets of clients outside of the cluster as they are, through a tunnel, and answer
+    /// directly (direct server return). Only together with [`MASQUERADE`], which holds for everybody else.
+    pub const DSR: u16 = 64;
 }
 
 impl Service {
@@ -215,6 +218,9 @@ pub mod backend_flags {
     /// The endpoint's address is one of this node's own: its packets never leave the node, so that there is nothing to
     /// masquerade.
     pub const HOST: u16 = 4;
+    /// The endpoint is on another node, which is known by name: a tunnel leads there, if the service has
+    /// [`DSR`](super::service_flags::DSR). Without that the flag is not set.
+    pub const PEER: u16 = 8;
 }
 
 /// Value of `VIPS`: what an address is where no port of it is a frontend. Those of the node itself are in there, too,

@@ -16,9 +16,11 @@ pub struct Settings {
     pub inside: Networks,
     /// Ranges of cluster IPs: where ports that no service has may be rejected, and addresses that nobody has dropped.
     pub service_ranges: Networks,
-    /// Source of masqueraded IPv4 packets where the routing table names none.
+    /// Who may send packets through a tunnel to backends on this node.
+    pub peers: Networks,
+    /// Source of masqueraded IPv4 packets where the routing table names none, and of those in a tunnel.
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets where the routing table names none.
+    /// Source of masqueraded IPv6 packets where the routing table names none, and of those in a tunnel.
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,
@@ -32,9 +34,11 @@ pub struct Settings {
 pub mod settings_flags {
     /// What is sent to an address of [`service_ranges`](super::Settings::service_ranges) that is not in `VIPS` is dropped.
     pub const DROP_UNKNOWN_VIPS: u32 = 1;
+    /// New flows through a tunnel to other nodes take UDP (GUE), else IP in IP.
+    pub const GUE: u32 = 2;
 }
 
-const _: () = assert!(size_of::<Settings>() == 2 * size_of::<Networks>() + 40);
+const _: () = assert!(size_of::<Settings>() == 3 * size_of::<Networks>() + 40);
 
 /// A short list of networks of both families.
 #[repr(C)]

@@ -23,6 +23,7 @@ mod last_good;
 mod mirror;
 pub mod model;
 pub mod moved;
+pub mod north_south;
 mod per_address;
 pub mod plan;
 pub mod reconciler;

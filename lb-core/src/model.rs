@@ -13,6 +13,7 @@ use lb_common::Scheduler;
 
 use crate::{
     family::{Families, Family},
+    north_south::NorthSouthMode,
     tables::{Maglev, TableSize},
 };
 
@@ -113,13 +114,15 @@ pub struct Service {
     pub scheduling: Option<Arc<Scheduling>>,
 }
 
-/// How backends of a Service are chosen, as far as its annotations say.
+/// How backends of a Service are chosen and reached, as far as its annotations say.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scheduling {
     /// Annotation `lb.dev/scheduler`.
     pub scheduler: Option<Scheduler>,
     /// Annotation `lb.dev/maglev-table-size`.
     pub table_size: Option<TableSize>,
+    /// Annotation `lb.dev/north-south-mode`: how packets get to those on other nodes.
+    pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
     /// What was meant as such an annotation, and is none.
@@ -272,6 +275,8 @@ pub struct Policy {
     pub scheduler: Scheduler,
     /// `--maglev-table-size` and `--maglev-seed`, where a Service says nothing.
     pub maglev: Maglev,
+    /// `--north-south-mode`, where a Service says nothing.
+    pub north_south: NorthSouthMode,
 }
 
 /// What is known of this node.

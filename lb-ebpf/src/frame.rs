@@ -127,11 +127,14 @@ pub mod lengths {
     pub const IPV6: u32 = 40;
     /// TCP.
     pub const TCP: u32 = 20;
+    /// UDP.
+    pub const UDP: u32 = 8;
     /// ICMP of both versions, up to the packet that an error quotes.
     pub const ICMP: u32 = 8;
 
     const _: () = assert!(ETHERNET as usize == EthHdr::LEN && VLAN as usize == VlanHdr::LEN);
     const _: () = assert!(IPV4 as usize == Ipv4Hdr::LEN && IPV6 as usize == Ipv6Hdr::LEN);
+    const _: () = assert!(UDP as usize == network_types::udp::UdpHdr::LEN);
     const _: () = assert!(TCP as usize == size_of::<super::TcpHeader>());
 }
 

@@ -12,3 +12,4 @@ pub mod frame;
 pub mod packet;
 pub mod reject;
 pub mod schedule;
+pub mod tunnel;

@@ -141,10 +141,16 @@ const MAX_EXTENSIONS: u32 = 6;
 /// The [`Outcome`] of a packet that is none of our business.
 #[inline(always)]
 pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outcome> {
-    let l3 = match layer {
-        Layer::Ethernet => skip_ethernet(frame)?,
-        Layer::Ip => 0,
-    };
+    parse_at(frame, network_offset(frame, layer)?)
+}
+
+/// Parses the packet whose network header begins `l3` octets into the frame.
+///
+/// # Errors
+///
+/// As [`parse`].
+#[inline(always)]
+pub fn parse_at<F: Frame + ?Sized>(frame: &F, l3: u32) -> Result<Packet, Outcome> {
     let ip = Ip::read(frame, l3)?;
     let tuple = ip.tuple();
     if ip.fragment.part == Part::Later {
@@ -211,6 +217,15 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
 
 const WHOLE: Fragment = Fragment { part: Part::Whole, identification: 0 };
 
+/// Where the network header begins.
+#[inline(always)]
+pub(crate) fn network_offset<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<u32, Outcome> {
+    match layer {
+        Layer::Ethernet => skip_ethernet(frame),
+        Layer::Ip => Ok(0),
+    }
+}
+
 /// The offset of the network header behind an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad). Tags that
 /// the device has taken out of the frame are not seen and need not be.
 #[inline(always)]
@@ -232,19 +247,19 @@ fn skip_ethernet<F: Frame + ?Sized>(frame: &F) -> Result<u32, Outcome> {
 }
 
 /// A network header of either version.
-struct Ip {
-    source: Address,
-    destination: Address,
-    protocol: u8,
-    headers: Headers,
-    fragment: Fragment,
+pub(crate) struct Ip {
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
+    pub(crate) protocol: u8,
+    pub(crate) headers: Headers,
+    pub(crate) fragment: Fragment,
     /// Octets of the packet, from the network header on; without link-layer padding.
     length: u32,
 }
 
 impl Ip {
     #[inline(always)]
-    fn read<F: Frame + ?Sized>(frame: &F, l3: u32) -> Result<Self, Outcome> {
+    pub(crate) fn read<F: Frame + ?Sized>(frame: &F, l3: u32) -> Result<Self, Outcome> {
         let [first, _] = *frame.header::<[u8; 2]>(l3)?;
         match first >> 4 {
             4 => Self::read_v4(frame, l3),

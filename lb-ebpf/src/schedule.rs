@@ -114,6 +114,33 @@ pub fn find<'a>(
     None
 }
 
+/// The slot of the first backend of `service` with this address.
+#[inline(always)]
+pub fn find_address<'a>(
+    service: &Service,
+    address: &Address,
+    slot: impl Fn(u32) -> Option<&'a Backend>,
+) -> Option<u32> {
+    let (mut low, mut high) = (0, service.backends_count);
+    for _ in 0..MAX_STEPS {
+        if low >= high {
+            break;
+        }
+        let middle = low + (high - low) / 2;
+        let backend = slot(service.backends_base.wrapping_add(middle))?;
+        if backend.address.cmp(address) == Ordering::Less {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if low >= service.backends_count {
+        return None;
+    }
+    let index = service.backends_base.wrapping_add(low);
+    (slot(index)?.address == *address).then_some(index)
+}
+
 #[cfg(test)]
 mod tests {
     use std::{vec, vec::Vec};
@@ -256,6 +283,10 @@ mod tests {
                 let Backend { address, port, .. } = backend(index);
                 let found = is_backend(&service, &address, port, |slot| slots.get(slot as usize - 5));
                 prop_assert_eq!(found, members.contains(&index));
+                let first = members.iter().position(|member| member / 2 == index / 2);
+                let first = first.map(|place| 5 + u32::try_from(place).unwrap());
+                let found = find_address(&service, &address, |slot| slots.get(slot as usize - 5));
+                prop_assert_eq!(found, first);
             }
         }
     }

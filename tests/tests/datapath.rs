@@ -70,7 +70,7 @@ impl Sandbox {
     }
 
     fn pin(&self, path: &str) -> PathBuf {
-        self.bpffs().join("lb/v3").join(path)
+        self.bpffs().join("lb/v4").join(path)
     }
 }
 
@@ -439,7 +439,7 @@ fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
     mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
     let inner = outer.join("nodes/a");
     drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
-    assert!(outer.join("nodes/a/lb/v3/SERVICES").exists());
+    assert!(outer.join("nodes/a/lb/v4/SERVICES").exists());
     assert!(!cleanup(&inner).unwrap().unmounted);
     drop(sandbox.open());
     assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
@@ -452,7 +452,7 @@ fn another_version_is_retired() {
     let old = sandbox.open();
     sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
     drop(old);
-    fs::rename(sandbox.bpffs().join("lb/v3"), sandbox.bpffs().join("lb/v0")).unwrap();
+    fs::rename(sandbox.bpffs().join("lb/v4"), sandbox.bpffs().join("lb/v0")).unwrap();
 
     let datapath = sandbox.open();
     sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));

@@ -39,6 +39,8 @@ pub(super) struct FlowView {
     seconds_left: u32,
     /// `namespace/name` of the Service; `None` for one that is gone.
     service: Option<String>,
+    /// Whether its packets go to the backend's node in a tunnel: there is no entry of the replies.
+    tunnelled: bool,
     /// Whether the entry of the replies is missing; the agent gives it back within seconds.
     half: bool,
 }
@@ -60,7 +62,8 @@ fn flow(
     now: Tick,
 ) -> FlowView {
     // A lost reply half has sent nothing as far as anyone knows.
-    let half = reply.is_none();
+    let tunnelled = forward.is_tunnelled();
+    let half = reply.is_none() && !tunnelled;
     let reply = reply.unwrap_or(lb_common::conntrack::Flow { seen: 0, ..*forward });
     let last_seen = forward.last_seen.max(reply.last_seen);
     let Tuple { destination, destination_port, .. } = forward.to;
@@ -74,6 +77,7 @@ fn flow(
         idle_seconds: now.seconds_since(last_seen),
         seconds_left: seconds_left(forward, &reply, now),
         service: services.get(&forward.service).cloned(),
+        tunnelled,
         half,
     }
 }
@@ -111,7 +115,7 @@ fn flow_table(flows: &[FlowView]) -> Table {
             flow.masqueraded_as
                 .map_or_else(|| flow.client.to_string(), |node| format!("{} as {node}", flow.client)),
             flow.vip.to_string(),
-            flow.backend.to_string(),
+            format!("{}{}", flow.backend, if flow.tunnelled { " (tunnel)" } else { "" }),
             format!("{}{}", flow.phase, if flow.half { " (half)" } else { "" }),
             duration(flow.idle_seconds),
             duration(flow.seconds_left),
@@ -133,13 +137,17 @@ fn duration(seconds: u32) -> String {
 /// Says what `conntrack flush` did.
 pub(super) fn flushed(entries: usize, output: TableOrJson) -> anyhow::Result<()> {
     match output {
-        TableOrJson::Table => print(&format!("Forgot {entries} entries; a connection has two.\n")),
+        TableOrJson::Table => {
+            print(&format!("Forgot {entries} entries; a connection has two, one in a tunnel has one.\n"))
+        }
         TableOrJson::Json => print_json(&serde_json::json!({ "entries": entries })),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lb_common::conntrack::flow_flags;
+
     use super::*;
     use crate::commands::{output::render, service_view::testdata};
 
@@ -164,7 +172,8 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     fn the_json_of_a_flow() {
         let expected = serde_json::json!([{
             "protocol": "TCP", "client": "192.0.2.1:40000", "vip": "10.96.0.10:80", "backend": "10.1.0.5:8080",
-            "phase": "established", "idleSeconds": 39, "secondsLeft": 86361, "service": "default/web", "half": false,
+            "phase": "established", "idleSeconds": 39, "secondsLeft": 86361, "service": "default/web", "tunnelled": false,
+            "half": false,
         }]);
         assert_eq!(serde_json::to_value(all(testdata::flow())).unwrap(), expected);
     }
@@ -183,6 +192,15 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     fn a_flow_whose_other_half_is_lost_is_shown() {
         let lost = Connection { reply: None, ..testdata::flow() };
         assert_eq!((all(lost)[0].phase, all(lost)[0].half), ("opening", true));
+    }
+
+    #[test]
+    fn a_flow_through_a_tunnel_is_no_half() {
+        let mut flow = Connection { reply: None, ..testdata::flow() };
+        flow.forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+        let shown = all(flow);
+        assert!(render(&flow_table(&shown)).contains(" 10.1.0.5:8080 (tunnel)  established "));
+        assert_eq!((shown[0].tunnelled, shown[0].half), (true, false));
     }
 
     #[test]

@@ -119,7 +119,8 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     writeln!(text, "Affinity   {}", service.affinity()).unwrap_or_default();
     writeln!(text, "Scheduler  {scheduler}").unwrap_or_default();
     if let Some(policy) = service.external_traffic_policy {
-        writeln!(text, "External   traffic policy {policy}").unwrap_or_default();
+        let mode = service.north_south_mode.map_or_else(String::new, |mode| format!(", {mode}"));
+        writeln!(text, "External   traffic policy {policy}{mode}").unwrap_or_default();
     }
     if !service.source_ranges.is_empty() {
         writeln!(text, "From       {}", service.source_ranges.join(", ")).unwrap_or_default();

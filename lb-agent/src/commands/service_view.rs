@@ -36,6 +36,10 @@ pub(super) struct ServiceView {
     /// `Local` where clients outside of the cluster get backends of this node only; nothing for a Service that they do
     /// not reach.
     pub(super) external_traffic_policy: Option<&'static str>,
+    /// How clients outside of the cluster reach backends on other nodes, `snat` or `dsr`; nothing for a Service whose clients
+    /// do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) north_south_mode: Option<&'static str>,
     /// Networks that may use the load balancer's addresses; empty is everybody.
     pub(super) source_ranges: Vec<String>,
     /// Where packets go, by any frontend and for any client; sorted.
@@ -139,6 +143,7 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         node_port,
         frontends,
         external_traffic_policy: external_traffic_policy(of_port),
+        north_south_mode: north_south_mode(of_port),
         source_ranges: source_ranges(contents, id),
         weights: backends.iter().filter(|backend| backend.weight != 1).map(|b| weight(b)).collect(),
         backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
@@ -153,6 +158,15 @@ fn external_traffic_policy(of_port: &[(&ServiceKey, &Service)]) -> Option<&'stat
     let mut external = of_port.iter().filter(|(_, record)| record.kind != FrontendKind::ClusterIp as u8);
     let is_local = |record: &Service| record.flags & service_flags::SHORT_CIRCUIT != 0;
     external.next().map(|(_, record)| if is_local(record) { "Local" } else { "Cluster" })
+}
+
+fn north_south_mode(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
+    let leads_elsewhere = |record: &Service| {
+        record.kind != FrontendKind::ClusterIp as u8 && record.flags & service_flags::SHORT_CIRCUIT == 0
+    };
+    let mut external = of_port.iter().filter(|(_, record)| leads_elsewhere(record));
+    let is_direct = |record: &Service| record.flags & service_flags::DSR != 0;
+    external.next().map(|(_, record)| if is_direct(record) { "dsr" } else { "snat" })
 }
 
 fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
@@ -425,6 +439,18 @@ mod tests {
         let backends: Vec<_> =
             services[0].backends.iter().map(|backend| backend.address.to_string()).collect();
         assert_eq!(backends, ["10.1.0.5", "10.1.0.6"]);
+    }
+
+    #[test]
+    fn how_backends_elsewhere_are_reached_is_shown() {
+        let mode = |change: fn(&mut Service)| {
+            let mut contents = testdata::exposed();
+            contents.frontends.values_mut().for_each(change);
+            services(&contents)[0].north_south_mode
+        };
+        assert_eq!(mode(|_| {}), None, "a Local policy");
+        assert_eq!(mode(|record| record.flags &= !service_flags::SHORT_CIRCUIT), Some("snat"));
+        assert_eq!(mode(|record| record.flags = service_flags::DSR), Some("dsr"));
     }
 
     #[test]

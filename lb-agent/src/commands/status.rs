@@ -247,19 +247,24 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     text
 }
 
-fn node_lines(node: &NodeReport) -> [String; 4] {
+fn node_lines(node: &NodeReport) -> [String; 5] {
     let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
         (false, _) => some_of(&node.inside_networks),
         (true, false) => format!("devices {}", some_of(&node.inside_devices)),
         (true, true) => "nobody".to_owned(),
     };
     let NodeReport { addresses, node_port_addresses, primary, detect_local, .. } = node;
+    let (mode, tunnel) = (&node.north_south_mode, &node.dsr_encapsulation);
     let (first, last) = (node.masquerade_first_port, node.masquerade_last_port);
     [
         format!("Node      {}", some_of(addresses)),
         format!("NodePorts {}", some_of(node_port_addresses)),
         format!("Inside    {inside} (detect-local-mode {detect_local})"),
         format!("Masq      from {}, ports {first}-{last}", some_of(primary)),
+        format!(
+            "Outside   {mode} (north-south-mode), tunnels {tunnel}, from peers {}",
+            some_of(&node.dsr_peers)
+        ),
     ]
 }
 
@@ -359,6 +364,9 @@ mod tests {
             inside_devices: Vec::new(),
             service_ranges: vec!["10.96.0.0/12".into()],
             drops_unknown_vips: true,
+            north_south_mode: "hybrid".into(),
+            dsr_encapsulation: "gue".into(),
+            dsr_peers: vec!["192.0.2.0/24".into()],
             masquerade_first_port: 10_000,
             masquerade_last_port: 29_999,
         }
@@ -402,6 +410,7 @@ Node      10.244.0.1, 192.0.2.1, 2001:db8::1
 NodePorts 127.0.0.1, 192.0.2.1
 Inside    10.244.0.0/16 (detect-local-mode ClusterCIDR)
 Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
+Outside   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
 Problem   a.yaml, document 2 (line 9): bad
 Sockets   served by 1 programs on the control group with inode 1234
 Pins      /sys/fs/bpf/lb/v1

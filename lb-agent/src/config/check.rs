@@ -10,7 +10,10 @@ use glob::Pattern;
 use ipnet::IpNet;
 use kube::config::Kubeconfig;
 use lb_common::{Scheduler, UnknownScheduler};
-use lb_core::tables::{TableSize, UnknownSize};
+use lb_core::{
+    north_south::{NorthSouthMode, UnknownMode},
+    tables::{TableSize, UnknownSize},
+};
 use tracing_subscriber::EnvFilter;
 
 use super::{
@@ -217,6 +220,15 @@ pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, ConfigError> {
 pub(super) fn scheduler(given: Option<String>) -> Result<Scheduler, ConfigError> {
     let Some(name) = given.filter(|name| !name.is_empty()) else { return Ok(Scheduler::default()) };
     name.parse().map_err(|error: UnknownScheduler| refused("--scheduler", &name, error.to_string()))
+}
+
+pub(super) fn north_south(given: Option<String>) -> Result<NorthSouthMode, ConfigError> {
+    let Some(name) = given.filter(|name| !name.is_empty()) else { return Ok(NorthSouthMode::default()) };
+    name.parse().map_err(|error: UnknownMode| refused("--north-south-mode", &name, error.to_string()))
+}
+
+pub(super) fn peers(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
+    networks("--dsr-peers", given.unwrap_or_default(), "")
 }
 
 pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, path::Path, path::PathBuf};
 use serde::Deserialize;
 
 use super::{error::ConfigError, kube_proxy};
-use crate::cli::{BpfLog, DetectLocalMode, LogFormat, SocketLb, Xdp};
+use crate::cli::{BpfLog, DetectLocalMode, DsrEncapsulation, LogFormat, SocketLb, Xdp};
 
 /// Every setting under the name of its flag. Names written in camelCase are taken, too.
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -44,6 +44,12 @@ pub(super) struct File {
     pub(super) maglev_table_size: Option<u32>,
     #[serde(alias = "maglevSeed")]
     pub(super) maglev_seed: Option<u64>,
+    #[serde(alias = "northSouthMode")]
+    pub(super) north_south_mode: Option<String>,
+    #[serde(alias = "dsrEncapsulation")]
+    pub(super) dsr_encapsulation: Option<DsrEncapsulation>,
+    #[serde(alias = "dsrPeers")]
+    pub(super) dsr_peers: Option<List>,
     #[serde(alias = "socketLb")]
     pub(super) socket_lb: Option<SocketLb>,
     pub(super) xdp: Option<Xdp>,

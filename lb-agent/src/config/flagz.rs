@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
-use super::{Config, DetectLocal, NodePortAddresses, SocketLb, Source};
+use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
     cli::LogFormat,
     datapath::{BpfLogLevel, XdpOption},
@@ -80,6 +80,9 @@ impl Config {
             ("scheduler", self.scheduler.to_string()),
             ("maglev-table-size", self.maglev.size.to_string()),
             ("maglev-seed", self.maglev.seed.to_string()),
+            ("north-south-mode", self.north_south.to_string()),
+            ("dsr-encapsulation", encapsulation(self.dsr_encapsulation).to_owned()),
+            ("dsr-peers", list(&self.dsr_peers)),
             ("socket-lb", socket_lb(self.socket_lb).to_owned()),
             ("xdp", xdp(self.xdp).to_owned()),
         ])
@@ -102,6 +105,13 @@ const fn socket_lb(whose: SocketLb) -> &'static str {
         SocketLb::Host => "host",
         SocketLb::All => "all",
         SocketLb::Off => "off",
+    }
+}
+
+const fn encapsulation(kind: DsrEncapsulation) -> &'static str {
+    match kind {
+        DsrEncapsulation::Ipip => "ipip",
+        DsrEncapsulation::Gue => "gue",
     }
 }
 
@@ -161,6 +171,7 @@ mod tests {
             "--nodeport-addresses=primary --socket-lb=off --bpf-log=warn --log-level=debug --log-format=json",
             "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
+            "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();

@@ -19,7 +19,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{Scheduler, hash::DEFAULT_SEED};
-use lb_core::{model::Policy, tables::Maglev};
+use lb_core::{model::Policy, north_south::NorthSouthMode, tables::Maglev};
 
 pub use self::error::ConfigError;
 use self::{
@@ -28,7 +28,7 @@ use self::{
     file::{File, List},
 };
 pub use crate::{
-    cli::SocketLb,
+    cli::{DsrEncapsulation, SocketLb},
     node::{DetectLocal, NodePortAddresses},
 };
 use crate::{
@@ -84,6 +84,12 @@ pub struct Config {
     pub scheduler: Scheduler,
     /// How Maglev tables are made, and what all schedulers that hash do that with.
     pub maglev: Maglev,
+    /// How clients from outside reach backends on other nodes where a Service says nothing.
+    pub north_south: NorthSouthMode,
+    /// Through which tunnel, if any.
+    pub dsr_encapsulation: DsrEncapsulation,
+    /// Who may send packets through such a tunnel.
+    pub dsr_peers: Vec<IpNet>,
     /// Whose sockets are served.
     pub socket_lb: SocketLb,
     /// Which wire devices are served at XDP.
@@ -186,6 +192,12 @@ impl Config {
                 size: check::table_size(run.maglev_table_size.or(file.maglev_table_size))?,
                 seed: run.maglev_seed.or(file.maglev_seed).unwrap_or(DEFAULT_SEED),
             },
+            north_south: check::north_south(run.north_south_mode.or(file.north_south_mode))?,
+            dsr_encapsulation: run
+                .dsr_encapsulation
+                .or(file.dsr_encapsulation)
+                .unwrap_or(DsrEncapsulation::Ipip),
+            dsr_peers: check::peers(list(run.dsr_peers, file.dsr_peers))?,
             socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
             xdp: check::xdp(run.xdp.or(file.xdp)),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
@@ -215,6 +227,7 @@ impl Config {
             node_name: self.node_name.as_str().into(),
             masquerade_all: self.masquerade_all,
             scheduler: self.scheduler,
+            north_south: self.north_south,
             maglev: self.maglev,
         }
     }

@@ -93,6 +93,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
             "masquerade-all" => "true",
             "detect-local-mode" => "NodeCIDR",
             "socket-lb" | "xdp" => "off",
+            "dsr-encapsulation" => "gue",
             _ => "x",
         };
         let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

@@ -112,13 +112,14 @@ async fn sweep(
     })
     .await?;
     *recount = counted;
-    let Sweep { entries, expired, rebuilt, orphans } = match swept {
+    let sweep = match swept {
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
     };
-    let left = entries.saturating_sub(2 * expired + orphans);
+    let Sweep { entries, expired, rebuilt, orphans, .. } = sweep;
+    let left = sweep.entries_left();
     metrics.set_map("CONNTRACK", left, capacity);
-    metrics.swept(left / 2, expired);
+    metrics.swept(sweep.flows_left(), expired);
     debug!(entries, expired, rebuilt, orphans, "swept the connections");
     let full = left > capacity as usize / 4 * 3;
     if full && *filled == Fill::Calm {

@@ -44,7 +44,7 @@ use self::{
     writer::{Listeners, Writer},
 };
 use crate::{
-    cli::SocketLb,
+    cli::{DsrEncapsulation, SocketLb},
     config::{Config, Source},
     datapath::{BpfLogger, Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root},
     health::{self, Checks, Servers},
@@ -237,6 +237,9 @@ fn node_options(config: &Config) -> NodeOptions {
         service_ranges: config.service_ranges.clone(),
         drops_unknown_vips: config.drops_unknown_vips,
         ports: config.masquerade_ports.clone(),
+        peers: config.dsr_peers.clone(),
+        north_south: config.north_south,
+        gue: config.dsr_encapsulation == DsrEncapsulation::Gue,
         has_api_server,
     }
 }

@@ -12,6 +12,7 @@ use lb_common::{Address, Networks, Settings, settings_flags};
 use lb_core::{
     family::{Families, Family},
     model::{NodeAddresses, SourceEvent},
+    north_south::NorthSouthMode,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -48,6 +49,12 @@ pub(super) struct NodeOptions {
     pub(super) drops_unknown_vips: bool,
     /// Source ports of masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
+    /// Who may send packets through a tunnel to backends here.
+    pub(super) peers: Vec<IpNet>,
+    /// How packets get to backends elsewhere.
+    pub(super) north_south: NorthSouthMode,
+    /// Whether tunnels there take UDP.
+    pub(super) gue: bool,
     /// Whether an API server knows this node.
     pub(super) has_api_server: bool,
 }
@@ -147,6 +154,8 @@ impl Node {
             drops_unknown_vips: synchronised.then_some(self.options.drops_unknown_vips),
             primary: addresses.primary,
             ports: self.options.ports.clone(),
+            peers: self.options.peers.clone(),
+            gue: self.options.gue,
         };
         let (settings, mut problems) = known.settings(&earlier);
         problems.extend(self.reserve_ports());
@@ -220,7 +229,7 @@ impl Node {
     }
 
     fn report(&self, network: &Network, addresses: &Addresses, settings: &Settings) {
-        let NodeOptions { detect, ports, .. } = &self.options;
+        let NodeOptions { detect, ports, north_south, gue, .. } = &self.options;
         let inside = detect.devices(network);
         let devices = inside.into_iter().filter_map(|index| network.link(index));
         let Addresses { node, primary } = addresses;
@@ -233,6 +242,9 @@ impl Node {
             inside_devices: devices.map(|link| link.name.clone()).collect(),
             service_ranges: texts(&settings.service_ranges),
             drops_unknown_vips: settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0,
+            north_south_mode: north_south.to_string(),
+            dsr_encapsulation: if *gue { "gue" } else { "ipip" }.to_owned(),
+            dsr_peers: texts(&settings.peers),
             masquerade_first_port: *ports.start(),
             masquerade_last_port: *ports.end(),
         });

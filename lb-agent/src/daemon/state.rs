@@ -66,6 +66,12 @@ pub struct NodeReport {
     pub service_ranges: Vec<String>,
     /// Whether packets to an address of these ranges that nobody has are dropped.
     pub drops_unknown_vips: bool,
+    /// How clients from outside reach backends on other nodes where a Service says nothing: a name of `--north-south-mode`.
+    pub north_south_mode: String,
+    /// Through which tunnel, if so: a name of `--dsr-encapsulation`.
+    pub dsr_encapsulation: String,
+    /// Networks of the nodes that may send packets through a tunnel to backends here.
+    pub dsr_peers: Vec<String>,
     /// First source port of masqueraded packets.
     pub masquerade_first_port: u16,
     /// Last source port of masqueraded packets.

@@ -39,7 +39,7 @@ pub struct Connection {
     pub from: Tuple,
     /// The entry of that direction.
     pub forward: Flow,
-    /// The entry of the opposite direction; absent only for moments.
+    /// The entry of the opposite direction; absent only for moments, or for a flow in a tunnel, which has none.
     pub reply: Option<Flow>,
     /// Of a masqueraded connection, what leaves the node.
     pub masqueraded: Option<Tuple>,
@@ -48,14 +48,31 @@ pub struct Connection {
 /// What a sweep did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sweep {
-    /// Entries seen, two for each flow.
+    /// Entries seen, two for each flow but those in tunnels.
     pub entries: usize,
+    /// Flows in tunnels, of one entry each.
+    pub tunnelled: usize,
     /// Flows whose time was over.
     pub expired: usize,
+    /// How many of these were in tunnels.
+    pub expired_tunnelled: usize,
     /// Flows that got their lost half back.
     pub rebuilt: usize,
     /// Single halves whose time was over.
     pub orphans: usize,
+}
+
+impl Sweep {
+    /// Entries that are left.
+    pub const fn entries_left(&self) -> usize {
+        let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
+        self.entries.saturating_sub(gone)
+    }
+
+    /// Flows that are left.
+    pub const fn flows_left(&self) -> usize {
+        (self.entries_left() + self.tunnelled.saturating_sub(self.expired_tunnelled)) / 2
+    }
 }
 
 impl Conntrack {
@@ -141,7 +158,8 @@ impl Conntrack {
         let mut flows = 0;
         self.table.for_each(|key, flow| {
             if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
-                keys.extend([*key, flow.to.reversed()]);
+                keys.push(*key);
+                keys.extend((!flow.is_tunnelled()).then(|| flow.to.reversed()));
                 counters.extend(is_counted(flow).then_some(flow.counter));
                 flows += 1;
             }
@@ -174,6 +192,14 @@ impl Conntrack {
         // when the sweep is through.
         let mut alone = Vec::new();
         self.table.for_each(|key, flow| {
+            if flow.is_tunnelled() {
+                sweep.tunnelled += 1;
+                if seconds_left(flow, flow, now) == 0 && self.forget_tunnelled(key, now)? {
+                    (sweep.expired, sweep.expired_tunnelled) =
+                        (sweep.expired + 1, sweep.expired_tunnelled + 1);
+                }
+                return Ok(());
+            }
             match halves.peer_of(key, flow) {
                 Some(reply) if !flow.is_reply() && seconds_left(flow, &reply, now) == 0 => {
                     sweep.expired += usize::from(self.forget(key, flow, now)?);
@@ -220,6 +246,18 @@ impl Conntrack {
         let reply_key = forward.to.reversed();
         if self.table.get(&reply_key)? == Some(reply) {
             self.table.remove(&reply_key)?;
+        }
+        Ok(true)
+    }
+
+    /// Deletes the only entry of a flow in a tunnel, unless a packet has come meanwhile.
+    fn forget_tunnelled(&self, key: &Tuple, now: Tick) -> Result<bool, DatapathError> {
+        let Some(flow) = self.table.get(key)?.filter(Flow::is_tunnelled) else { return Ok(false) };
+        if seconds_left(&flow, &flow, now) > 0 || !self.table.remove(key)? {
+            return Ok(false);
+        }
+        if is_counted(&flow) {
+            self.active.add(flow.counter, -1);
         }
         Ok(true)
     }
@@ -354,6 +392,13 @@ mod tests {
                 assert_eq!((key, rebuilt), (from, forward));
             }
         }
+    }
+
+    #[test]
+    fn what_is_left_counts_flows_in_tunnels_once() {
+        let sweep =
+            Sweep { entries: 11, tunnelled: 3, expired: 3, expired_tunnelled: 1, rebuilt: 0, orphans: 1 };
+        assert_eq!((sweep.entries_left(), sweep.flows_left()), (5, 3), "two in tunnels, another, and a half");
     }
 
     #[test]

@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn another_size_is_refused_and_another_capacity_is_not() {
-        let path = Path::new("/sys/fs/bpf/lb/v3/SERVICES");
+        let path = Path::new("/sys/fs/bpf/lb/v4/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();

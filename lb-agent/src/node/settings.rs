@@ -19,6 +19,10 @@ pub struct Known {
     pub primary: Primary,
     /// Their source ports.
     pub ports: RangeInclusive<u16>,
+    /// Who may send packets through a tunnel to backends here.
+    pub peers: Vec<IpNet>,
+    /// Whether tunnels to backends elsewhere take UDP.
+    pub gue: bool,
 }
 
 impl Known {
@@ -34,20 +38,26 @@ impl Known {
             None => earlier,
         };
         let settings = Settings {
+            peers: list("peers", &Some(self.peers.clone()), earlier.peers),
             inside: list("networks of clients inside the cluster", &self.inside, earlier.inside),
             service_ranges: list("ranges of cluster IPs", &self.service_ranges, earlier.service_ranges),
             source_v4: self.primary.v4.map_or_else(unspecified, Address::from),
             source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
             first_port: *self.ports.start(),
             ports: u16::try_from(self.ports.len()).unwrap_or(u16::MAX),
-            flags: self.drops_unknown_vips.map_or(earlier.flags, flags),
+            flags: self.flags(earlier.flags),
         };
         (settings, problems)
     }
-}
 
-const fn flags(drops_unknown_vips: bool) -> u32 {
-    if drops_unknown_vips { settings_flags::DROP_UNKNOWN_VIPS } else { 0 }
+    const fn flags(&self, earlier: u32) -> u32 {
+        let drops = match self.drops_unknown_vips {
+            Some(true) => settings_flags::DROP_UNKNOWN_VIPS,
+            Some(false) => 0,
+            None => earlier & settings_flags::DROP_UNKNOWN_VIPS,
+        };
+        drops | if self.gue { settings_flags::GUE } else { 0 }
+    }
 }
 
 fn unspecified() -> Address {
@@ -101,6 +111,8 @@ mod tests {
             drops_unknown_vips: Some(true),
             primary: Primary { v4: Some("192.0.2.1".parse().unwrap()), v6: None },
             ports: 10_000..=29_999,
+            peers: nets(&["192.0.2.0/24"]),
+            gue: true,
         }
     }
 
@@ -112,7 +124,10 @@ mod tests {
         assert!(settings.inside.contain(&address("fd00:10:244::9")));
         assert!(!settings.inside.contain(&address("10.96.0.1")));
         assert!(settings.service_ranges.contain(&address("10.96.0.1")));
-        assert_eq!(settings.flags, settings_flags::DROP_UNKNOWN_VIPS);
+        assert_eq!(settings.flags, settings_flags::DROP_UNKNOWN_VIPS | settings_flags::GUE);
+        assert!(
+            settings.peers.contain(&address("192.0.2.7")) && !settings.peers.contain(&address("192.0.3.7"))
+        );
         assert_eq!((settings.source_v4, settings.source_v6), (address("192.0.2.1"), unspecified()));
         assert_eq!((settings.first_port, settings.ports), (10_000, 20_000));
     }
@@ -130,7 +145,7 @@ mod tests {
         let restarted = Known { inside: None, service_ranges: None, drops_unknown_vips: None, ..known() };
         assert_eq!(restarted.settings(&earlier).0, earlier);
         let (first, _) = restarted.settings(&Settings::zeroed());
-        assert_eq!((first.inside.count, first.flags), (0, 0));
+        assert_eq!((first.inside.count, first.flags), (0, settings_flags::GUE));
         let nothing_inside = Known { inside: Some(Vec::new()), ..known() };
         assert_eq!(nothing_inside.settings(&earlier).0.inside.count, 0);
     }

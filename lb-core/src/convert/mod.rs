@@ -21,7 +21,7 @@ use crate::model::{
 /// How the names of all annotations of ours begin.
 pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 
-pub use self::scheduling::{MAGLEV_TABLE_SIZE, SCHEDULER, WEIGHTS};
+pub use self::scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS};
 
 /// Services with this label are another proxy's business.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";

@@ -1,4 +1,4 @@
-//! What the annotations of a Service say about the choice of its backends. A mistake in one costs only that annotation:
+//! What the annotations of a Service say about its backends: how they are chosen and reached. A mistake in one costs only that annotation:
 //! the Service is served as if it were not there, and a [`Problem`](crate::plan::Problem) says so.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
@@ -12,6 +12,8 @@ use crate::model::{Member, Mistake, Scheduling};
 pub const SCHEDULER: &str = "lb.dev/scheduler";
 /// A [`crate::tables::TableSize`].
 pub const MAGLEV_TABLE_SIZE: &str = "lb.dev/maglev-table-size";
+/// A name of [`crate::north_south::NorthSouthMode`].
+pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// A JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
@@ -28,6 +30,9 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     }
     if let Some(text) = text(MAGLEV_TABLE_SIZE) {
         scheduling.table_size = scheduling.noted(MAGLEV_TABLE_SIZE, text, parsed(text));
+    }
+    if let Some(text) = text(NORTH_SOUTH_MODE) {
+        scheduling.north_south = scheduling.noted(NORTH_SOUTH_MODE, text, parsed(text));
     }
     if let Some(text) = text(WEIGHTS) {
         scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
@@ -73,7 +78,7 @@ mod tests {
     use lb_common::Scheduler;
 
     use super::*;
-    use crate::{model::Endpoint, tables::TableSize};
+    use crate::{model::Endpoint, north_south::NorthSouthMode, tables::TableSize};
 
     fn of(annotations: &[(&str, &str)]) -> Option<Arc<Scheduling>> {
         let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -88,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_names_begin_as_they_should() {
-        for name in [SCHEDULER, MAGLEV_TABLE_SIZE, WEIGHTS] {
+        for name in [SCHEDULER, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, WEIGHTS] {
             assert!(name.starts_with(super::super::ANNOTATION_PREFIX));
         }
     }
@@ -98,6 +103,7 @@ mod tests {
         let scheduling = of(&[
             (SCHEDULER, " mh "),
             (MAGLEV_TABLE_SIZE, "65521"),
+            (NORTH_SOUTH_MODE, "hybrid "),
             (WEIGHTS, r#"{"web-0": 3, "10.1.0.5": 2, "fd00::5": 9, "node:a": 5, "zone:b": 0}"#),
         ])
         .unwrap();
@@ -105,6 +111,7 @@ mod tests {
             (scheduling.scheduler, scheduling.table_size),
             (Some(Scheduler::Maglev), Some(TableSize::ALL[8]))
         );
+        assert_eq!(scheduling.north_south, Some(NorthSouthMode::Hybrid));
         assert_eq!(scheduling.mistakes, []);
         let endpoint = |address: &str, pod: &str, node: &str, zone: &str| Endpoint {
             address: address.parse().unwrap(),
@@ -138,6 +145,9 @@ mod tests {
             scheduling.mistakes.iter().map(|mistake| (mistake.annotation, &*mistake.value)).collect();
         assert_eq!(said, [(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384")]);
         assert_eq!(scheduling.mistakes[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
+        let scheduling = of(&[(NORTH_SOUTH_MODE, "direct")]).unwrap();
+        assert_eq!(scheduling.north_south, None);
+        assert_eq!(scheduling.mistakes[0].why, "give one of snat dsr hybrid");
         for bad in ["", "web-0=3", "{\"web-0\": -1}", "{\"web-0\": 65536}", "[1]", "{\"a\": 1.5}"] {
             let scheduling = of(&[(WEIGHTS, bad)]).unwrap();
             assert!(scheduling.weights.is_empty() && scheduling.mistakes.len() == 1, "{bad}");

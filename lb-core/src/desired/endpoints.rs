@@ -87,6 +87,11 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     Backend { address, port, flags, weight: 1, counter: 0 }
 }
 
+/// Whether the endpoint is on another node of the cluster: one that has a name. (Without names nobody knows who is where.)
+pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
+    endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
+}
+
 /// What people call the endpoint.
 pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     EndpointLabels {

@@ -23,6 +23,8 @@ pub(super) struct Places {
 pub(super) struct Lists {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
+    /// As `cluster`, if backends on other nodes answer clients from outside directly.
+    pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
@@ -58,6 +60,11 @@ impl Places {
     /// Whether some frontend leads to the endpoints of this node.
     pub(super) fn use_local(&self) -> bool {
         self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
+    }
+
+    /// Whether some frontend leads clients from outside to endpoints on other nodes.
+    pub(super) fn leads_elsewhere(&self) -> bool {
+        self.external == TrafficPolicy::Cluster && self.is_external()
     }
 
     fn is_external(&self) -> bool {
@@ -113,11 +120,15 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
     }
 }
 
-/// All other addresses. Under `Cluster` the endpoint may be on another node, so that every client is masqueraded; under
+/// All other addresses. Under `Cluster` the endpoint may be on another node, so that every client is masqueraded, unless the
+/// endpoint answers it directly; under
 /// `Local` nobody is, and clients inside the cluster are treated as if they had gone out to a load balancer and come
 /// back on the right node.
 fn external(traffic: TrafficPolicy, lists: &Lists) -> Route {
     match traffic {
+        TrafficPolicy::Cluster if lists.direct.is_some() => {
+            Route { slice: lists.direct, inside: None, flags: service_flags::MASQUERADE | service_flags::DSR }
+        }
         TrafficPolicy::Cluster => {
             Route { slice: lists.cluster, inside: None, flags: service_flags::MASQUERADE }
         }

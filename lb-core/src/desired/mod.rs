@@ -8,11 +8,11 @@ mod source_ranges;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, service_flags};
+use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, backend_flags, service_flags};
 
 use crate::{
     family::Family,
-    model::{Endpoint, EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
+    model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
     moved::Serving,
     plan::{EndpointLabels, ServiceLabels},
     tables::Maglev,
@@ -143,12 +143,16 @@ impl Port {
         let places = frontends::Places::new(service, port, family, node);
         let cluster = if places.use_cluster() { &endpoints.cluster[..] } else { &[] };
         let local = if places.use_local() { &endpoints.local[..] } else { &[] };
+        let backends = Backends { service, node, direct: is_direct(service, port, node) };
+        let is_direct = backends.direct && places.leads_elsewhere();
+        let named = if is_direct { &endpoints.local[..] } else { local };
         let lists = frontends::Lists {
-            cluster: self.slice(cluster, service, node),
-            local: self.slice(local, service, node),
+            cluster: self.slice(backends.of(cluster)),
+            local: self.slice(backends.of(local)),
+            direct: if is_direct { self.slice(backends.with_hidden(endpoints)) } else { None },
             any: endpoints.any,
         };
-        for (_, endpoint) in cluster.iter().chain(local) {
+        for (_, endpoint) in cluster.iter().chain(named) {
             let labels = endpoints::labels(endpoint);
             if labels != EndpointLabels::default() {
                 self.endpoint_labels.push((endpoint.address, labels));
@@ -159,21 +163,56 @@ impl Port {
     }
 
     /// The number of the slice with these backends; `None` where there are none.
-    fn slice(&mut self, members: &[Member<'_>], service: &Service, node: &Node) -> Option<usize> {
-        if members.is_empty() {
+    fn slice(&mut self, backends: Vec<Backend>) -> Option<usize> {
+        if backends.is_empty() {
             return None;
         }
-        let scheduling = service.scheduling.as_deref();
-        let weight = |endpoint: &Endpoint| scheduling.map_or(1, |scheduling| scheduling.weight(endpoint));
-        let backend = |(key, endpoint): &Member<'_>| Backend {
-            weight: weight(endpoint),
-            ..endpoints::backend(*key, endpoint, node)
-        };
-        let backends: Vec<Backend> = members.iter().map(backend).collect();
         let known = self.slices.iter().position(|slice| *slice == backends);
         Some(known.unwrap_or_else(|| {
             self.slices.push(backends);
             self.slices.len() - 1
         }))
+    }
+}
+
+/// Whether backends of the port on other nodes answer clients from outside directly.
+fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
+    let asked = service.scheduling.as_ref().and_then(|scheduling| scheduling.north_south);
+    asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
+}
+
+/// From endpoints of a Service to backends.
+#[derive(Clone, Copy)]
+struct Backends<'a> {
+    service: &'a Service,
+    node: &'a Node,
+    /// See [`is_direct`].
+    direct: bool,
+}
+
+impl Backends<'_> {
+    fn of(&self, members: &[Member<'_>]) -> Vec<Backend> {
+        members.iter().map(|member| self.one(member)).collect()
+    }
+
+    fn one(&self, (key, endpoint): &Member<'_>) -> Backend {
+        let scheduling = self.service.scheduling.as_deref();
+        let mut backend = endpoints::backend(*key, endpoint, self.node);
+        backend.weight = scheduling.map_or(1, |scheduling| scheduling.weight(endpoint));
+        if self.direct && endpoints::is_elsewhere(endpoint, self.node) {
+            backend.flags |= backend_flags::PEER;
+        }
+        backend
+    }
+
+    /// Those of the cluster, and with weight 0 those on this node that only other nodes use, since hints say so: what comes
+    /// from there through a tunnel must find them.
+    fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
+        let mut backends = self.of(&endpoints.cluster);
+        let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();
+        let hidden = endpoints.local.iter().filter(|(key, _)| !in_cluster(key));
+        backends.extend(hidden.map(|member| Backend { weight: 0, ..self.one(member) }));
+        backends.sort_unstable();
+        backends
     }
 }

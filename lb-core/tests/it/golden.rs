@@ -12,6 +12,7 @@ use lb_core::{
     convert::{self, ConvertError, Converted},
     family::{Families, Family},
     model::{Change, NodeAddresses, Policy},
+    north_south::NorthSouthMode,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -37,6 +38,7 @@ struct NodeDocument {
     #[serde(default)]
     detects_inside: bool,
     scheduler: Option<String>,
+    north_south_mode: Option<String>,
 }
 
 const SLOTS: u32 = 1000;
@@ -92,7 +94,9 @@ pub(crate) fn node_of(yaml: &str) -> (Node, Vec<String>) {
 
 fn described(document: NodeDocument) -> Node {
     let scheduler = document.scheduler.map_or(Ok(Scheduler::default()), |name| name.parse());
+    let mode = document.north_south_mode.map_or(Ok(NorthSouthMode::default()), |name| name.parse());
     let policy = Policy {
+        north_south: mode.expect("a mode"),
         node_name: document.name.into(),
         masquerade_all: document.masquerade_all,
         scheduler: scheduler.expect("a scheduler"),

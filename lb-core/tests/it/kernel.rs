@@ -283,13 +283,14 @@ impl Kernel {
     }
 }
 
-const FLAGS: [(u16, &str); 6] = [
+const FLAGS: [(u16, &str); 7] = [
     (service_flags::MASQUERADE, "masquerade"),
     (service_flags::MASQUERADE_OUTSIDERS, "masquerade outsiders"),
     (service_flags::SHORT_CIRCUIT, "short circuit"),
     (service_flags::DROP_WITHOUT_BACKENDS, "drop"),
     (service_flags::SOURCE_RANGES, "source ranges"),
     (service_flags::SOCKETS_ONLY, "sockets only"),
+    (service_flags::DSR, "direct"),
 ];
 
 fn shown(backend: &Backend) -> String {
@@ -298,6 +299,7 @@ fn shown(backend: &Backend) -> String {
         (backend_flags::TERMINATING, "terminating"),
         (backend_flags::LOCAL, "local"),
         (backend_flags::HOST, "host"),
+        (backend_flags::PEER, "peer"),
     ] {
         if backend.flags & flag != 0 {
             write!(text, " {meaning}").expect("memory");

@@ -15,6 +15,7 @@ use lb_core::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Member, Node, NodeAddresses,
         ObjectName, Policy, Protocol, Scheduling, Service, ServicePort, ServicePortName, TrafficPolicy,
     },
+    north_south::NorthSouthMode,
     tables::{self, Maglev, TableSize},
 };
 use proptest::{collection, prelude::*, sample};
@@ -114,9 +115,21 @@ impl World {
             service_flags::SOCKETS_ONLY,
         );
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
-        let weight = |backends: Vec<Backend>| weighted(backends, &endpoints, service);
-        let (backends, inside) = (weight(if is_local { local } else { cluster }), weight(inside));
         let scheduling = service.scheduling.as_deref();
+        let mode = scheduling.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);
+        let direct = mode.is_direct(port.protocol);
+        let weight = |backends: Vec<Backend>| {
+            let backends = weighted(backends, &endpoints, service);
+            if direct { peers(backends, &endpoints, node) } else { backends }
+        };
+        let hidden: Vec<Backend> =
+            local.iter().filter(|backend| !cluster.contains(backend)).copied().collect();
+        let (mut backends, inside) = (weight(if is_local { local } else { cluster }), weight(inside));
+        if direct && !internal && !is_local && !backends.is_empty() {
+            flags |= service_flags::DSR;
+            backends.extend(hidden.iter().map(|backend| Backend { weight: 0, ..*backend }));
+            backends.sort();
+        }
         let scheduler = scheduling.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler);
         let size = scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size);
         let table = |backends: &[Backend]| {
@@ -305,6 +318,19 @@ fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) 
     backends.into_iter().map(|b| Backend { weight: weight(&b).unwrap_or(1), ..b }).collect()
 }
 
+/// Those on other nodes that have a name are marked as such.
+fn peers(backends: Vec<Backend>, endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
+    let own = &node.policy.node_name;
+    let is_peer = |b: &Backend| {
+        let found = endpoints.iter().find(|(address, port, _)| (*address, *port) == (b.address, b.port));
+        let name = found.and_then(|(.., endpoint)| endpoint.node.as_ref());
+        !own.is_empty() && name.is_some_and(|name| name != own)
+    };
+    let marked =
+        |b: Backend| Backend { flags: b.flags | if is_peer(&b) { backend_flags::PEER } else { 0 }, ..b };
+    backends.into_iter().map(marked).collect()
+}
+
 fn name(text: String) -> ObjectName {
     ObjectName::new("ns", &text)
 }
@@ -399,11 +425,17 @@ fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
         Member::Node("y".into()),
     ];
     let weights = collection::btree_map(sample::select(members), 0..4_u32, 0..4);
-    (prop::option::of(scheduler()), weights).prop_map(|(scheduler, weights)| {
-        // The smallest there is, since everything is checked after every step.
-        let table_size = Some(TableSize::ALL[0]);
-        Scheduling { scheduler, table_size, weights, mistakes: Vec::new() }.into()
-    })
+    (prop::option::of(scheduler()), weights, prop::option::of(mode())).prop_map(
+        |(scheduler, weights, north_south)| {
+            // The smallest there is, since everything is checked after every step.
+            let table_size = Some(TableSize::ALL[0]);
+            Scheduling { scheduler, table_size, north_south, weights, mistakes: Vec::new() }.into()
+        },
+    )
+}
+
+fn mode() -> impl Strategy<Value = NorthSouthMode> {
+    sample::select(NorthSouthMode::ALL.to_vec())
 }
 
 fn names() -> impl Strategy<Value = Vec<std::sync::Arc<str>>> {
@@ -433,12 +465,15 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
-    (node_name, any::<bool>(), scheduler).prop_map(|(node_name, masquerade_all, scheduler)| Policy {
-        node_name: node_name.into(),
-        masquerade_all,
-        scheduler,
-        maglev: Maglev { size: TableSize::ALL[0], seed: 1 },
-    })
+    (node_name, any::<bool>(), scheduler, mode()).prop_map(
+        |(node_name, masquerade_all, scheduler, north_south)| Policy {
+            node_name: node_name.into(),
+            masquerade_all,
+            scheduler,
+            maglev: Maglev { size: TableSize::ALL[0], seed: 1 },
+            north_south,
+        },
+    )
 }
 
 pub(crate) fn families() -> impl Strategy<Value = Families> {

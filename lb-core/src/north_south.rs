@@ -1,0 +1,91 @@
+//! How clients outside of the cluster reach backends on other nodes.
+
+use std::{fmt, str::FromStr};
+
+use crate::model::Protocol;
+
+/// How packets of clients outside of the cluster reach backends on other nodes, under `externalTrafficPolicy: Cluster`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NorthSouthMode {
+    /// With the node's address in place of the client's, as under kube-proxy: the backend answers through this node.
+    #[default]
+    Snat,
+    /// As they are, through a tunnel: the backend answers the client directly.
+    Dsr,
+    /// TCP as [`Self::Dsr`], anything else as [`Self::Snat`].
+    Hybrid,
+}
+
+impl NorthSouthMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
+
+    /// The name users know it by.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Snat => "snat",
+            Self::Dsr => "dsr",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Whether backends answer clients of this protocol directly.
+    pub const fn is_direct(self, protocol: Protocol) -> bool {
+        match self {
+            Self::Snat => false,
+            Self::Dsr => true,
+            Self::Hybrid => matches!(protocol, Protocol::Tcp),
+        }
+    }
+}
+
+impl fmt::Display for NorthSouthMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A name that no mode has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownMode;
+
+impl fmt::Display for UnknownMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("give one of")?;
+        NorthSouthMode::ALL.into_iter().try_for_each(|mode| write!(f, " {mode}"))
+    }
+}
+
+impl std::error::Error for UnknownMode {}
+
+impl FromStr for NorthSouthMode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or(UnknownMode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for mode in NorthSouthMode::ALL {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert_eq!("DSR".parse::<NorthSouthMode>(), Err(UnknownMode));
+        assert_eq!(UnknownMode.to_string(), "give one of snat dsr hybrid");
+    }
+
+    #[test]
+    fn hybrid_is_direct_for_tcp_alone() {
+        let direct = |mode: NorthSouthMode| {
+            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| mode.is_direct(protocol))
+        };
+        assert_eq!(direct(NorthSouthMode::Snat), [false; 3]);
+        assert_eq!(direct(NorthSouthMode::Dsr), [true; 3]);
+        assert_eq!(direct(NorthSouthMode::Hybrid), [true, false, false]);
+    }
+}

@@ -1,0 +1,321 @@
+//! Tunnels between nodes: what stands before a client's packet on its way to the node of its backend.
+//!
+//! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is the
+//! packet, without any header between. The outer header is always of the family of the packet.
+
+use lb_common::{
+    Address, GUE_PORT, Outcome,
+    checksum::Sum,
+    conntrack::{Flow, Tuple, flow_flags},
+    hash, protocol,
+};
+use network_types::{
+    ip::{Ipv4Hdr, Ipv6Hdr},
+    udp::UdpHdr,
+};
+
+use crate::{
+    frame::{Frame, half_word, lengths},
+    packet::{Ip, Layer, Part, network_offset},
+    reject::HOP_LIMIT,
+};
+
+/// A tunnel that somebody sends a packet through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Who sends it.
+    pub source: Address,
+    /// To whom: the address of a backend.
+    pub destination: Address,
+    /// Where the outer header begins.
+    pub outer: u32,
+    /// Where the packet begins.
+    pub inner: u32,
+}
+
+/// The tunnel that the packet in a frame of this `layer` is in.
+///
+/// # Errors
+///
+/// The [`Outcome`] of a packet that is in none.
+#[inline(always)]
+pub fn find<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Tunnel, Outcome> {
+    let outer = network_offset(frame, layer)?;
+    let ip = Ip::read(frame, outer)?;
+    let is_v4 = ip.headers.is_v4;
+    if ip.fragment.part != Part::Whole {
+        return Err(Outcome::NotTransport);
+    }
+    let inner = match ip.protocol {
+        protocol::IPIP if is_v4 => ip.headers.l4,
+        protocol::IPV6 if !is_v4 => ip.headers.l4,
+        protocol::UDP => {
+            let header: &UdpHdr = frame.header(ip.headers.l4)?;
+            if u16::from_be(half_word(&header.dst)) != GUE_PORT {
+                return Err(Outcome::NotTransport);
+            }
+            ip.headers.l4 + lengths::UDP
+        }
+        _ => return Err(Outcome::NotTransport),
+    };
+    let [version, _] = *frame.header::<[u8; 2]>(inner)?;
+    if (version >> 4 == 4) != is_v4 || (version >> 4 == 6) == is_v4 {
+        return Err(Outcome::NotTransport);
+    }
+    Ok(Tunnel { source: ip.source, destination: ip.destination, outer, inner })
+}
+
+/// Octets that a tunnel puts before a packet.
+#[inline(always)]
+pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
+    let network = if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
+    network + if is_gue { lengths::UDP } else { 0 }
+}
+
+/// The source port of the datagrams of a flow, one of the dynamic ones (RFC 6335 §6): routers and network cards that look at
+/// ports spread flows, and keep the packets of each in order.
+#[inline(always)]
+pub fn source_port(from: &Tuple) -> u16 {
+    let ports = u32::from(from.source_port) << 16 | u32::from(from.destination_port);
+    0xc000 | (hash::of_endpoint(0, &from.source, ports) >> 50) as u16
+}
+
+/// Where a packet goes in a tunnel, and what it copies from the packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Outer {
+    /// This node.
+    pub source: Address,
+    /// The backend.
+    pub destination: Address,
+    /// The source port if the tunnel is GUE; else 0.
+    pub port: u16,
+    /// Octets of the packet with all that the tunnel puts before it; 0 where its own header does not tell.
+    pub length: u16,
+    /// The first four octets of its header.
+    pub start: [u8; 4],
+}
+
+impl Outer {
+    /// That of a packet of `flow` whose header begins with `start` and says that it has `length` octets, or 0 if it does not
+    /// fit into the field, as inside a host.
+    #[inline(always)]
+    pub fn new(flow: &Flow, start: [u8; 4], length: u32) -> Self {
+        let Tuple { source, destination, source_port, .. } = flow.to;
+        let is_gue = flow.flags & flow_flags::GUE != 0;
+        let whole = if length == 0 { 0 } else { length + overhead(source.is_v4(), is_gue) };
+        let port = if is_gue { source_port } else { 0 };
+        Self { source, destination, port, length: u16::try_from(whole).unwrap_or(0), start }
+    }
+
+    /// Whether it is GUE.
+    #[inline(always)]
+    pub const fn is_gue(&self) -> bool {
+        self.port != 0
+    }
+
+    /// The header of a tunnel over IPv4. It must not be fragmented: it has no identification of its own, and who is to send
+    /// smaller packets is told so. Congestion is shown to the packet by dropping it (RFC 6040 §4.1, compatibility mode).
+    #[inline(always)]
+    pub fn ipv4(&self) -> Ipv4Hdr {
+        let mut header = Ipv4Hdr {
+            vihl: 0x45,
+            tos: self.start[1] & !ECN,
+            tot_len: self.length.to_be_bytes(),
+            id: [0; 2],
+            frags: 0x4000_u16.to_be_bytes(),
+            ttl: HOP_LIMIT,
+            proto: if self.is_gue() { protocol::UDP } else { protocol::IPIP },
+            check: [0; 2],
+            src_addr: self.source.v4_octets(),
+            dst_addr: self.destination.v4_octets(),
+        };
+        let sum = Sum::ZERO
+            .add_word(u16::from_ne_bytes([header.vihl, header.tos]))
+            .add_word(u16::from_ne_bytes(header.tot_len))
+            .add_word(u16::from_ne_bytes(header.frags))
+            .add_word(u16::from_ne_bytes([header.ttl, header.proto]))
+            .add_wide(self.source.v4_word())
+            .add_wide(self.destination.v4_word());
+        header.check = (!sum.fold()).to_ne_bytes();
+        header
+    }
+
+    /// The same over IPv6, with the packet's flow label, by which routers spread flows.
+    #[inline(always)]
+    pub fn ipv6(&self) -> Ipv6Hdr {
+        const HEADER: u16 = 40;
+        let [version, class, label, more] = self.start;
+        Ipv6Hdr {
+            vcf: [version, class & !(ECN << 4), label, more],
+            payload_len: self.length.saturating_sub(HEADER).to_be_bytes(),
+            next_hdr: if self.is_gue() { protocol::UDP } else { protocol::IPV6 },
+            hop_limit: HOP_LIMIT,
+            src_addr: *self.source.octets(),
+            dst_addr: *self.destination.octets(),
+        }
+    }
+
+    /// The header of the datagram. It has no checksum, which a tunnel may do without (RFC 6935 §5): the packet has its own.
+    #[inline(always)]
+    pub fn udp(&self) -> UdpHdr {
+        let network: u16 = if self.source.is_v4() { 20 } else { 40 };
+        UdpHdr {
+            src: self.port.to_be_bytes(),
+            dst: GUE_PORT.to_be_bytes(),
+            len: self.length.saturating_sub(network).to_be_bytes(),
+            check: [0; 2],
+        }
+    }
+}
+
+/// The bits of the traffic class that show congestion.
+const ECN: u8 = 3;
+
+/// Octets of the packet whose header begins with these, as it says itself; 0 where it does not.
+#[inline(always)]
+pub fn length(start: &[u8; 8], is_v4: bool) -> u32 {
+    let [_, _, total, total_low, payload, payload_low, ..] = *start;
+    if is_v4 {
+        return u32::from(u16::from_be_bytes([total, total_low]));
+    }
+    match u16::from_be_bytes([payload, payload_low]) {
+        0 => 0,
+        payload => u32::from(payload) + lengths::IPV6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{vec, vec::Vec};
+
+    use etherparse::PacketBuilder;
+    use lb_common::conntrack::Tick;
+
+    use super::*;
+
+    fn flow(v4: bool, gue: bool) -> Flow {
+        let (source, destination) = if v4 {
+            (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 1, 0, 5]))
+        } else {
+            (Address::from_v6([0xfd; 16]), Address::from_v6([0xfe; 16]))
+        };
+        let to = Tuple::new(source, destination, 50_000, 8080, protocol::TCP);
+        let flags = flow_flags::ROUTED | flow_flags::TUNNEL | if gue { flow_flags::GUE } else { 0 };
+        Flow::new(&to, &to, 1, flags, Tick(1))
+    }
+
+    fn packet(v4: bool) -> Vec<u8> {
+        let mut octets = Vec::new();
+        let builder = if v4 {
+            PacketBuilder::ipv4([192, 0, 2, 9], [198, 51, 100, 1], 20)
+        } else {
+            PacketBuilder::ipv6([1; 16], [2; 16], 20)
+        };
+        builder.tcp(40_000, 80, 1, 1000).write(&mut octets, b"hello").unwrap();
+        octets[1] |= if v4 { 0xbb } else { 0xb0 };
+        octets
+    }
+
+    /// The packet in a tunnel.
+    fn sent(v4: bool, gue: bool) -> Vec<u8> {
+        let inner = packet(v4);
+        let start: [u8; 8] = inner[..8].try_into().unwrap();
+        let outer = Outer::new(&flow(v4, gue), inner[..4].try_into().unwrap(), length(&start, v4));
+        let mut octets = if v4 {
+            let Ipv4Hdr { vihl, tos, tot_len, id, frags, ttl, proto, check, src_addr, dst_addr } =
+                outer.ipv4();
+            [&[vihl, tos][..], &tot_len, &id, &frags, &[ttl, proto], &check, &src_addr, &dst_addr].concat()
+        } else {
+            let Ipv6Hdr { vcf, payload_len, next_hdr, hop_limit, src_addr, dst_addr } = outer.ipv6();
+            [&vcf[..], &payload_len, &[next_hdr, hop_limit], &src_addr, &dst_addr].concat()
+        };
+        if gue {
+            let UdpHdr { src, dst, len, check } = outer.udp();
+            octets.extend([src, dst, len, check].concat());
+        }
+        assert_eq!(octets.len(), overhead(v4, gue) as usize);
+        octets.extend(inner);
+        octets
+    }
+
+    const EVERY: [(bool, bool); 4] = [(true, false), (true, true), (false, false), (false, true)];
+
+    #[test]
+    fn what_is_sent_through_a_tunnel_is_found_in_it() {
+        for (v4, gue) in EVERY {
+            let Tuple { source, destination, .. } = flow(v4, gue).to;
+            let inner = overhead(v4, gue);
+            let expected = Tunnel { source, destination, outer: 0, inner };
+            assert_eq!(find(sent(v4, gue).as_slice(), Layer::Ip), Ok(expected), "{v4} {gue}");
+            let framed = [&[0; 12][..], if v4 { &[8, 0] } else { &[0x86, 0xdd] }, &sent(v4, gue)].concat();
+            let expected = Tunnel { outer: 14, inner: inner + 14, ..expected };
+            assert_eq!(find(framed.as_slice(), Layer::Ethernet), Ok(expected), "{v4} {gue}");
+        }
+    }
+
+    #[test]
+    fn the_outer_header_is_right_and_copies_all_of_the_class_but_congestion() {
+        for (v4, gue) in EVERY {
+            let octets = sent(v4, gue);
+            let sliced = etherparse::SlicedPacket::from_ip(&octets).unwrap();
+            match sliced.net.unwrap() {
+                etherparse::NetSlice::Ipv4(ip) => {
+                    let header = ip.header().to_header();
+                    assert_eq!(header.header_checksum, header.calc_header_checksum());
+                    assert_eq!(usize::from(header.total_len), octets.len());
+                    assert!(header.dont_fragment && header.time_to_live == HOP_LIMIT);
+                }
+                etherparse::NetSlice::Ipv6(ip) => {
+                    let header = ip.header().to_header();
+                    assert_eq!(usize::from(header.payload_length) + 40, octets.len());
+                    assert_eq!(header.hop_limit, HOP_LIMIT);
+                }
+                etherparse::NetSlice::Arp(_) => unreachable!(),
+            }
+            assert_eq!(octets[1], if v4 { 0xb8 } else { 0x80 });
+            if gue {
+                let udp = &octets[overhead(v4, false) as usize..];
+                let port = |at: usize| u16::from_be_bytes([udp[at], udp[at + 1]]);
+                assert_eq!([port(0), port(2), port(6)], [50_000, GUE_PORT, 0]);
+                assert_eq!(usize::from(port(4)), udp.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_field_is_said_to_be_0() {
+        for (length, expected) in [(0, 0), (1, 21), (65_515, 65_535), (65_516, 0), (70_000, 0)] {
+            assert_eq!(Outer::new(&flow(true, false), [0x45, 0, 0, 0], length).length, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_in_no_tunnel() {
+        let changed = |v4, gue, change: fn(&mut Vec<u8>)| {
+            let mut octets = sent(v4, gue);
+            change(&mut octets);
+            find(octets.as_slice(), Layer::Ip)
+        };
+        let not: Result<Tunnel, Outcome> = Err(Outcome::NotTransport);
+        assert_eq!(changed(true, false, |o| o[9] = 6), not, "TCP");
+        assert_eq!(changed(true, false, |o| o[9] = 41), not, "IPv6 in IPv4");
+        assert_eq!(changed(true, false, |o| o[20] = 0x60), not, "another family");
+        assert_eq!(changed(false, true, |o| o[48] = 0x45), not, "another family");
+        assert_eq!(changed(true, false, |o| o[7] = 9), not, "a fragment");
+        assert_eq!(changed(true, false, |o| o[6] = 0x20), not, "a first fragment");
+        assert_eq!(changed(true, true, |o| o[23] = 1), not, "another port");
+        assert_eq!(changed(true, true, |o| o[28] = 0), not, "GUE with a header of its own");
+        assert_eq!(changed(true, false, |o| o.truncate(20)), Err(Outcome::Malformed));
+    }
+
+    #[test]
+    fn source_ports_are_dynamic_and_differ_by_flow() {
+        let tuple = |port| Tuple { source_port: port, ..flow(true, true).to };
+        let mut ports: Vec<u16> = (0..1000).map(|port| source_port(&tuple(port))).collect();
+        assert!(ports.iter().all(|port| *port >= 0xc000));
+        ports.sort_unstable();
+        ports.dedup();
+        assert!(ports.len() > 940, "{} of about 970", ports.len());
+        assert_eq!(vec![source_port(&tuple(7)); 2], [source_port(&tuple(7)), source_port(&tuple(7))]);
+    }
+}
