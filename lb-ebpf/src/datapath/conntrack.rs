@@ -57,6 +57,10 @@ pub(super) fn is_new_connection(place: &Place, packet: &Packet, flow: &Flow) -> 
 /// Whether the entry has nothing to say to a SYN any more.
 #[inline(never)]
 fn is_stale(place: &Place, packet: &Packet, flow: &Flow) -> bool {
+    if flow.is_tunnelled() {
+        let phase = Phase::of_one_way(flow);
+        return phase.is_over() || has_lost_its_backend(place, packet, flow, phase);
+    }
     match lookup(&flow.to.reversed()) {
         Some(reply) => {
             let phase = Phase::of(flow, reply);
@@ -185,6 +189,13 @@ pub(super) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
 
 #[inline(never)]
 fn observe_reset(packet: &Packet, flow: &mut Flow) {
+    if flow.is_tunnelled() {
+        if flow.accepts_reset_alone(&packet.segment) {
+            flow.seen |= seen::RST;
+            flow.last_seen = now();
+        }
+        return;
+    }
     if let Some(peer) = lookup(&flow.to.reversed())
         && flow.accepts_reset(&packet.segment, peer)
     {

@@ -77,6 +77,12 @@ pub(super) fn observe(segment: &Segment, flow: &mut Flow) {
 
 #[inline(never)]
 fn end_if_over(flow: &mut Flow) {
+    if flow.is_tunnelled() {
+        if Phase::of_one_way(flow).is_over() {
+            end(flow);
+        }
+        return;
+    }
     let Some(peer) = lookup(&flow.to.reversed()) else { return };
     let (forward, reply) = if flow.is_reply() { (peer, flow) } else { (flow, peer) };
     if Phase::of(forward, reply).is_over() {

@@ -15,10 +15,16 @@ use lb_ebpf::{
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Hook, conntrack, routed,
+    Hook, conntrack,
+    maps::scratch,
+    routed,
     skb::{ChecksumField, Skb},
     translate::{self, Compensation},
 };
+
+/// The error is about what a backend on another node has sent in answer to the flow whose key is left in `SCRATCH`: it goes
+/// there as it is.
+pub(super) const ELSEWHERE: Outcome = Outcome::Tunnelled;
 
 /// The ICMP type of a redirect, RFC 792. (That of IPv6 is no error but neighbour discovery, and quotes nothing we would
 /// look at.)
@@ -40,6 +46,10 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
     if !hook.translates(flow) {
         return Err(Outcome::OtherHook);
+    }
+    if flow.is_tunnelled() {
+        scratch()?.of_error = key;
+        return Ok(ELSEWHERE);
     }
     let [kind, _] = *skb.header::<[u8; 2]>(headers.l4)?;
     if headers.is_v4 && kind == REDIRECT {
@@ -64,7 +74,7 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
 
 /// Parses the quoted packet; where it lies outside the linear part of the buffer, it is pulled in first.
 #[inline(always)]
-fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Outcome> {
+pub(super) fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Outcome> {
     for _ in 0..2 {
         match parse_quoted(skb, headers) {
             Err(Outcome::Malformed) if skb.pull_headers() => {}

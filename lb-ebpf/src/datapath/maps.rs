@@ -81,6 +81,10 @@ pub(super) struct Scratch {
     pub(super) request: super::open::Request,
     /// A flow that begins.
     pub(super) opening: super::open::Opening,
+    /// Key of the flow that an ICMP error is about.
+    pub(super) of_error: Tuple,
+    /// The tunnel that the packet at hand came through.
+    pub(super) tunnel: lb_ebpf::tunnel::Tunnel,
     /// A route that is being looked up.
     pub(super) route: super::route::Route,
     /// A checksum of SCTP that is being updated.
@@ -103,12 +107,23 @@ pub(super) fn scratch() -> Result<&'static mut Scratch, Outcome> {
 /// It lies in a map rather than on the stack because the verifier follows every value on the stack: there it would walk
 /// the rest of the program once for each combination of what parsing can find out.
 #[btf_map]
-pub(super) static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
+pub(super) static PACKET: PerCpuArray<Packet, 2> = PerCpuArray::new();
 
 /// Room for the packet of this CPU.
 #[inline(always)]
 pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
-    let packet = PACKET.get_ptr_mut(0).ok_or(Outcome::RewriteFailed)?;
+    nth_packet(0)
+}
+
+/// Room for one in a tunnel.
+#[inline(always)]
+pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
+    nth_packet(1)
+}
+
+#[inline(always)]
+fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
+    let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
     // SAFETY: as for `scratch`. The kernel fills new maps with zeros, which are a valid packet.
     Ok(unsafe { &mut *packet })
 }

@@ -14,6 +14,7 @@ mod answer;
 pub(crate) mod choice;
 pub(crate) mod conntrack;
 mod counts;
+mod decapsulate;
 mod fragments;
 mod icmp;
 mod log;
@@ -29,6 +30,8 @@ pub(crate) mod settings;
 mod skb;
 pub(crate) mod stats;
 mod translate;
+mod tunnel;
+mod tunnel_frames;
 pub(crate) mod vips;
 pub(crate) mod xdp;
 
@@ -38,7 +41,7 @@ use lb_common::{
 };
 use lb_ebpf::packet::{Body, Packet, parse};
 
-use self::new_flow::REJECTED;
+use self::new_flow::{Begin, REJECTED};
 pub(crate) use self::skb::Skb;
 
 /// Where a packet is on its way through the node.
@@ -63,9 +66,21 @@ impl Hook {
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     let packet = maps::packet()?;
-    read(skb, packet)?;
+    let read = read(skb, packet);
+    if hook == Hook::Ingress && decapsulate::may_be_tunnel(read, packet) {
+        match decapsulate::process(skb) {
+            decapsulate::NOT_OURS => {}
+            done => return Ok(done),
+        }
+    }
+    read?;
     match packet.body {
-        Body::IcmpError => return Ok(icmp::translate(skb, &packet.headers, hook)),
+        Body::IcmpError => {
+            return Ok(match icmp::translate(skb, &packet.headers, hook) {
+                icmp::ELSEWHERE => tunnel::send_error(skb, &packet.headers),
+                outcome => outcome,
+            });
+        }
         Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
         Body::Echo => return Err(Outcome::NotTransport),
         Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {}
@@ -94,7 +109,7 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     if hook == Hook::Egress {
         return Err(Outcome::NoService);
     }
-    match new_flow::new_flow(&skb.place(), packet, earlier, false) {
+    match new_flow::new_flow(&skb.place(), packet, earlier, Begin::Any) {
         Outcome::NewFlow => {
             let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
             forward(skb, packet, flow, Outcome::NewFlow)

@@ -18,12 +18,23 @@ use super::{
 /// A packet that is to be rejected; how depends on what it is.
 pub(super) const REJECTED: Outcome = Outcome::RejectTcp;
 
+/// What flow may begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Begin {
+    /// Any.
+    Any = 0,
+    /// Only a routed one, as for the XDP program.
+    OnlyRouted = 1,
+    /// The one that `SCRATCH` asks for already.
+    Asked = 2,
+}
+
 /// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow
 /// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or [`REJECTED`].
-/// Where it is to be `only_routed`, as for the XDP program, no other flow is begun.
 #[inline(never)]
-pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, only_routed: bool) -> Outcome {
-    match try_new_flow(place, packet, earlier, only_routed) {
+pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Begin) -> Outcome {
+    match try_new_flow(place, packet, earlier, begin) {
         Ok(outcome) => {
             log::new_flow(place);
             outcome
@@ -33,25 +44,28 @@ pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, only_route
 }
 
 #[inline(always)]
-fn try_new_flow(
-    place: &Place,
-    packet: &Packet,
-    earlier: bool,
-    only_routed: bool,
-) -> Result<Outcome, Outcome> {
+fn try_new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Begin) -> Result<Outcome, Outcome> {
+    if begin != Begin::Asked {
+        ask(place, packet)?;
+    }
+    let outcome = open::open(place, packet, earlier, begin == Begin::OnlyRouted)?;
+    if begin != Begin::Asked {
+        let Service { id, scheduler, .. } = scratch()?.request.service;
+        choice::made(id, scheduler);
+    }
+    Ok(outcome)
+}
+
+/// Finds out what flow the packet begins, and leaves that in `SCRATCH`.
+#[inline(always)]
+fn ask(place: &Place, packet: &Packet) -> Result<(), Outcome> {
     match prepare(place, packet) {
         Outcome::NewFlow => {}
         other => return Err(other),
     }
     let request = &mut scratch()?.request;
     request.slot = choice::choose(&packet.tuple, &request.service);
-    if request.slot == schedule::NONE {
-        return Err(REJECTED);
-    }
-    let outcome = open::open(place, packet, earlier, only_routed)?;
-    let Service { id, scheduler, .. } = scratch()?.request.service;
-    choice::made(id, scheduler);
-    Ok(outcome)
+    if request.slot == schedule::NONE { Err(REJECTED) } else { Ok(()) }
 }
 
 /// Finds out what the packet is for, and leaves that in `SCRATCH`; anything but [`Outcome::NewFlow`] is the end of it.
@@ -78,7 +92,8 @@ fn try_prepare(place: &Place, packet: &Packet) -> Result<(), Outcome> {
         return Err(Outcome::NoService);
     }
     let masquerade = service.masquerades(inside);
-    scratch()?.request = Request { service, masquerade, slot: schedule::NONE };
+    let direct = !inside && service.flags & service_flags::DSR != 0;
+    scratch()?.request = Request { service, masquerade, direct, slot: schedule::NONE };
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_prandom_u32, bpf_loop},
 };
 use lb_common::{
-    Address, Outcome, Service,
+    Address, Outcome, Service, backend_flags,
     conntrack::{Flow, Tuple, flow_flags},
 };
 use lb_ebpf::{packet::Packet, schedule};
@@ -17,7 +17,7 @@ use super::{
     maps::{CONNTRACK, Scratch, scratch},
     masquerade,
     place::Place,
-    routed, services,
+    routed, services, tunnel,
 };
 
 /// Source ports tried towards a backend before a connection is given up.
@@ -60,7 +60,8 @@ pub(super) struct Opening {
     /// The source that packets of a masqueraded flow leave the node with, if that is a flow of its own; else
     /// [`masquerade::NOBODY`].
     pub(super) node: Address,
-    /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`] or through the stack.
+    /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`], that with [`flow_flags::TUNNEL`], or through the
+    /// stack.
     pub(super) way: u8,
     /// Whether a port may be taken that its last connection may not be quite done with.
     pub(super) eager: bool,
@@ -101,6 +102,8 @@ pub(super) struct Request {
     pub(super) slot: u32,
     /// Whether the client's address is to be the node's where the flow's packets leave it.
     pub(super) masquerade: bool,
+    /// Whether its backend is to answer the client directly.
+    pub(super) direct: bool,
 }
 
 /// Makes the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those of an `earlier` connection of its
@@ -115,7 +118,8 @@ pub(super) fn open(
 ) -> Result<Outcome, Outcome> {
     let Scratch { request, opening, .. } = scratch()?;
     let backend = services::backend(request.slot).ok_or(Outcome::NoBackend)?;
-    let masquerade = request.masquerade;
+    // What a backend on this node answers comes by here anyway.
+    let masquerade = request.masquerade && !(request.direct && backend.flags & backend_flags::LOCAL != 0);
     (opening.from, opening.to) = (packet.tuple, packet.tuple);
     (opening.to.destination, opening.to.destination_port) = (backend.address, backend.port);
     opening.node = masquerade::NOBODY;
@@ -127,6 +131,8 @@ pub(super) fn open(
         // A pod does not answer itself through the network: the VIP stands for it.
         opening.to.source = opening.from.destination;
         opening.way = flow_flags::HAIRPIN;
+    } else if tunnel::begin(opening, request, backend) {
+        // Made there.
     } else if masquerade && !masquerade::is_here(backend) {
         opening.ports = masquerade::ports()?;
         opening.to.source_port = opening.ports.any();
@@ -138,10 +144,13 @@ pub(super) fn open(
             opening.node = masquerade::source(place, &opening.to)?;
         }
     }
-    if only_routed && scratch()?.opening.way != flow_flags::ROUTED {
+    let way = scratch()?.opening.way;
+    if only_routed && way & flow_flags::ROUTED == 0 {
         return Err(Outcome::OtherHook);
     }
-    claim()?;
+    if way & flow_flags::TUNNEL == 0 {
+        claim()?;
+    }
     let opening = &mut scratch()?.opening;
     if earlier {
         forget_reply(opening);
@@ -151,7 +160,7 @@ pub(super) fn open(
     if request.service.affinity_seconds > 0 {
         affinity::remember(&packet.tuple.source, request.service.id, backend);
     }
-    let routed = opening.way == flow_flags::ROUTED;
+    let routed = opening.way & flow_flags::ROUTED != 0;
     Ok(if routed { Outcome::NewRoutedFlow } else { Outcome::NewFlow })
 }
 
@@ -256,6 +265,9 @@ fn reclaim(opening: &Opening) -> bool {
 fn forget_reply(opening: &mut Opening) {
     if let Some(earlier) = lookup(&opening.from) {
         counts::end(earlier);
+        if earlier.is_tunnelled() {
+            return;
+        }
         opening.key = earlier.to.reversed();
         if opening.key != opening.to.reversed() {
             // Nothing is lost if another CPU was faster.
@@ -272,7 +284,7 @@ fn insert_forward(opening: &mut Opening, replace: bool) -> Result<(), Outcome> {
     opening.flow.counter = opening.counter;
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&opening.from, &opening.flow, u64::from(flags));
-    if result.is_err() && !leads_to(opening) {
+    if result.is_err() && opening.way & flow_flags::TUNNEL == 0 && !leads_to(opening) {
         give_up(opening);
     }
     match result {

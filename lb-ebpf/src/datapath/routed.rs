@@ -24,7 +24,7 @@ use super::{
     place::Place,
     route::{self, Found},
     skb::Skb,
-    translate,
+    translate, tunnel,
 };
 
 /// The device, if it is a wire.
@@ -69,6 +69,9 @@ fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
 /// Translates a packet of a routed flow and sends it on.
 #[inline(never)]
 pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
+    if flow.is_tunnelled() {
+        return tunnel::forward(skb, packet, flow, outcome);
+    }
     try_forward(skb, packet, flow, outcome).unwrap_or_else(|early| early)
 }
 
@@ -95,7 +98,7 @@ fn try_forward(
 
 /// Finds the device through which packets leave that become `to`; the MTU on that way.
 #[inline(always)]
-fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
+pub(super) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
     // So short that it always fits: what we want is to be told the MTU.
     const ANY: u16 = 1;
     match route::look_up(&skb.place(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH) {
@@ -109,7 +112,7 @@ fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
 
 /// Octets of the IP packet, or of the largest segment that the device will make of it.
 #[inline(always)]
-fn largest(skb: &Skb, packet: &Packet) -> u32 {
+pub(super) fn largest(skb: &Skb, packet: &Packet) -> u32 {
     let whole = skb.length().saturating_sub(packet.headers.l3);
     let Some(payload) = skb.segment_size() else { return whole };
     let headers = match packet.body {
@@ -121,7 +124,7 @@ fn largest(skb: &Skb, packet: &Packet) -> u32 {
 
 /// Takes a hop from the packet's life; false if that was its last.
 #[inline(always)]
-fn decrement_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<bool, Outcome> {
+pub(super) fn decrement_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<bool, Outcome> {
     let at = headers.l3 + if headers.is_v4 { 8 } else { 7 };
     let [left, _] = *skb.header::<[u8; 2]>(at)?;
     if left <= 1 {

@@ -22,13 +22,13 @@ use super::{
     conntrack, maps, new_flow,
     place::Place,
     route::{self, Found},
-    routed,
+    routed, tunnel_frames,
 };
 
 /// A frame of a device.
 pub(crate) struct Xdp {
-    ctx: XdpContext,
-    /// Where it begins and ends: no helper that moves it is called.
+    pub(super) ctx: XdpContext,
+    /// Where it begins and ends; see [`Self::find_again`].
     data: usize,
     data_end: usize,
     /// The device that it leaves through.
@@ -55,6 +55,12 @@ impl Xdp {
         Self { ctx, data, data_end, exit: 0 }
     }
 
+    /// Finds out where the frame lies after a helper may have moved it.
+    #[inline(always)]
+    pub(super) fn find_again(&mut self) {
+        (self.data, self.data_end) = (self.ctx.data(), self.ctx.data_end());
+    }
+
     /// The address of a header that lies within the frame.
     #[inline(always)]
     fn bounds<T: Header>(&self, offset: u32) -> Result<usize, Outcome> {
@@ -70,7 +76,7 @@ impl Xdp {
     }
 
     #[inline(always)]
-    fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
+    pub(super) fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
         // SAFETY: within bounds, and borrowed as mutably as the frame.
         Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
@@ -116,7 +122,7 @@ pub(crate) fn process(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
             return Ok(follow(xdp, packet, Outcome::Routed));
         }
     }
-    match new_flow::new_flow(&xdp.place(), packet, earlier, true) {
+    match new_flow::new_flow(&xdp.place(), packet, earlier, new_flow::Begin::OnlyRouted) {
         Outcome::NewRoutedFlow => Ok(follow(xdp, packet, Outcome::NewRoutedFlow)),
         other => Err(other),
     }
@@ -186,9 +192,12 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     if exit != xdp.place().device && !routed::takes_frames(exit) {
         return Err(Outcome::OtherHook);
     }
+    xdp.exit = exit;
+    if flow.is_tunnelled() {
+        return Ok(tunnel_frames::forward(xdp, packet, flow, outcome));
+    }
     check(xdp, packet, flow.hop.mtu)?;
     conntrack::observe_at(packet, flow, now);
-    xdp.exit = exit;
     transport(xdp, packet, flow)?;
     network(xdp, packet.headers.is_v4, flow)?;
     *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
@@ -211,7 +220,7 @@ fn renew(place: &Place, to: &Tuple, hop: &mut Hop, now: Tick) -> bool {
 
 /// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
 #[inline(always)]
-fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
+pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let (length, hops) = if packet.headers.is_v4 {
         let header: &Ipv4Hdr = xdp.header(lengths::ETHERNET)?;
         (u32::from(u16::from_be(half_word(&header.tot_len))), header.ttl)
@@ -289,6 +298,6 @@ fn network(xdp: &mut Xdp, is_v4: bool, flow: &Flow) -> Result<(), Outcome> {
 
 /// The checksum after two changes (RFC 1624).
 #[inline(always)]
-fn updated(checksum: u16, one: u16, other: u16) -> u16 {
+pub(super) fn updated(checksum: u16, one: u16, other: u16) -> u16 {
     !Sum::ZERO.add_word(!checksum).add_word(one).add_word(other).fold()
 }

@@ -67,6 +67,7 @@ impl Datapath {
             inside: Networks::new(PODS.map(network)),
             flags: settings_flags::DROP_UNKNOWN_VIPS,
             service_ranges: Networks::new(SERVICES.map(network)),
+            peers: Networks::new([]),
             source_v4: v4,
             source_v6: v6,
             first_port: 10_000,
