@@ -32,12 +32,14 @@ use super::{
 /// What is in no tunnel that ends here.
 pub(super) const NOT_OURS: Outcome = Outcome::NotTransport;
 
-/// Whether a packet that was `read` so may be in a tunnel.
+/// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
+/// for: theirs is a port as any other.)
 #[inline(always)]
-pub(super) fn may_be_tunnel(read: Result<(), Outcome>, packet: &Packet) -> bool {
-    match read {
-        Ok(()) => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
-        Err(outcome) => outcome == Outcome::NotTransport,
+pub(super) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
+    match outcome {
+        Outcome::NotTransport => true,
+        Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
+        _ => false,
     }
 }
 

@@ -66,14 +66,21 @@ impl Hook {
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
     let packet = maps::packet()?;
-    let read = read(skb, packet);
-    if hook == Hook::Ingress && decapsulate::may_be_tunnel(read, packet) {
-        match decapsulate::process(skb) {
-            decapsulate::NOT_OURS => {}
-            done => return Ok(done),
+    match lead(skb, packet, hook) {
+        Err(outcome) if hook == Hook::Ingress && decapsulate::may_be_tunnel(outcome, packet) => {
+            match decapsulate::process(skb) {
+                decapsulate::NOT_OURS => Err(outcome),
+                done => Ok(done),
+            }
         }
+        done => done,
     }
-    read?;
+}
+
+/// The same for a packet that no tunnel ends with.
+#[inline(always)]
+fn lead(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Outcome, Outcome> {
+    read(skb, packet)?;
     match packet.body {
         Body::IcmpError => {
             return Ok(match icmp::translate(skb, &packet.headers, hook) {
