@@ -18,6 +18,7 @@ mod packet {
     pub(crate) mod wire;
 
     mod affinity;
+    mod decapsulate;
     mod early;
     mod fragments;
     mod full;
@@ -31,6 +32,7 @@ mod packet {
     mod reject;
     mod schedulers;
     mod sctp;
+    mod tunnel;
     mod verifier;
     mod vips;
     mod xdp;

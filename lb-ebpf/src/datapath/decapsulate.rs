@@ -13,6 +13,7 @@ use lb_common::{
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::{
+    frame::lengths,
     packet::{Body, Packet, parse_at},
     schedule,
     tunnel::{self, Tunnel},
@@ -112,7 +113,8 @@ const FOUND: Outcome = Outcome::Decapsulated;
 #[inline(never)]
 fn find(skb: &Skb) -> Outcome {
     match (scratch(), tunnel::find(skb, skb.layer)) {
-        (Ok(scratch), Ok(tunnel)) => {
+        // What has a tag belongs to another device, on top of this one.
+        (Ok(scratch), Ok(tunnel)) if tunnel.outer <= lengths::ETHERNET => {
             scratch.tunnel = tunnel;
             FOUND
         }

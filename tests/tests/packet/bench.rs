@@ -21,7 +21,7 @@ use lb_common::{
     Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Scheduler, Service,
     ServiceKey, Settings, SourceRange, SourceRangeKey, Vip, Wire,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
-    wire_flags,
+    service_flags, wire_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
 use nix::libc;
@@ -297,6 +297,21 @@ impl Bench {
             scheduler: scheduler as u8,
             ..Service::zeroed()
         };
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Lets the service's backends, all with these flags, answer clients from outside directly.
+    pub(crate) fn make_direct(&mut self, vip: SocketAddr, protocol: u8, flags: u16) {
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        let services: HashMap<_, ServiceKey, Service> =
+            self.ebpf.map("SERVICES").unwrap().try_into().unwrap();
+        let mut record = services.get(&key, 0).unwrap();
+        record.flags |= service_flags::MASQUERADE | service_flags::DSR;
+        let mut map: Array<_, Backend> = self.ebpf.map_mut("BACKENDS").unwrap().try_into().unwrap();
+        for slot in record.backends_base..record.backends_base + record.backends_count {
+            let backend = map.get(&slot, 0).unwrap();
+            map.set(slot, Backend { flags, ..backend }, 0).unwrap();
+        }
         self.record(&key, &record.sealed(&key));
     }
 

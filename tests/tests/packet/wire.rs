@@ -62,12 +62,7 @@ route add default via 2001:db8:b::fe dev wire
 /// As `each`, on frames of a wire, in a namespace where packets can be routed.
 pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Bench, Family)) {
     unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
-    let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-    ip.stdin.take().unwrap().write_all(SETUP.as_bytes()).unwrap();
-    assert!(ip.wait().unwrap().success());
-    for forwarding in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        fs::write(format!("/proc/sys/net/{forwarding}"), "1").unwrap();
-    }
+    set_up();
     each_on(&[Device::Ethernet], case, |bench, family| {
         for index in [WIRE, OTHER] {
             bench.wire(index, 1500);
@@ -75,6 +70,16 @@ pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Bench, Family)) {
         bench.wire(NARROW, NARROW_MTU);
         test(bench, family);
     });
+}
+
+/// Makes the wires in this namespace, which must be one of our own.
+pub(crate) fn set_up() {
+    let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    ip.stdin.take().unwrap().write_all(SETUP.as_bytes()).unwrap();
+    assert!(ip.wait().unwrap().success());
+    for forwarding in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        fs::write(format!("/proc/sys/net/{forwarding}"), "1").unwrap();
+    }
 }
 
 /// Which XDP program.

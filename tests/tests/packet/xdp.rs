@@ -17,6 +17,7 @@ use super::{
     bench::{Bench, Hook, SCTP, TCP, UDP},
     packets::{Packet, QINQ, VLAN, fragments},
     stage::{Family, each},
+    tunnel,
     wire::{
         Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX, each_on_wires,
         routed,
@@ -402,6 +403,8 @@ struct Case {
     xdp_first: bool,
     reply: bool,
     fragment: bool,
+    /// Whether it is for the service whose backends, on another node, answer directly.
+    direct: bool,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -409,8 +412,9 @@ fn cases() -> impl Strategy<Value = Case> {
     let protocol = prop_oneof![Just(TCP), Just(UDP)];
     let rarely = || prop::bool::weighted(0.1);
     let hops = prop_oneof![9 => 2..=255u8, 1 => 0..=1u8];
-    (any::<bool>(), protocol, 1..8u16, any::<u8>(), payload, hops, any::<bool>(), any::<bool>(), rarely())
-        .prop_map(|(v4, protocol, client, flags, payload, hops, xdp_first, reply, fragment)| Case {
+    let choices = (any::<bool>(), any::<bool>(), any::<bool>(), rarely(), any::<bool>());
+    (protocol, 1..8u16, any::<u8>(), payload, hops, choices).prop_map(
+        |(protocol, client, flags, payload, hops, (v4, xdp_first, reply, fragment, direct))| Case {
             v4,
             protocol,
             client,
@@ -420,12 +424,15 @@ fn cases() -> impl Strategy<Value = Case> {
             xdp_first,
             reply,
             fragment,
-        })
+            direct,
+        },
+    )
 }
 
 impl Case {
     fn packet(&self, family: Family, bench: &Bench) -> Packet {
-        let (client, vip) = (SocketAddr::new(family.client().ip(), self.client), family.vip());
+        let client = SocketAddr::new(family.client().ip(), self.client);
+        let vip = if self.direct { family.other_vip() } else { family.vip() };
         let build = |from, to| match self.protocol {
             TCP => {
                 let Self { flags, payload, .. } = self;
@@ -464,6 +471,11 @@ fn state(bench: &Bench) -> Vec<String> {
     flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
 }
 
+/// Whether the packet was sent on in its flow.
+fn goes_on(run: &Run) -> bool {
+    run.moved == [(Routed, 1)] || run.moved == [(Tunnelled, 1)]
+}
+
 /// XDP and tc see the same packet in the same state. What XDP sends on, tc would send on with the same octets, and both
 /// leave the same state; what XDP leaves to tc, it has not touched.
 fn agree(bench: &mut Bench, case: &Case) {
@@ -488,7 +500,7 @@ fn agree(bench: &mut Bench, case: &Case) {
             runs.reverse();
         }
         let [(by_xdp, after_xdp), (by_tc, after_tc)] = runs;
-        if by_xdp.moved == [(Routed, 1)] {
+        if goes_on(&by_xdp) {
             let differ = after_xdp.iter().zip(&after_tc).find(|(one, other)| one != other);
             assert_eq!(differ, None, "{case:?}");
         }
@@ -502,7 +514,7 @@ fn agree(bench: &mut Bench, case: &Case) {
         XDP_PASS => assert_eq!((xdp.output.as_slice(), &*xdp.moved), (&*packet.bytes(), &[][..])),
         XDP_TX => {
             assert_eq!(at_tc.action, TC_ACT_REDIRECT, "{case:?}: {xdp:?} {at_tc:?}");
-            if at_tc.moved == [(Routed, 1)] {
+            if goes_on(&at_tc) || at_tc.moved == [(NewTunnelledFlow, 1)] {
                 assert_eq!(xdp.output[14..], at_tc.output[14..], "{case:?}");
             } else {
                 // A SYN on a flow that is over begins it anew, with a port at random.
@@ -522,7 +534,7 @@ fn xdp_and_tc_agree() {
         if family == Family::V6 {
             return;
         }
-        let counted = std::cell::RefCell::new((0u32, 0u32));
+        let counted = std::cell::RefCell::new((0u32, 0u32, 0usize));
         let bench = std::cell::RefCell::new(bench);
         let sequences = proptest::collection::vec(cases(), 1..40);
         let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
@@ -530,25 +542,35 @@ fn xdp_and_tc_agree() {
             .run(&sequences, |sequence| {
                 let mut bench = bench.borrow_mut();
                 bench.forget_flows();
+                let kind = tunnel::Kind::BOTH[sequence.len() % 2];
                 for family in Family::BOTH {
                     for protocol in [TCP, UDP] {
                         let backends = [family.backend(), family.other_backend()];
                         service(&mut bench, family.vip(), protocol, &backends);
+                        tunnel::service(
+                            &mut bench,
+                            family.other_vip(),
+                            protocol,
+                            &backends,
+                            backend_flags::PEER,
+                        );
                     }
                 }
+                bench.settings(&tunnel::settings(kind));
                 for case in &sequence {
                     agree(&mut bench, case);
                     counted.borrow_mut().0 += 1;
                 }
                 counted.borrow_mut().1 += u32::from(!bench.flows().is_empty());
+                counted.borrow_mut().2 += bench.flows().values().filter(|flow| flow.is_tunnelled()).count();
                 bench.reuse_slots();
                 Ok(())
             })
             .unwrap();
-        let (packets, with_flows) = *counted.borrow();
+        let (packets, with_flows, tunnelled) = *counted.borrow();
         assert!(
-            packets > 500 && with_flows > 40,
-            "{packets} packets, {with_flows} runs with flows show little"
+            packets > 500 && with_flows > 40 && tunnelled > 100,
+            "{packets} packets, {with_flows} runs with flows, {tunnelled} of them in tunnels show little"
         );
     });
 }
