@@ -108,7 +108,7 @@ fn sent(bench: &Bench, kind: Kind, family: Family, packet: &Packet) -> Packet {
 impl Run {
     /// At tc: the same, but that the kernel is still to write the MAC addresses.
     #[track_caller]
-    fn is_sent(self, outcome: Outcome, expected: &Packet) {
+    fn goes_out(self, outcome: Outcome, expected: &Packet) {
         self.check(TC_ACT_REDIRECT, &[(outcome, 1)]);
         assert_same_packet("at tc", false, &[], &self.output[14..], &expected.bytes()[14..]);
     }
@@ -144,7 +144,7 @@ fn a_connection_goes_to_its_backend_in_a_tunnel_by_xdp_and_by_tc() {
                 for (packet, phase) in &steps {
                     let expected = sent(bench, kind, family, packet);
                     bench.arrive(mode, packet).leaves(XDP_TX, Tunnelled, &expected);
-                    bench.arrive_at_tc(packet).is_sent(Tunnelled, &expected);
+                    bench.arrive_at_tc(packet).goes_out(Tunnelled, &expected);
                     assert_one_entry(bench, packet, *phase);
                 }
                 // The client uses its port again.
@@ -155,7 +155,7 @@ fn a_connection_goes_to_its_backend_in_a_tunnel_by_xdp_and_by_tc() {
             }
             bench.forget_flows();
             let run = bench.arrive_at_tc(&syn);
-            run.is_sent(NewTunnelledFlow, &sent(bench, kind, family, &syn));
+            run.goes_out(NewTunnelledFlow, &sent(bench, kind, family, &syn));
             bench.forget_services();
         }
     });
@@ -179,11 +179,11 @@ fn datagrams_padded_frames_and_sctp() {
             let padded = question.clone().padded();
             let expected = expected.with(|packet| packet.padding = padded.padding);
             bench.arrive(Mode::Native, &padded).leaves(XDP_TX, Tunnelled, &expected);
-            bench.arrive_at_tc(&padded).is_sent(Tunnelled, &expected);
+            bench.arrive_at_tc(&padded).goes_out(Tunnelled, &expected);
             let sctp = Packet::sctp(client, vip, 0, 1, &[0; 16]);
             bench.arrive(Mode::Native, &sctp).stays_for_tc();
             let run = bench.arrive_at_tc(&sctp);
-            run.is_sent(NewTunnelledFlow, &sent(bench, kind, family, &sctp));
+            run.goes_out(NewTunnelledFlow, &sent(bench, kind, family, &sctp));
         }
     });
 }
@@ -337,7 +337,7 @@ fn fragments_go_the_same_way() {
                 let to = bench.flows()[&whole.tuple()].to;
                 let inner = routed(part);
                 let outer = in_tunnel(kind, to.source_port, family.node(), family.backend().ip(), &inner);
-                run.is_sent(outcome, &outer);
+                run.goes_out(outcome, &outer);
             }
             assert_one_entry(bench, &whole, Phase::Unreplied);
         }
@@ -362,7 +362,7 @@ fn errors_about_answers_go_to_who_sent_them() {
             bench.arrive(Mode::Native, &error).stays_for_tc();
             let port = bench.flows()[&syn.tuple()].to.source_port;
             let expected = in_tunnel(kind, port, family.node(), family.backend().ip(), &routed(&error));
-            bench.arrive_at_tc(&error).is_sent(Tunnelled, &expected);
+            bench.arrive_at_tc(&error).goes_out(Tunnelled, &expected);
             assert_one_entry(bench, &syn, Phase::Opening);
         }
     });
