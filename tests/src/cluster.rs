@@ -167,6 +167,8 @@ pub struct Cluster {
     pub node1: Netns,
     /// Another node, reached through node1.
     pub node2: Netns,
+    /// Nodes from node3 on: see [`Self::add_node`].
+    more_nodes: Vec<Netns>,
     /// pod1 and pod2 on node1, pod3 and pod4 on node2, then those added later.
     pub pods: Vec<Pod>,
     /// Where the manifests are.
@@ -175,7 +177,7 @@ pub struct Cluster {
     folder: PathBuf,
     wiring: Wiring,
     /// Of each node and its pods.
-    cgroups: Option<[Cgroup; 2]>,
+    cgroups: Option<Vec<Cgroup>>,
     _pump: Option<Pump>,
     _folder: Cleanup,
 }
@@ -187,7 +189,7 @@ impl Cluster {
         Self::create_in(None, prefix, folder, wiring.into())
     }
 
-    fn create_in(cgroups: Option<[Cgroup; 2]>, prefix: &str, folder: &Path, wiring: Wiring) -> Result<Self> {
+    fn create_in(cgroups: Option<Vec<Cgroup>>, prefix: &str, folder: &Path, wiring: Wiring) -> Result<Self> {
         let registered = Cleanup::of(Resource::Folder(folder.to_owned()));
         let manifests = Manifests::create(folder.join("manifests"))
             .with_context(|| format!("making {}", folder.join("manifests").display()))?;
@@ -211,6 +213,7 @@ impl Cluster {
             router,
             node1,
             node2,
+            more_nodes: Vec::new(),
             pods: Vec::new(),
             manifests,
             prefix: prefix.to_owned(),
@@ -239,7 +242,7 @@ impl Cluster {
         cleanup::remove_stale()?;
         let prefix = netns::unique_prefix();
         let cgroup = |node: &str| Cgroup::create(&format!("{prefix}-{node}"));
-        let cgroups = [cgroup("node1")?, cgroup("node2")?];
+        let cgroups = vec![cgroup("node1")?, cgroup("node2")?];
         Self::create_in(Some(cgroups), &prefix, &std::env::temp_dir().join(&prefix), wiring.into())
     }
 
@@ -253,7 +256,7 @@ impl Cluster {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// What the agent on `node` (1 or 2) is started with.
+    /// What the agent on `node` is started with.
     pub fn agent_settings(&self, node: u8) -> Settings {
         Settings {
             node_name: format!("node{node}"),
@@ -270,14 +273,38 @@ impl Cluster {
         self.folder.join(format!("bpffs{node}"))
     }
 
-    /// The control group of `node` (1 or 2) and its pods; none in a demo.
+    /// The control group of `node` and its pods; none in a demo.
     pub fn cgroup(&self, node: u8) -> Option<&Cgroup> {
-        self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node == 2)])
+        self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node) - 1])
     }
 
-    /// The namespace of `node` (1 or 2).
+    /// The namespace of `node`.
     pub fn node(&self, node: u8) -> &Netns {
-        if node == 1 { &self.node1 } else { &self.node2 }
+        match node {
+            1 => &self.node1,
+            2 => &self.node2,
+            later => &self.more_nodes[usize::from(later) - 3],
+        }
+    }
+
+    /// With [`ClientLink::Lan`]: adds another node, without pods; its number.
+    pub fn add_node(&mut self) -> Result<u8> {
+        let number = u8::try_from(self.more_nodes.len() + 3)?;
+        let name = format!("{}-node{number}", self.prefix);
+        if let Some(cgroups) = &mut self.cgroups {
+            cgroups.push(Cgroup::create(&name)?);
+        }
+        let node = router(&host(&name)?)?.within(self.cgroup(number));
+        if self.wiring.strict {
+            node.sysctl("ipv4/conf/all/rp_filter", "1")?;
+        }
+        self.more_nodes.push(node);
+        self.connect_lan_node(number)?;
+        for other in 1..number {
+            self.lead_pods(number, other)?;
+            self.lead_pods(other, number)?;
+        }
+        Ok(number)
     }
 
     /// Starts the agent on `node` and waits until it has synchronised.
@@ -285,7 +312,7 @@ impl Cluster {
         Agent::start(self.node(node), self.agent_settings(node))
     }
 
-    /// Adds a pod with its servers to `node` (1 or 2); `number` (1 to 89) makes its addresses.
+    /// Adds a pod with its servers to `node`; `number` (1 to 89) makes its addresses.
     pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
         let netns = host(&format!("{}-{name}", self.prefix))?.within(self.cgroup(node));
         let on = self.node(node);
@@ -366,22 +393,34 @@ impl Cluster {
             ))?;
         }
         for number in [1, 2] {
-            let (node, port, peer) = (self.node(number), format!("node{number}"), 3 - number);
-            veth((node, "eth0"), (router, &port))?;
-            router.ip(&format!("link set {port} master lan up\n"))?;
-            node.ip(&format!(
-                "address add 172.18.0.{number}/24 dev eth0\naddress add fd00:172:18::{number}/64 dev eth0 nodad\n\
-                 link set eth0 up\n\
-                 route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n\
-                 route add 10.244.{peer}.0/24 via 172.18.0.{peer}\n\
-                 route add fd00:10:244:{peer}::/64 via fd00:172:18::{peer}\n"
-            ))?;
-            router.ip(&format!(
-                "route add 10.244.{number}.0/24 via 172.18.0.{number}\n\
-                 route add fd00:10:244:{number}::/64 via fd00:172:18::{number}\n"
-            ))?;
+            self.connect_lan_node(number)?;
+            self.lead_pods(number, 3 - number)?;
         }
         self.route_services_to(1)
+    }
+
+    fn connect_lan_node(&self, number: u8) -> Result<()> {
+        let router = self.router.as_ref().context("there is no wire that connects nodes")?;
+        let (node, port) = (self.node(number), format!("node{number}"));
+        veth((node, "eth0"), (router, &port))?;
+        node.ip(&format!(
+            "address add 172.18.0.{number}/24 dev eth0\naddress add fd00:172:18::{number}/64 dev eth0 nodad\n\
+             link set eth0 up\n\
+             route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n"
+        ))?;
+        router.ip(&format!(
+            "link set {port} master lan up\n\
+             route add 10.244.{number}.0/24 via 172.18.0.{number}\n\
+             route add fd00:10:244:{number}::/64 via fd00:172:18::{number}\n"
+        ))
+    }
+
+    /// Tells `node` the way to the pods of `other`.
+    fn lead_pods(&self, node: u8, other: u8) -> Result<()> {
+        self.node(node).ip(&format!(
+            "route add 10.244.{other}.0/24 via 172.18.0.{other}\n\
+             route add fd00:10:244:{other}::/64 via fd00:172:18::{other}\n"
+        ))
     }
 
     /// With [`ClientLink::Lan`]: the router sends what is for cluster IPs and [`EXTERNAL`] addresses to `node` (1 or 2),

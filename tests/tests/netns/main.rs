@@ -11,6 +11,7 @@ mod bed;
 mod connections;
 mod deploy;
 mod devices;
+mod direct;
 mod edits;
 mod hairpin;
 mod health;

@@ -53,7 +53,7 @@ fn wires(mode: &str) -> Wires {
 
 /// A veth takes frames of an XDP program at its other end only if it has one itself. (Ours, for want of another: with maps
 /// of its own, which are empty, it passes everything.)
-fn passing_program(netns: &Netns, device: &str) -> Ebpf {
+pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in
         ["SERVICES", "BACKENDS", "CONNTRACK", "AFFINITY", "FRAGMENTS", "SOCKET_BACKENDS", "SOCKET_VIPS"]

@@ -1,0 +1,350 @@
+//! Direct server return: packets of clients from outside go to backends on other nodes in tunnels, and these answer them
+//! directly. Three nodes: the first two have the addresses of services, by turns; the third has only backends.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Deref,
+};
+
+use aya::Ebpf;
+use lb_tests::{
+    agent::Agent,
+    client::{Connection, PATIENCE, ask_udp, echo, udp_socket},
+    cluster::{CLIENT, ClientLink, PodLink, Wiring},
+    manifests::Service,
+    netns::switch_send_checksums,
+    pattern,
+    socket::{next_error, path_mtu, queue_errors},
+    wait_for,
+};
+
+use crate::{
+    lan::{
+        CLUSTER_CIDR, EXTERNAL, Expect,
+        Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
+        Lan, Protocol, Seen, Verdict, external, knock,
+    },
+    xdp::passing_program,
+};
+
+const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
+
+/// The agents go first when it is dropped, then the programs at the other ends of the wires.
+struct Nodes {
+    third: Option<Agent>,
+    lan: Lan,
+    _ends: Vec<Ebpf>,
+}
+
+impl Deref for Nodes {
+    type Target = Lan;
+
+    fn deref(&self) -> &Lan {
+        &self.lan
+    }
+}
+
+impl Nodes {
+    /// Nodes whose agents get these arguments, the third one others. Pods 5 and 6 are on node 3.
+    fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
+        let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
+        let mut lan = Lan::without_agents(wiring);
+        lan.cluster.add_node().unwrap();
+        for number in [5, 6] {
+            lan.cluster.add_pod(&format!("pod{number}"), 3, number).unwrap();
+        }
+        let router = lan.cluster.router.as_ref().unwrap();
+        let end = |port| {
+            switch_send_checksums(router, port, false).unwrap();
+            passing_program(router, port)
+        };
+        let ends = if xdp { ["node1", "node2", "node3"].map(end).into() } else { Vec::new() };
+        for node in [1, 2] {
+            lan.start_agent(node, arguments);
+        }
+        let mut settings = lan.cluster.agent_settings(3);
+        settings.arguments.extend(third.iter().map(ToString::to_string));
+        let third = Agent::spawn(lan.cluster.node(3), settings).unwrap();
+        third.wait_until_healthy().unwrap();
+        Self { third: Some(third), lan, _ends: ends }
+    }
+
+    fn alike(arguments: &[&str], xdp: bool) -> Self {
+        let arguments = [arguments, &PEERS, &CLUSTER_CIDR].concat();
+        Self::new(&arguments, &arguments, xdp)
+    }
+
+    /// As [`Lan::apply`], also for the third node.
+    fn serve(&self, services: &[Service]) {
+        self.apply(services);
+        for service in services {
+            let seen = || {
+                let shown = self.agent(3).ask(&["service", "show", &service.name]).ok()?;
+                let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+                service.endpoints.iter().all(|endpoint| text.contains(&endpoint.pod)).then_some(())
+            };
+            wait_for(PATIENCE, seen).unwrap();
+        }
+    }
+
+    fn agent(&self, node: u8) -> &Agent {
+        let agent = if node == 3 { &self.third } else { &self.lan.agents[usize::from(node) - 1] };
+        agent.as_ref().unwrap()
+    }
+
+    fn json(&self, node: u8, arguments: &[&str]) -> serde_json::Value {
+        let output = self.agent(node).ask(&[arguments, &["-o", "json"]].concat()).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn counted(&self, node: u8, outcome: &str) -> u64 {
+        let status = self.json(node, &["status"]);
+        let outcomes = status["outcomes"].as_array().unwrap();
+        let found = outcomes.iter().find(|entry| entry["outcome"] == outcome);
+        found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
+    }
+
+    fn assert_nothing_was_lost(&self) {
+        for node in 1..=3 {
+            for outcome in ["rewrite_failed", "no_route", "tunnel_refused", "no_backend", "unknown_fragment"]
+            {
+                assert_eq!(self.counted(node, outcome), 0, "{outcome} on node {node}");
+            }
+        }
+    }
+}
+
+fn annotated(mut service: Service, name: &'static str, value: &str) -> Service {
+    service.annotations.push((name, value.to_owned()));
+    service
+}
+
+#[test]
+fn clients_are_seen_and_answered_by_backends_on_other_nodes() {
+    for (tunnel, xdp) in
+        [("ipip", "off"), ("gue", "off"), ("ipip", "native"), ("gue", "native"), ("gue", "generic")]
+    {
+        let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
+        let nodes = Nodes::alike(&arguments, xdp != "off");
+        nodes.serve(&[
+            nodes.service(1, &["pod5"]),
+            nodes.service(2, &["pod3", "pod6"]),
+            nodes.service(3, &["pod1"]),
+        ]);
+        let replies = nodes.counted(1, "reply") + nodes.counted(1, "routed");
+        nodes.check(&["client", "client2"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Client));
+        nodes.check(&["client"], 1, &[NodePort(2)], Expect::Answer(&["pod5"], Seen::Client));
+        nodes.check(
+            &["client"],
+            2,
+            &[LoadBalancer, NodePort(2)],
+            Expect::Answer(&["pod3", "pod6"], Seen::Client),
+        );
+        assert_eq!(
+            nodes.counted(1, "reply") + nodes.counted(1, "routed"),
+            replies,
+            "nothing comes back by node 1"
+        );
+        nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
+        // Others are served as ever.
+        nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
+        nodes.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Client));
+        nodes.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Node(1)));
+        let sent = nodes.counted(1, "new_tunnelled_flow") + nodes.counted(2, "new_tunnelled_flow");
+        assert!(sent >= 24, "{sent} flows through tunnels, {tunnel}, --xdp {xdp}");
+        assert!(nodes.counted(3, "decapsulated") > 20);
+        nodes.assert_nothing_was_lost();
+        let flows = nodes.json(1, &["conntrack", "list", "--service", "service1"]);
+        let flows = flows.as_array().unwrap();
+        assert!(flows.iter().filter(|flow| flow["tunnelled"] == true).count() >= 12, "{flows:#?}");
+        assert!(flows.iter().all(|flow| flow["half"] == false));
+        assert_eq!(nodes.json(1, &["status"])["agent"]["node"]["northSouthMode"], "dsr");
+        assert_eq!(nodes.json(1, &["service", "show", "service1"])[0]["northSouthMode"], "dsr");
+    }
+}
+
+#[test]
+fn hybrid_is_direct_for_tcp_alone_and_services_may_differ() {
+    let nodes = Nodes::alike(&["--north-south-mode", "hybrid"], false);
+    let snat = annotated(nodes.service(2, &["pod5"]), "lb.dev/north-south-mode", "snat");
+    let dsr = annotated(nodes.service(3, &["pod5"]), "lb.dev/north-south-mode", "dsr");
+    nodes.serve(&[nodes.service(1, &["pod5"]), snat, dsr]);
+    let seen = |number, protocol, seen: Seen| {
+        for family in [0, 1] {
+            for frontend in [NodePort(1), LoadBalancer, ExternalIp] {
+                let to = frontend.of(number, (protocol, family));
+                let Verdict::Answered(answer) = knock(nodes.netns("client"), to, protocol) else {
+                    panic!("{to} {protocol:?} does not answer")
+                };
+                let source = nodes.source(1, &answer.server, to.ip());
+                let expected = if seen == Seen::Client { answer.local.ip() } else { source };
+                assert_eq!(answer.seen.ip(), expected, "{to} {protocol:?}");
+            }
+        }
+    };
+    seen(1, Protocol::Tcp, Seen::Client);
+    seen(1, Protocol::Udp, Seen::Node(1));
+    seen(2, Protocol::Tcp, Seen::Node(1));
+    seen(2, Protocol::Udp, Seen::Node(1));
+    seen(3, Protocol::Tcp, Seen::Client);
+    seen(3, Protocol::Udp, Seen::Client);
+    nodes.assert_nothing_was_lost();
+}
+
+/// With the node's own address, as without any of this, with a third node.
+#[test]
+fn by_default_backends_see_the_node() {
+    for xdp in ["off", "native"] {
+        let nodes = Nodes::alike(&["--xdp", xdp], xdp != "off");
+        nodes.serve(&[nodes.service(1, &["pod5"])]);
+        nodes.check(&["client"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Node(1)));
+        nodes.check(&["client"], 1, &[NodePort(2)], Expect::Answer(&["pod5"], Seen::Node(2)));
+        assert_eq!(nodes.counted(1, "new_tunnelled_flow"), 0);
+    }
+}
+
+/// Large transfers in both directions: who sends too much is told by the node what fits, segments that the device is to make
+/// too.
+#[test]
+fn clients_learn_what_fits_into_the_tunnel() {
+    for (tunnel, xdp, overheads) in [
+        ("ipip", "off", [20, 40]),
+        ("gue", "off", [28, 48]),
+        ("ipip", "native", [20, 40]),
+        ("gue", "native", [28, 48]),
+    ] {
+        let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
+        let nodes = Nodes::alike(&arguments, xdp != "off");
+        nodes.serve(&[nodes.service(1, &["pod5"])]);
+        for (family, overhead) in [0, 1].into_iter().zip(overheads) {
+            let client = nodes.netns("client");
+            let http = LoadBalancer.of(1, (Protocol::Tcp, family));
+            let mut connection = Connection::open(client, http).unwrap();
+            assert_eq!(connection.download(16 << 20).unwrap(), "pod5", "{http}");
+            assert_eq!(connection.upload(16 << 20).unwrap().server, "pod5", "{http}");
+            assert_eq!(connection.ask().unwrap().seen.ip(), CLIENT[family]);
+            let udp = ExternalIp.of(1, (Protocol::Udp, family));
+            let socket = udp_socket(client, udp).unwrap();
+            queue_errors(&socket).unwrap();
+            socket.send(pattern::at(0, 1_460)).unwrap();
+            let error = wait_for(PATIENCE, || next_error(&socket).unwrap()).unwrap();
+            assert_eq!((error.info, error.offender), (1500 - overhead, Some(udp.ip())), "{udp}");
+            assert_eq!(path_mtu(&socket).unwrap(), 1500 - overhead);
+            assert_eq!(echo(&socket, pattern::at(0, 1_460)).unwrap().server, "pod5", "in parts");
+            for octets in [0, 1_400, 8_192, 60_000] {
+                assert_eq!(ask_udp(client, udp, octets).unwrap().server, "pod5", "{udp}, {octets}");
+            }
+        }
+        let answered = nodes.counted(1, "too_big");
+        assert!(answered >= 4, "{answered} answers");
+        nodes.assert_nothing_was_lost();
+    }
+}
+
+/// The way back is narrow: what a router says to the virtual address of that finds the pod on the other node.
+#[test]
+fn backends_learn_what_fits_on_the_way_to_the_client() {
+    let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
+    nodes.serve(&[nodes.service(1, &["pod5"])]);
+    let router = nodes.cluster.router.as_ref().unwrap();
+    for (family, client) in CLIENT.into_iter().enumerate() {
+        let length = if client.is_ipv4() { 32 } else { 128 };
+        router.ip(&format!("route replace {client}/{length} dev eth0 mtu lock 1400\n")).unwrap();
+        let http = LoadBalancer.of(1, (Protocol::Tcp, family));
+        let mut connection = Connection::open(nodes.netns("client"), http).unwrap();
+        assert_eq!(connection.download(4 << 20).unwrap(), "pod5");
+        let pod = &nodes.cluster.pod("pod5").unwrap().netns;
+        let known = path_mtu(&udp_socket(pod, SocketAddr::new(client, 9)).unwrap()).unwrap();
+        assert_eq!(known, 1400, "pod5 has learned the MTU of the way to {client}");
+    }
+}
+
+fn settled_sum(nodes: &Nodes, outcome: &str) -> u64 {
+    (1..=3).map(|node| nodes.counted(node, outcome)).sum()
+}
+
+/// Node 1 fails in the middle of connections, and node 2, which has never seen them, goes on: whoever the backend is.
+#[test]
+fn another_node_goes_on_with_connections_in_their_middle() {
+    const PODS: [&str; 5] = ["pod1", "pod3", "pod4", "pod5", "pod6"];
+    for (tunnel, xdp) in [("ipip", "off"), ("gue", "native")] {
+        let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
+        let nodes = Nodes::alike(&arguments, xdp != "off");
+        nodes.serve(&[annotated(nodes.service(1, &PODS), "lb.dev/scheduler", "mh")]);
+        let mut connections = Vec::new();
+        for number in 0..60 {
+            let frontend: Frontend = if number % 4 < 2 { LoadBalancer } else { ExternalIp };
+            let to = frontend.of(1, (Protocol::Tcp, number % 2));
+            let mut connection = Connection::open(nodes.netns("client"), to).unwrap();
+            let server = connection.ask().unwrap().server;
+            connections.push((server, connection));
+        }
+        for pod in PODS {
+            assert!(connections.iter().any(|(server, _)| server == pod), "nobody has reached {pod}");
+        }
+        let transfers: Vec<_> = [0, 1]
+            .map(|family| {
+                let to = LoadBalancer.of(1, (Protocol::Tcp, family));
+                Connection::open(nodes.netns("client"), to).unwrap().download_slowly(64 << 20)
+            })
+            .into();
+        let started = || transfers.iter().all(|transfer| transfer.received() > 0).then_some(());
+        wait_for(PATIENCE, started).unwrap();
+        nodes.cluster.route_services_to(2).unwrap();
+        for (server, connection) in &mut connections {
+            let answer = connection.ask().unwrap();
+            assert_eq!((&answer.server, answer.seen.ip()), (&*server, answer.local.ip()));
+            assert_eq!(connection.upload(100_000).unwrap().server, *server);
+        }
+        for transfer in transfers {
+            transfer.hurry();
+            transfer.join().unwrap();
+        }
+        // And back.
+        nodes.cluster.route_services_to(1).unwrap();
+        for (server, connection) in &mut connections {
+            assert_eq!(connection.ask().unwrap().server, *server);
+        }
+        assert!(nodes.counted(2, "new_tunnelled_flow") >= 20, "node 2 has picked connections up");
+        nodes.assert_nothing_was_lost();
+    }
+}
+
+#[test]
+fn a_node_hears_only_its_peers() {
+    let arguments = [&["--north-south-mode", "dsr"][..], &CLUSTER_CIDR].concat();
+    let nodes = Nodes::new(&arguments, &arguments, false);
+    nodes.serve(&[nodes.service(1, &["pod5"])]);
+    nodes.check(&["client"], 1, &[LoadBalancer], Expect::Silence);
+    assert!(settled_sum(&nodes, "tunnel_refused") >= 4);
+    assert_eq!(nodes.counted(3, "decapsulated"), 0);
+    let _: [IpAddr; 2] = external(1);
+}
+
+/// Agents restart, one with another mode: connections go on as they began.
+#[test]
+fn connections_in_tunnels_outlive_agents_and_modes() {
+    let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
+    nodes.serve(&[nodes.service(1, &["pod5"])]);
+    let open = |nodes: &Nodes| -> Vec<Connection> {
+        let to = |family| LoadBalancer.of(1, (Protocol::Tcp, family));
+        [0, 1].map(|family| Connection::open(nodes.netns("client"), to(family)).unwrap()).into()
+    };
+    let mut connections = open(&nodes);
+    for (mode, seen) in [("snat", Seen::Node(1)), ("dsr", Seen::Client)] {
+        let arguments = [&["--north-south-mode", mode][..], &PEERS, &CLUSTER_CIDR].concat();
+        nodes.lan.start_agent(1, &arguments);
+        for connection in &mut connections {
+            assert_eq!(connection.ask().unwrap().server, "pod5", "{mode}");
+            assert_eq!(connection.upload(1 << 20).unwrap().server, "pod5", "{mode}");
+        }
+        nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
+        connections.extend(open(&nodes));
+    }
+    // The backend leaves the service: connections to it go on, others are led elsewhere.
+    nodes.serve(&[nodes.service(1, &["pod6"])]);
+    for connection in &mut connections {
+        assert_eq!(connection.ask().unwrap().server, "pod5");
+    }
+    nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod6"], Seen::Client));
+}
