@@ -148,6 +148,9 @@ pub struct RunArgs {
     /// Which wire devices are served at XDP, before there is an skb [default: auto]
     #[arg(long, value_name = "MODE", env = "LB_AGENT_XDP", hide_env_values = true)]
     pub xdp: Option<Xdp>,
+    /// How packets of Services get from device to device [default: stack]
+    #[arg(long, value_name = "HOW", env = "LB_AGENT_FORWARDING", hide_env_values = true)]
+    pub forwarding: Option<Forwarding>,
     /// Where /healthz and /livez are served; empty: nowhere [default: 0.0.0.0:10256]
     #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS", hide_env_values = true)]
     pub healthz_bind_address: Option<String>,
@@ -232,6 +235,17 @@ pub enum DsrEncapsulation {
     Ipip,
     /// IP in UDP to port 6080, with a source port for each flow, so that network cards and routers spread flows
     Gue,
+}
+
+/// How packets of Services get from device to device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forwarding {
+    /// Through the stack of the node, with its routing and netfilter; between wires that XDP serves, past it
+    Stack,
+    /// Past the stack wherever the way is known, which is faster; what netfilter rules of the node forbid, such as network
+    /// policies written with them, is not forbidden to these packets
+    Direct,
 }
 
 /// Which wire devices are served at XDP.

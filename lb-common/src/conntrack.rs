@@ -72,6 +72,8 @@ pub mod flow_flags {
     pub const TUNNEL: u8 = 32;
     /// That tunnel is GUE, else IP in IP; the source port of `to` is that of its datagrams.
     pub const GUE: u8 = 64;
+    /// Of a masqueraded connection the first translation: packets have to pass the hook where the second one is made.
+    pub const MASQUERADED: u8 = 128;
 
     /// The flags of the opposite direction: a flow is translated at one hook on its way there and at the other on its way
     /// back, unless it turns around.
@@ -129,8 +131,8 @@ impl Tick {
     }
 }
 
-/// How packets of one direction leave: what the routing table and the neighbours said at one moment. Only routed flows
-/// ([`flow_flags::ROUTED`]) have one.
+/// How packets of one direction leave: what the routing table and the neighbours said at one moment. Only flows whose packets
+/// go past the stack have one.
 ///
 /// Two CPUs that renew it at once while the route changes may mix two answers; a packet that leaves by such a mixture is
 /// lost on the wire, as packets are while routes change.
@@ -144,12 +146,26 @@ pub struct Hop {
     /// Interface index of that device.
     pub device: u32,
     /// Octets of the largest IP packet that goes this way.
-    pub mtu: u32,
+    pub mtu: u16,
+    /// See [`hop_flags`].
+    pub flags: u16,
     /// When that was so; older answers are renewed. 0 is never.
     pub asked: Tick,
 }
 
 const _: () = assert!(size_of::<Hop>() == 24);
+
+/// Bits of [`Hop::flags`].
+pub mod hop_flags {
+    /// There is such a way. Else packets have to go through the stack, and the rest of the hop means nothing.
+    pub const KNOWN: u16 = 1;
+    /// The device takes frames of XDP programs on other devices.
+    pub const TAKES_FRAMES: u16 = 2;
+    /// The device is one end of a pair, and packets go to the other end at once.
+    pub const PEER: u16 = 4;
+    /// No packet has gone this way since it was asked for.
+    pub const FRESH: u16 = 8;
+}
 
 /// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.
 #[repr(C)]
@@ -176,7 +192,7 @@ pub struct Flow {
     pub flags: u8,
     /// Always 0.
     pub zeros: u16,
-    /// How packets of a routed flow leave; zeros in any other.
+    /// How packets leave past the stack; zeros where they never did.
     pub hop: Hop,
     /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
     /// counts, the other one has a copy.
@@ -255,6 +271,12 @@ impl Segment {
     #[inline(always)]
     pub const fn resets(&self) -> bool {
         self.flags & tcp_flags::RST != 0
+    }
+
+    /// Whether a flow may begin or end with it at once: SYN or RST.
+    #[inline(always)]
+    pub const fn turns(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
     /// The sequence number after this segment: SYN and FIN count as one octet each.

@@ -13,6 +13,7 @@ mod address;
 pub mod checksum;
 pub mod conntrack;
 pub mod crc32c;
+mod device;
 mod fragment;
 pub mod hash;
 mod names;
@@ -21,9 +22,9 @@ mod scheduler;
 mod service;
 mod settings;
 mod socket;
-mod wire;
 
 pub use address::Address;
+pub use device::{DeviceInfo, device_flags};
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
@@ -34,7 +35,6 @@ pub use service::{
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
-pub use wire::{Wire, wire_flags};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
 pub const LAYOUT_VERSION: u32 = 4;
@@ -77,8 +77,8 @@ pub mod capacity {
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices that clients inside the cluster speak through (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
-    /// Devices that lead to other machines (`WIRES`).
-    pub const WIRES: usize = 4_096;
+    /// Devices with something special about them (`DEVICES`).
+    pub const DEVICES: usize = 4_096;
     /// Clients of services with affinity (`AFFINITY`).
     pub const AFFINITY: usize = 65_536;
     /// Datagrams whose fragments are under way (`FRAGMENTS`).

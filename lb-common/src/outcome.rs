@@ -91,6 +91,10 @@ pub enum Outcome {
     Decapsulated = 34,
     /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is no peer.
     TunnelRefused = 35,
+    /// First packet of any other flow, sent on at once past the stack (`--forwarding direct`): a backend was chosen.
+    NewDirectFlow = 36,
+    /// A further packet of such a flow, in either direction.
+    Direct = 37,
 }
 
 impl Outcome {
@@ -98,7 +102,7 @@ impl Outcome {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their values.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 38] = [
         Self::NotIp,
         Self::NotTransport,
         Self::Malformed,
@@ -135,6 +139,8 @@ impl Outcome {
         Self::Tunnelled,
         Self::Decapsulated,
         Self::TunnelRefused,
+        Self::NewDirectFlow,
+        Self::Direct,
     ];
 
     /// What becomes of the packet.
@@ -164,7 +170,9 @@ impl Outcome {
             | Self::Routed
             | Self::RoutedIcmpError
             | Self::NewTunnelledFlow
-            | Self::Tunnelled => Verdict::Route,
+            | Self::Tunnelled
+            | Self::NewDirectFlow
+            | Self::Direct => Verdict::Route,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
@@ -177,6 +185,24 @@ impl Outcome {
             | Self::IcmpRedirect
             | Self::NoRoute
             | Self::TunnelRefused => Verdict::Drop,
+        }
+    }
+
+    /// What it is of the first packet of a flow, where it is this of the others.
+    #[inline(always)]
+    #[must_use]
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "an outcome is that of all packets unless something else is said"
+    )]
+    pub const fn of_first_packet(self) -> Self {
+        match self {
+            Self::Forward => Self::NewFlow,
+            Self::Routed => Self::NewRoutedFlow,
+            Self::Tunnelled => Self::NewTunnelledFlow,
+            Self::Decapsulated => Self::NewFlow,
+            Self::Direct => Self::NewDirectFlow,
+            other => other,
         }
     }
 
@@ -219,6 +245,8 @@ impl Outcome {
             Self::Tunnelled => "tunnelled",
             Self::Decapsulated => "decapsulated",
             Self::TunnelRefused => "tunnel_refused",
+            Self::NewDirectFlow => "new_direct_flow",
+            Self::Direct => "direct",
         }
     }
 }

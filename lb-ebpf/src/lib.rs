@@ -11,5 +11,6 @@ extern crate std;
 pub mod frame;
 pub mod packet;
 pub mod reject;
+pub mod rewrite;
 pub mod schedule;
 pub mod tunnel;

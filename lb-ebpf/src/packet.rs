@@ -50,6 +50,24 @@ pub struct Headers {
     pub is_v4: bool,
 }
 
+impl Headers {
+    /// Octets of the IP packet as its header says: without padding of the link layer. Where that is more than fits, the header
+    /// says 0 (IPv4), or 40 in all (IPv6).
+    ///
+    /// # Errors
+    ///
+    /// [`Outcome::Malformed`] where the frame ends before the header does.
+    #[inline(always)]
+    pub fn length<F: Frame + ?Sized>(&self, frame: &F) -> Result<u32, Outcome> {
+        if self.is_v4 {
+            let header: &Ipv4Hdr = frame.header(self.l3)?;
+            return Ok(u32::from(u16::from_be(half_word(&header.tot_len))));
+        }
+        let header: &Ipv6Hdr = frame.header(self.l3)?;
+        Ok(u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6)
+    }
+}
+
 /// Which part of a datagram a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
@@ -178,8 +196,12 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
     let ether_type = half_word(frame.header(L3 - 2)?);
     let ip = if ether_type == ether_type::IPV4 {
         let header: &Ipv4Hdr = frame.header(L3)?;
+        let length = u32::from(u16::from_be(half_word(&header.tot_len)));
         // Of the fragment field, the flag that forbids fragments may be there.
-        if header.vihl != 0x45 || half_word(&header.frags) & !0x4000_u16.to_be() != 0 {
+        if header.vihl != 0x45
+            || half_word(&header.frags) & !0x4000_u16.to_be() != 0
+            || (length != 0 && length < lengths::IPV4)
+        {
             return Err(Outcome::OtherHook);
         }
         Ip {
@@ -188,7 +210,7 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
             protocol: header.proto,
             headers: Headers { l3: L3, l4: L3 + lengths::IPV4, is_v4: true },
             fragment: WHOLE,
-            length: u32::from(u16::from_be(half_word(&header.tot_len))),
+            length,
         }
     } else if ether_type == ether_type::IPV6 {
         let header: &Ipv6Hdr = frame.header(L3)?;

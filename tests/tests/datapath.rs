@@ -139,6 +139,7 @@ fn wire(name: &str, index: u32) -> Device {
         layer: Layer::Ethernet,
         mtu: 1500,
         is_pair: true,
+        peer_elsewhere: false,
     }
 }
 
@@ -974,7 +975,7 @@ fn xdp_serves_wires_in_the_mode_that_they_can_have_and_may() {
         (XdpOption::Off, None, None),
     ] {
         let datapath = open_with(&sandbox, option);
-        let mut attacher = datapath.xdp_attacher().unwrap();
+        let mut attacher = datapath.xdp_attacher();
         for _again in 0..2 {
             attacher.sync(&devices).unwrap();
             for (device, expected) in [("wire0", on_pair), ("pod0", None), ("wg0", None), ("br0", on_bridge)]
@@ -997,7 +998,7 @@ fn the_next_agent_takes_over_the_link_and_cleanup_ends_it() {
     let wire = wire("wire0", 50);
     let open = || {
         let datapath = open_with(&sandbox, XdpOption::Native);
-        datapath.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+        datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
     };
     open();
     let (mode, first) = xdp_on("wire0").expect("the link outlives its agent");
@@ -1011,7 +1012,7 @@ fn the_next_agent_takes_over_the_link_and_cleanup_ends_it() {
     ip("link del wire0");
     let wire = wire_again(&wire);
     let datapath = open_with(&sandbox, XdpOption::Native);
-    datapath.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+    datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
     assert!(xdp_on("wire0").is_some());
     drop(datapath);
     cleanup(&sandbox.bpffs()).unwrap();
@@ -1028,12 +1029,12 @@ fn a_device_with_somebody_elses_xdp_program_is_served_at_tc() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);
     let others = open_with(&sandbox, XdpOption::Native);
-    others.xdp_attacher().unwrap().sync(std::slice::from_ref(&wire)).unwrap();
+    others.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
     let (_, program) = xdp_on("wire0").unwrap();
     let second = Options { xdp: XdpOption::Native, bpffs: sandbox.folder.join("other"), ..sandbox.options() };
     fs::create_dir(&second.bpffs).unwrap();
     let ours = Datapath::open(&second).unwrap();
-    let mut attacher = ours.xdp_attacher().unwrap();
+    let mut attacher = ours.xdp_attacher();
     attacher.sync(std::slice::from_ref(&wire)).unwrap();
     assert_eq!(attacher.mode_of(50), None);
     assert_eq!(xdp_on("wire0").unwrap().1, program, "theirs stays");

@@ -21,8 +21,8 @@ use super::{
     error::{ConfigError, refused},
 };
 use crate::{
-    cli::{BpfLog, DetectLocalMode, Xdp},
-    datapath::{BpfLogLevel, XdpOption},
+    cli::{self, BpfLog, DetectLocalMode, Xdp},
+    datapath::{BpfLogLevel, Forwarding, XdpOption},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
 };
@@ -301,6 +301,13 @@ pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, Config
 }
 
 /// The same in the words of the data plane.
+pub(super) fn forwarding(option: Option<cli::Forwarding>) -> Forwarding {
+    match option {
+        None | Some(cli::Forwarding::Stack) => Forwarding::Stack,
+        Some(cli::Forwarding::Direct) => Forwarding::Direct,
+    }
+}
+
 pub(super) fn xdp(option: Option<Xdp>) -> XdpOption {
     match option {
         None | Some(Xdp::Auto) => XdpOption::Auto,

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, path::Path, path::PathBuf};
 use serde::Deserialize;
 
 use super::{error::ConfigError, kube_proxy};
-use crate::cli::{BpfLog, DetectLocalMode, DsrEncapsulation, LogFormat, SocketLb, Xdp};
+use crate::cli::{BpfLog, DetectLocalMode, DsrEncapsulation, Forwarding, LogFormat, SocketLb, Xdp};
 
 /// Every setting under the name of its flag. Names written in camelCase are taken, too.
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -53,6 +53,7 @@ pub(super) struct File {
     #[serde(alias = "socketLb")]
     pub(super) socket_lb: Option<SocketLb>,
     pub(super) xdp: Option<Xdp>,
+    pub(super) forwarding: Option<Forwarding>,
     #[serde(alias = "healthzBindAddress")]
     pub(super) healthz_bind_address: Option<String>,
     #[serde(alias = "metricsBindAddress")]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
     cli::LogFormat,
-    datapath::{BpfLogLevel, XdpOption},
+    datapath::{BpfLogLevel, Forwarding, XdpOption},
     kubernetes::ApiServer,
 };
 
@@ -85,6 +85,7 @@ impl Config {
             ("dsr-peers", list(&self.dsr_peers)),
             ("socket-lb", socket_lb(self.socket_lb).to_owned()),
             ("xdp", xdp(self.xdp).to_owned()),
+            ("forwarding", forwarding(self.forwarding).to_owned()),
         ])
     }
 }
@@ -112,6 +113,13 @@ const fn encapsulation(kind: DsrEncapsulation) -> &'static str {
     match kind {
         DsrEncapsulation::Ipip => "ipip",
         DsrEncapsulation::Gue => "gue",
+    }
+}
+
+const fn forwarding(option: Forwarding) -> &'static str {
+    match option {
+        Forwarding::Stack => "stack",
+        Forwarding::Direct => "direct",
     }
 }
 

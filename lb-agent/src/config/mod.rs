@@ -33,7 +33,7 @@ pub use crate::{
 };
 use crate::{
     cli::{LogFormat, PlaceArgs, RunArgs},
-    datapath::{BpfLogLevel, Capacities, DevicePatterns, XdpOption},
+    datapath::{BpfLogLevel, Capacities, DevicePatterns, Forwarding, XdpOption},
     kubernetes::ApiServer,
     node::DEFAULT_MASQUERADE_PORTS,
 };
@@ -94,6 +94,8 @@ pub struct Config {
     pub socket_lb: SocketLb,
     /// Which wire devices are served at XDP.
     pub xdp: XdpOption,
+    /// How packets get from device to device.
+    pub forwarding: Forwarding,
     /// Where health is served.
     pub healthz: Option<SocketAddr>,
     /// Where metrics are served.
@@ -200,6 +202,7 @@ impl Config {
             dsr_peers: check::peers(list(run.dsr_peers, file.dsr_peers))?,
             socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
             xdp: check::xdp(run.xdp.or(file.xdp)),
+            forwarding: check::forwarding(run.forwarding.or(file.forwarding)),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,

@@ -94,6 +94,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
             "detect-local-mode" => "NodeCIDR",
             "socket-lb" | "xdp" => "off",
             "dsr-encapsulation" => "gue",
+            "forwarding" => "direct",
             _ => "x",
         };
         let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

@@ -8,8 +8,8 @@ use tracing::{debug, info, warn};
 use super::state::{DeviceReport, State};
 use crate::{
     datapath::{
-        Attacher, DatapathError, Device, DeviceKind, DevicePatterns, DeviceWatcher, InsideDevices, Network,
-        Place, SyncReport, XdpAttacher,
+        Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher, InsideDevices,
+        Network, Place, SyncReport, XdpAttacher,
     },
     metrics::Metrics,
     node::DetectLocal,
@@ -26,6 +26,7 @@ pub(super) struct Devices {
     watcher: DeviceWatcher,
     attacher: Attacher,
     xdp: XdpAttacher,
+    map: DeviceMap,
     state: Arc<State>,
     metrics: Arc<Metrics>,
     inside: Inside,
@@ -44,7 +45,7 @@ pub(super) struct Inside {
 impl Devices {
     /// Watches this network namespace.
     pub(super) fn new(
-        (attacher, xdp): (Attacher, XdpAttacher),
+        (attacher, xdp, map): (Attacher, XdpAttacher, DeviceMap),
         patterns: DevicePatterns,
         inside: Inside,
         state: Arc<State>,
@@ -52,7 +53,7 @@ impl Devices {
     ) -> Result<Self, DatapathError> {
         let mut watcher = DeviceWatcher::open(patterns)?;
         let (network, _) = watch::channel(watcher.network()?);
-        Ok(Self { watcher, attacher, xdp, state, metrics, inside, network, failed: Vec::new() })
+        Ok(Self { watcher, attacher, xdp, map, state, metrics, inside, network, failed: Vec::new() })
     }
 
     /// The network namespace, now and whenever it changes.
@@ -76,6 +77,7 @@ impl Devices {
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
         // When tc is there: what XDP leaves alone is handled by it.
         self.xdp.sync(&devices)?;
+        self.map.sync(&devices, |index| self.xdp.mode_of(index))?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
             if !places.is_empty() {
                 let places: Vec<_> = places.iter().map(ToString::to_string).collect();

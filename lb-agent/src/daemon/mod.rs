@@ -110,6 +110,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         capacities: config.capacities,
         sockets: sockets(&config),
         xdp: config.xdp,
+        forwarding: config.forwarding,
         hash_seed: config.maglev.seed,
         ..Options::new(&config.place.bpffs)
     };
@@ -134,7 +135,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     }
 
     let inside = Inside { detect: node_options.detect.clone(), map: datapath.inside_devices()? };
-    let attachers = (datapath.attacher()?, datapath.xdp_attacher()?);
+    let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
     let mut devices =
         Devices::new(attachers, config.devices, inside, Arc::clone(&state), Arc::clone(&metrics))?;
     // Without an API server both stay as they are here.

@@ -47,6 +47,8 @@ pub struct Device {
     pub mtu: u32,
     /// Whether it is one end of a pair: what is sent here comes out there.
     pub is_pair: bool,
+    /// Whether it is one end of a pair whose other end is in another network namespace.
+    pub peer_elsewhere: bool,
 }
 
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
@@ -66,8 +68,8 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;
         let layer = if link.hardware == ARPHRD_ETHER { Layer::Ethernet } else { Layer::Ip };
-        let Link { index, mtu, is_pair, .. } = *link;
-        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair })
+        let Link { index, mtu, is_pair, peer_elsewhere, .. } = *link;
+        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair, peer_elsewhere })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     devices.sort_unstable();

@@ -7,9 +7,9 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, Endpoint, EndpointName, FragmentKey, FragmentPorts, Outcome,
-    Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey,
-    Vip, Wire, capacity,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
+    Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
+    SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
 };
 
@@ -112,7 +112,8 @@ pub(super) const SOURCE_RANGES: MapSpec =
     MapSpec::new::<SourceRangeKey, u32>("SOURCE_RANGES", MapType::LpmTrie, capacity::SOURCE_RANGES);
 pub(super) const INSIDE_DEVICES: MapSpec =
     MapSpec::new::<u32, u32>("INSIDE_DEVICES", MapType::Hash, capacity::INSIDE_DEVICES);
-pub(super) const WIRES: MapSpec = MapSpec::new::<u32, Wire>("WIRES", MapType::Hash, capacity::WIRES);
+pub(super) const DEVICES: MapSpec =
+    MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
 pub(super) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(super) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
 
@@ -141,7 +142,7 @@ pub(super) const MAPS: [MapSpec; 20] = [
     VIPS,
     SOURCE_RANGES,
     INSIDE_DEVICES,
-    WIRES,
+    DEVICES,
     SETTINGS,
     SETTINGS_SLOT,
     SOCKETS,

@@ -14,7 +14,7 @@ use aya_log::EbpfLogger;
 use tracing::warn;
 
 use super::{
-    BpfLogLevel, Capacities, Options,
+    BpfLogLevel, Capacities, Forwarding, Options,
     bpffs::{self, Folder},
     error::DatapathError,
     layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape, XDP_PROGRAMS},
@@ -71,6 +71,8 @@ pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     let serve_pods =
         u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
     loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
+    let direct = u8::from(options.forwarding == Forwarding::Direct);
+    loader.override_global("DIRECT", &direct, true);
     let chance = RandomState::new().hash_one(0);
     loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
         "CHANCE_SEED",

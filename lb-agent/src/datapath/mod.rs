@@ -16,6 +16,7 @@ mod check;
 mod cleanup;
 mod clsact;
 mod conntrack;
+mod device_map;
 mod devices;
 mod error;
 pub mod grace;
@@ -53,6 +54,7 @@ pub use self::{
     check::{Probe, ProbeResult, check, forwards},
     cleanup::{Removed, cleanup},
     conntrack::{Connection, Conntrack, Sweep},
+    device_map::{DeviceMap, Forwarding},
     devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
     error::DatapathError,
     inside::InsideDevices,
@@ -142,6 +144,8 @@ pub struct Options {
     pub sockets: Option<SocketOptions>,
     /// Which wire devices get the XDP program; none, if nothing is said.
     pub xdp: XdpOption,
+    /// How packets get from device to device.
+    pub forwarding: Forwarding,
     /// What schedulers hash flows with; nodes that share the work of a service need the same.
     pub hash_seed: u64,
 }
@@ -156,6 +160,7 @@ impl Options {
             attach: None,
             sockets: None,
             xdp: XdpOption::Off,
+            forwarding: Forwarding::Stack,
             hash_seed: DEFAULT_SEED,
         }
     }
@@ -168,6 +173,7 @@ pub struct Datapath {
     folder: Folder,
     programs: Arc<Programs>,
     xdp: (XdpOption, Arc<Vec<LoadedProgram>>),
+    forwarding: Forwarding,
     maps: ServiceMaps,
     conntrack: Conntrack,
     attach: AttachMode,
@@ -198,6 +204,7 @@ impl Datapath {
             conntrack: Conntrack::open(&folder)?,
             programs: Arc::new(programs),
             xdp: (options.xdp, Arc::new(xdp_programs)),
+            forwarding: options.forwarding,
             attach,
             sockets: options.sockets.as_ref().map(|sockets| (sockets.cgroup.clone(), socket_programs)),
             logger: Logger(logger),
@@ -247,9 +254,14 @@ impl Datapath {
     }
 
     /// What puts the XDP program on devices, in the network namespace of this thread. Have one at a time.
-    pub fn xdp_attacher(&self) -> Result<XdpAttacher, DatapathError> {
+    pub fn xdp_attacher(&self) -> XdpAttacher {
         let (option, programs) = &self.xdp;
         XdpAttacher::new(self.folder.clone(), Arc::clone(programs), *option)
+    }
+
+    /// What packets may do past the stack; a handle of its own. Have one at a time.
+    pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
+        DeviceMap::open(&self.folder, self.forwarding)
     }
 
     /// Puts the programs on the sockets that [`Options::sockets`] names, and takes them from all others. Call it when the

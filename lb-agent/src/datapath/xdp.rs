@@ -1,4 +1,4 @@
-//! The XDP program on wire devices, and the map of the devices between which packets may pass past the stack.
+//! The XDP program on wire devices.
 //!
 //! Links are pinned, as those of tc are. A device that cannot have the program is served at tc as before.
 
@@ -10,17 +10,14 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Wire, wire_flags};
 use tracing::{debug, info, warn};
 
 use super::{
     bpffs::{self, Folder},
     devices::{Device, DeviceKind, Layer},
     error::DatapathError,
-    layout,
     loader::LoadedProgram,
     sys,
-    table::Table,
 };
 
 /// Which wire devices get the XDP program.
@@ -74,20 +71,14 @@ pub struct XdpAttacher {
     /// In the order of [`layout::XDP_PROGRAMS`]; empty where the kernel does not take them.
     programs: Arc<Vec<LoadedProgram>>,
     option: XdpOption,
-    wires: Table<u32, Wire>,
     attached: BTreeMap<u32, XdpMode>,
     /// Devices of which it was said that they cannot have it.
     said: BTreeMap<u32, String>,
 }
 
 impl XdpAttacher {
-    pub(super) fn new(
-        folder: Folder,
-        programs: Arc<Vec<LoadedProgram>>,
-        option: XdpOption,
-    ) -> Result<Self, DatapathError> {
-        let wires = Table::open(&layout::WIRES, &folder.map(layout::WIRES.name))?;
-        Ok(Self { folder, programs, option, wires, attached: BTreeMap::new(), said: BTreeMap::new() })
+    pub(super) fn new(folder: Folder, programs: Arc<Vec<LoadedProgram>>, option: XdpOption) -> Self {
+        Self { folder, programs, option, attached: BTreeMap::new(), said: BTreeMap::new() }
     }
 
     /// How the program runs on a device, if it has it.
@@ -109,8 +100,7 @@ impl XdpAttacher {
         }
         self.attached = attached;
         self.said.retain(|index, _| wires.iter().any(|device| device.index == *index));
-        self.release()?;
-        self.write(&wires)
+        self.release()
     }
 
     /// Has the program on the device in the best mode that it can have and may.
@@ -184,25 +174,6 @@ impl XdpAttacher {
             }
         }
         Ok(())
-    }
-
-    /// Tells the programs between which devices packets may pass past the stack.
-    fn write(&mut self, wires: &[&Device]) -> Result<(), DatapathError> {
-        let wanted: BTreeMap<u32, Wire> = wires
-            .iter()
-            .filter(|device| self.attached.contains_key(&device.index))
-            .map(|device| (device.index, Wire { mtu: device.mtu, flags: wire_flags::TAKES_FRAMES }))
-            .collect();
-        let mut found = BTreeMap::new();
-        self.wires.for_each(|index, wire| {
-            found.insert(*index, *wire);
-            Ok(())
-        })?;
-        let gone: Vec<u32> = found.keys().filter(|index| !wanted.contains_key(index)).copied().collect();
-        let (new, values): (Vec<u32>, Vec<Wire>) =
-            wanted.into_iter().filter(|(index, wire)| found.get(index) != Some(wire)).unzip();
-        self.wires.delete(&gone).map_err(|(_, error)| error)?;
-        self.wires.update(&new, &values).map_err(|(_, error)| error)
     }
 }
 

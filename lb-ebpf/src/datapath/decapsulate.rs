@@ -20,7 +20,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    Hook, conntrack, forward, fragments, icmp,
+    Hook, conntrack, fragments, icmp,
     maps::{self, scratch},
     masquerade,
     new_flow::{self, Begin},
@@ -28,6 +28,7 @@ use super::{
     place::Place,
     services, settings,
     skb::Skb,
+    through_stack,
 };
 
 /// What is in no tunnel that ends here.
@@ -54,11 +55,11 @@ pub(super) fn process(skb: &mut Skb) -> Outcome {
         Outcome::NewFlow => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
             match new_flow::new_flow(&skb.place(), packet, earlier, Begin::Asked) {
-                Outcome::NewFlow => follow(skb, packet, Outcome::NewFlow),
+                Outcome::NewFlow => follow(skb, packet).of_first_packet(),
                 other => other,
             }
         }
-        Outcome::Decapsulated => follow(skb, packet, Outcome::Decapsulated),
+        Outcome::Decapsulated => follow(skb, packet),
         Outcome::IcmpError => icmp::translate(skb, &packet.headers, Hook::Ingress),
         other => other,
     }
@@ -231,9 +232,11 @@ fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
 
 /// Leads the packet to its backend.
 #[inline(never)]
-fn follow(skb: &mut Skb, packet: &Packet, outcome: Outcome) -> Outcome {
-    match conntrack::lookup(&packet.tuple) {
-        Some(flow) => forward(skb, packet, flow, outcome).unwrap_or_else(|early| early),
-        None => Outcome::ConntrackFull,
+fn follow(skb: &mut Skb, packet: &Packet) -> Outcome {
+    let Some(flow) = conntrack::lookup(&packet.tuple) else { return Outcome::ConntrackFull };
+    fragments::remember(packet);
+    match through_stack(skb, packet, flow) {
+        Ok(Outcome::Forward) => Outcome::Decapsulated,
+        Ok(outcome) | Err(outcome) => outcome,
     }
 }

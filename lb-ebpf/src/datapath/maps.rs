@@ -6,8 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, EndpointName, FragmentKey, FragmentPorts, Outcome, Service,
-    ServiceKey, ServiceName, Settings, SourceRange, Vip, Wire, capacity,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentPorts, Outcome,
+    Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::packet::Packet;
@@ -55,9 +55,9 @@ pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RA
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Devices that lead to other machines, by interface index, where packets may pass between them past the stack.
+/// What packets may do past the stack, by interface index of the device where they would.
 #[btf_map]
-pub(super) static WIRES: HashMap<u32, Wire, { capacity::WIRES }, NO_PREALLOC> = HashMap::new();
+pub(super) static DEVICES: HashMap<u32, DeviceInfo, { capacity::DEVICES }, NO_PREALLOC> = HashMap::new();
 
 /// What holds for every packet: two slots.
 #[btf_map]

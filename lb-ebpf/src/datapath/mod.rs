@@ -15,7 +15,9 @@ pub(crate) mod choice;
 pub(crate) mod conntrack;
 mod counts;
 mod decapsulate;
+mod direct;
 mod fragments;
+mod hop;
 mod icmp;
 mod log;
 mod maps;
@@ -27,6 +29,7 @@ mod route;
 mod routed;
 pub(crate) mod services;
 pub(crate) mod settings;
+mod short_way;
 mod skb;
 pub(crate) mod stats;
 mod translate;
@@ -80,55 +83,66 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
 /// The same for a packet that no tunnel ends with.
 #[inline(always)]
 fn lead(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Outcome, Outcome> {
-    read(skb, packet)?;
-    match packet.body {
-        Body::IcmpError => {
-            return Ok(match icmp::translate(skb, &packet.headers, hook) {
-                icmp::ELSEWHERE => tunnel::send_error(skb, &packet.headers),
-                outcome => outcome,
-            });
-        }
-        Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
-        Body::Echo => return Err(Outcome::NotTransport),
-        Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {}
-    }
-    fragments::complete(packet)?;
-    let known = conntrack::lookup(&packet.tuple);
-    let earlier = known.is_some();
-    if let Some(flow) = known {
-        if !hook.translates(flow) {
-            return Err(Outcome::OtherHook);
-        }
-        if flow.flags & flow_flags::MASQUERADE != 0 {
-            return forward(skb, packet, flow, Outcome::Masquerade);
-        }
-        if conntrack::is_foreign(packet, flow) {
-            return Err(Outcome::NoService);
-        }
-        if !conntrack::is_new_connection(&skb.place(), packet, flow) {
-            if flow.flags & flow_flags::ROUTED != 0 {
-                return Ok(routed::forward(skb, packet, flow, Outcome::Routed));
+    let known = match short_way::process(skb, packet, hook) {
+        short_way::NO_FLOW => None,
+        short_way::OF_A_TURN => conntrack::lookup(&packet.tuple),
+        short_way::NOT_PLAIN => {
+            read(skb, packet)?;
+            match packet.body {
+                Body::IcmpError => {
+                    return Ok(match icmp::translate(skb, &packet.headers, hook) {
+                        icmp::ELSEWHERE => tunnel::send_error(skb, &packet.headers),
+                        outcome => outcome,
+                    });
+                }
+                Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
+                Body::Echo => return Err(Outcome::NotTransport),
+                Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {}
             }
-            let outcome = if flow.is_reply() { Outcome::Reply } else { Outcome::Forward };
-            return forward(skb, packet, flow, outcome);
+            fragments::complete(packet)?;
+            conntrack::lookup(&packet.tuple)
         }
-    }
-    if hook == Hook::Egress {
-        return Err(Outcome::NoService);
-    }
+        done => return Ok(done),
+    };
+    let earlier = known.is_some();
+    let (flow, is_first) = match known {
+        Some(flow) if goes_on(skb, packet, flow, hook)? => (flow, false),
+        _ if hook == Hook::Egress => return Err(Outcome::NoService),
+        _ => (begin(skb, packet, earlier)?, true),
+    };
+    let outcome = match follow_any(skb, packet, flow, hook) {
+        BY_ROUTE => routed::forward(skb, packet, flow),
+        outcome => outcome,
+    };
+    Ok(if is_first { outcome.of_first_packet() } else { outcome })
+}
+
+/// The entry of a flow that begins with this packet, in place of an `earlier` one.
+#[inline(always)]
+fn begin(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     match new_flow::new_flow(&skb.place(), packet, earlier, Begin::Any) {
-        Outcome::NewFlow => {
-            let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
-            forward(skb, packet, flow, Outcome::NewFlow)
-        }
-        Outcome::NewRoutedFlow => {
-            let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
-            Ok(routed::forward(skb, packet, flow, Outcome::NewRoutedFlow))
+        Outcome::NewFlow | Outcome::NewRoutedFlow => {
+            conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
         }
         Outcome::NoService => Err(vips::unlisted(skb, packet)),
         REJECTED => Err(answer::reject(skb, packet)),
         other => Err(other),
     }
+}
+
+/// Whether the packet belongs to the flow with this entry, rather than being the first one of another.
+#[inline(always)]
+fn goes_on(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
+    if hook == Hook::Egress && !hook.translates(flow) {
+        return Err(Outcome::OtherHook);
+    }
+    if flow.flags & flow_flags::MASQUERADE != 0 {
+        return Ok(true);
+    }
+    if conntrack::is_foreign(packet, flow) {
+        return Err(Outcome::NoService);
+    }
+    Ok(!conntrack::is_new_connection(&skb.place(), packet, flow))
 }
 
 /// Parses the packet; where headers lie outside the linear part of the buffer, they are pulled in first.
@@ -147,11 +161,45 @@ fn read(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Err(Outcome::Malformed)
 }
 
+/// Follows the flow of a packet that takes the long way.
+#[inline(never)]
+fn follow_any(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Outcome {
+    fragments::remember(packet);
+    follow(skb, packet, flow, hook).unwrap_or_else(|early| early)
+}
+
+/// What [`follow`] says of a packet of a routed flow whose way has to be found, which is left to the caller.
+const BY_ROUTE: Outcome = Outcome::NewRoutedFlow;
+
 /// Follows the flow of a packet, rewrites it and sends it on.
 #[inline(always)]
-fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
+fn follow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Result<Outcome, Outcome> {
+    let is_routed = flow.flags & flow_flags::ROUTED != 0;
+    let leaves = hook == Hook::Ingress && direct::leaves(skb, packet, flow);
+    if !leaves && !hook.translates(flow) {
+        return Err(Outcome::OtherHook);
+    }
+    if !leaves && is_routed {
+        return Err(BY_ROUTE);
+    }
+    if leaves {
+        conntrack::observe(packet, flow);
+        translate::packet(skb, packet, flow, 1)?;
+        direct::leave(skb, flow)?;
+        return Ok(if is_routed { Outcome::Routed } else { Outcome::Direct });
+    }
+    through_stack(skb, packet, flow)
+}
+
+/// Follows the flow of a packet that goes on through the stack, and rewrites it.
+#[inline(always)]
+fn through_stack(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
-    fragments::remember(packet);
-    translate::packet(skb, packet, flow)?;
-    Ok(if flow.flags & flow_flags::HAIRPIN != 0 { Outcome::Hairpin } else { outcome })
+    translate::packet(skb, packet, flow, 0)?;
+    Ok(match flow.flags {
+        flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
+        flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
+        flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
+        _ => Outcome::Forward,
+    })
 }

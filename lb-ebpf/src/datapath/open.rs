@@ -60,8 +60,8 @@ pub(super) struct Opening {
     /// The source that packets of a masqueraded flow leave the node with, if that is a flow of its own; else
     /// [`masquerade::NOBODY`].
     pub(super) node: Address,
-    /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`], that with [`flow_flags::TUNNEL`], or through the
-    /// stack.
+    /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`], that with [`flow_flags::TUNNEL`],
+    /// [`flow_flags::MASQUERADED`], or 0.
     pub(super) way: u8,
     /// Whether a port may be taken that its last connection may not be quite done with.
     pub(super) eager: bool,
@@ -142,6 +142,7 @@ pub(super) fn open(
             opening.way = flow_flags::ROUTED;
         } else if !only_routed {
             opening.node = masquerade::source(place, &opening.to)?;
+            opening.way = flow_flags::MASQUERADED;
         }
     }
     let way = scratch()?.opening.way;

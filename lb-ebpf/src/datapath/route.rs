@@ -94,8 +94,8 @@ impl Route {
 
     /// Octets of the largest packet that goes this way, if the length was to be checked.
     #[inline(always)]
-    pub(super) const fn mtu(&self) -> u32 {
-        self.length as u32
+    pub(super) const fn mtu(&self) -> u16 {
+        self.length
     }
 
     /// The MAC addresses of the next hop and of the device towards it.

@@ -7,37 +7,28 @@
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
-    Address, Outcome, Wire,
+    Address, DeviceInfo, Outcome,
     conntrack::{Flow, Tuple},
-    wire_flags,
+    device_flags,
 };
 use lb_ebpf::{
     frame::Frame as _,
-    packet::{Body, Headers, Packet},
+    packet::{Headers, Packet},
     reject::{time_exceeded, too_big},
 };
 
 use super::{
-    answer, conntrack, fragments,
-    maps::WIRES,
-    masquerade,
+    answer, conntrack, fragments, hop, masquerade,
     place::Place,
     route::{self, Found},
-    skb::Skb,
+    skb::{Exit, Skb},
     translate, tunnel,
 };
 
 /// The device, if it is a wire.
 #[inline(always)]
-fn wire(device: u32) -> Option<Wire> {
-    // SAFETY: copied at once; where another device takes its place meanwhile, that one is a wire, too.
-    unsafe { WIRES.get(&device) }.copied()
-}
-
-/// Whether frames of an XDP program may leave through the device.
-#[inline(always)]
-pub(super) fn takes_frames(device: u32) -> bool {
-    wire(device).is_some_and(|wire| wire.flags & wire_flags::TAKES_FRAMES != 0)
+fn wire(device: u32) -> Option<DeviceInfo> {
+    Some(hop::device(device)).filter(|device| device.flags & device_flags::WIRE != 0)
 }
 
 /// The node's address for a flow whose packets become `to`, if it is to be a routed one: it comes in and goes out through
@@ -68,32 +59,27 @@ fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
 
 /// Translates a packet of a routed flow and sends it on.
 #[inline(never)]
-pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
+pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
     if flow.is_tunnelled() {
-        return tunnel::forward(skb, packet, flow, outcome);
+        return tunnel::forward(skb, packet, flow);
     }
-    try_forward(skb, packet, flow, outcome).unwrap_or_else(|early| early)
+    try_forward(skb, packet, flow).unwrap_or_else(|early| early)
 }
 
 #[inline(always)]
-fn try_forward(
-    skb: &mut Skb,
-    packet: &Packet,
-    flow: &mut Flow,
-    outcome: Outcome,
-) -> Result<Outcome, Outcome> {
+fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     let mtu = way_out(skb, &flow.to)?;
     conntrack::observe(packet, flow);
     fragments::remember(packet);
     let is_v4 = packet.headers.is_v4;
-    if !decrement_hop_limit(skb, &packet.headers)? {
+    if hops_left(skb, &packet.headers)? <= 1 {
         return answer::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
     }
-    if mtu != 0 && largest(skb, packet) > mtu {
+    if mtu != 0 && skb.largest(packet) > mtu {
         return answer::icmp_error(skb, packet, &too_big(is_v4, mtu), Outcome::TooBig);
     }
-    translate::packet(skb, packet, flow)?;
-    Ok(outcome)
+    translate::packet(skb, packet, flow, 1)?;
+    Ok(Outcome::Routed)
 }
 
 /// Finds the device through which packets leave that become `to`; the MTU on that way.
@@ -106,32 +92,16 @@ pub(super) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
         Found::Nothing => return Err(Outcome::NoRoute),
     }
     let route = route::found()?;
-    skb.exit = route.device;
-    Ok(route.mtu())
+    skb.exit = Exit::neighbour(route.device);
+    Ok(u32::from(route.mtu()))
 }
 
-/// Octets of the IP packet, or of the largest segment that the device will make of it.
+/// Hops that the packet may still go, the one from here included.
 #[inline(always)]
-pub(super) fn largest(skb: &Skb, packet: &Packet) -> u32 {
-    let whole = skb.length().saturating_sub(packet.headers.l3);
-    let Some(payload) = skb.segment_size() else { return whole };
-    let headers = match packet.body {
-        Body::Tcp => whole.saturating_sub(packet.segment.payload),
-        _ => packet.headers.l4 - packet.headers.l3 + 8,
-    };
-    headers + payload
-}
-
-/// Takes a hop from the packet's life; false if that was its last.
-#[inline(always)]
-pub(super) fn decrement_hop_limit(skb: &mut Skb, headers: &Headers) -> Result<bool, Outcome> {
+pub(super) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
     let at = headers.l3 + if headers.is_v4 { 8 } else { 7 };
     let [left, _] = *skb.header::<[u8; 2]>(at)?;
-    if left <= 1 {
-        return Ok(false);
-    }
-    translate::hop_limit(skb, headers, left - 1)?;
-    Ok(true)
+    Ok(left)
 }
 
 /// Sends a translated ICMP error about a packet of a routed flow on to `destination`.

@@ -13,6 +13,14 @@ pub(super) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
     find(&ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol))
 }
 
+/// Whether the destination of `tuple` is a frontend.
+#[inline(always)]
+pub(super) fn exists(tuple: &Tuple) -> bool {
+    let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
+    // SAFETY: nothing is read.
+    unsafe { SERVICES.get(&key) }.is_some()
+}
+
 /// The service of a frontend, copied, so that it cannot change under us.
 #[inline(always)]
 pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {

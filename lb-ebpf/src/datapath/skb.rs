@@ -1,18 +1,21 @@
 //! The packet buffer of the tc hooks.
 
+use core::{arch::asm, mem::offset_of};
+
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
-        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_load_bytes,
-        bpf_skb_store_bytes,
+        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_tail,
+        bpf_skb_load_bytes, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
 use lb_common::{Outcome, protocol};
 use lb_ebpf::{
     frame::{Frame, Header, MAX_OFFSET},
-    packet::Layer,
+    packet::{Body, Layer, Packet},
+    rewrite::FrameMut,
 };
 
 use super::place::Place;
@@ -21,8 +24,44 @@ use super::place::Place;
 pub(crate) struct Skb {
     pub(super) ctx: TcContext,
     pub(super) layer: Layer,
-    /// The device that a routed packet leaves through.
-    pub(super) exit: u32,
+    /// How a routed packet leaves.
+    pub(super) exit: Exit,
+}
+
+/// How a packet leaves the node past the stack.
+#[derive(Clone, Copy)]
+pub(super) struct Exit {
+    /// Interface index.
+    device: u32,
+    way: ExitWay,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum ExitWay {
+    Neighbour,
+    Device,
+    Peer,
+}
+
+impl Exit {
+    /// Through the device to a next hop whose MAC address the kernel finds out.
+    #[inline(always)]
+    pub(super) const fn neighbour(device: u32) -> Self {
+        Self { device, way: ExitWay::Neighbour }
+    }
+
+    /// Through the device; the packet has its MAC addresses.
+    #[inline(always)]
+    pub(super) const fn device(device: u32) -> Self {
+        Self { device, way: ExitWay::Device }
+    }
+
+    /// In through the other end of the device's pair, past this one.
+    #[inline(always)]
+    pub(super) const fn peer_of(device: u32) -> Self {
+        Self { device, way: ExitWay::Peer }
+    }
 }
 
 /// Octets from the start of the frame that hold all headers we look at.
@@ -36,25 +75,60 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
-        const { assert!(align_of::<T>() == 1) };
-        if offset > MAX_OFFSET {
-            return Err(Outcome::Malformed);
-        }
-        let start = self.ctx.data() + offset as usize;
-        if start + size_of::<T>() > self.ctx.data_end() {
-            return Err(Outcome::Malformed);
-        }
-        // SAFETY: the octets from `start` to `start + size_of::<T>()` lie between `data` and `data_end`, which the
+        // SAFETY: the octets from there to the end of the header lie between `data` and `data_end`, which the
         // kernel guarantees to be readable until a helper moves the packet; what calls such a helper takes
         // `&mut self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
-        Ok(unsafe { &*(start as *const T) })
+        Ok(unsafe { &*(self.bounds::<T>(offset)? as *const T) })
+    }
+}
+
+impl FrameMut for Skb {
+    #[inline(always)]
+    fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
+        // SAFETY: as in `header`, and borrowed as mutably as the frame. In programs that do this the kernel begins with
+        // making sure that nobody else has the linear part (`bpf_unclone_prologue`).
+        Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
 }
 
 impl Skb {
+    /// The address of a header that lies within the linear part.
+    #[inline(always)]
+    fn bounds<T: Header>(&self, offset: u32) -> Result<usize, Outcome> {
+        const { assert!(align_of::<T>() == 1) };
+        if offset > MAX_OFFSET {
+            return Err(Outcome::Malformed);
+        }
+        let start = self.bound::<{ offset_of!(__sk_buff, data) }>() + offset as usize;
+        if start + size_of::<T>() > self.bound::<{ offset_of!(__sk_buff, data_end) }>() {
+            return Err(Outcome::Malformed);
+        }
+        Ok(start)
+    }
+
+    /// Where the linear part begins or ends: the field of the context at `OFFSET`.
+    ///
+    /// To LLVM that is half a word, which it takes care to copy as such; to the kernel it is a pointer, of which there are no
+    /// halves.
+    #[inline(always)]
+    fn bound<const OFFSET: usize>(&self) -> usize {
+        let bound: usize;
+        // SAFETY: a load from the context, which is valid for the whole run of the program.
+        unsafe {
+            asm!(
+                "{bound} = *(u32 *)({skb} + {offset})",
+                bound = out(reg) bound,
+                skb = in(reg) self.ctx.skb.skb,
+                offset = const OFFSET,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        bound
+    }
+
     #[inline(always)]
     pub(crate) const fn new(ctx: TcContext, layer: Layer) -> Self {
-        Self { ctx, layer, exit: 0 }
+        Self { ctx, layer, exit: Exit::neighbour(0) }
     }
 
     /// Makes the headers linear; false where they were or cannot become so.
@@ -160,11 +234,18 @@ impl Skb {
         }
     }
 
-    /// Sends the packet to its next hop, whose MAC address the kernel finds out.
+    /// Sends the packet out past the stack.
     #[inline(always)]
     pub(crate) fn route(&self) -> Result<(), Outcome> {
-        // SAFETY: without parameters of its own the helper looks for the next hop itself.
-        let action = unsafe { bpf_redirect_neigh(self.exit, core::ptr::null_mut(), 0, 0) };
+        let Exit { device, way } = self.exit;
+        // SAFETY: the helpers take plain numbers. Without parameters of its own the first one looks for the next hop itself.
+        let action = unsafe {
+            match way {
+                ExitWay::Neighbour => bpf_redirect_neigh(device, core::ptr::null_mut(), 0, 0),
+                ExitWay::Device => bpf_redirect(device, 0),
+                ExitWay::Peer => bpf_redirect_peer(device, 0),
+            }
+        };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
@@ -178,6 +259,25 @@ impl Skb {
         // SAFETY: the context is valid for the whole run of the program.
         let size = unsafe { (*self.ctx.skb.skb).gso_size };
         (size != 0).then_some(size)
+    }
+
+    /// Octets of the IP packet, or of the largest segment that the device will make of it.
+    #[inline(always)]
+    pub(super) fn largest(&self, packet: &Packet) -> u32 {
+        let whole = self.length().saturating_sub(packet.headers.l3);
+        let Some(payload) = self.segment_size() else { return whole };
+        let headers = match packet.body {
+            Body::Tcp => whole.saturating_sub(packet.segment.payload),
+            _ => packet.headers.l4 - packet.headers.l3 + 8,
+        };
+        headers + payload
+    }
+
+    /// Whether it is for another device of the node, on top of this one, by a tag that is out of the frame already.
+    #[inline(always)]
+    pub(super) fn is_tagged(&self) -> bool {
+        // SAFETY: the context is valid for the whole run of the program.
+        unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
     }
 
     /// Where the program runs.

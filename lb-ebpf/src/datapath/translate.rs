@@ -10,6 +10,7 @@ use lb_common::{
 use lb_ebpf::{
     frame::{Frame as _, word},
     packet::{Body, Headers, Packet},
+    rewrite::{self, FrameMut as _, lacks_checksum},
 };
 
 use super::{
@@ -17,23 +18,80 @@ use super::{
     skb::{ChecksumField, Skb},
 };
 
-/// Gives the packet the addresses and ports with which packets of `flow` go on.
+/// Gives the packet the addresses and ports with which packets of `flow` go on, and takes `hops` (0 or 1) from its life, if
+/// it has more.
+///
+/// What can be is written straight to where it lies. A device may have computed a sum over the frame
+/// (`CHECKSUM_COMPLETE`), which has to stay right: a checksum in the packet makes up for what it covers, ports and addresses
+/// of TCP and UDP and the IPv4 header; whatever is left is told to the kernel.
 #[inline(always)]
-pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
     let headers = &packet.headers;
-    addresses(skb, headers, &flow.to.source, &flow.to.destination, flow.address_delta, Compensation::Pseudo)?;
-    if packet.body == Body::LaterFragment {
-        return Ok(());
+    match packet.body {
+        Body::Tcp | Body::Udp => {
+            let left_to_device =
+                skb.segment_size().is_some() || lacks_checksum(skb, packet, headers.length(skb)?)?;
+            if left_to_device {
+                with_checksum_of_device(skb, packet, flow)?;
+            } else {
+                with_checksum(skb, packet, flow)?;
+            }
+        }
+        Body::Sctp => {
+            sctp(skb, packet, flow)?;
+            addresses_are_not_covered(skb, headers, flow);
+        }
+        Body::LaterFragment | Body::IcmpError | Body::Echo => addresses_are_not_covered(skb, headers, flow),
     }
-    if packet.body == Body::Sctp {
-        return sctp(skb, packet, flow);
+    if hops != 0 && !headers.is_v4 {
+        skb.update_frame_sum(ONE_HOP_LESS);
     }
-    let checksum = ChecksumField::of(packet.tuple.protocol, packet.headers.l4);
+    rewrite::network(skb, headers, flow, hops)
+}
+
+/// Takes a hop from the life of a packet that has more than one left.
+#[inline(always)]
+pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {
+    if !headers.is_v4 {
+        skb.update_frame_sum(ONE_HOP_LESS);
+    }
+    rewrite::take_hop(skb, headers.l3, headers.is_v4)
+}
+
+/// By how much one hop less changes a sum over an IPv6 header, where it is in the lower octet of a word.
+const ONE_HOP_LESS: u16 = !u16::from_ne_bytes([0, 1]);
+
+/// Writes ports and checksum. That covers the addresses, too, which in IPv4 their own header covers already.
+#[inline(always)]
+fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    rewrite::transport(skb, packet, flow)?;
+    if packet.headers.is_v4 {
+        skb.update_frame_sum(!flow.address_delta);
+    }
+    Ok(())
+}
+
+/// Writes ports where the device is to compute the checksum, or where it looks like that: the kernel knows.
+#[inline(never)]
+fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    let l4 = packet.headers.l4;
+    let checksum = ChecksumField::of(packet.tuple.protocol, l4);
     skb.update_checksum(checksum, flow.address_delta, true)?;
     if flow.port_delta != 0 {
         skb.update_checksum(checksum, flow.port_delta, false)?;
     }
-    ports(skb, packet.headers.l4, &flow.to)
+    addresses_are_not_covered(skb, &packet.headers, flow);
+    let Tuple { source_port, destination_port, .. } = flow.to;
+    *skb.header_mut(l4)? = [source_port.to_be_bytes(), destination_port.to_be_bytes()];
+    Ok(())
+}
+
+/// Makes up for IPv6 addresses, where no checksum does.
+#[inline(always)]
+fn addresses_are_not_covered(skb: &mut Skb, headers: &Headers, flow: &Flow) {
+    if !headers.is_v4 {
+        skb.update_frame_sum(flow.address_delta);
+    }
 }
 
 /// Where the checksum of SCTP is, in octets from its header.

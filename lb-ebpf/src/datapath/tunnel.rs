@@ -26,6 +26,7 @@ use super::{
     open::{Opening, Request},
     routed, settings,
     skb::Skb,
+    translate,
 };
 
 /// Makes the flow that begins one through a tunnel, if it is to be one: to the peer that has the backend, from a client that
@@ -65,26 +66,21 @@ pub(super) fn outcome(outcome: Outcome) -> Outcome {
 
 /// Sends a packet of such a flow to its backend's node.
 #[inline(never)]
-pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
-    try_forward(skb, packet, flow, self::outcome(outcome)).unwrap_or_else(|early| early)
+pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
+    try_forward(skb, packet, flow).unwrap_or_else(|early| early)
 }
 
 #[inline(always)]
-fn try_forward(
-    skb: &mut Skb,
-    packet: &Packet,
-    flow: &mut Flow,
-    outcome: Outcome,
-) -> Result<Outcome, Outcome> {
+fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     let mtu = routed::way_out(skb, &flow.to)?;
     conntrack::observe(packet, flow);
     fragments::remember(packet);
     let is_v4 = packet.headers.is_v4;
-    if !routed::decrement_hop_limit(skb, &packet.headers)? {
+    if routed::hops_left(skb, &packet.headers)? <= 1 {
         return answer::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
     }
     let room = mtu.saturating_sub(overhead(flow));
-    if mtu != 0 && routed::largest(skb, packet) > room {
+    if mtu != 0 && skb.largest(packet) > room {
         if packet.body == Body::LaterFragment {
             // There is nothing in it by which its sender would know what an answer is about; the first one was answered.
             return Err(Outcome::NoRoute);
@@ -92,7 +88,7 @@ fn try_forward(
         return answer::icmp_error(skb, packet, &too_big(is_v4, room), Outcome::TooBig);
     }
     encapsulate(skb, &packet.headers, flow)?;
-    Ok(outcome)
+    Ok(Outcome::Tunnelled)
 }
 
 /// Sends an ICMP error to the backend's node, about what the backend has sent: in answer to the flow that `icmp` has found.
@@ -105,7 +101,7 @@ pub(super) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
 fn try_send_error(skb: &mut Skb, headers: &Headers) -> Result<Outcome, Outcome> {
     let flow = conntrack::lookup(&scratch()?.of_error).ok_or(Outcome::UnknownIcmpError)?;
     routed::way_out(skb, &flow.to)?;
-    if !routed::decrement_hop_limit(skb, headers)? {
+    if routed::hops_left(skb, headers)? <= 1 {
         // Nobody answers an error with an error.
         return Err(Outcome::NoRoute);
     }
@@ -117,6 +113,7 @@ fn try_send_error(skb: &mut Skb, headers: &Headers) -> Result<Outcome, Outcome> 
 /// that it is to make.
 #[inline(always)]
 fn encapsulate(skb: &mut Skb, headers: &Headers, flow: &Flow) -> Result<(), Outcome> {
+    translate::take_hop(skb, headers)?;
     let start = *skb.header::<[u8; 8]>(headers.l3)?;
     let [a, b, c, d, ..] = start;
     let outer = Outer::new(flow, [a, b, c, d], tunnel::length(&start, headers.is_v4));

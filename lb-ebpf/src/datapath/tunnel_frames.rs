@@ -2,13 +2,13 @@
 //! a translation.
 
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
-use lb_common::{Outcome, checksum::Sum, conntrack::Flow};
+use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
-    frame::{Frame as _, half_word, lengths},
+    frame::{Frame as _, lengths},
     packet::Packet,
+    rewrite::{self, FrameMut as _},
     tunnel::{self as headers, Outer},
 };
-use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
     conntrack, tunnel,
@@ -18,7 +18,7 @@ use super::{
 /// Sends a packet of such a flow, whose next hop is known, to its backend's node.
 #[inline(never)]
 pub(super) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
-    let room = flow.hop.mtu.saturating_sub(tunnel::overhead(flow));
+    let room = u32::from(flow.hop.mtu).saturating_sub(tunnel::overhead(flow));
     if let Err(early) = xdp::check(xdp, packet, room) {
         return early;
     }
@@ -48,27 +48,11 @@ fn try_encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     let [a, b, c, d, ..] = start;
     let outer = Outer::new(flow, [a, b, c, d], headers::length(&start, is_v4));
     let ether_type = *xdp.header::<[u8; 2]>(lengths::ETHERNET - 2)?;
-    take_hop(xdp, is_v4)?;
+    rewrite::take_hop(xdp, lengths::ETHERNET, is_v4)?;
     grow(xdp, tunnel::overhead(flow))?;
     *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
     *xdp.header_mut::<[u8; 2]>(lengths::ETHERNET - 2)? = ether_type;
     write(xdp, is_v4, &outer)
-}
-
-/// Takes a hop from the packet's life.
-#[inline(always)]
-fn take_hop(xdp: &mut Xdp, is_v4: bool) -> Result<(), Outcome> {
-    if is_v4 {
-        let header: &mut Ipv4Hdr = xdp.header_mut(lengths::ETHERNET)?;
-        // One less in the upper octet of a word in network byte order.
-        let hop = Sum::ZERO.sub_word(0x0100_u16.to_be()).fold();
-        header.check = xdp::updated(half_word(&header.check), hop, 0).to_ne_bytes();
-        header.ttl -= 1;
-    } else {
-        let header: &mut Ipv6Hdr = xdp.header_mut(lengths::ETHERNET)?;
-        header.hop_limit -= 1;
-    }
-    Ok(())
 }
 
 /// Makes room before the frame. That there is none is a fault of the driver: it keeps 192 octets free.

@@ -5,25 +5,16 @@
 use aya_ebpf::{bindings::xdp_action, helpers::generated::bpf_redirect, programs::XdpContext};
 use lb_common::{
     Outcome,
-    checksum::Sum,
-    conntrack::{Flow, Hop, Tick, Tuple, flow_flags, tcp_flags},
+    conntrack::{Flow, flow_flags, hop_flags},
 };
 use lb_ebpf::{
-    frame::{Frame, Header, MAX_OFFSET, TcpHeader, half_word, lengths},
+    frame::{Frame, Header, MAX_OFFSET, half_word, lengths},
     packet::{Body, Layer, Packet, Part, parse, parse_plain},
-    reject::pseudo_header,
+    rewrite::{self, FrameMut, lacks_checksum},
 };
-use network_types::{
-    ip::{Ipv4Hdr, Ipv6Hdr},
-    udp::UdpHdr,
-};
+use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
-use super::{
-    conntrack, maps, new_flow,
-    place::Place,
-    route::{self, Found},
-    routed, tunnel_frames,
-};
+use super::{conntrack, hop, maps, new_flow, place::Place, tunnel_frames};
 
 /// A frame of a device.
 pub(crate) struct Xdp {
@@ -45,6 +36,14 @@ impl Frame for Xdp {
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
         // SAFETY: within bounds; see `Skb::header`.
         Ok(unsafe { &*(self.bounds::<T>(offset)? as *const T) })
+    }
+}
+
+impl FrameMut for Xdp {
+    #[inline(always)]
+    fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
+        // SAFETY: within bounds, and borrowed as mutably as the frame.
+        Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
 }
 
@@ -73,12 +72,6 @@ impl Xdp {
             return Err(Outcome::Malformed);
         }
         Ok(start)
-    }
-
-    #[inline(always)]
-    pub(super) fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
-        // SAFETY: within bounds, and borrowed as mutably as the frame.
-        Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
 
     #[inline(always)]
@@ -163,8 +156,7 @@ fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
 /// Whether the packet belongs to a routed flow that neither begins nor ends with it.
 #[inline(always)]
 fn goes_on(packet: &Packet, flow: &Flow) -> bool {
-    const TURN: u8 = tcp_flags::SYN | tcp_flags::RST;
-    flow.flags & flow_flags::ROUTED != 0 && packet.segment.flags & TURN == 0
+    flow.flags & flow_flags::ROUTED != 0 && !packet.segment.turns()
 }
 
 /// Any packet that XDP may send on.
@@ -185,37 +177,24 @@ fn read(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = conntrack::now();
-    if flow.hop.asked != now && !renew(&xdp.place(), &flow.to, &mut flow.hop, now) {
-        return Err(Outcome::OtherHook);
+    if flow.hop.asked != now {
+        hop::renew(&xdp.place(), &flow.to, &mut flow.hop, now);
     }
     let exit = flow.hop.device;
-    if exit != xdp.place().device && !routed::takes_frames(exit) {
+    let takes_frames = exit == xdp.place().device || flow.hop.flags & hop_flags::TAKES_FRAMES != 0;
+    if flow.hop.flags & hop_flags::KNOWN == 0 || !takes_frames {
         return Err(Outcome::OtherHook);
     }
     xdp.exit = exit;
     if flow.is_tunnelled() {
         return Ok(tunnel_frames::forward(xdp, packet, flow, outcome));
     }
-    check(xdp, packet, flow.hop.mtu)?;
+    check(xdp, packet, u32::from(flow.hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
-    transport(xdp, packet, flow)?;
-    network(xdp, packet.headers.is_v4, flow)?;
+    rewrite::transport(xdp, packet, flow)?;
+    rewrite::network(xdp, &packet.headers, flow, 1)?;
     *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
     Ok(outcome)
-}
-
-/// Asks for the way again; false where tc has to find it.
-#[inline(never)]
-fn renew(place: &Place, to: &Tuple, hop: &mut Hop, now: Tick) -> bool {
-    /// So short that it always fits: what we want is to be told the MTU.
-    const ANY: u16 = 1;
-    if route::look_up(place, to, ANY, 0) != Found::Route {
-        return false;
-    }
-    let Ok(route) = route::found() else { return false };
-    let (destination, source) = route.macs();
-    *hop = Hop { destination, source, device: route.device, mtu: route.mtu(), asked: now };
-    true
 }
 
 /// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
@@ -235,69 +214,4 @@ pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome>
         return Err(Outcome::OtherHook);
     }
     Ok(())
-}
-
-/// Whether the checksum is still to be computed, which frames of the same machine leave to the device: on veth, on virtio,
-/// and wherever the program runs on skbs. XDP does not tell; but then the field holds the sum over the pseudo header. (Of the
-/// checksums that are right, one in 65,536 looks like that, and takes the way through tc for nothing.)
-#[inline(always)]
-fn lacks_checksum(xdp: &Xdp, packet: &Packet, length: u32) -> Result<bool, Outcome> {
-    let headers = &packet.headers;
-    let length = length.saturating_sub(headers.l4 - headers.l3) as u16;
-    let found = half_word(xdp.header(headers.l4 + checksum_offset(packet))?);
-    Ok(found == pseudo_header(&packet.tuple, length).fold())
-}
-
-/// Where the checksum is, in octets from the transport header.
-#[inline(always)]
-fn checksum_offset(packet: &Packet) -> u32 {
-    if packet.body == Body::Tcp { 16 } else { 6 }
-}
-
-/// Writes ports and checksum of the transport header.
-#[inline(always)]
-fn transport(xdp: &mut Xdp, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
-    let l4 = packet.headers.l4;
-    let ports = [flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes()];
-    if packet.body == Body::Tcp {
-        let header: &mut TcpHeader = xdp.header_mut(l4)?;
-        [header.source, header.destination] = ports;
-        let checksum = updated(half_word(&header.checksum), flow.address_delta, flow.port_delta);
-        header.checksum = checksum.to_ne_bytes();
-        return Ok(());
-    }
-    let header: &mut UdpHdr = xdp.header_mut(l4)?;
-    [header.src, header.dst] = ports;
-    // A checksum of 0 is none and stays so; one that becomes 0 is written as 0xffff (RFC 768).
-    let before = half_word(&header.check);
-    if before != 0 {
-        let after = updated(before, flow.address_delta, flow.port_delta);
-        header.check = if after == 0 { u16::MAX } else { after }.to_ne_bytes();
-    }
-    Ok(())
-}
-
-/// Writes the addresses, and takes a hop from the packet's life.
-#[inline(always)]
-fn network(xdp: &mut Xdp, is_v4: bool, flow: &Flow) -> Result<(), Outcome> {
-    let to = &flow.to;
-    if is_v4 {
-        let header: &mut Ipv4Hdr = xdp.header_mut(lengths::ETHERNET)?;
-        (header.src_addr, header.dst_addr) = (to.source.v4_octets(), to.destination.v4_octets());
-        // One less in the upper octet of a word in network byte order.
-        let hop = Sum::ZERO.sub_word(0x0100_u16.to_be()).fold();
-        header.check = updated(half_word(&header.check), flow.address_delta, hop).to_ne_bytes();
-        header.ttl -= 1;
-    } else {
-        let header: &mut Ipv6Hdr = xdp.header_mut(lengths::ETHERNET)?;
-        (header.src_addr, header.dst_addr) = (*to.source.octets(), *to.destination.octets());
-        header.hop_limit -= 1;
-    }
-    Ok(())
-}
-
-/// The checksum after two changes (RFC 1624).
-#[inline(always)]
-pub(super) fn updated(checksum: u16, one: u16, other: u16) -> u16 {
-    !Sum::ZERO.add_word(!checksum).add_word(one).add_word(other).fold()
 }

@@ -39,17 +39,23 @@ pub(crate) enum System {
     Nftables,
     /// This project at tc; for processes of the node, at the socket
     Tc,
+    /// The same with `--forwarding direct`
+    Direct,
     /// This project at XDP, for clients outside
     Xdp,
 }
 
 impl System {
     /// All that balance.
-    pub(crate) const ALL: [Self; 4] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Xdp];
+    pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
     /// Whether there is something of its own to measure.
     pub(crate) fn serves(self, way: Way) -> bool {
-        self != Self::Xdp || way == Way::Outside
+        match self {
+            Self::Xdp => way == Way::Outside,
+            Self::Direct => way != Way::Node,
+            Self::Nothing | Self::Iptables | Self::Nftables | Self::Tc => true,
+        }
     }
 
     /// For people.
@@ -60,13 +66,14 @@ impl System {
             Self::Nftables => "nftables",
             Self::Tc if matches!(way, Way::Node) => "lb-agent, socket",
             Self::Tc => "lb-agent, tc",
+            Self::Direct => "lb-agent, tc direct",
             Self::Xdp => "lb-agent, XDP",
         }
     }
 
     /// Whether it is this project.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Tc | Self::Xdp)
+        matches!(self, Self::Tc | Self::Direct | Self::Xdp)
     }
 }
 
@@ -119,7 +126,7 @@ impl Setup {
                 feed(&node.node, &program, &[], &iptables::rules(workload))?;
             }
             System::Nftables => feed(&node.node, "nft", &["-f", "-"], &nftables::rules(workload))?,
-            System::Tc | System::Xdp => {
+            System::Tc | System::Direct | System::Xdp => {
                 return Ok(Running { _agent: Some(self.start_agent(system, node, workload)?) });
             }
         }
@@ -166,6 +173,9 @@ impl Setup {
             arguments.extend(names.iter().flat_map(|name| [flag.to_owned(), (*name).to_owned()]));
         }
         arguments.extend(["--cluster-cidr", workload.family.cluster_cidr()].map(str::to_owned));
+        if system == System::Direct {
+            arguments.extend(["--forwarding", "direct"].map(str::to_owned));
+        }
         if let Some(mode) = &self.xdp {
             let mode = if system == System::Xdp { mode } else { "off" };
             arguments.extend(["--xdp", mode].map(str::to_owned));

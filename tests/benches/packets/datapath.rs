@@ -13,9 +13,9 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Backend, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip, Wire,
+    Address, Backend, DeviceInfo, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tuple},
-    settings_flags, vip_flags, wire_flags,
+    device_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev};
 
@@ -119,8 +119,8 @@ impl Datapath {
 
     /// Makes a device one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
-        let wire = Wire { mtu, flags: wire_flags::TAKES_FRAMES };
-        Ok(self.map::<u32, Wire>("WIRES")?.insert(device, wire, 0)?)
+        let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::TAKES_FRAMES };
+        Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }
 
     /// Forgets all flows.

@@ -219,7 +219,9 @@ fn a_rolling_update_loses_nobody() {
                     service(&[new]),
                 ] {
                     lan.cluster.manifests.put(&step).unwrap();
-                    thread::sleep(Duration::from_millis(20));
+                    // A busy agent would take several steps for one: what is under way to a backend that goes without
+                    // having been seen to terminate is lost, as with kube-proxy.
+                    lan.settle();
                 }
             }
         });

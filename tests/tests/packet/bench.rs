@@ -18,10 +18,10 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, FragmentKey, FragmentPorts, Outcome, Scheduler, Service,
-    ServiceKey, Settings, SourceRange, SourceRangeKey, Vip, Wire,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, FragmentKey, FragmentPorts, Outcome, Scheduler,
+    Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
-    service_flags, wire_flags,
+    device_flags, service_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
 use nix::libc;
@@ -143,7 +143,7 @@ impl Bench {
         self.clear::<AffinityKey, Affinity>("AFFINITY");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");
-        self.clear::<u32, Wire>("WIRES");
+        self.clear::<u32, DeviceInfo>("DEVICES");
         self.clear_source_ranges();
         self.settings(&Settings::zeroed());
         let runs = device != Device::EthernetWithSum || self.can_sum();
@@ -347,13 +347,14 @@ impl Bench {
 
     /// Makes the device one of those between which packets may pass, with XDP.
     pub(crate) fn wire(&mut self, index: u32, mtu: u32) {
-        let mut map: HashMap<_, u32, Wire> = self.ebpf.map_mut("WIRES").unwrap().try_into().unwrap();
-        map.insert(index, Wire { mtu, flags: wire_flags::TAKES_FRAMES }, 0).unwrap();
+        let mut map: HashMap<_, u32, DeviceInfo> = self.ebpf.map_mut("DEVICES").unwrap().try_into().unwrap();
+        map.insert(index, DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::TAKES_FRAMES }, 0)
+            .unwrap();
     }
 
     /// Makes the device no such device any more.
     pub(crate) fn no_wire(&mut self, index: u32) {
-        let mut map: HashMap<_, u32, Wire> = self.ebpf.map_mut("WIRES").unwrap().try_into().unwrap();
+        let mut map: HashMap<_, u32, DeviceInfo> = self.ebpf.map_mut("DEVICES").unwrap().try_into().unwrap();
         map.remove(&index).unwrap();
     }
 
@@ -405,6 +406,13 @@ impl Bench {
         for (key, flow) in flows {
             map.insert(key, flow, 0).unwrap();
         }
+    }
+
+    /// Lets the ways be asked for anew, as they are after about a second.
+    pub(crate) fn forget_hops(&mut self) {
+        let mut flows = self.flows();
+        flows.values_mut().for_each(|flow| flow.hop.asked = Tick(0));
+        self.restore(&flows);
     }
 
     /// Services may be written anew, from the first slot on.

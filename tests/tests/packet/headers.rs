@@ -1,8 +1,10 @@
 //! Translation whatever stands before, between and behind the headers: what is not an address, a port or a checksum of
 //! them stays as it is, octet by octet.
 
+use std::net::SocketAddr;
+
 use etherparse::{IpAuthHeader, IpNumber, Ipv6RawExtHeader, Ipv6RoutingExtensions};
-use lb_common::Outcome::*;
+use lb_common::{Address, Outcome::*, checksum::Sum};
 
 use super::{
     bench::{Bench, Device, Hook, TCP, UDP},
@@ -197,4 +199,32 @@ fn a_udp_checksum_never_becomes_none() {
         let sent = Packet::udp(client, vip, &payload);
         bench.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));
     });
+}
+
+/// A complete checksum may be what one looks like that is left to the device to compute.
+#[test]
+fn a_checksum_that_looks_unfinished() {
+    each("UDP, checksum like the sum over the pseudo header", |bench, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bench.service(vip, UDP, &[backend]);
+        let sent = Packet::udp(client, vip, b"??");
+        bench.send(Hook::Ingress, &sent).passes(NewFlow, &sent.clone().to(backend));
+        let looks_unfinished = |payload: &[u8; 2]| {
+            let octets = Packet::udp(client, vip, payload).network();
+            let checksum = [octets[octets.len() - 4], octets[octets.len() - 3]];
+            u16::from_ne_bytes(checksum) == pseudo_header(client, vip)
+        };
+        let payload =
+            (0..=u16::MAX).map(u16::to_be_bytes).find(looks_unfinished).expect("one of all payloads");
+        let sent = Packet::udp(client, vip, &payload);
+        bench.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));
+    });
+}
+
+/// The sum over the pseudo header of a datagram with two octets of payload.
+fn pseudo_header(from: SocketAddr, to: SocketAddr) -> u16 {
+    let sum = Sum::ZERO.add_word(10_u16.to_be()).add_word(u16::from(UDP).to_be());
+    // The octets that make IPv4 addresses look like IPv6 add up to nothing: 0xffff, twice.
+    let (from, to) = (Address::from(from.ip()), Address::from(to.ip()));
+    sum.add_16(from.octets()).add_16(to.octets()).fold()
 }

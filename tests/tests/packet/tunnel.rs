@@ -305,6 +305,7 @@ fn the_last_hop_is_answered_and_frames_leave_by_the_way_to_the_backend() {
         let run = bench.arrive(Mode::Native, &packet);
         run.leaves(XDP_REDIRECT, NewTunnelledFlow, &sent(bench, Kind::Ipip, family, &packet));
         bench.no_wire(super::wire::OTHER);
+        bench.forget_hops();
         bench.arrive(Mode::Native, &packet).stays_for_tc();
         bench.arrive_at_tc(&packet).check(TC_ACT_REDIRECT, &[(Tunnelled, 1)]);
         // One that takes less tells how much.

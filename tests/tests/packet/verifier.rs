@@ -23,13 +23,15 @@ const SOCKET_PROGRAMS: [&str; 8] = [
 ];
 
 /// Maps of the default sizes; logging off (what is deployed) and at each level of aya-log; for sockets of the node alone and
-/// of all.
+/// of all; through the stack and past it.
 #[test]
 fn every_program_loads() {
-    for (level, serve_pods) in (0u8..=5).map(|level| (level, 0u8)).chain([(0, 1)]) {
+    let levels = (0u8..=5).map(|level| (level, 0u8, 0u8));
+    for (level, serve_pods, direct) in levels.chain([(0, 1, 0), (0, 0, 1)]) {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
+        loader.override_global("DIRECT", &direct, true);
         let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
         for name in PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(SOCKET_PROGRAMS) {
             let info = load(&mut ebpf, name);

@@ -156,6 +156,7 @@ fn frames_leave_through_another_wire_that_takes_them() {
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
         // One that does not: neither new flows nor those that there are.
         bench.no_wire(OTHER);
+        bench.forget_hops();
         bench.arrive(Mode::Native, &syn).stays_for_tc();
         let other = Packet::tcp(family.stranger(), family.vip(), 1000, b"").syn();
         bench.arrive(Mode::Native, &other).stays_for_tc();

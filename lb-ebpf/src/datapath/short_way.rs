@@ -1,0 +1,48 @@
+//! The way of nearly every packet through the tc programs: its headers are plain, and it belongs to a flow that goes on, or to
+//! none.
+//!
+//! Such a packet is never written down. Whatever else there is takes the long way, which decides the same.
+
+use lb_common::Outcome;
+use lb_ebpf::packet::{Layer, Packet, parse_plain};
+
+use super::{BY_ROUTE, Hook, conntrack, decapsulate, follow, services, settings, skb::Skb};
+
+/// What the short way says of a packet that has to take the long one.
+pub(super) const NOT_PLAIN: Outcome = Outcome::Malformed;
+/// The same, of a plain packet, which is written down, and of which it is known that it has no flow.
+pub(super) const NO_FLOW: Outcome = Outcome::NewFlow;
+/// The same, of a plain packet that has a flow.
+pub(super) const OF_A_TURN: Outcome = Outcome::ConntrackFull;
+
+/// Decides about a packet, or says that it has to take the long way.
+#[inline(never)]
+pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Outcome {
+    if skb.layer != Layer::Ethernet {
+        return NOT_PLAIN;
+    }
+    let Ok(plain) = parse_plain(skb) else { return NOT_PLAIN };
+    match conntrack::lookup(&plain.tuple) {
+        Some(flow) if !plain.segment.turns() => match follow(skb, &plain, flow, hook) {
+            Err(BY_ROUTE) => {
+                *packet = plain;
+                OF_A_TURN
+            }
+            Ok(outcome) | Err(outcome) => outcome,
+        },
+        None if hook == Hook::Egress => Outcome::NoService,
+        None if is_for_nobody(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
+            Outcome::NoService
+        }
+        known => {
+            *packet = plain;
+            if known.is_some() { OF_A_TURN } else { NO_FLOW }
+        }
+    }
+}
+
+/// Whether neither a service nor the range of cluster IPs has the destination.
+#[inline(always)]
+fn is_for_nobody(packet: &Packet) -> bool {
+    !services::exists(&packet.tuple) && !settings::is_in_service_range(&packet.tuple.destination)
+}

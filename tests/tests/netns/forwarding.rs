@@ -1,0 +1,87 @@
+//! `--forwarding direct`: packets of Services leave where they enter. (Everything else in here can be run so, too:
+//! `LB_AGENT_FORWARDING=direct cargo test -p lb-tests --test netns`.)
+
+use std::{io, net::SocketAddr};
+
+use lb_tests::client::Connection;
+
+use crate::lan::{
+    Expect,
+    Frontend::{ClusterIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, Verdict, knock,
+};
+
+const DIRECT: [&str; 2] = ["--forwarding", "direct"];
+
+/// Packets that node 1 counts under these names.
+fn counted(lan: &Lan, names: &[&str]) -> u64 {
+    let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let outcomes = status["outcomes"].as_array().unwrap().iter();
+    let named = outcomes.filter(|entry| names.contains(&entry["outcome"].as_str().unwrap()));
+    named.map(|entry| entry["packets"].as_u64().unwrap()).sum()
+}
+
+/// Moves so much data both ways that nearly all of its packets belong to an established connection.
+fn transfer(lan: &Lan, who: &str, to: SocketAddr) -> io::Result<String> {
+    let mut connection = Connection::open(lan.netns(who), to)?;
+    connection.download(8 << 20)?;
+    connection.upload(8 << 20).map(|answer| answer.server)
+}
+
+#[test]
+fn established_connections_go_past_the_stack_in_both_directions() {
+    let lan = Lan::with(&DIRECT);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+    // Replies of a masqueraded connection are translated a second time at egress, on whatever way they came there.
+    let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
+    for (who, number, frontend, through_stack) in [
+        ("pod1", 1, ClusterIp, plain),
+        ("pod1", 2, ClusterIp, plain),
+        ("client", 1, LoadBalancer, masqueraded),
+        ("client", 1, NodePort(1), masqueraded),
+        ("client", 2, LoadBalancer, plain),
+    ] {
+        for family in [0, 1] {
+            let counts = || [&["direct", "routed"], through_stack].map(|names| counted(&lan, names));
+            let before = counts();
+            let to = frontend.of(number, (Protocol::Tcp, family));
+            transfer(&lan, who, to).unwrap();
+            let after = counts();
+            let [direct, stack] = [0, 1].map(|way| after[way] - before[way]);
+            assert!(
+                direct > 100 && direct > 10 * stack,
+                "{who} to {to} of service {number}: {direct} packets past the stack, {stack} through it"
+            );
+        }
+    }
+}
+
+/// A masqueraded connection is translated twice, and the second time where packets leave towards the pod.
+#[test]
+fn clients_are_masqueraded_towards_local_pods() {
+    let lan = Lan::with(&DIRECT);
+    lan.apply(&[lan.service(1, &["pod1", "pod2"]), lan.service(2, &["pod3"])]);
+    for (number, pods) in [(1, &["pod1", "pod2"][..]), (2, &["pod3"])] {
+        let expected = Expect::Answer(pods, Seen::Node(1));
+        lan.check(&["client", "client2"], number, &[NodePort(1), LoadBalancer], expected);
+    }
+}
+
+/// What it costs: rules that the node has for what it forwards are not asked.
+#[test]
+fn rules_for_forwarded_packets_are_for_those_through_the_stack() {
+    const RULES: &str =
+        "add table ip t; add chain ip t f { type filter hook forward priority 0; policy drop; }";
+    for (arguments, passes) in [(&[][..], false), (&DIRECT[..], true)] {
+        let lan = Lan::with(arguments);
+        lan.apply(&[lan.service(1, &["pod2"])]);
+        let to = ClusterIp.of(1, (Protocol::Tcp, 0));
+        // So that the neighbours know each other.
+        transfer(&lan, "pod1", to).unwrap();
+        let node = &lan.cluster.node1;
+        assert!(node.command("nft").arg(RULES).status().unwrap().success());
+        let verdict = knock(lan.netns("pod1"), to, Protocol::Tcp);
+        assert_eq!(matches!(verdict, Verdict::Answered(_)), passes, "{arguments:?}: {verdict:?}");
+    }
+}
