@@ -114,31 +114,54 @@ pub fn find<'a>(
     None
 }
 
-/// The slot of the first backend of `service` with this address.
-#[inline(always)]
-pub fn find_address<'a>(
-    service: &Service,
-    address: &Address,
-    slot: impl Fn(u32) -> Option<&'a Backend>,
-) -> Option<u32> {
-    let (mut low, mut high) = (0, service.backends_count);
-    for _ in 0..MAX_STEPS {
-        if low >= high {
-            break;
-        }
-        let middle = low + (high - low) / 2;
-        let backend = slot(service.backends_base.wrapping_add(middle))?;
-        if backend.address.cmp(address) == Ordering::Less {
-            low = middle + 1;
+/// A search for the first backend of a service with an address, step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressSearch {
+    /// Whose backend it is to be.
+    pub address: Address,
+    base: u32,
+    count: u32,
+    low: u32,
+    high: u32,
+}
+
+impl AddressSearch {
+    /// Steps that do for the largest possible slice.
+    pub const STEPS: u32 = MAX_STEPS;
+
+    /// The search before its first step.
+    #[inline(always)]
+    pub const fn new(service: &Service, address: Address) -> Self {
+        let Service { backends_base: base, backends_count: count, .. } = *service;
+        Self { address, base, count, low: 0, high: count }
+    }
+
+    /// The slot to look at next; `None` where the search is over.
+    #[inline(always)]
+    pub const fn next(&self) -> Option<u32> {
+        if self.low < self.high { Some(self.base.wrapping_add(self.middle())) } else { None }
+    }
+
+    #[inline(always)]
+    const fn middle(&self) -> u32 {
+        self.low + (self.high - self.low) / 2
+    }
+
+    /// What was found there.
+    #[inline(always)]
+    pub fn note(&mut self, backend: &Backend) {
+        if backend.address.cmp(&self.address) == Ordering::Less {
+            self.low = self.middle() + 1;
         } else {
-            high = middle;
+            self.high = self.middle();
         }
     }
-    if low >= service.backends_count {
-        return None;
+
+    /// The slot where the backend is after the search, if it is anywhere.
+    #[inline(always)]
+    pub const fn slot(&self) -> u32 {
+        if self.low < self.count { self.base.wrapping_add(self.low) } else { NONE }
     }
-    let index = service.backends_base.wrapping_add(low);
-    (slot(index)?.address == *address).then_some(index)
 }
 
 #[cfg(test)]
@@ -285,7 +308,13 @@ mod tests {
                 prop_assert_eq!(found, members.contains(&index));
                 let first = members.iter().position(|member| member / 2 == index / 2);
                 let first = first.map(|place| 5 + u32::try_from(place).unwrap());
-                let found = find_address(&service, &address, |slot| slots.get(slot as usize - 5));
+                let mut search = AddressSearch::new(&service, address);
+                for _ in 0..AddressSearch::STEPS {
+                    let Some(slot) = search.next() else { break };
+                    search.note(&slots[slot as usize - 5]);
+                }
+                let found = slots.get((search.slot() as usize).wrapping_sub(5));
+                let found = found.filter(|backend| backend.address == address).map(|_| search.slot());
                 prop_assert_eq!(found, first);
             }
         }

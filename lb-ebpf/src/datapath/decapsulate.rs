@@ -4,9 +4,12 @@
 //! this backend, or for a flow that goes to it. Anything else is not ours and goes on as it is: this node may be nothing but a
 //! router on its way. The packet then goes to that very backend, by its client's own address, and never into another tunnel.
 
-use aya_ebpf::bindings::{
-    BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
-    bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+use aya_ebpf::{
+    bindings::{
+        BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
+    helpers::generated::bpf_loop,
 };
 use lb_common::{
     Address, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
@@ -15,7 +18,7 @@ use lb_common::{
 use lb_ebpf::{
     frame::lengths,
     packet::{Body, Packet, parse_at},
-    schedule,
+    schedule::{self, AddressSearch},
     tunnel::{self, Tunnel},
 };
 
@@ -34,17 +37,6 @@ use super::{
 /// What is in no tunnel that ends here.
 pub(super) const NOT_OURS: Outcome = Outcome::NotTransport;
 
-/// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
-/// for: theirs is a port as any other.)
-#[inline(always)]
-pub(super) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
-    match outcome {
-        Outcome::NotTransport => true,
-        Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
-        _ => false,
-    }
-}
-
 /// Takes a packet that enters the node out of its tunnel, if that ends here, and leads it to its backend. Else it is
 /// [`NOT_OURS`]. (Part of the program itself: the beginning of a flow needs all of the eight frames that there may be but
 /// this one.)
@@ -62,6 +54,17 @@ pub(super) fn process(skb: &mut Skb) -> Outcome {
         Outcome::Decapsulated => follow(skb, packet),
         Outcome::IcmpError => icmp::translate(skb, &packet.headers, Hook::Ingress),
         other => other,
+    }
+}
+
+/// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
+/// for: theirs is a port as any other.)
+#[inline(always)]
+pub(super) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
+    match outcome {
+        Outcome::NotTransport => true,
+        Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
+        _ => false,
     }
 }
 
@@ -150,14 +153,7 @@ fn destination(place: &Place, packet: &Packet) -> u32 {
     if known.is_some() && !packet.segment.opens() {
         return KNOWN_FLOW;
     }
-    let slot = match service(&packet.tuple) {
-        Ok(service) => {
-            let slot = local(&service, backend);
-            scratch.request = Request { service, masquerade: false, direct: false, slot };
-            slot
-        }
-        Err(_) => schedule::NONE,
-    };
+    let slot = if ask(packet) { local() } else { schedule::NONE };
     match known {
         Some(flow) if slot == schedule::NONE || !conntrack::is_new_connection(place, packet, flow) => {
             KNOWN_FLOW
@@ -172,6 +168,18 @@ fn leads_to(flow: &Flow, backend: &Address) -> bool {
     !flow.is_reply() && !flow.is_tunnelled() && flow.to.destination == *backend
 }
 
+/// Asks for a flow of the service that the packet is for, if it is for any.
+#[inline(never)]
+fn ask(packet: &Packet) -> bool {
+    match (scratch(), service(&packet.tuple)) {
+        (Ok(scratch), Ok(service)) => {
+            scratch.request = Request { service, masquerade: false, direct: false, slot: schedule::NONE };
+            true
+        }
+        _ => false,
+    }
+}
+
 /// The service that the packet is for. Node ports are the same on all nodes: that of a peer stands for this node's.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
@@ -184,13 +192,34 @@ fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     if service.kind == FrontendKind::NodePort as u8 { Ok(service) } else { Err(Outcome::NoService) }
 }
 
-/// The slot of the service's backend with this address, if that is on this node.
-#[inline(always)]
-fn local(service: &Service, address: &Address) -> u32 {
-    let slot = schedule::find_address(service, address, services::backend).unwrap_or(schedule::NONE);
-    match services::backend(slot) {
-        Some(backend) if backend.flags & backend_flags::LOCAL != 0 => slot,
+/// The slot of the backend, of the service that `SCRATCH` asks for, that the tunnel leads to, if it is on this node.
+#[inline(never)]
+fn local() -> u32 {
+    let Ok(scratch) = scratch() else { return schedule::NONE };
+    let address = &scratch.tunnel.destination;
+    let mut search = AddressSearch::new(&scratch.request.service, *address);
+    let context = (&raw mut search).cast();
+    // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call.
+    unsafe { bpf_loop(AddressSearch::STEPS, step as *mut _, context, 0) };
+    scratch.request.slot = search.slot();
+    match services::backend(search.slot()) {
+        Some(backend) if backend.address == *address && backend.flags & backend_flags::LOCAL != 0 => {
+            search.slot()
+        }
         _ => schedule::NONE,
+    }
+}
+
+/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once.
+extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: it is what `local` gave to `bpf_loop`.
+    let search = unsafe { &mut *context.cast::<AddressSearch>() };
+    match search.next().and_then(services::backend) {
+        Some(backend) => {
+            search.note(backend);
+            0
+        }
+        None => 1,
     }
 }
 
