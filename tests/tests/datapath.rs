@@ -746,6 +746,48 @@ fn flows_are_forgotten_when_their_time_is_over() {
     }
 }
 
+/// The only entry of a flow in a tunnel, whose ends are this node and the backend.
+fn tunnelled(protocol: u8, port: u16, last: Tick) -> (Tuple, Flow) {
+    let [(from, mut forward), _] = counted(protocol, port, last);
+    forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+    forward.to.source = Address::from_v4([192, 0, 2, 99]);
+    (from, forward)
+}
+
+/// They are no halves of something: nothing is given back to them, and nothing is taken from others with them.
+#[test]
+fn flows_in_tunnels_are_kept_and_forgotten_by_their_only_entry() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    insert(
+        &conntrack,
+        &[tunnelled(protocol::TCP, 1, ago(23 * 3600)), tunnelled(protocol::TCP, 2, ago(25 * 3600))],
+    );
+    insert(&conntrack, &[tunnelled(protocol::UDP, 3, ago(20)), tunnelled(protocol::UDP, 4, ago(40))]);
+    // What the reply of one would be, if there were one, is that of somebody else.
+    let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
+    let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
+    insert(&conntrack, &[(stranger, other)]);
+    insert(&conntrack, &[(other.to.reversed(), Flow { flags: flow_flags::REPLY, ..other })]);
+    conntrack.set_active(5, 4);
+    let sweep = conntrack.expire(NOW).unwrap();
+    assert_eq!((sweep.entries, sweep.expired, sweep.rebuilt, sweep.orphans), (6, 2, 0, 0));
+    assert_eq!((sweep.entries_left(), sweep.flows_left()), (4, 3));
+    assert_eq!(conntrack.active().get(5), 2);
+    let tunnelled: Vec<_> = conntrack
+        .list()
+        .unwrap()
+        .into_iter()
+        .filter(|connection| connection.forward.is_tunnelled())
+        .collect();
+    let ports: Vec<u16> = tunnelled.iter().map(|connection| connection.from.source_port).collect();
+    assert_eq!(ports, [1, 3]);
+    assert!(tunnelled.iter().all(|connection| connection.reply.is_none()));
+    assert_eq!(conntrack.purge(|key, _| key.source_port == 3 && key.protocol == protocol::UDP).unwrap(), 1);
+    assert_eq!((conntrack.active().get(5), conntrack.table().get(&stranger).unwrap()), (1, Some(other)));
+    assert_eq!(conntrack.table().count().unwrap(), 3);
+}
+
 /// As programs do it, but for the numbers.
 fn counted(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
     flow(protocol, port, last).map(|(key, entry)| (key, Flow { counter: 5, ..entry }))

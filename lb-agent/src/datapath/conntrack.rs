@@ -124,14 +124,20 @@ impl Conntrack {
             entries.insert(*key, *flow);
             Ok(())
         })?;
+        // The other end of a tunnel has no entry here: what looks like one is of another flow.
+        let of_flow = |forward: &Flow, key: &Tuple| {
+            if forward.is_tunnelled() { None } else { entries.get(key) }
+        };
         let connections = entries
             .iter()
             .filter(|(_, flow)| !flow.is_reply() && !is_masquerade(flow))
             .map(|(from, forward)| Connection {
                 from: *from,
                 forward: *forward,
-                reply: entries.get(&forward.to.reversed()).copied(),
-                masqueraded: entries.get(&forward.to).filter(|flow| is_masquerade(flow)).map(|flow| flow.to),
+                reply: of_flow(forward, &forward.to.reversed()).copied(),
+                masqueraded: of_flow(forward, &forward.to)
+                    .filter(|flow| is_masquerade(flow))
+                    .map(|flow| flow.to),
             })
             .collect();
         Ok(connections)
