@@ -155,6 +155,12 @@ pub struct Hop {
 
 const _: () = assert!(size_of::<Hop>() == 24);
 
+impl Hop {
+    /// One that nobody has asked for.
+    pub const UNKNOWN: Self =
+        Self { destination: [0; 6], source: [0; 6], device: 0, mtu: 0, flags: 0, asked: Tick(0) };
+}
+
 /// Bits of [`Hop::flags`].
 pub mod hop_flags {
     /// There is such a way. Else packets have to go through the stack, and the rest of the hop means nothing.
@@ -197,9 +203,12 @@ pub struct Flow {
     /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
     /// counts, the other one has a copy.
     pub counter: u32,
+    /// Always 0. With the key and 48 octets of the kernel's own an element of the map has three whole cache lines.
+    pub reserved: [u32; 3],
 }
 
-const _: () = assert!(size_of::<Flow>() == 92);
+const _: () = assert!(size_of::<Flow>() == 104);
+const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
 
 /// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
 /// [`Segment::of_chunk`].

@@ -69,7 +69,7 @@ pub mod capacity {
     pub const BACKENDS: usize = 524_288;
     /// Slots of the arena of tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds them.
     pub const TABLES: usize = 1_048_576;
-    /// Entries of `CONNTRACK`, two for each connection; memory is used only for those that exist.
+    /// Entries of `CONNTRACK`, two for each connection, all allocated at start: 192 bytes each, as the kernel rounds them.
     pub const CONNTRACK: usize = 524_288;
     /// Addresses of services (`VIPS`); memory is used only for those that exist.
     pub const VIPS: usize = 262_144;

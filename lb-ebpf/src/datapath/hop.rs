@@ -19,13 +19,18 @@ pub(super) fn device(index: u32) -> DeviceInfo {
     unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo { mtu: 0, flags: 0 })
 }
 
-/// Asks for the way of packets `to`, and notes the answer, whatever it is; except that a neighbour is not known yet, which
-/// the packet that goes through the stack for that will change.
+/// Asks for the way of packets `to`, and notes the answer.
 #[inline(never)]
 pub(super) fn renew(place: &Place, to: &Tuple, hop: &mut Hop, now: Tick) {
     /// So short that it always fits: what we want is to be told the MTU.
     const ANY: u16 = 1;
-    let found = route::look_up(place, to, ANY, 0);
+    note(route::look_up(place, to, ANY, 0), hop, now);
+}
+
+/// Notes a route that was just looked up, whatever came of it; except that a neighbour is not known yet, which the packet that
+/// goes through the stack for that will change.
+#[inline(always)]
+pub(super) fn note(found: Found, hop: &mut Hop, now: Tick) {
     hop.flags = 0;
     hop.asked = if found == Found::WithoutNeighbour { Tick(0) } else { now };
     let Ok(route) = route::found() else { return };

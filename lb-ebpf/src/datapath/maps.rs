@@ -27,9 +27,10 @@ pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new(
 #[btf_map]
 pub(super) static TABLES: Array<u32, { capacity::TABLES }> = Array::new();
 
-/// Flows, an entry for each direction. Not an LRU map: a flood of new flows must not evict an established one.
+/// Flows, an entry for each direction. Not an LRU map: a flood of new flows must not evict an established one. And with memory
+/// for all of them from the beginning: a new flow would spend a half of its time on getting some.
 #[btf_map]
-pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
+pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }> = HashMap::new();
 
 /// Ports of datagrams whose first fragment was translated.
 #[btf_map]

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     Address, Outcome, Service, backend_flags,
-    conntrack::{Flow, Tuple, flow_flags},
+    conntrack::{Flow, Hop, Tuple, flow_flags},
 };
 use lb_ebpf::{packet::Packet, schedule};
 
@@ -63,6 +63,8 @@ pub(super) struct Opening {
     /// How packets go on: [`flow_flags::HAIRPIN`], [`flow_flags::ROUTED`], that with [`flow_flags::TUNNEL`],
     /// [`flow_flags::MASQUERADED`], or 0.
     pub(super) way: u8,
+    /// How packets leave, if that is known.
+    pub(super) hop: Hop,
     /// Whether a port may be taken that its last connection may not be quite done with.
     pub(super) eager: bool,
     /// [`Service::id`]
@@ -124,6 +126,7 @@ pub(super) fn open(
     (opening.to.destination, opening.to.destination_port) = (backend.address, backend.port);
     opening.node = masquerade::NOBODY;
     opening.way = 0;
+    opening.hop = Hop::UNKNOWN;
     opening.service = request.service.id;
     opening.counter = backend.counter;
     opening.ports = SOURCE_PORTS;
@@ -282,6 +285,7 @@ fn forget_reply(opening: &mut Opening) {
 #[inline(never)]
 fn insert_forward(opening: &mut Opening, replace: bool) -> Result<(), Outcome> {
     opening.flow.begin(&opening.from, &opening.to, opening.service, opening.way, now());
+    opening.flow.hop = opening.hop;
     opening.flow.counter = opening.counter;
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&opening.from, &opening.flow, u64::from(flags));

@@ -18,7 +18,9 @@ use lb_ebpf::{
 };
 
 use super::{
-    answer, conntrack, fragments, hop, masquerade,
+    answer, conntrack, fragments, hop,
+    maps::scratch,
+    masquerade,
     place::Place,
     route::{self, Found},
     skb::{Exit, Skb},
@@ -42,10 +44,13 @@ pub(super) fn source(place: &Place, to: &Tuple) -> Address {
 fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
     let entrance = wire(place.device)?;
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
-    match route::look_up(place, to, length, BPF_FIB_LOOKUP_SRC) {
+    let found = route::look_up(place, to, length, BPF_FIB_LOOKUP_SRC);
+    match found {
         Found::Route | Found::WithoutNeighbour => {}
         Found::TooNarrow | Found::Nothing => return None,
     }
+    // The first packet need not ask again.
+    hop::note(found, &mut scratch().ok()?.opening.hop, conntrack::now());
     let route = route::found().ok()?;
     // Replies, too, must fit.
     if wire(route.device)?.mtu > entrance.mtu {
