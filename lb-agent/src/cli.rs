@@ -148,6 +148,9 @@ pub struct RunArgs {
     /// Which wire devices are served at XDP, before there is an skb [default: auto]
     #[arg(long, value_name = "MODE", env = "LB_AGENT_XDP", hide_env_values = true)]
     pub xdp: Option<Xdp>,
+    /// After so many retransmissions of a SYN that its backend does not answer, another one is tried; 0: never [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "LB_AGENT_SYN_RETRIES", hide_env_values = true)]
+    pub syn_retries: Option<u16>,
     /// How packets of Services get from device to device [default: stack]
     #[arg(long, value_name = "HOW", env = "LB_AGENT_FORWARDING", hide_env_values = true)]
     pub forwarding: Option<Forwarding>,

@@ -196,8 +196,8 @@ pub struct Flow {
     pub seen: u8,
     /// See [`flow_flags`].
     pub flags: u8,
-    /// Always 0.
-    pub zeros: u16,
+    /// TCP and SCTP: how often this direction has asked for the connection.
+    pub asked: u16,
     /// How packets leave past the stack; zeros where they never did.
     pub hop: Hop,
     /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
@@ -324,7 +324,7 @@ impl Flow {
         self.last_seen = now;
         (self.next_seq, self.last_ack) = (0, 0);
         (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
-        (self.seen, self.flags, self.zeros) = (0, flags, 0);
+        (self.seen, self.flags, self.asked) = (0, flags, 0);
         self.hop.asked = Tick(0);
         self.counter = 0;
     }
@@ -333,6 +333,12 @@ impl Flow {
     #[inline(always)]
     pub const fn is_tunnelled(&self) -> bool {
         self.flags & flow_flags::TUNNEL != 0
+    }
+
+    /// Whether the client has asked the backend in vain: once, and `retries` times more.
+    #[inline(always)]
+    pub fn is_unanswered(&self, phase: Phase, retries: u16) -> bool {
+        phase == Phase::Opening && self.asked > retries
     }
 
     /// Whether this is the direction from the backend to the client.
@@ -385,6 +391,7 @@ impl Flow {
         if segment.flags & tcp_flags::SYN != 0 {
             // A connection that begins has nothing to do with the end of the one before.
             self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
+            self.asked = self.asked.saturating_add(1);
         }
         if segment.flags & tcp_flags::FIN != 0 {
             self.seen |= seen::FIN;

@@ -54,6 +54,7 @@ pub(super) struct File {
     pub(super) socket_lb: Option<SocketLb>,
     pub(super) xdp: Option<Xdp>,
     pub(super) forwarding: Option<Forwarding>,
+    pub(super) syn_retries: Option<u16>,
     #[serde(alias = "healthzBindAddress")]
     pub(super) healthz_bind_address: Option<String>,
     #[serde(alias = "metricsBindAddress")]

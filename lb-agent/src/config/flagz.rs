@@ -86,6 +86,7 @@ impl Config {
             ("socket-lb", socket_lb(self.socket_lb).to_owned()),
             ("xdp", xdp(self.xdp).to_owned()),
             ("forwarding", forwarding(self.forwarding).to_owned()),
+            ("syn-retries", self.syn_retries.to_string()),
         ])
     }
 }

@@ -96,6 +96,8 @@ pub struct Config {
     pub xdp: XdpOption,
     /// How packets get from device to device.
     pub forwarding: Forwarding,
+    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    pub syn_retries: u16,
     /// Where health is served.
     pub healthz: Option<SocketAddr>,
     /// Where metrics are served.
@@ -203,6 +205,7 @@ impl Config {
             socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
             xdp: check::xdp(run.xdp.or(file.xdp)),
             forwarding: check::forwarding(run.forwarding.or(file.forwarding)),
+            syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,

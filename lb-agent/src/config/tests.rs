@@ -95,6 +95,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
             "socket-lb" | "xdp" => "off",
             "dsr-encapsulation" => "gue",
             "forwarding" => "direct",
+            "syn-retries" => "2",
             _ => "x",
         };
         let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

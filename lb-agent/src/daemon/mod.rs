@@ -111,6 +111,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         sockets: sockets(&config),
         xdp: config.xdp,
         forwarding: config.forwarding,
+        syn_retries: config.syn_retries,
         hash_seed: config.maglev.seed,
         ..Options::new(&config.place.bpffs)
     };

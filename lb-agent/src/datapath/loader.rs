@@ -72,7 +72,11 @@ pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
         u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
     loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
     let direct = u8::from(options.forwarding == Forwarding::Direct);
-    loader.override_global("DIRECT", &direct, true);
+    loader.override_global("DIRECT", &direct, true).override_global(
+        "SYN_RETRIES",
+        &options.syn_retries,
+        true,
+    );
     let chance = RandomState::new().hash_one(0);
     loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
         "CHANCE_SEED",

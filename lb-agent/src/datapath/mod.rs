@@ -146,6 +146,8 @@ pub struct Options {
     pub xdp: XdpOption,
     /// How packets get from device to device.
     pub forwarding: Forwarding,
+    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    pub syn_retries: u16,
     /// What schedulers hash flows with; nodes that share the work of a service need the same.
     pub hash_seed: u64,
 }
@@ -161,6 +163,7 @@ impl Options {
             sockets: None,
             xdp: XdpOption::Off,
             forwarding: Forwarding::Stack,
+            syn_retries: 0,
             hash_seed: DEFAULT_SEED,
         }
     }

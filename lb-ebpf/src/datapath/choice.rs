@@ -11,10 +11,18 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_smp_processor_id, bpf_loop},
     macros::btf_map,
 };
-use lb_common::{Scheduler, Service, conntrack::Tuple, hash};
+use lb_common::{
+    Scheduler, Service,
+    conntrack::{Tuple, seen},
+    hash,
+};
 use lb_ebpf::schedule::{self, Load};
 
-use super::{affinity, conntrack::now, counts, services};
+use super::{
+    affinity,
+    conntrack::{self, now},
+    counts, services,
+};
 
 /// What hashing schedulers hash with; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
@@ -41,6 +49,25 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service) -> u32 {
         }
     }
     scheduled(tuple, service)
+}
+
+/// Another slot than the one of the backend that the client of `tuple` has asked in vain: then the next one.
+#[inline(never)]
+pub(super) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
+    let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), services::backend(slot)) else {
+        return slot;
+    };
+    let (address, port) = (&flow.to.destination, flow.to.destination_port);
+    let answered = flow.seen & seen::ACK != 0;
+    if answered || (address, port) != (&backend.address, backend.port) {
+        return slot;
+    }
+    let next = slot.wrapping_add(1);
+    if next < service.backends_base.wrapping_add(service.backends_count) {
+        next
+    } else {
+        service.backends_base
+    }
 }
 
 #[inline(never)]

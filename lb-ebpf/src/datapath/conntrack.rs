@@ -1,7 +1,10 @@
 //! Flows in the kernel: finding and following them. Their life cycle is `lb_common::conntrack`, their beginning is in
 //! `open`.
 
-use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
+use aya_ebpf::{
+    Global,
+    helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns},
+};
 use lb_common::conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen};
 use lb_ebpf::{
     packet::{Body, Packet},
@@ -59,15 +62,32 @@ pub(super) fn is_new_connection(place: &Place, packet: &Packet, flow: &Flow) -> 
 fn is_stale(place: &Place, packet: &Packet, flow: &Flow) -> bool {
     if flow.is_tunnelled() {
         let phase = Phase::of_one_way(flow);
-        return phase.is_over() || has_lost_its_backend(place, packet, flow, phase);
+        return phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase);
     }
     match lookup(&flow.to.reversed()) {
         Some(reply) => {
             let phase = Phase::of(flow, reply);
-            phase.is_over() || has_lost_its_backend(place, packet, flow, phase)
+            phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase)
         }
         None => true,
     }
+}
+
+/// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The agent
+/// sets it when it loads the programs.
+#[unsafe(no_mangle)]
+static SYN_RETRIES: Global<u16> = Global::new(0);
+
+/// Whether backends that do not answer are given up.
+#[inline(always)]
+pub(super) fn tries_others() -> bool {
+    SYN_RETRIES.load() != 0
+}
+
+/// Whether the client has asked this backend often enough.
+#[inline(always)]
+fn gives_up(flow: &Flow, phase: Phase) -> bool {
+    tries_others() && flow.is_unanswered(phase, SYN_RETRIES.load())
 }
 
 /// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows that

@@ -8,7 +8,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    choice, log,
+    choice, conntrack, log,
     maps::{SOURCE_RANGES, scratch},
     open::{self, Request},
     place::Place,
@@ -46,7 +46,7 @@ pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Beg
 #[inline(always)]
 fn try_new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Begin) -> Result<Outcome, Outcome> {
     if begin != Begin::Asked {
-        ask(place, packet)?;
+        ask(place, packet, earlier)?;
     }
     let outcome = open::open(place, packet, earlier, begin == Begin::OnlyRouted)?;
     if begin != Begin::Asked {
@@ -58,13 +58,16 @@ fn try_new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Begin) -> 
 
 /// Finds out what flow the packet begins, and leaves that in `SCRATCH`.
 #[inline(always)]
-fn ask(place: &Place, packet: &Packet) -> Result<(), Outcome> {
+fn ask(place: &Place, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
     match prepare(place, packet) {
         Outcome::NewFlow => {}
         other => return Err(other),
     }
     let request = &mut scratch()?.request;
     request.slot = choice::choose(&packet.tuple, &request.service);
+    if earlier && conntrack::tries_others() && request.slot != schedule::NONE {
+        request.slot = choice::another(&packet.tuple, &request.service, request.slot);
+    }
     if request.slot == schedule::NONE { Err(REJECTED) } else { Ok(()) }
 }
 
