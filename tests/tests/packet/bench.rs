@@ -116,8 +116,18 @@ impl Bench {
 
     /// With one map of another size.
     pub(crate) fn with_size(map: &str, entries: u32) -> Self {
+        Self::load(map, entries, 0)
+    }
+
+    /// Where clients are led to another backend after so many retransmissions of a SYN.
+    pub(crate) fn with_syn_retries(retries: u16) -> Self {
+        Self::load("SERVICES", 64, retries)
+    }
+
+    fn load(map: &str, entries: u32, syn_retries: u16) -> Self {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+        loader.override_global("SYN_RETRIES", &syn_retries, true);
         for (name, default) in SIZES {
             loader.map_max_entries(name, if name == map { entries } else { default });
         }

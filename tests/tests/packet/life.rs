@@ -1,5 +1,7 @@
 //! Lives of flows: what comes out of one step is what the next one answers.
 
+use std::net::SocketAddr;
+
 use lb_common::{
     Outcome,
     conntrack::{Flow, Phase, Tick},
@@ -373,7 +375,7 @@ fn a_taken_source_port_is_replaced() {
             // The port is random, so it is read from the entry; the packet must agree with it.
             let sent = bench.send(Hook::Ingress, &second);
             let to = bench.flows()[&second.tuple()].to;
-            let replaced = std::net::SocketAddr::new(client.ip(), to.source_port);
+            let replaced = SocketAddr::new(client.ip(), to.source_port);
             sent.passes(Outcome::NewFlow, &second.clone().from(replaced).to(backend));
             assert!(to.source_port >= 1024 && to.source_port != client.port(), "{to:?}");
             bench.assert_flows(2);
@@ -396,13 +398,13 @@ fn hairpin() {
     for protocol in [TCP, UDP] {
         each(&format!("hairpin, protocol {protocol}"), |bench, family| {
             let pod = family.backend();
-            let client = std::net::SocketAddr::new(pod.ip(), 40_000);
+            let client = SocketAddr::new(pod.ip(), 40_000);
             let packet = |from, to, seq| match protocol {
                 TCP => Packet::tcp(from, to, seq, b"").syn(),
                 _ => Packet::udp(from, to, b"to myself"),
             };
             bench.service(family.vip(), protocol, &[pod]);
-            let vip = std::net::SocketAddr::new(family.vip().ip(), client.port());
+            let vip = SocketAddr::new(family.vip().ip(), client.port());
 
             let sent = packet(client, family.vip(), 1000);
             let translated = sent.clone().from(vip).to(pod);
@@ -427,5 +429,34 @@ fn hairpin() {
             let translated = again.clone().from(vip).to(pod);
             bench.send(Hook::Ingress, &again).bounces(Outcome::Hairpin, &translated.bounced());
         });
+    }
+}
+
+/// Only a SYN that nobody answers leads to another backend, and that not before the retransmissions that were asked for.
+#[test]
+fn who_is_not_answered_tries_another_backend() {
+    const RETRIES: usize = 2;
+    let mut bench = Bench::with_syn_retries(2);
+    for family in Family::BOTH {
+        assert!(bench.start(&format!("SYN without an answer, {family:?}"), Device::Ethernet));
+        let backends = [family.backend(), family.other_backend()];
+        bench.service(family.vip(), TCP, &backends);
+        let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
+        let mut asked = Vec::new();
+        for _ in 0..2 * (1 + RETRIES) {
+            let _sent = bench.send(Hook::Ingress, &syn);
+            let to = bench.flows()[&syn.tuple()].to;
+            asked.push(SocketAddr::new(to.destination.into(), to.destination_port));
+        }
+        let (first, second) = asked.split_at(1 + RETRIES);
+        assert!(first.iter().all(|backend| *backend == asked[0]), "{asked:?}");
+        assert!(second.iter().all(|backend| *backend != asked[0]), "{asked:?}");
+        // It answers at last.
+        let last = asked[asked.len() - 1];
+        let answer = Packet::tcp(last, family.client(), 5000, b"").syn().ack(1001);
+        bench.send(Hook::Egress, &answer).passes(Outcome::Reply, &answer.clone().from(family.vip()));
+        for _ in 0..2 + RETRIES {
+            bench.send(Hook::Ingress, &syn).passes(Outcome::Forward, &syn.clone().to(last));
+        }
     }
 }
