@@ -14,7 +14,7 @@ use lb_ebpf::{
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
-use super::{conntrack, hop, maps, new_flow, place::Place, tunnel_frames};
+use super::{conntrack, hop, maps, new_flow, place::Place, services, tunnel_frames};
 
 /// A frame of a device.
 pub(crate) struct Xdp {
@@ -146,6 +146,7 @@ fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
         Some(flow) if goes_on(&plain, flow) => {
             forward(xdp, &plain, flow, Outcome::Routed).unwrap_or_else(|early| early)
         }
+        None if !services::exists(&plain.tuple) => Outcome::OtherHook,
         known => {
             *packet = plain;
             if known.is_some() { OF_A_TURN } else { NO_FLOW }
