@@ -3,11 +3,16 @@
 //!
 //! A packet's way: [`packet::parse`] → a lookup → [`schedule`] for a new flow → rewrite, or [`reject`].
 #![no_std]
-#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(internal_features, reason = "there is no other way to ask what the compiler knows")
+)]
 
 #[cfg(test)]
 extern crate std;
 
+pub mod bounds;
 pub mod frame;
 pub mod packet;
 pub mod reject;

@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{cleanup::Cleanup, netns::Netns, wait_for};
+use crate::{cleanup::Cleanup, netns::Netns, patience, wait_for};
 
 /// How long the agent may take until `/healthz` answers 200, and to stop.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -144,7 +144,7 @@ impl Agent {
     /// Waits until it has ended by itself; how.
     pub fn wait(mut self) -> Result<ExitStatus> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < PATIENCE * patience() {
             if let Some(status) = self.child.try_wait()? {
                 self.forget_process();
                 return Ok(status);

@@ -23,6 +23,7 @@ pub mod netns;
 pub mod pattern;
 pub mod pump;
 pub mod server;
+pub mod skip;
 pub mod socket;
 
 use std::{
@@ -30,8 +31,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Asks `probe` every 5 ms until it answers with a value; `None` after `limit`.
+/// How much longer than on a real machine things may take: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets where the machine
+/// is emulated.
+pub fn patience() -> u32 {
+    let patience = std::env::var("LB_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    patience.unwrap_or(1).max(1)
+}
+
+/// Asks `probe` every 5 ms until it answers with a value; `None` after `limit`, times [`patience`].
 pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+    let limit = limit * patience();
     let start = Instant::now();
     loop {
         if let Some(value) = probe() {

@@ -11,6 +11,7 @@ mod process;
 mod setup;
 mod stages;
 mod test;
+mod vm;
 
 /// Development tasks of the eBPF service load balancer.
 #[derive(Parser)]
@@ -29,7 +30,12 @@ enum Task {
     /// Show the load balancer at work in network namespaces of this machine (needs root)
     Demo(demo::Args),
     /// Run every test that can run on this machine (needs root)
-    Test,
+    Test(test::Args),
+    /// Run the tests that need root on other kernels, under qemu
+    Vm(vm::Args),
+    /// What a guest of `vm` runs as process 1
+    #[command(hide = true)]
+    VmGuest(vm::guest::Args),
     /// Run the benchmarks (needs root)
     Bench(bench::Args),
 }
@@ -54,7 +60,12 @@ fn run(task: Task) -> anyhow::Result<()> {
             }
             demo::run(args)
         }
-        Task::Test => test::run(),
+        Task::Test(args) => test::run(&args),
+        Task::Vm(args) => {
+            setup::run()?;
+            vm::run(&args)
+        }
+        Task::VmGuest(args) => vm::guest::run(&args),
         Task::Bench(args) => {
             prepare_agent()?;
             bench::run(&args)

@@ -26,9 +26,14 @@ pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
 
 /// Whether there is a program of this name, also where only root looks.
 pub(crate) fn is_installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program of this name is, also where only root looks.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
-    env::split_paths(&path).chain(system).any(|dir| dir.join(program).is_file())
+    env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
 /// The command as one would type it.

@@ -17,7 +17,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// Where [`LINKER_PACKAGES`] put LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, and the packages that have them.
-const TOOLS: [(&str, &str); 8] = [
+pub(crate) const TOOLS: [(&str, &str); 8] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -27,6 +27,21 @@ const TOOLS: [(&str, &str); 8] = [
     ("bpftool", "bpftool"),
     ("nsenter", "util-linux"),
 ];
+/// Programs that `cargo xtask vm` runs besides, and the packages that have them.
+pub(crate) const VM_TOOLS: [(&str, &str); 6] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("depmod", "kmod"),
+    ("modprobe", "kmod"),
+    ("strip", "binutils"),
+    ("ss", "iproute2"),
+    ("sysctl", "procps"),
+];
+
+/// Installs the packages of those programs that are missing.
+pub(crate) fn install(programs: &[(&str, &'static str)]) -> anyhow::Result<()> {
+    let packages: BTreeSet<&str> = missing_programs(programs).collect();
+    if packages.is_empty() { Ok(()) } else { install_packages(&Vec::from_iter(packages)) }
+}
 
 /// Installs what is missing; says what it did.
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -61,10 +76,12 @@ fn missing_packages() -> Vec<&'static str> {
     if ebpf_build::find_linker().is_err() {
         missing.extend(LINKER_PACKAGES.iter().filter(|package| !is_package_installed(package)));
     }
-    missing.extend(
-        TOOLS.iter().filter(|(program, _)| !process::is_installed(program)).map(|(_, package)| package),
-    );
+    missing.extend(missing_programs(&TOOLS));
     missing.into_iter().collect()
+}
+
+fn missing_programs(programs: &[(&str, &'static str)]) -> impl Iterator<Item = &'static str> {
+    programs.iter().filter(|(program, _)| !process::is_installed(program)).map(|(_, package)| *package)
 }
 
 /// Only asked for the packages that have no program of their own to look for.
@@ -104,7 +121,7 @@ fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-fn apt_get(args: &[&str]) -> Command {
+pub(crate) fn apt_get(args: &[&str]) -> Command {
     let mut command = Command::new("apt-get");
     command.args(["-q", "-o", "DPkg::Lock::Timeout=300"]).args(args).env("DEBIAN_FRONTEND", "noninteractive");
     command

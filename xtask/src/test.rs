@@ -9,14 +9,26 @@ use anyhow::ensure;
 use crate::process::{cargo, run as run_command};
 use crate::setup;
 use crate::stages::Stages;
+use crate::vm;
+
+/// Arguments of `test`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also run a choice of the tests on older kernels, as `cargo xtask vm` does
+    #[arg(long)]
+    vm: bool,
+}
 
 /// Runs all stages, also those after a failed one where they can still tell something.
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
         if stages.run("agent", || run_command(build_agent())) {
             stages.run("kernel tests", kernel_tests);
+            if args.vm {
+                stages.run("older kernels", || vm::run(&vm::Args::of_ci()));
+            }
         }
     }
     stages.finish()

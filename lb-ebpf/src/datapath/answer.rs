@@ -4,6 +4,7 @@
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
+    bounds::clamped,
     frame::lengths,
     packet::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet},
     reject::{
@@ -75,7 +76,7 @@ pub(super) fn icmp_error(
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
     // Network headers come in multiples of 4 octets, so the length is one too.
-    let quote = ((headers.l4 - headers.l3 + 8) & !3).clamp(SHORTEST_QUOTE, QUOTE);
+    let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + 8) & !3);
     let message = &mut scratch()?.message;
     message[..lengths::ICMP as usize].copy_from_slice(start);
     skb.load_octets(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;

@@ -75,12 +75,21 @@ pub(super) fn look_up(place: &Place, to: &Tuple, length: u16, flags: u32) -> Fou
         table: 0,
         macs: [[0; 6]; 2],
     };
-    // SAFETY: `route` is as large as the kernel is told; the context is valid for the whole run of the program.
-    let result = unsafe {
-        bpf_fib_lookup(place.context, core::ptr::from_mut(route).cast(), size_of::<Route>() as i32, flags)
+    let mut ask = |flags| {
+        let size = size_of::<Route>() as i32;
+        // SAFETY: `route` is as large as the kernel is told; the context is valid for the whole run of the program.
+        unsafe { bpf_fib_lookup(place.context, core::ptr::from_mut(route).cast(), size, flags) }
     };
+    let mut result = ask(flags);
+    if result == -EINVAL && flags != 0 {
+        // A kernel that does not know these flags (before 6.7): what they would have told is not there, see `source`.
+        result = ask(0);
+    }
     Found::of(result)
 }
+
+/// What a helper returns that does not know a flag.
+const EINVAL: i64 = 22;
 
 impl Route {
     /// The address that the node itself would speak from; `None` where the kernel does not tell that (before 6.7).

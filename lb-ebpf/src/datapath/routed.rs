@@ -87,18 +87,19 @@ fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcom
     Ok(Outcome::Routed)
 }
 
-/// Finds the device through which packets leave that become `to`; the MTU on that way.
+/// Finds the device through which packets leave that become `to`; the MTU on that way, or 0 where the kernel does not tell.
 #[inline(always)]
 pub(super) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
     // So short that it always fits: what we want is to be told the MTU.
     const ANY: u16 = 1;
-    match route::look_up(&skb.place(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH) {
-        Found::Route | Found::WithoutNeighbour | Found::TooNarrow => {}
-        Found::Nothing => return Err(Outcome::NoRoute),
+    let found = route::look_up(&skb.place(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH);
+    if found == Found::Nothing {
+        return Err(Outcome::NoRoute);
     }
     let route = route::found()?;
     skb.exit = Exit::neighbour(route.device);
-    Ok(u32::from(route.mtu()))
+    // Before Linux 6.3 nobody skips the neighbour, and without one the MTU is not told.
+    Ok(if found == Found::WithoutNeighbour { 0 } else { u32::from(route.mtu()) })
 }
 
 /// Hops that the packet may still go, the one from here included.

@@ -13,6 +13,7 @@ use aya_ebpf::{
 };
 use lb_common::{Outcome, protocol};
 use lb_ebpf::{
+    bounds::bounded,
     frame::{Frame, Header, MAX_OFFSET},
     packet::{Body, Layer, Packet},
     rewrite::FrameMut,
@@ -99,7 +100,7 @@ impl Skb {
         if offset > MAX_OFFSET {
             return Err(Outcome::Malformed);
         }
-        let start = self.bound::<{ offset_of!(__sk_buff, data) }>() + offset as usize;
+        let start = self.bound::<{ offset_of!(__sk_buff, data) }>() + bounded(offset) as usize;
         if start + size_of::<T>() > self.bound::<{ offset_of!(__sk_buff, data_end) }>() {
             return Err(Outcome::Malformed);
         }

@@ -8,6 +8,7 @@ use lb_common::{
     conntrack::{Flow, flow_flags, hop_flags},
 };
 use lb_ebpf::{
+    bounds::bounded,
     frame::{Frame, Header, MAX_OFFSET, half_word, lengths},
     packet::{Body, Layer, Packet, Part, parse, parse_plain},
     rewrite::{self, FrameMut, lacks_checksum},
@@ -67,7 +68,7 @@ impl Xdp {
         if offset > MAX_OFFSET {
             return Err(Outcome::Malformed);
         }
-        let start = self.data + offset as usize;
+        let start = self.data + bounded(offset) as usize;
         if start + size_of::<T>() > self.data_end {
             return Err(Outcome::Malformed);
         }

@@ -140,13 +140,13 @@ impl Call {
     }
 
     /// Notes what the socket is connected to. Without memory for it the connection works all the same, and getpeername
-    /// shows the backend.
+    /// shows the backend. (The helper wants a pointer that could be written to.)
     #[inline(always)]
-    pub(super) fn set_connection(&self, mut connection: SocketConnection) {
+    pub(super) fn set_connection(&self, connection: &mut SocketConnection) {
         // SAFETY: as in `connection`. What is there already is not replaced by the helper, hence the second step.
         unsafe {
-            if let Some(stored) = SOCKETS.get_or_insert_ptr_mut(&self.ctx, Some(&mut connection)).as_mut() {
-                *stored = connection;
+            if let Some(stored) = SOCKETS.get_or_insert_ptr_mut(&self.ctx, Some(connection)).as_mut() {
+                *stored = *connection;
             }
         }
     }

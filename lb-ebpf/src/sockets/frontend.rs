@@ -1,5 +1,6 @@
 //! What an address is for a socket, and which backend it gets.
 
+use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Backend, Outcome, Service, ServiceKey, conntrack::Tuple, protocol, service_flags, vip_flags,
 };
@@ -14,11 +15,12 @@ use crate::datapath::{affinity, choice, new_flow::is_in_source_range, services, 
 /// a source address, and can be dropped without a word.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
-    let service = match services::find(key) {
-        Ok(service) => service.for_client(true),
-        Err(Outcome::NoService) if call.is_of_node() => return Err(unlisted(key)),
-        Err(other) => return Err(other),
-    };
+    let mut service = Service::zeroed();
+    match record(key, &mut service) {
+        FOUND => {}
+        Outcome::NoService if call.is_of_node() => return Err(unlisted(key)),
+        other => return Err(other),
+    }
     let verdict = admit(&service, key);
     if call.is_of_node() {
         return verdict.map(|()| service);
@@ -33,7 +35,23 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
 /// Whether no service has this port.
 #[inline(always)]
 pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
-    matches!(services::find(key), Err(Outcome::NoService))
+    record(key, &mut Service::zeroed()) == Outcome::NoService
+}
+
+/// What [`record`] returns for a service that is there.
+const FOUND: Outcome = Outcome::NewFlow;
+
+/// Copies the record of a frontend, as it is for processes of the node. A subprogram, since its copy is made register by
+/// register: these would take twice its size of the caller's stack, which kernels before 6.8 have less of.
+#[inline(never)]
+fn record(key: &ServiceKey, service: &mut Service) -> Outcome {
+    match services::find(key) {
+        Ok(found) => {
+            *service = found.for_client(true);
+            FOUND
+        }
+        Err(other) => other,
+    }
 }
 
 /// Whether the service takes processes of the node, and can serve them.

@@ -38,8 +38,8 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     };
     let backend = frontend::choose(call, &key, &service)?;
     let backend = Endpoint::new(backend.address, backend.port);
-    let connection = SocketConnection { vip: to, backend };
-    call.set_connection(connection);
+    let mut connection = SocketConnection { vip: to, backend };
+    call.set_connection(&mut connection);
     if key.protocol == protocol::UDP && call.is_of_node() {
         // Without room the socket works all the same, and is not ended with its backend.
         CONNECTED_SOCKETS.insert(&call.cookie(), &connection, 0).unwrap_or_default();

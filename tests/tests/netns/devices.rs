@@ -9,7 +9,7 @@ use lb_tests::{
     client::{Connection, ask_http, ask_udp},
     cluster::{ClientLink, veth},
     netns::Netns,
-    wait_for,
+    skip, wait_for,
 };
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
@@ -73,9 +73,7 @@ fn a_vlan_device() {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
     // `ip` has the kernel load the module if there is one.
     if let Err(error) = probe.client.ip("link add link eth0 name probe type vlan id 100\n") {
-        eprintln!(
-            "SKIPPED: this kernel has no 802.1Q devices (priority tags are tested all the same): {error:#}"
-        );
+        skip::whole(&format!("no 802.1Q devices (priority tags are tested all the same): {error:#}"));
         return;
     }
     drop(probe);

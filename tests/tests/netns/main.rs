@@ -26,6 +26,7 @@ mod path_mtu;
 mod policies;
 mod reject;
 mod schedulers;
+mod sctp;
 mod socket_lifetime;
 mod socket_policies;
 mod sockets;

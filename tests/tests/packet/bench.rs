@@ -4,13 +4,16 @@ use std::{
     collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
+    ops::{Deref, DerefMut},
     os::fd::{AsFd as _, AsRawFd as _},
+    sync::Mutex,
+    thread,
 };
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
     maps::{
-        Array, HashMap, MapData, PerCpuArray, PerCpuValues,
+        Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
     programs::{Program, SchedClassifier, Xdp},
@@ -24,6 +27,7 @@ use lb_common::{
     device_flags, service_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
+use lb_tests::skip;
 use nix::libc;
 
 use super::{packets::Packet, report::assert_same_packet};
@@ -97,8 +101,41 @@ fn action_name(action: i32) -> String {
     }
 }
 
+/// Objects that tests of this process are done with. To load one takes longer than most tests, on old kernels by far: they
+/// verify ten times as many instructions.
+static SPARE: Mutex<Vec<Ebpf>> = Mutex::new(Vec::new());
+
+/// A loaded object, to be used again unless a test has failed with it.
+struct Loaded {
+    ebpf: Option<Ebpf>,
+    /// Its maps have the usual sizes.
+    usual: bool,
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if self.usual && !thread::panicking() {
+            SPARE.lock().unwrap().extend(self.ebpf.take());
+        }
+    }
+}
+
+impl Deref for Loaded {
+    type Target = Ebpf;
+
+    fn deref(&self) -> &Ebpf {
+        self.ebpf.as_ref().unwrap()
+    }
+}
+
+impl DerefMut for Loaded {
+    fn deref_mut(&mut self) -> &mut Ebpf {
+        self.ebpf.as_mut().unwrap()
+    }
+}
+
 pub(crate) struct Bench {
-    ebpf: Ebpf,
+    ebpf: Loaded,
     device: Device,
     case: String,
     /// What of it is going on.
@@ -116,15 +153,28 @@ impl Bench {
 
     /// With one map of another size.
     pub(crate) fn with_size(map: &str, entries: u32) -> Self {
-        Self::load(map, entries, 0)
+        Self::made(map, entries, 0)
     }
 
     /// Where clients are led to another backend after so many retransmissions of a SYN.
     pub(crate) fn with_syn_retries(retries: u16) -> Self {
-        Self::load("SERVICES", 64, retries)
+        Self::made("SERVICES", 64, retries)
     }
 
-    fn load(map: &str, entries: u32, syn_retries: u16) -> Self {
+    /// One that nobody uses any more, or a new one.
+    fn made(map: &str, entries: u32, syn_retries: u16) -> Self {
+        let usual = SIZES.contains(&(map, entries)) && syn_retries == 0;
+        let spare = if usual { SPARE.lock().unwrap().pop() } else { None };
+        let ebpf = spare.unwrap_or_else(|| Self::load(map, entries, syn_retries));
+        let ebpf = Loaded { ebpf: Some(ebpf), usual };
+        let (device, case, label) = (Device::Ethernet, String::new(), String::new());
+        let mut bench = Self { ebpf, device, case, label, step: 0, slot: 0 };
+        bench.forget_turns();
+        bench.empty();
+        bench
+    }
+
+    fn load(map: &str, entries: u32, syn_retries: u16) -> Ebpf {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
         loader.override_global("SYN_RETRIES", &syn_retries, true);
@@ -140,13 +190,25 @@ impl Bench {
             let program: &mut Xdp = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
-        Self { ebpf, device: Device::Ethernet, case: String::new(), label: String::new(), step: 0, slot: 0 }
+        ebpf
     }
 
     /// Empties all maps and starts a case; false where this kernel cannot do it.
     pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
         (self.case, self.device, self.slot) = (case.to_owned(), device, 0);
         self.label("");
+        self.empty();
+        let runs = device != Device::EthernetWithSum || self.can_sum();
+        self.clear_counters();
+        if !runs {
+            skip::part(
+                "packets whose sum the device has computed, as `bpf_prog_test_run` cannot make them before 6.17",
+            );
+        }
+        runs
+    }
+
+    fn empty(&mut self) {
         self.clear::<ServiceKey, Service>("SERVICES");
         self.clear::<Tuple, Flow>("CONNTRACK");
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
@@ -156,12 +218,7 @@ impl Bench {
         self.clear::<u32, DeviceInfo>("DEVICES");
         self.clear_source_ranges();
         self.settings(&Settings::zeroed());
-        let runs = device != Device::EthernetWithSum || self.can_sum();
         self.clear_counters();
-        if !runs {
-            eprintln!("skipped, since this kernel is older than 6.17: {case}");
-        }
-        runs
     }
 
     /// Names what comes next.
@@ -211,6 +268,12 @@ impl Bench {
         for key in keys {
             map.remove(&key).unwrap();
         }
+    }
+
+    fn forget_turns(&mut self) {
+        let mut turns: PerCpuHashMap<_, u32, u32> = self.ebpf.map_mut("TURNS").unwrap().try_into().unwrap();
+        let services: Vec<u32> = turns.keys().map(Result::unwrap).collect();
+        services.iter().for_each(|service| turns.remove(service).unwrap());
     }
 
     fn clear_source_ranges(&mut self) {

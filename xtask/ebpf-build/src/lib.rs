@@ -10,7 +10,7 @@ mod toolchain;
 
 pub use compile::{BuildError, Object, build};
 pub use toolchain::{
-    Compiler, CoreLibrary, LINKER_VERSION, LLVM_VERSION, Missing, Toolchain, cached_linker_root,
+    Compiler, CoreLibrary, LINKER_VERSION, LLVM_VERSION, Missing, Toolchain, cache_dir, cached_linker_root,
     find_compiler, find_linker,
 };
 

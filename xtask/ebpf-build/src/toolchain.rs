@@ -202,13 +202,18 @@ fn has_linker_version(linker: &Path) -> bool {
     version.trim().strip_prefix("bpf-linker ") == Some(LINKER_VERSION)
 }
 
-/// The folder that `cargo xtask setup` gives to `cargo install --root`. It is outside of the repository, so that
-/// the next clone does not build the linker again, unless there is no home folder.
+/// The folder that `cargo xtask setup` gives to `cargo install --root`.
 pub fn cached_linker_root() -> PathBuf {
+    cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
+}
+
+/// Where things are kept that take long to get. It is outside of the repository, so that the next clone has them, unless there
+/// is no home folder.
+pub fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(home()?.join(".cache")));
     let cache = cache.unwrap_or_else(|| workspace_root().join(".cache"));
-    cache.join("lb-xtask").join(format!("bpf-linker-{LINKER_VERSION}"))
+    cache.join("lb-xtask")
 }
 
 fn home() -> Option<PathBuf> {

@@ -1,0 +1,46 @@
+//! Programs and the libraries they are linked with.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+/// The shared libraries that a program needs, and the loader, as the loader itself finds them; none for a static one.
+pub(super) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(!text.contains("not found"), "{} lacks libraries:\n{text}", program.display());
+    Ok(parse(&text))
+}
+
+/// `libc.so.6 => /lib/libc.so.6 (0x7f…)` or `/lib64/ld-linux-x86-64.so.2 (0x7f…)`
+fn parse(text: &str) -> Vec<PathBuf> {
+    text.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(|path| path.trim_end_matches(':').into())
+        .collect()
+}
+
+/// A copy without debugging information, which is most of a test.
+pub(super) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("strip");
+    command.arg("--strip-debug").arg("-o").arg(to).arg(program);
+    let output = command.output().context("cannot start strip, which comes with the linker (binutils)")?;
+    let reason = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cannot strip {}: {reason}", program.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_found_in_what_ldd_says() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(parse(text), expected);
+        assert_eq!(parse("\tstatically linked\n"), Vec::<PathBuf>::new());
+    }
+}

@@ -1,0 +1,320 @@
+//! What runs inside, as process 1: mounts what a machine has, loads modules, runs the tests, tells how they went, and turns the
+//! machine off.
+
+use std::convert::Infallible;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+
+use super::plan::{Binary, PLAN, Plan};
+use super::report::{Probe, Record, Test, TestOutcome};
+
+/// How long a test may run.
+pub(super) const LIMIT: Duration = Duration::from_secs(600);
+/// Where records go: the second serial port.
+const CHANNEL: &str = "/dev/ttyS1";
+/// Where tests write why they, or parts of them, do not run; see `lb_tests::skip`.
+const SKIPS: &str = "/tmp/skips";
+/// Octets of a failed test's output that are told: the last ones.
+const OUTPUT: usize = 16_384;
+
+/// Where the tests and the agent are.
+pub(super) const TESTS: &str = "/tests";
+
+/// What is mounted where, in this order.
+const MOUNTS: [(&str, &str); 7] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/run"),
+    ("tmpfs", "/tmp"),
+    ("bpf", "/sys/fs/bpf"),
+    ("cgroup2", "/sys/fs/cgroup"),
+];
+
+/// Arguments of `vm-guest`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How much longer than on a real machine things may take
+    #[arg(long)]
+    patience: u32,
+}
+
+/// Never returns: the end of process 1 is a panic of the kernel, so an error is printed, and the report has no end.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if let Err(error) = run_all(args) {
+        eprintln!("guest: {error:#}");
+    }
+    // So that the console has it.
+    thread::sleep(Duration::from_millis(500));
+    let never: Infallible = reboot(RebootMode::RB_POWER_OFF).context("cannot turn the machine off")?;
+    match never {}
+}
+
+fn run_all(args: &Args) -> anyhow::Result<()> {
+    for (kind, path) in MOUNTS {
+        mount(Some("none"), path, Some(kind), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("cannot mount {kind} at {path}"))?;
+    }
+    let mut guest = Guest::open()?;
+    let plan = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
+    let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("in {PLAN}"))?;
+    become_a_node()?;
+    let missing_modules = plan.modules.iter().filter(|module| !load(module)).cloned().collect();
+    guest.tell(&Record::Started { missing_modules })?;
+    guest.tell(&Record::Check(check()?))?;
+    for binary in &plan.binaries {
+        guest.run(binary, args.patience)?;
+    }
+    guest.close()
+}
+
+/// As the network of a node is set.
+fn become_a_node() -> anyhow::Result<()> {
+    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        let path = format!("/proc/sys/net/{setting}");
+        fs::write(&path, "1").with_context(|| format!("cannot write {path}"))?;
+    }
+    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().context("cannot start ip")?;
+    anyhow::ensure!(status.success(), "cannot bring lo up: {status}");
+    Ok(())
+}
+
+/// Loads a module and those it needs; false where this kernel has none of this name.
+fn load(module: &str) -> bool {
+    Command::new("modprobe").args(["--quiet", module]).status().is_ok_and(|status| status.success())
+}
+
+fn check() -> anyhow::Result<Vec<Probe>> {
+    let agent = format!("{TESTS}/lb-agent");
+    let output = Command::new(&agent).args(["check", "-o", "json"]).output();
+    let output = output.with_context(|| format!("cannot start {agent}"))?;
+    serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "`lb-agent check -o json` ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })
+}
+
+/// The report, as far as it is written.
+struct Guest {
+    channel: File,
+    skips: File,
+    passed: usize,
+    skipped: usize,
+    failed: usize,
+}
+
+impl Guest {
+    fn open() -> anyhow::Result<Self> {
+        let channel = OpenOptions::new().write(true).open(CHANNEL);
+        let channel = channel.with_context(|| format!("cannot open {CHANNEL}"))?;
+        let skips = OpenOptions::new().create(true).append(true).read(true).open(SKIPS);
+        let skips = skips.with_context(|| format!("cannot open {SKIPS}"))?;
+        Ok(Self { channel, skips, passed: 0, skipped: 0, failed: 0 })
+    }
+
+    fn tell(&mut self, record: &Record) -> anyhow::Result<()> {
+        let mut line = serde_json::to_string(record)?;
+        line.push('\n');
+        self.channel.write_all(line.as_bytes()).with_context(|| format!("cannot write to {CHANNEL}"))
+    }
+
+    fn close(&mut self) -> anyhow::Result<()> {
+        let Self { passed, skipped, failed, .. } = *self;
+        self.tell(&Record::Closing { passed, skipped, failed })?;
+        nix::sys::termios::tcdrain(&self.channel).context("cannot wait for the serial port")
+    }
+
+    fn done(
+        &mut self,
+        binary: &Binary,
+        name: &str,
+        outcome: TestOutcome,
+        took: Duration,
+    ) -> anyhow::Result<()> {
+        match outcome {
+            TestOutcome::Passed { .. } => self.passed += 1,
+            TestOutcome::Skipped { .. } => self.skipped += 1,
+            TestOutcome::Failed => self.failed += 1,
+        }
+        let name = binary.full_name(name);
+        self.tell(&Record::Test(Test { name, outcome, seconds: took.as_secs_f64() }))
+    }
+
+    /// Runs the tests of a binary one after the other in one process, or in several, should it crash or hang.
+    fn run(&mut self, binary: &Binary, patience: u32) -> anyhow::Result<()> {
+        for (name, reason) in &binary.skipped {
+            self.done(binary, name, TestOutcome::Skipped { reason: reason.clone() }, Duration::ZERO)?;
+        }
+        let mut left = binary.tests.as_slice();
+        while !left.is_empty() {
+            let ran = self.run_process(binary, left, patience)?;
+            left = &left[ran..];
+        }
+        Ok(())
+    }
+
+    /// How many of the tests have run; one at least.
+    fn run_process(&mut self, binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<usize> {
+        let mut process = Process::start(binary, tests, patience)?;
+        for (ran, name) in tests.iter().enumerate() {
+            let start = Instant::now();
+            let outcome = match process.next_result()? {
+                Next::Passed => self.what_was_skipped()?,
+                Next::Failed => TestOutcome::Failed,
+                Next::Ended => {
+                    self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
+                    let said = format!("it ended the process, which said last:\n{}", process.output);
+                    self.tell(&Record::Output { name: binary.full_name(name), output: said })?;
+                    return Ok(ran + 1);
+                }
+                Next::Silence => {
+                    self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
+                    let output = format!("it takes longer than {} s", LIMIT.as_secs());
+                    self.tell(&Record::Output { name: binary.full_name(name), output })?;
+                    return Ok(ran + 1);
+                }
+            };
+            self.done(binary, name, outcome, start.elapsed())?;
+        }
+        let output = process.rest()?;
+        if output.contains("\nfailures:\n") {
+            let from = output.len().saturating_sub(OUTPUT);
+            let from = (from..).find(|at| output.is_char_boundary(*at)).unwrap_or_default();
+            self.tell(&Record::Output { name: binary.name.clone(), output: output[from..].to_owned() })?;
+        }
+        Ok(tests.len())
+    }
+
+    /// How a test that has passed did so.
+    fn what_was_skipped(&mut self) -> anyhow::Result<TestOutcome> {
+        let mut text = String::new();
+        self.skips.read_to_string(&mut text).with_context(|| format!("cannot read {SKIPS}"))?;
+        self.skips.seek(SeekFrom::End(0))?;
+        let mut without: Vec<String> = text.lines().map(str::to_owned).collect();
+        without.sort_unstable();
+        without.dedup();
+        // A whole test says so by a leading mark.
+        Ok(match without.iter().find_map(|reason| reason.strip_prefix("WHOLE ")) {
+            Some(reason) => TestOutcome::Skipped { reason: reason.to_owned() },
+            None => TestOutcome::Passed { without },
+        })
+    }
+}
+
+/// What comes next of a test binary.
+enum Next {
+    Passed,
+    Failed,
+    /// The process is over.
+    Ended,
+    /// Nothing came for too long.
+    Silence,
+}
+
+/// A running test binary; killed when dropped.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    /// What it has said besides results.
+    output: String,
+}
+
+impl Process {
+    fn start(binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<Self> {
+        let path = Path::new(TESTS).join(&binary.name);
+        let mut command = Command::new(&path);
+        command.args(["--test-threads=1", "--exact"]).args(tests);
+        command.env("LB_AGENT", format!("{TESTS}/lb-agent")).env("LB_TEST_SKIPS", SKIPS);
+        command.env("LB_TEST_PATIENCE", patience.to_string()).env("RUST_BACKTRACE", "0");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("cannot start {}", path.display()))?;
+        let Some(stdout) = child.stdout.take() else { bail!("{} has no output", path.display()) };
+        Ok(Self { child, lines: read_lines(stdout), output: String::new() })
+    }
+
+    fn next_result(&mut self) -> anyhow::Result<Next> {
+        loop {
+            match self.lines.recv_timeout(LIMIT) {
+                Ok(line) => match result_of(&line) {
+                    Some(true) => return Ok(Next::Passed),
+                    Some(false) => return Ok(Next::Failed),
+                    None => self.keep(&line),
+                },
+                Err(RecvTimeoutError::Timeout) => return Ok(Next::Silence),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Next::Ended),
+            }
+        }
+    }
+
+    fn keep(&mut self, line: &str) {
+        self.output.push_str(line);
+        self.output.push('\n');
+    }
+
+    /// What it says after the last test.
+    fn rest(mut self) -> anyhow::Result<String> {
+        while let Ok(line) = self.lines.recv_timeout(LIMIT) {
+            self.keep(&line);
+        }
+        self.child.wait().context("cannot wait for the tests")?;
+        Ok(std::mem::take(&mut self.output))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        self.child.kill().unwrap_or_default();
+        if let Err(error) = self.child.wait() {
+            eprintln!("guest: cannot wait for the tests: {error}");
+        }
+    }
+}
+
+fn read_lines(stdout: ChildStdout) -> Receiver<String> {
+    let (to, from) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+            if to.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    from
+}
+
+/// Whether the test has passed that this line of libtest is about.
+fn result_of(line: &str) -> Option<bool> {
+    let (_, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match result {
+        "ok" => Some(true),
+        "FAILED" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_told_from_what_tests_print() {
+        assert_eq!(result_of("test packet::sctp::x ... ok"), Some(true));
+        assert_eq!(result_of("test packet::sctp::x ... FAILED"), Some(false));
+        for line in ["test result: ok. 1 passed", "running 2 tests", "", "test x ... ignored"] {
+            assert_eq!(result_of(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `cargo xtask vm`: the tests that need root, on the kernels that people have.
+//!
+//! ```text
+//! kernel   where kernels come from         image    the initramfs: tests, tools, libraries, modules
+//! plan     which tests run                 qemu     boots it
+//! guest    what runs inside, as process 1  report   what that tells, line by line, and whether it is whole
+//! docs     the table in docs/kernels.md
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use crate::process;
+use crate::setup;
+use crate::test::build_agent;
+
+mod docs;
+mod elf;
+pub(crate) mod guest;
+mod image;
+mod kernel;
+mod plan;
+mod qemu;
+mod report;
+mod tree;
+
+use self::kernel::Kernel;
+use self::plan::Extent;
+use self::report::Report;
+
+/// Arguments of `vm`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A kernel: a version that Debian has (6.1), `host`, or the folder or .deb file of a Debian kernel package; may be given
+    /// several times
+    #[arg(long = "kernel", value_name = "VERSION|host|PATH", default_values = kernel::DEFAULTS)]
+    kernels: Vec<String>,
+    /// Run every test, also those that take long without hardware virtualization
+    #[arg(long)]
+    full: bool,
+    /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; may be given several times
+    #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
+    tests: Vec<String>,
+    /// Write the table of kernels and features into docs/kernels.md; without this a table that is not current is an error
+    #[arg(long)]
+    write_docs: bool,
+}
+
+impl Args {
+    /// What is part of `cargo xtask test --vm` and of CI.
+    pub(crate) fn of_ci() -> Self {
+        Self {
+            kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
+            full: false,
+            tests: Vec::new(),
+            write_docs: false,
+        }
+    }
+
+    fn extent(&self) -> Extent {
+        match (self.full, self.tests.is_empty()) {
+            (true, _) => Extent::Full,
+            (false, true) => Extent::Short,
+            (false, false) => Extent::Named(self.tests.clone()),
+        }
+    }
+}
+
+/// Runs the tests on each kernel, one after the other, also after a failure.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    setup::install(&setup::VM_TOOLS)?;
+    let kernels: Vec<Kernel> =
+        args.kernels.iter().map(|name| kernel::find(name)).collect::<Result<_, _>>()?;
+    process::run(build_agent())?;
+    let tests = image::build_tests()?;
+    let mut reports = Vec::new();
+    let mut failed = Vec::new();
+    for kernel in &kernels {
+        let start = Instant::now();
+        match run_one(kernel, &tests, &args.extent()) {
+            Ok(report) => {
+                println!("{}, in {}", report.closing_line(&kernel.release), minutes(start.elapsed()));
+                if report.failed() > 0 {
+                    failed.push(kernel.release.as_str());
+                }
+                reports.push((kernel.name.clone(), report));
+            }
+            Err(error) => {
+                println!("vm {}: no result: {error:#}", kernel.release);
+                failed.push(&kernel.release);
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "failed on {}", failed.join(", "));
+    docs::compare_or_write(&reports, args.write_docs)
+}
+
+fn run_one(kernel: &Kernel, tests: &[image::TestBinary], extent: &Extent) -> anyhow::Result<Report> {
+    let folder = folder(&kernel.release)?;
+    let image = folder.join("initramfs.cpio");
+    image::write(&image, kernel, tests, &plan::plan(extent, tests)?)?;
+    let accelerator = qemu::accelerator(kernel, &folder)?;
+    let megabytes = fs::metadata(&image).map(|file| file.len() >> 20).unwrap_or_default();
+    eprintln!("vm {}: booting, {accelerator}, an initramfs of {megabytes} MB", kernel.release);
+    let outcome =
+        qemu::boot(kernel, &image, &folder, accelerator, |record| eprint!("{}", record.progress()))?;
+    fs::remove_file(&image).with_context(|| format!("cannot remove {}", image.display()))?;
+    outcome.judge()
+}
+
+/// Where what the kernel and the tests said is kept: `target/vm/RELEASE`.
+fn folder(release: &str) -> anyhow::Result<PathBuf> {
+    let folder = target_dir()?.join("vm").join(release);
+    create_dir(&folder)?;
+    Ok(folder)
+}
+
+/// Cargo's target folder: xtask itself is in the folder of a profile there.
+fn target_dir() -> anyhow::Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
+    me.ancestors().nth(2).map(Path::to_owned).context("xtask is not in a target folder")
+}
+
+fn create_dir(path: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
+}
+
+fn minutes(took: Duration) -> String {
+    format!("{}:{:02} min", took.as_secs() / 60, took.as_secs() % 60)
+}

@@ -1,0 +1,212 @@
+//! Booting a kernel under qemu.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use super::kernel::Kernel;
+use super::report::{Record, Report};
+
+/// The emulator.
+pub(super) const PROGRAM: &str = "qemu-system-x86_64";
+/// Memory of a guest.
+const MEMORY: &str = "3072M";
+/// How long a guest may say nothing: longer than it lets any test run.
+const SILENCE: Duration = Duration::from_secs(super::guest::LIMIT.as_secs() + 120);
+/// How long a kernel without a root file system may take until it says so.
+const PROBE: Duration = Duration::from_secs(30);
+/// What it says.
+const NO_ROOT: &str = "Kernel panic - not syncing: VFS";
+/// What a kernel says that is in trouble.
+const TROUBLE: [&str; 6] =
+    ["Kernel panic", "Oops:", "BUG: ", "general protection fault", "kernel BUG at", "soft lockup"];
+
+/// Who runs the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accelerator {
+    /// The CPU.
+    Kvm,
+    /// The emulator: ten times slower and more.
+    Tcg,
+}
+
+impl Accelerator {
+    const fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+
+    /// How much longer than on a real machine things may take.
+    pub(super) const fn patience(self) -> u32 {
+        match self {
+            Self::Kvm => 2,
+            Self::Tcg => 20,
+        }
+    }
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "by KVM",
+            Self::Tcg => "emulated (an ordinary guest does not boot by KVM here)",
+        })
+    }
+}
+
+/// Whether a guest boots by KVM, found out by trying: `/dev/kvm` may be there and not able to run an ordinary one.
+pub(super) fn accelerator(kernel: &Kernel, folder: &Path) -> anyhow::Result<Accelerator> {
+    if !Path::new("/dev/kvm").exists() {
+        return Ok(Accelerator::Tcg);
+    }
+    let console = folder.join("kvm-probe.log");
+    let mut guest = Guest::start(command(kernel, Accelerator::Kvm, &console, "", None))?;
+    let start = Instant::now();
+    while start.elapsed() < PROBE && guest.is_running()? {
+        sleep(Duration::from_millis(100));
+    }
+    drop(guest);
+    let boots = fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(NO_ROOT));
+    Ok(if boots { Accelerator::Kvm } else { Accelerator::Tcg })
+}
+
+fn command(
+    kernel: &Kernel,
+    accelerator: Accelerator,
+    console: &Path,
+    parameters: &str,
+    image: Option<&Path>,
+) -> Command {
+    let mut command = Command::new(PROGRAM);
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get().min(4)).to_string();
+    command.args(accelerator.arguments()).args(["-smp", &cpus, "-m", MEMORY]);
+    // A panic is a reboot, and a reboot is the end.
+    command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+    command.arg("-kernel").arg(&kernel.image);
+    command.args(["-append", &format!("console=ttyS0 panic=-1 oops=panic loglevel=5 {parameters}")]);
+    command.arg("-serial").arg(format!("file:{}", console.display()));
+    if let Some(image) = image {
+        command.arg("-initrd").arg(image);
+    }
+    command
+}
+
+/// A running emulator; ended when dropped.
+struct Guest(Child);
+
+impl Guest {
+    fn start(mut command: Command) -> anyhow::Result<Self> {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {PROGRAM}"))?))
+    }
+
+    fn is_running(&mut self) -> io::Result<bool> {
+        Ok(self.0.try_wait()?.is_none())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        self.0.kill().unwrap_or_default();
+        if let Err(error) = self.0.wait() {
+            eprintln!("cannot wait for {PROGRAM}: {error}");
+        }
+    }
+}
+
+/// How a boot ended.
+pub(super) struct Outcome {
+    records: Vec<Record>,
+    /// Where the console's text is.
+    console: PathBuf,
+    hung: bool,
+}
+
+/// Boots the kernel with the image and waits until it ends; `show` is called with each record as it comes.
+pub(super) fn boot(
+    kernel: &Kernel,
+    image: &Path,
+    folder: &Path,
+    accelerator: Accelerator,
+    show: impl Fn(&Record),
+) -> anyhow::Result<Outcome> {
+    let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
+    // What the kernel does not know becomes the environment of its first process, and what is behind `--` its arguments.
+    let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
+    let mut command = command(kernel, accelerator, &console, &init, Some(image));
+    command.arg("-serial").arg(format!("file:{}", channel.display()));
+    let mut guest = Guest::start(command)?;
+    let (mut shown, mut last, mut size) = (0, Instant::now(), 0);
+    loop {
+        let ended = !guest.is_running()?;
+        let now = fs::metadata(&channel).map_or(0, |file| file.len());
+        if now != size {
+            (last, size) = (Instant::now(), now);
+        }
+        let records = if channel.exists() { Report::read(&channel)? } else { Vec::new() };
+        records[shown..].iter().for_each(&show);
+        shown = records.len();
+        let hung = last.elapsed() > SILENCE;
+        if ended || hung {
+            return Ok(Outcome { records, console, hung });
+        }
+        sleep(Duration::from_millis(500));
+    }
+}
+
+impl Outcome {
+    /// The report, if the guest ended as it should; else what it said last.
+    pub(super) fn judge(self) -> anyhow::Result<Report> {
+        let text =
+            fs::read(&self.console).with_context(|| format!("cannot read {}", self.console.display()))?;
+        let text = String::from_utf8_lossy(&text);
+        if self.hung {
+            bail!("it hangs: nothing was heard for {} s\n{}", SILENCE.as_secs(), end_of(&text));
+        }
+        if let Some(trouble) = trouble(&text) {
+            bail!("the kernel is in trouble: {trouble}\n{}", end_of(&text));
+        }
+        Report::new(self.records).with_context(|| format!("the console said last:\n{}", end_of(&text)))
+    }
+}
+
+fn trouble(console: &str) -> Option<&str> {
+    console.lines().find(|line| TROUBLE.iter().any(|sign| line.contains(sign)))
+}
+
+fn end_of(console: &str) -> String {
+    let lines: Vec<&str> = console.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a guest that ended so.
+    fn verdict(name: &str, console: &str, hung: bool) -> String {
+        let path = std::env::temp_dir().join(format!("lb-xtask-console-{}-{name}", std::process::id()));
+        fs::write(&path, console).unwrap();
+        let result = Outcome { records: Vec::new(), console: path.clone(), hung }.judge();
+        fs::remove_file(path).unwrap();
+        format!("{:#}", result.unwrap_err())
+    }
+
+    #[test]
+    fn panics_hangs_and_missing_ends_are_told_apart() {
+        let panic = "[ 1.0] Kernel panic - not syncing: Attempted to kill init!";
+        assert!(verdict("panic", panic, false).contains("in trouble: [ 1.0] Kernel panic"));
+        assert!(verdict("hang", "quiet", true).starts_with("it hangs"));
+        let end = verdict("end", "last words", false);
+        assert!(end.contains("closing line is missing") && end.contains("last words"), "{end}");
+    }
+}

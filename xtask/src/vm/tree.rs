@@ -1,0 +1,206 @@
+//! The files of an initramfs, taken from this machine as they are there, and the archive of them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cpio::newc::{Builder, ModeFileType, trailer};
+
+/// What is at a path.
+enum Node {
+    Folder,
+    Link(PathBuf),
+    File { from: PathBuf, mode: u32 },
+    Text(Vec<u8>),
+}
+
+/// Files by their absolute paths. The order is that of the archive: a folder comes before what is in it.
+#[derive(Default)]
+pub(super) struct Tree {
+    nodes: BTreeMap<PathBuf, Node>,
+}
+
+impl Tree {
+    /// An empty folder.
+    pub(super) fn folder(&mut self, path: impl AsRef<Path>) {
+        self.nodes.entry(path.as_ref().to_owned()).or_insert(Node::Folder);
+    }
+
+    /// A file with this content.
+    pub(super) fn text(&mut self, path: impl AsRef<Path>, text: impl Into<Vec<u8>>) {
+        self.parents(path.as_ref());
+        self.nodes.insert(path.as_ref().to_owned(), Node::Text(text.into()));
+    }
+
+    /// A copy of a file, somewhere else.
+    pub(super) fn file(&mut self, path: impl AsRef<Path>, from: &Path) -> anyhow::Result<()> {
+        let mode = fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.parents(path.as_ref());
+        let node = Node::File { from: from.to_owned(), mode: mode.permissions().mode() & 0o777 };
+        self.nodes.insert(path.as_ref().to_owned(), node);
+        Ok(())
+    }
+
+    /// A link.
+    pub(super) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
+        self.parents(path.as_ref());
+        self.nodes.insert(path.as_ref().to_owned(), Node::Link(target.into()));
+    }
+
+    /// A file or folder of this machine at its own path, with the links that lead there (`/lib` is one to `usr/lib`), and
+    /// all that is below.
+    pub(super) fn add(&mut self, path: &Path) -> anyhow::Result<()> {
+        let real = self.resolve(path)?;
+        if !real.is_dir() {
+            return self.file(&real, &real);
+        }
+        self.copy_below(&real, &real)
+    }
+
+    /// All that is below a folder, below another one.
+    pub(super) fn copy_below(&mut self, path: &Path, from: &Path) -> anyhow::Result<()> {
+        self.parents(path);
+        self.folder(path);
+        let context = || format!("cannot read {}", from.display());
+        for entry in fs::read_dir(from).with_context(context)? {
+            let entry = entry.with_context(context)?;
+            let (path, from) = (path.join(entry.file_name()), entry.path());
+            let kind = entry.file_type().with_context(context)?;
+            if kind.is_dir() {
+                self.copy_below(&path, &from)?;
+            } else if kind.is_symlink() {
+                self.link(path, fs::read_link(&from).with_context(context)?);
+            } else {
+                self.file(path, &from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the links on the way to a path of this machine; returns where they lead. What lies behind them has to be put there: the
+    /// kernel unpacks an archive in its order, and through a link only to what is there already.
+    pub(super) fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
+        let mut resolved = PathBuf::from("/");
+        for (index, component) in path.components().enumerate() {
+            match component {
+                Component::RootDir => continue,
+                Component::ParentDir => {
+                    resolved.pop();
+                    continue;
+                }
+                Component::Normal(name) => resolved.push(name),
+                Component::CurDir | Component::Prefix(_) => bail!("{} is not absolute", path.display()),
+            }
+            if let Ok(target) = fs::read_link(&resolved) {
+                self.link(&resolved, &target);
+                let parent = resolved.parent().unwrap_or(Path::new("/"));
+                let rest: PathBuf = path.components().skip(index + 1).collect();
+                return self.resolve(&parent.join(target).join(rest));
+            }
+        }
+        Ok(resolved)
+    }
+
+    fn parents(&mut self, path: &Path) {
+        for folder in path.ancestors().skip(1).filter(|folder| folder.parent().is_some()) {
+            self.folder(folder);
+        }
+    }
+
+    /// Writes all of it as the kernel wants an initramfs.
+    pub(super) fn write(&self, archive: &Path) -> anyhow::Result<()> {
+        let file = File::create(archive).with_context(|| format!("cannot create {}", archive.display()))?;
+        let mut to = BufWriter::new(file);
+        for (number, (path, node)) in (1..).zip(&self.nodes) {
+            to = node
+                .write(to, number, path)
+                .with_context(|| format!("cannot write {} to {}", path.display(), archive.display()))?;
+        }
+        trailer(to)
+            .and_then(|mut to| to.flush())
+            .with_context(|| format!("cannot write {}", archive.display()))
+    }
+}
+
+impl Node {
+    fn write<W: Write>(&self, to: W, number: u32, path: &Path) -> anyhow::Result<W> {
+        let name = path.strip_prefix("/").unwrap_or(path).to_str().context("the name is not Unicode")?;
+        let entry = Builder::new(name).ino(number);
+        match self {
+            Self::Folder => put(entry.mode(0o755), ModeFileType::Directory, to, io::empty(), 0),
+            Self::Link(target) => {
+                let target = target.to_str().context("the target is not Unicode")?.as_bytes();
+                put(entry.mode(0o777), ModeFileType::Symlink, to, target, target.len() as u64)
+            }
+            Self::Text(text) => {
+                put(entry.mode(0o755), ModeFileType::Regular, to, text.as_slice(), text.len() as u64)
+            }
+            Self::File { from, mode } => {
+                let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+                let size = file.metadata()?.len();
+                put(entry.mode(*mode), ModeFileType::Regular, to, file, size)
+            }
+        }
+    }
+}
+
+fn put<W: Write>(
+    entry: Builder,
+    kind: ModeFileType,
+    to: W,
+    mut from: impl Read,
+    size: u64,
+) -> anyhow::Result<W> {
+    let size = u32::try_from(size).context("it is larger than the format can say")?;
+    let mut writer = entry.set_mode_file_type(kind).write(to, size);
+    io::copy(&mut from, &mut writer)?;
+    Ok(writer.finish()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use cpio::NewcReader;
+
+    use super::*;
+
+    #[test]
+    fn folders_come_before_what_is_in_them_and_links_are_kept() {
+        let folder = std::env::temp_dir().join(format!("lb-xtask-tree-{}", std::process::id()));
+        fs::create_dir_all(folder.join("real")).unwrap();
+        fs::write(folder.join("real/file"), "octets").unwrap();
+        std::os::unix::fs::symlink("real", folder.join("link")).unwrap();
+        let mut tree = Tree::default();
+        tree.add(&folder.join("link/file")).unwrap();
+        tree.text("/etc/plan", "text");
+        let archive = folder.join("archive");
+        tree.write(&archive).unwrap();
+
+        let base = folder.strip_prefix("/").unwrap().to_str().unwrap();
+        let expected = [
+            ("etc".to_owned(), String::new()),
+            ("etc/plan".to_owned(), "text".to_owned()),
+            ("tmp".to_owned(), String::new()),
+            (base.to_owned(), String::new()),
+            (format!("{base}/link"), "real".to_owned()),
+            (format!("{base}/real"), String::new()),
+            (format!("{base}/real/file"), "octets".to_owned()),
+        ];
+        let mut found = Vec::new();
+        let mut file = File::open(&archive).unwrap();
+        loop {
+            let mut reader = NewcReader::new(file).unwrap();
+            if reader.entry().is_trailer() {
+                break;
+            }
+            let mut text = String::new();
+            reader.read_to_string(&mut text).unwrap();
+            found.push((reader.entry().name().to_owned(), text));
+            file = reader.finish().unwrap();
+        }
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, expected);
+    }
+}
