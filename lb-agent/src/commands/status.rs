@@ -15,7 +15,9 @@ use crate::{
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
-    datapath::{Attachment, Direction, MapFill, Pinned, SocketAttachment, XdpAttachment, XdpMode},
+    datapath::{
+        self, Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode,
+    },
 };
 
 /// Everything `status` shows.
@@ -23,6 +25,8 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 struct Status {
     agent: Agent,
+    /// What this kernel lacks, and what is done without it.
+    degraded: Vec<DegradedView>,
     /// Folder of the pins.
     folder: String,
     programs: Vec<ProgramView>,
@@ -42,6 +46,12 @@ struct Agent {
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
+}
+
+#[derive(Debug, Serialize)]
+struct DegradedView {
+    name: &'static str,
+    detail: String,
 }
 
 /// A program on one side of a device of this network namespace.
@@ -95,6 +105,7 @@ pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
+        degraded: datapath::degraded().into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
     };
@@ -102,6 +113,10 @@ pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
         TableOrJson::Json => print_json(&status),
         TableOrJson::Table => print(&page(&status, Timestamp::now())),
     }
+}
+
+fn degraded_view(probe: Probe) -> DegradedView {
+    DegradedView { name: probe.name, detail: probe.detail }
 }
 
 fn agent(place: &Place, pinned: &Pinned) -> Agent {
@@ -186,6 +201,9 @@ fn page(status: &Status, now: Timestamp) -> String {
     let mut text = heading(&status.agent, now);
     // Writing to a String cannot fail.
     writeln!(text, "Sockets   {}", socket_line(&status.socket_programs)).unwrap_or_default();
+    for DegradedView { name, detail } in &status.degraded {
+        writeln!(text, "Degraded  {name}: {detail}").unwrap_or_default();
+    }
     writeln!(text, "Pins      {}\n", status.folder).unwrap_or_default();
     if status.programs.is_empty() {
         text.push_str("No programs on the devices of this network namespace.\n");
@@ -387,6 +405,7 @@ mod tests {
         outcomes.retain(|outcome| ["forward", "no_backend"].contains(&outcome.outcome));
         Status {
             agent,
+            degraded: vec![DegradedView { name: "tcx", detail: "filters instead".into() }],
             folder: "/sys/fs/bpf/lb/v1".into(),
             programs: vec![program],
             socket_programs: vec![SocketProgramView {
@@ -413,6 +432,7 @@ Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
 Outside   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
 Problem   a.yaml, document 2 (line 9): bad
 Sockets   served by 1 programs on the control group with inode 1234
+Degraded  tcx: filters instead
 Pins      /sys/fs/bpf/lb/v1
 
 DEVICE  KIND  DIRECTION  LAYER  PROGRAM     ID

@@ -5,7 +5,7 @@ use std::{fs, io, ops::RangeInclusive, path::Path};
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
 use lb_common::Settings;
 
-use super::{attach::AttachMode, bpffs, loader, pinned::Pinned, ports, sys, udp_sockets};
+use super::{attach::AttachMode, bpffs, loader, pinned::Pinned, ports, probe, sys, udp_sockets};
 use crate::node::DEFAULT_MASQUERADE_PORTS;
 
 /// How a probe ended.
@@ -72,7 +72,9 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         kernel(),
         maps(),
         programs(),
+        xdp_programs(),
         tcx(),
+        routes(),
         batches(),
         btf(),
         bpffs_probe(bpffs),
@@ -82,6 +84,13 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
         masquerade_ports(bpffs),
     ]
+}
+
+/// What of the kernel makes the data plane do without something: those probes of [`check`] that cost next to nothing, as far as
+/// they found less than they should.
+pub fn degraded() -> Vec<Probe> {
+    let probes = [tcx(), routes(), batches(), btf(), socket_destruction()];
+    probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
 }
 
 fn kernel() -> Probe {
@@ -119,6 +128,40 @@ fn programs() -> Probe {
             error.to_string(),
             "needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CONFIG_NET_CLS_ACT",
         ),
+    }
+}
+
+fn xdp_programs() -> Probe {
+    const NAME: &str = "XDP programs";
+    match loader::try_load_xdp() {
+        Ok(()) => Probe::ok(NAME, "the kernel takes them"),
+        Err(error) => Probe::degraded(
+            NAME,
+            format!("{error}: with --xdp, too, everything is served at tc"),
+            "nothing must be done, unless --xdp was to serve this machine",
+        ),
+    }
+}
+
+fn routes() -> Probe {
+    const NAME: &str = "routes for programs";
+    const ADVICE: &str =
+        "nothing must be done on a node with one address in each family; Linux 6.7 and newer tell it";
+    match probe::takes_route_flags(probe::SOURCE).and_then(|source| {
+        let neighbour = probe::takes_route_flags(probe::SKIP_NEIGHBOUR)?;
+        Ok((source, neighbour))
+    }) {
+        Ok((true, true)) => Probe::ok(NAME, "with the address that the node would speak from"),
+        Ok((source, neighbour)) => {
+            let lost = [(source, "source address"), (neighbour, "way to a neighbour that is not known yet")];
+            let lost = lost.iter().filter(|(there, _)| !there).map(|(_, what)| *what).collect::<Vec<_>>();
+            let detail = format!(
+                "without {}: masqueraded packets have the node's own address, whatever their route's is",
+                lost.join(" and ")
+            );
+            Probe::degraded(NAME, detail, ADVICE)
+        }
+        Err(error) => Probe::degraded(NAME, format!("cannot run a program: {error}"), "run as root"),
     }
 }
 

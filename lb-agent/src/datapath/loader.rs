@@ -125,8 +125,19 @@ fn load_xdp(
     }
 }
 
-/// Whether the kernel takes the programs: loads them with small maps of their own and lets go of both.
+/// Whether the kernel takes the programs without which there is no data plane.
 pub(super) fn try_load() -> Result<(), DatapathError> {
+    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    try_verify(PROGRAMS.into_iter().chain(socket_programs))
+}
+
+/// Whether the kernel takes the programs for XDP.
+pub(super) fn try_load_xdp() -> Result<(), DatapathError> {
+    try_verify(XDP_PROGRAMS.into_iter())
+}
+
+/// Loads programs with small maps of their own and lets go of both.
+fn try_verify(mut names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
     check_object()?;
     let btf = Btf::from_sys_fs().ok();
     let mut loader = EbpfLoader::new();
@@ -136,9 +147,7 @@ pub(super) fn try_load() -> Result<(), DatapathError> {
         loader.map_max_entries(spec.name, 16);
     }
     let mut ebpf = loader.load(OBJECT)?;
-    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    let mut all = PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(socket_programs);
-    all.try_for_each(|name| verify(&mut ebpf, name).map(drop))
+    names.try_for_each(|name| verify(&mut ebpf, name).map(drop))
 }
 
 /// Compares the maps and programs of the object with those this code knows.

@@ -28,6 +28,7 @@ mod netlink;
 mod network;
 mod pinned;
 mod ports;
+mod probe;
 mod settings;
 mod sockets;
 mod stats;
@@ -51,7 +52,7 @@ pub use glob::Pattern as DevicePattern;
 pub use self::{
     active::{ActiveFlows, Recount},
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
-    check::{Probe, ProbeResult, check, forwards},
+    check::{Probe, ProbeResult, check, degraded, forwards},
     cleanup::{Removed, cleanup},
     conntrack::{Connection, Conntrack, Sweep},
     device_map::{DeviceMap, Forwarding},

@@ -25,8 +25,10 @@ pub(super) enum Command {
     MapUpdate = 2,
     MapDelete = 3,
     MapNextKey = 4,
+    ProgramLoad = 5,
     ObjectPin = 6,
     ObjectGet = 7,
+    ProgramTestRun = 10,
     ObjectInfo = 15,
     ProgramQuery = 16,
     MapLookupBatch = 24,
@@ -72,6 +74,76 @@ struct MapCreate {
     max_entries: u32,
     flags: u32,
     inner_map: u32,
+}
+
+/// `struct bpf_insn`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct Instruction {
+    code: u8,
+    /// Destination, and source in the upper half.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+impl Instruction {
+    /// `to = from`
+    pub(super) const fn copy(to: u8, from: u8) -> Self {
+        Self { code: 0xbf, registers: to | from << 4, offset: 0, value: 0 }
+    }
+
+    /// `to = value`
+    pub(super) const fn set(to: u8, value: i32) -> Self {
+        Self { code: 0xb7, registers: to, offset: 0, value }
+    }
+
+    /// `to += value`
+    pub(super) const fn add(to: u8, value: i32) -> Self {
+        Self { code: 0x07, registers: to, offset: 0, value }
+    }
+
+    /// Stores `size` octets (8, 4 or 1) at `base + offset`.
+    pub(super) const fn store(size: u8, base: u8, offset: i16, value: i32) -> Self {
+        let width = match size {
+            8 => 0x18,
+            4 => 0x00,
+            _ => 0x10,
+        };
+        Self { code: 0x62 | width, registers: base, offset, value }
+    }
+
+    /// Returns `r0`.
+    pub(super) const fn exit() -> Self {
+        Self { code: 0x95, registers: 0, offset: 0, value: 0 }
+    }
+
+    /// Calls a helper.
+    pub(super) const fn call(helper: i32) -> Self {
+        Self { code: 0x85, registers: 0, offset: 0, value: helper }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ProgramLoad {
+    kind: u32,
+    count: u32,
+    instructions: u64,
+    license: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TestRun {
+    program: u32,
+    result: u32,
+    data_size: u32,
+    out_size: u32,
+    data: u64,
+    out: u64,
+    repeat: u32,
+    duration: u32,
 }
 
 #[repr(C)]
@@ -381,6 +453,32 @@ pub(super) fn has_batches() -> io::Result<bool> {
     let mut attr = Batch { keys, values, count: 1, map: raw(map.as_fd()), ..Batch::zeroed() };
     // SAFETY: there is one key and one value, of four bytes each as the map was made with.
     Ok(unsafe { bpf(Command::MapUpdateBatch, &mut attr) }.is_ok())
+}
+
+/// Loads a program for tc, runs it on an empty frame, and forgets it; what it returned.
+pub(super) fn run_once(program: &[Instruction]) -> io::Result<u32> {
+    const SCHED_CLS: u32 = 3;
+    let count = u32::try_from(program.len()).map_err(io::Error::other)?;
+    let license = c"GPL";
+    let mut attr = ProgramLoad {
+        kind: SCHED_CLS,
+        count,
+        instructions: pointer(program.as_ptr()),
+        license: pointer(license.as_ptr()),
+    };
+    // SAFETY: there are `count` instructions, and the licence ends with a zero; BPF_PROG_LOAD returns a descriptor.
+    let program = unsafe { bpf_fd(Command::ProgramLoad, &mut attr) }?;
+    let frame = [0u8; 64];
+    let mut attr = TestRun {
+        program: raw(program.as_fd()),
+        data_size: 64,
+        data: pointer(frame.as_ptr()),
+        repeat: 1,
+        ..TestRun::zeroed()
+    };
+    // SAFETY: there are 64 octets of data, and nothing is to be written back but what is in the attribute.
+    unsafe { bpf(Command::ProgramTestRun, &mut attr) }?;
+    Ok(attr.result)
 }
 
 /// Returns once every BPF program that ran when this was called has ended: the kernel waits for them after each

@@ -60,17 +60,13 @@ pub(super) fn is_new_connection(place: &Place, packet: &Packet, flow: &Flow) -> 
 /// Whether the entry has nothing to say to a SYN any more.
 #[inline(never)]
 fn is_stale(place: &Place, packet: &Packet, flow: &Flow) -> bool {
-    if flow.is_tunnelled() {
-        let phase = Phase::of_one_way(flow);
-        return phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase);
-    }
-    match lookup(&flow.to.reversed()) {
-        Some(reply) => {
-            let phase = Phase::of(flow, reply);
-            phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase)
-        }
-        None => true,
-    }
+    let phase = if flow.is_tunnelled() {
+        Phase::of_one_way(flow)
+    } else {
+        let Some(reply) = lookup(&flow.to.reversed()) else { return true };
+        Phase::of(flow, reply)
+    };
+    phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase)
 }
 
 /// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The agent

@@ -46,7 +46,8 @@ fn every_program_loads() {
             let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
             let verified = info.verified_instruction_count();
             println!("log level {level}: {name:14} {verified:?} of {LIMIT} instructions verified");
-            assert!(verified.is_none_or(|count| count < LIMIT / 2), "{name} is about to hit the limit");
+            // Linux 6.1 looks at twice to ten times as many as newer ones.
+            assert!(verified.is_none_or(|count| count < LIMIT / 5 * 4), "{name} is about to hit the limit");
         }
         let found: Vec<&str> = ebpf.programs().map(|(name, _)| name).collect();
         assert_eq!(

@@ -68,6 +68,7 @@ pub(super) fn accelerator(kernel: &Kernel, folder: &Path) -> anyhow::Result<Acce
         return Ok(Accelerator::Tcg);
     }
     let console = folder.join("kvm-probe.log");
+    remove_old(&console)?;
     let mut guest = Guest::start(command(kernel, Accelerator::Kvm, &console, "", None))?;
     let start = Instant::now();
     while start.elapsed() < PROBE && guest.is_running()? {
@@ -76,6 +77,16 @@ pub(super) fn accelerator(kernel: &Kernel, folder: &Path) -> anyhow::Result<Acce
     drop(guest);
     let boots = fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(NO_ROOT));
     Ok(if boots { Accelerator::Kvm } else { Accelerator::Tcg })
+}
+
+/// Removes what an earlier boot said.
+fn remove_old(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn command(
@@ -143,6 +154,7 @@ pub(super) fn boot(
     // What the kernel does not know becomes the environment of its first process, and what is behind `--` its arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
     let mut command = command(kernel, accelerator, &console, &init, Some(image));
+    [&console, &channel].into_iter().try_for_each(|path| remove_old(path))?;
     command.arg("-serial").arg(format!("file:{}", channel.display()));
     let mut guest = Guest::start(command)?;
     let (mut shown, mut last, mut size) = (0, Instant::now(), 0);
@@ -153,7 +165,7 @@ pub(super) fn boot(
             (last, size) = (Instant::now(), now);
         }
         let records = if channel.exists() { Report::read(&channel)? } else { Vec::new() };
-        records[shown..].iter().for_each(&show);
+        records.iter().skip(shown).for_each(&show);
         shown = records.len();
         let hung = last.elapsed() > SILENCE;
         if ended || hung {
