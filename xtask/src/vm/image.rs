@@ -120,6 +120,10 @@ pub(super) fn write(
 }
 
 fn add_tools(tree: &mut Tree, programs: &mut Programs) -> anyhow::Result<()> {
+    // Where the kernel looks for the program that loads modules, and scripts for theirs; both may be links.
+    for path in ["/sbin/modprobe", "/bin/sh"] {
+        tree.resolve(Path::new(path))?;
+    }
     let names: BTreeSet<&str> = setup::TOOLS.iter().map(|(name, _)| *name).chain(TOOLS).collect();
     for name in names {
         let path = process::find(name)
