@@ -18,9 +18,18 @@ pub(super) const SKIP_NEIGHBOUR: i32 = 1 << 2;
 /// `BPF_FIB_LOOKUP_SRC`.
 pub(super) const SOURCE: i32 = 1 << 4;
 
+/// A flag that no kernel has.
+const NO_FLAG: i32 = 1 << 30;
+
 /// Whether `bpf_fib_lookup` takes these flags.
 pub(super) fn takes_route_flags(flags: i32) -> io::Result<bool> {
-    sys::run_once(&route_lookup(flags)).map(|result| result != EINVAL)
+    let takes = |flags| sys::run_once(&route_lookup(flags)).map(|result| result != EINVAL);
+    if takes(NO_FLAG)? {
+        return Err(io::Error::other(
+            "the kernel takes flags that do not exist, so that nothing can be told from it",
+        ));
+    }
+    takes(flags)
 }
 
 /// Looks for a route to 0.0.0.0 in a structure on the stack, and returns what the helper says of it.
