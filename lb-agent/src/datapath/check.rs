@@ -298,7 +298,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "))
             .map(|(name, _)| name)
-            .filter(|name| *name != "|")
+            .filter(|name| !name.starts_with('|'))
             .collect();
         let probes = super::check(super::Path::new("/nowhere"));
         let names: Vec<&str> =
