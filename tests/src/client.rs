@@ -69,7 +69,12 @@ pub struct Connection {
 impl Connection {
     /// Connects from `netns` to `to`.
     pub fn open(netns: &Netns, to: SocketAddr) -> io::Result<Self> {
-        Self::on(netns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?, to)
+        netns.run(|| Self::open_here(to))
+    }
+
+    /// Connects to `to` from the namespace of this thread.
+    pub fn open_here(to: SocketAddr) -> io::Result<Self> {
+        Self::on(TcpStream::connect_timeout(&to, PATIENCE)?, to)
     }
 
     /// Connects from a local port that other connections may use, too.
@@ -118,6 +123,20 @@ impl Connection {
             sent += len as u64;
         }
         self.receive_answer()
+    }
+
+    /// Sends a piece of the pattern, which is to come back; the server's name.
+    pub fn echo(&mut self, offset: u64, octets: usize) -> io::Result<String> {
+        let piece = pattern::at(offset, octets);
+        self.send_head("POST /echo", piece.len() as u64)?;
+        self.reader.get_mut().write_all(piece)?;
+        let (octets, server) = self.receive_head()?;
+        let mut answer = vec![0; piece.len()];
+        self.reader.read_exact(&mut answer)?;
+        if octets == piece.len() as u64 && answer == piece {
+            return Ok(server);
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the octets came back changed"))
     }
 
     /// Receives so much of the pattern, compares every octet, and returns the server's name.
@@ -236,13 +255,20 @@ pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
 
+/// The same, from the namespace of this thread.
+pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
+    Connection::open_here(to)?.ask()
+}
+
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = netns.run(|| {
-        let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), 0))?;
-        socket.connect(to)?;
-        Ok(socket)
-    })?;
+    netns.run(|| udp_socket_here(to))
+}
+
+/// The same, in the namespace of this thread.
+pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), 0))?;
+    socket.connect(to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     Ok(socket)
 }

@@ -4,7 +4,8 @@
 //! - `GET /` answers with `NAME PEER`: the server's name and the client's address as the server sees it;
 //! - `GET /download/OCTETS` and `GET /download/OCTETS/RATE` answer with so much of [`crate::pattern`], at most at
 //!   RATE octets per second;
-//! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER OCTETS`.
+//! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER OCTETS`;
+//! - `POST /echo` answers with the content.
 //!
 //! UDP: every datagram comes back behind a line `NAME PEER`.
 
@@ -124,6 +125,7 @@ fn serve_connection(stream: TcpStream, name: &str, peer: SocketAddr) -> io::Resu
                 let octets = receive_content(&mut reader, request.content_length)?;
                 answer(reader.get_mut(), &format!("{name} {peer} {octets}\n"))?;
             }
+            ["", "echo"] => send_back(&mut reader, name, request.content_length)?,
             _ => answer(out, &format!("{name} {peer}\n"))?,
         }
     }
@@ -205,6 +207,17 @@ fn receive_content(reader: &mut BufReader<TcpStream>, octets: u64) -> io::Result
         received += len as u64;
     }
     Ok(received)
+}
+
+/// Answers with the content, which is no longer than a piece of the pattern.
+fn send_back(reader: &mut BufReader<TcpStream>, name: &str, octets: u64) -> io::Result<()> {
+    let len = usize::try_from(octets).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
+    let mut message =
+        format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {len}\r\n\r\n").into_bytes();
+    let head = message.len();
+    message.resize(head + len, 0);
+    reader.read_exact(&mut message[head..])?;
+    reader.get_mut().write_all(&message)
 }
 
 /// Echoes datagrams on all addresses of a namespace.

@@ -11,6 +11,7 @@ use lb_tests::{
     cluster::{ClientLink, Cluster, HTTP_PORT, UDP_PORT},
     manifests::{Port, Service},
     netns::Netns,
+    traffic::{Kind, Traffic},
 };
 
 /// The port of every test service that leads to the pods' HTTP servers.
@@ -67,6 +68,18 @@ impl Bed {
         let mut settings = self.cluster.agent_settings(1);
         settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self.agent = Some(Agent::start(&self.cluster.node1, settings).unwrap());
+    }
+
+    /// Traffic of every kind and family to `web`, from outside, from a pod and from the node itself.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let mut clients = Vec::new();
+        for netns in [&self.cluster.client, self.netns("pod1"), &self.cluster.node1] {
+            for vip in WEB {
+                clients.extend(Kind::TCP.map(|kind| (netns, kind, http(vip))));
+                clients.extend(Kind::UDP.map(|kind| (netns, kind, udp(vip))));
+            }
+        }
+        Traffic::start(clients).unwrap()
     }
 
     /// Writes a service with the ports HTTP and UDP.

@@ -17,6 +17,7 @@ mod forwarding;
 mod hairpin;
 mod health;
 mod lan;
+mod life_cycle;
 mod lifetime;
 mod load_balancers;
 mod masquerade;
