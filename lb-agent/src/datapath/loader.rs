@@ -1,9 +1,11 @@
 //! Loading the BPF object: maps from their pins or new, programs always new.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    thread,
 };
 
 use aya::{
@@ -89,39 +91,38 @@ pub(super) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
         loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
     }
     let mut ebpf = loader.load(OBJECT)?;
-    let mut programs = Vec::with_capacity(PROGRAMS.len());
-    for name in PROGRAMS {
-        programs.push(load_program(&mut ebpf, folder, name)?);
-    }
+    let xdp_names = if options.xdp == XdpOption::Off { &[] } else { &XDP_PROGRAMS[..] };
+    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
+    let socket_names = hooks.iter().map(|hook| hook.program);
+    let mut verified =
+        verify(&mut ebpf, PROGRAMS.into_iter().chain(xdp_names.iter().copied()).chain(socket_names.clone()));
+    let programs = pin_all(&mut verified, folder, PROGRAMS.into_iter())?;
     let programs = Programs::try_from(programs)
         .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
-    let xdp_programs = load_xdp(&mut ebpf, folder, options.xdp)?;
-    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
-    let socket_programs = hooks.iter().map(|hook| load_program(&mut ebpf, folder, hook.program));
-    let socket_programs = socket_programs.collect::<Result<_, _>>()?;
+    let xdp_programs = pin_xdp(&mut verified, folder, xdp_names)?;
+    let socket_programs = pin_all(&mut verified, folder, socket_names)?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
     Ok(Loaded { programs, xdp_programs, socket_programs, logger })
 }
 
 /// Without them everything is served at tc.
-fn load_xdp(
-    ebpf: &mut Ebpf,
+fn pin_xdp(
+    verified: &mut Verified,
     folder: &Folder,
-    option: XdpOption,
+    names: &[&'static str],
 ) -> Result<Vec<LoadedProgram>, DatapathError> {
-    if option == XdpOption::Off {
+    if names.is_empty() {
         for name in XDP_PROGRAMS {
             bpffs::unpin(&folder.programs().join(name))?;
         }
         return Ok(Vec::new());
     }
-    match XDP_PROGRAMS.into_iter().map(|name| load_program(ebpf, folder, name)).collect() {
-        Ok(programs) => Ok(programs),
+    match pin_all(verified, folder, names.iter().copied()) {
         Err(error @ DatapathError::Program { .. }) => {
             warn!("there is no XDP, everything is served at tc: {error}");
             Ok(Vec::new())
         }
-        Err(error) => Err(error),
+        other => other,
     }
 }
 
@@ -137,7 +138,7 @@ pub(super) fn try_load_xdp() -> Result<(), DatapathError> {
 }
 
 /// Loads programs with small maps of their own and lets go of both.
-fn try_verify(mut names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
+fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
     check_object()?;
     let btf = Btf::from_sys_fs().ok();
     let mut loader = EbpfLoader::new();
@@ -147,7 +148,7 @@ fn try_verify(mut names: impl Iterator<Item = &'static str>) -> Result<(), Datap
         loader.map_max_entries(spec.name, 16);
     }
     let mut ebpf = loader.load(OBJECT)?;
-    names.try_for_each(|name| verify(&mut ebpf, name).map(drop))
+    verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
 /// Compares the maps and programs of the object with those this code knows.
@@ -195,10 +196,35 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
     Ok(found.max_entries)
 }
 
-/// Has the kernel verify a program.
-fn verify(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, DatapathError> {
+/// What the kernel said of each program.
+type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
+
+/// Has the kernel verify programs, all at once: the largest take it the better part of a second each.
+fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
+    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    thread::scope(|scope| {
+        let threads: Vec<_> = names
+            .map(|name| {
+                let program = programs.remove(name);
+                (name, thread::Builder::new().spawn_scoped(scope, move || verify_one(name, program)))
+            })
+            .collect();
+        let ended = threads.into_iter().map(|(name, thread)| {
+            let failed = |reason| DatapathError::Program { program: name, reason };
+            let thread = thread.map_err(|error| failed(format!("start a thread: {error}")));
+            let result = thread.and_then(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(failed("the thread that loads it has panicked".to_owned())))
+            });
+            (name, result)
+        });
+        ended.collect()
+    })
+}
+
+fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
     let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
-    let program = ebpf.program_mut(name);
     let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
     let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
     fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
@@ -218,12 +244,23 @@ fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
     program.fd()
 }
 
-fn load_program(
-    ebpf: &mut Ebpf,
+/// Pins programs that the kernel has taken.
+fn pin_all(
+    verified: &mut Verified,
     folder: &Folder,
-    name: &'static str,
-) -> Result<LoadedProgram, DatapathError> {
-    let fd = verify(ebpf, name)?;
+    names: impl Iterator<Item = &'static str>,
+) -> Result<Vec<LoadedProgram>, DatapathError> {
+    names
+        .map(|name| {
+            let fd = verified.remove(name);
+            let fd =
+                fd.unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} was not loaded"))))?;
+            pin(fd, folder, name)
+        })
+        .collect()
+}
+
+fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram, DatapathError> {
     let id = sys::program_id(fd.as_fd());
     let id = id.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })?;
     let path = folder.programs().join(name);
