@@ -1,9 +1,14 @@
 //! What can be typed: the grammar of the command line. [`crate::config`] checks and completes it.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lb_core::model::Protocol;
+
+use crate::commands::Client;
 
 /// Kubernetes Services in the kernel: an eBPF load balancer for a node, with or without Kubernetes.
 ///
@@ -53,6 +58,8 @@ pub enum Command {
     /// Show or forget the connections the kernel tracks
     #[command(subcommand)]
     Conntrack(ConntrackCommand),
+    /// Say what becomes of a packet, and why: every step of the data plane, on what its maps hold now
+    Explain(ExplainArgs),
     /// Say whether this kernel and machine can run the agent, and what is missing
     Check(CheckArgs),
     /// Remove every program, map and device that any version of the agent ever made
@@ -284,6 +291,44 @@ pub struct StatusArgs {
     /// How to print it
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Who sends it; without a port it is the first packet of a new connection
+    #[arg(long, value_name = "ADDR[:PORT]")]
+    pub from: Client,
+    /// Where it is sent to, such as a virtual address and its port
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub to: SocketAddr,
+    /// Its protocol; of TCP and SCTP it is a packet that asks for a connection
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol, default_value = "tcp")]
+    pub protocol: Protocol,
+    /// Where it is looked at [default: where it would be first: in the system call of a process of this node, at XDP, or where
+    /// it enters the node]
+    #[arg(long, value_name = "HOOK")]
+    pub at: Option<At>,
+    /// The device that it comes in through [default: the one that leads to who sends it]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Where a packet is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum At {
+    /// Where it enters the node
+    TcIngress,
+    /// Where it leaves the node
+    TcEgress,
+    /// Where it enters the node through a wire with an XDP program
+    Xdp,
+    /// In a system call of a process of this node
+    Socket,
 }
 
 /// Options of `check`.

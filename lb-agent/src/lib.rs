@@ -7,6 +7,7 @@ pub mod daemon;
 pub mod datapath;
 #[cfg(test)]
 mod deploy_test;
+pub mod explain;
 pub mod health;
 #[cfg(test)]
 mod http_test;

@@ -35,6 +35,7 @@ fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
         Command::Status(args) => commands::status(&looked_at(place)?, args.output),
         Command::Service(command) => commands::service(&looked_at(place)?, command),
         Command::Conntrack(command) => commands::conntrack(&looked_at(place)?, command),
+        Command::Explain(args) => commands::explain(&looked_at(place)?, &args),
         Command::Check(args) => commands::check(&looked_at(place)?, args.output),
         Command::Cleanup => commands::cleanup(&looked_at(place)?),
         Command::Completions { shell } => commands::completions(shell),

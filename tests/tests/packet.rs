@@ -20,6 +20,7 @@ mod packet {
     mod affinity;
     mod decapsulate;
     mod early;
+    mod explain;
     mod fragments;
     mod full;
     mod headers;

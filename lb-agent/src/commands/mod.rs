@@ -2,6 +2,7 @@
 
 mod check;
 mod conntrack;
+mod explain;
 mod output;
 mod service;
 mod service_view;
@@ -18,7 +19,11 @@ use crate::{
     datapath::{self, Conntrack, Pinned, Removed},
 };
 
-pub use self::{check::check, status::status};
+pub use self::{
+    check::check,
+    explain::{Client, explain},
+    status::status,
+};
 
 /// Runs `service`.
 ///

@@ -71,6 +71,26 @@ impl ServiceMaps {
         self.source_ranges.use_batches(yes);
     }
 
+    pub(crate) const fn services(&self) -> &Table<ServiceKey, Service> {
+        &self.services
+    }
+
+    pub(crate) const fn backends(&self) -> &Table<u32, Backend> {
+        &self.backends
+    }
+
+    pub(crate) const fn tables(&self) -> &Table<u32, u32> {
+        &self.tables
+    }
+
+    pub(crate) const fn vips(&self) -> &Table<Address, Vip> {
+        &self.vips
+    }
+
+    pub(crate) const fn source_ranges(&self) -> &Table<SourceRangeKey, u32> {
+        &self.source_ranges
+    }
+
     /// The sizes of the arenas that the plan allocates from.
     pub const fn room(&self) -> Room {
         Room { backends: self.backends.capacity(), tables: self.tables.capacity() }

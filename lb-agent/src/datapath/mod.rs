@@ -19,16 +19,19 @@ mod conntrack;
 mod device_map;
 mod devices;
 mod error;
+mod globals;
 pub mod grace;
 mod inside;
 mod layout;
 mod loader;
+mod looked_up;
 mod maps;
 mod netlink;
 mod network;
 mod pinned;
 mod ports;
 mod probe;
+mod route;
 mod settings;
 mod sockets;
 mod stats;
@@ -60,10 +63,12 @@ pub use self::{
     error::DatapathError,
     inside::InsideDevices,
     loader::{BpfLogger, OBJECT},
+    looked_up::LookedUp,
     maps::{ApplyError, ServiceMaps},
     network::{DefaultRoute, Link, LinkAddress, Network},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
     ports::PortReservation,
+    route::{Route, Routes},
     settings::SettingsMap,
     sockets::{SocketAttachment, SocketOptions, SocketScope, cgroup_root},
     stats::Stats,

@@ -62,6 +62,14 @@ impl<M: Message> Netlink<M> {
         self.receive(drop).map(drop)
     }
 
+    /// Everything that answers a question about one thing.
+    pub(super) fn ask(&mut self, request: M) -> io::Result<Vec<M>> {
+        self.send(request, NLM_F_ACK)?;
+        let mut answers = Vec::new();
+        self.receive(|answer| answers.push(answer))?;
+        Ok(answers)
+    }
+
     fn send(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();

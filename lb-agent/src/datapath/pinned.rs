@@ -19,6 +19,7 @@ use super::{
     error::DatapathError,
     inside::InsideDevices,
     layout::PROGRAMS,
+    looked_up::LookedUp,
     maps::{ServiceMaps, slices_of},
     netlink::Netlink,
     network,
@@ -133,6 +134,11 @@ impl Pinned {
     /// The interface indices of the devices whose senders are inside the cluster.
     pub fn inside_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         InsideDevices::open(&self.folder)?.get()
+    }
+
+    /// The maps as programs see them.
+    pub fn looked_up(&self) -> Result<LookedUp, DatapathError> {
+        LookedUp::open(&self.folder)
     }
 
     /// Connection tracking.

@@ -13,6 +13,7 @@ mod deploy;
 mod devices;
 mod direct;
 mod edits;
+mod explain;
 mod forwarding;
 mod hairpin;
 mod health;

@@ -500,6 +500,22 @@ impl Bench {
         moved.filter(|(_, difference)| *difference != 0).collect()
     }
 
+    pub(crate) fn map(&self, name: &str) -> &aya::maps::Map {
+        self.ebpf.map(name).unwrap()
+    }
+
+    /// Writes an element of an array.
+    pub(crate) fn put<V: aya::Pod>(&mut self, map: &str, slot: u32, value: V) {
+        let mut map: Array<_, V> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
+        map.set(slot, value, 0).unwrap();
+    }
+
+    /// Loses one of the entries of flows: the `nth` of all, if there are so many.
+    pub(crate) fn forget_one_flow(&mut self, nth: usize) {
+        let key = self.flows().into_keys().nth(nth);
+        key.into_iter().for_each(|key| self.conntrack().remove(&key).unwrap());
+    }
+
     pub(crate) fn program(&self, name: &str) -> &Program {
         self.ebpf.program(name).unwrap()
     }
@@ -645,7 +661,7 @@ pub(crate) struct Sent {
     input: Vec<u8>,
     pub(crate) output: Vec<u8>,
     action: i32,
-    moved: Vec<(Outcome, u64)>,
+    pub(crate) moved: Vec<(Outcome, u64)>,
 }
 
 impl Sent {

@@ -1,0 +1,234 @@
+//! `explain`: what becomes of a packet, and why.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, bail};
+use lb_common::{Address, conntrack::Tuple};
+use serde::Serialize;
+
+use super::output::{print, print_json};
+use crate::{
+    cli::{At, ExplainArgs, TableOrJson},
+    config::Place,
+    datapath::{Conntrack, Direction, Pinned, Routes},
+    explain::{
+        self, Explanation, Hook, PinnedTables, Question, Step, Turn, Verdict, step_in_words, verdict_in_words,
+    },
+};
+
+/// What is printed as JSON: an interface.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Page<'a> {
+    from: String,
+    to: SocketAddr,
+    protocol: &'static str,
+    at: &'static str,
+    device: Option<&'a str>,
+    steps: Vec<StepView<'a>>,
+    #[serde(flatten)]
+    verdict: &'a Verdict,
+    /// The verdict as a line of text.
+    text: String,
+}
+
+#[derive(Serialize)]
+struct StepView<'a> {
+    #[serde(flatten)]
+    step: &'a Step,
+    text: String,
+}
+
+/// Runs `explain`.
+///
+/// # Errors
+/// There is no data plane, it cannot be read, or the question makes no sense.
+pub fn explain(place: &Place, args: &ExplainArgs) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&place.bpffs)?;
+    let mut routes = Routes::open()?;
+    let device = entrance(&mut routes, args)?;
+    let attached = Attached::of(&pinned, device)?;
+    let hook = hook(args, &attached, &mut routes)?;
+    let question = question(args, hook, device)?;
+    let explanation = explain::explain(&PinnedTables::open(&pinned, device)?, &question)?;
+    let name = routes.name(device);
+    let mut steps = explanation.steps.clone();
+    if let (Some(name), Some(program)) = (name, attached.at(hook)) {
+        steps.insert(0, Step::Attached { device: name.to_owned(), at: hook_name(hook), program });
+    }
+    let explanation = Explanation { steps, ..explanation };
+    match args.output {
+        TableOrJson::Json => print_json(&page(args, &explanation, &question, name)),
+        TableOrJson::Table => print(&text(args, &explanation, &question, name)),
+    }
+}
+
+/// The device that the packet comes in through: the one named, or the one that leads to the client.
+fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
+    match &args.device {
+        Some(name) => routes
+            .device(name)
+            .with_context(|| format!("there is no device {name} in this network namespace")),
+        None => Ok(routes.to(args.from.ip)?.map_or(0, |route| route.device)),
+    }
+}
+
+/// Which of our programs are on the device, and on system calls.
+struct Attached {
+    known: bool,
+    xdp: bool,
+    ingress: bool,
+    egress: bool,
+    sockets: bool,
+}
+
+impl Attached {
+    fn of(pinned: &Pinned, device: u32) -> anyhow::Result<Self> {
+        let tc = pinned.attachments()?;
+        let on = |direction| tc.iter().any(|a| a.index == device && a.direction == direction);
+        Ok(Self {
+            known: device != 0,
+            xdp: pinned.xdp_attachments()?.iter().any(|a| a.index == device),
+            ingress: on(Direction::Ingress),
+            egress: on(Direction::Egress),
+            sockets: !pinned.socket_attachments()?.is_empty(),
+        })
+    }
+
+    /// Whether the program of the hook is there; nothing where that has nothing to do with a device.
+    const fn at(&self, hook: Hook) -> Option<bool> {
+        match hook {
+            _ if !self.known => None,
+            Hook::Xdp => Some(self.xdp),
+            Hook::Ingress => Some(self.ingress),
+            Hook::Egress => Some(self.egress),
+            Hook::Socket => None,
+        }
+    }
+}
+
+/// The hook that was named, or the first one that such a packet meets.
+fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<Hook> {
+    Ok(match args.at {
+        Some(At::TcIngress) => Hook::Ingress,
+        Some(At::TcEgress) => Hook::Egress,
+        Some(At::Xdp) => Hook::Xdp,
+        Some(At::Socket) => Hook::Socket,
+        None if args.device.is_none() && attached.sockets && routes.is_own(args.from.ip)? => Hook::Socket,
+        None if attached.xdp => Hook::Xdp,
+        None => Hook::Ingress,
+    })
+}
+
+fn question(args: &ExplainArgs, hook: Hook, device: u32) -> anyhow::Result<Question> {
+    let (from, to) = (args.from, args.to);
+    if from.ip.is_ipv4() != to.is_ipv4() {
+        bail!("--from {} and --to {to} are of different families", from.ip);
+    }
+    let address = Address::from;
+    let port = from.port.unwrap_or(0);
+    Ok(Question {
+        tuple: Tuple::new(address(from.ip), address(to.ip()), port, to.port(), args.protocol.number()),
+        knows_port: from.port.is_some(),
+        turn: Turn::Opens,
+        hook,
+        device,
+        now: Conntrack::now(),
+    })
+}
+
+const fn hook_name(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Xdp => "xdp",
+        Hook::Ingress => "tc-ingress",
+        Hook::Egress => "tc-egress",
+        Hook::Socket => "socket",
+    }
+}
+
+fn page<'a>(
+    args: &ExplainArgs,
+    explanation: &'a Explanation,
+    question: &Question,
+    device: Option<&'a str>,
+) -> Page<'a> {
+    let view = |step: &'a Step| StepView { step, text: step_in_words(step) };
+    Page {
+        from: args.from.to_string(),
+        to: args.to,
+        protocol: args.protocol.as_str(),
+        at: hook_name(question.hook),
+        device,
+        steps: explanation.steps.iter().map(view).collect(),
+        verdict: &explanation.verdict,
+        text: verdict_in_words(&explanation.verdict, question).join("\n"),
+    }
+}
+
+fn text(args: &ExplainArgs, explanation: &Explanation, question: &Question, device: Option<&str>) -> String {
+    let device = device.map_or_else(String::new, |name| format!(" of {name}"));
+    let at = match question.hook {
+        Hook::Socket => "in a system call of this node".to_owned(),
+        hook @ (Hook::Xdp | Hook::Ingress | Hook::Egress) => format!("at {}{device}", hook_name(hook)),
+    };
+    let protocol = args.protocol.as_str();
+    let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to);
+    for (number, step) in (1..).zip(&explanation.steps) {
+        text.push_str(&format!("{number:>3}. {}\n", step_in_words(step)));
+    }
+    let verdict = verdict_in_words(&explanation.verdict, question);
+    text.push_str(&format!("\n  => {}\n", verdict.join("\n     ")));
+    text
+}
+
+/// A client: an address, and perhaps a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// The address.
+    pub ip: IpAddr,
+    /// The port.
+    pub port: Option<u16>,
+}
+
+impl std::str::FromStr for Client {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse() {
+            return Ok(Self { ip, port: None });
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(socket) => Ok(Self { ip: socket.ip(), port: Some(socket.port()) }),
+            Err(_) => Err("expected ADDR, ADDR:PORT or [ADDR]:PORT".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.ip, port).fmt(f),
+            None => self.ip.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_has_a_port_or_none() {
+        let parsed = |text: &str| text.parse::<Client>().map(|client| client.to_string());
+        for (text, said) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("fd00::1", "fd00::1"),
+            ("[fd00::1]", "fd00::1"),
+            ("[fd00::1]:80", "[fd00::1]:80"),
+        ] {
+            assert_eq!(parsed(text).as_deref(), Ok(said));
+        }
+        assert!(parsed("web:80").is_err() && parsed("10.0.0.1:").is_err());
+    }
+}

@@ -1,0 +1,73 @@
+//! The pinned maps as programs see them, for who asks one question after the other: see [`crate::explain`].
+
+use lb_common::{
+    Address, Affinity, AffinityKey, DeviceInfo, Settings,
+    conntrack::{Flow, Tuple},
+    from_fixed,
+};
+use std::sync::Arc;
+
+use super::{
+    active::ActiveFlows, bpffs::Folder, error::DatapathError, globals::Constants, layout, maps::ServiceMaps,
+    settings::SettingsMap, table::Table,
+};
+use crate::explain::Globals;
+
+/// The maps, and what was written in the programs.
+#[derive(Debug)]
+pub struct LookedUp {
+    pub(crate) service_maps: ServiceMaps,
+    pub(crate) conntrack: Table<Tuple, Flow>,
+    pub(crate) active: Arc<ActiveFlows>,
+    pub(crate) affinity: Table<AffinityKey, Affinity>,
+    pub(crate) inside_devices: Table<u32, u32>,
+    pub(crate) devices: Table<u32, DeviceInfo>,
+    pub(crate) settings: Settings,
+    pub(crate) globals: Globals,
+}
+
+impl LookedUp {
+    pub(super) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self {
+            service_maps: ServiceMaps::open(folder)?,
+            conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+            active: Arc::new(ActiveFlows::open(folder)?),
+            affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
+            inside_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
+            devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
+            settings: SettingsMap::open(folder)?.get()?,
+            globals: globals(folder),
+        })
+    }
+}
+
+/// Where the programs do not tell, the defaults.
+fn globals(folder: &Folder) -> Globals {
+    let default = Globals::default();
+    let Some(constants) = Constants::read(folder) else { return default };
+    Globals {
+        hash_seed: constants.get("HASH_SEED").map_or(default.hash_seed, u64::from_ne_bytes),
+        syn_retries: constants.get("SYN_RETRIES").map_or(default.syn_retries, u16::from_ne_bytes),
+        direct: constants.get("DIRECT").is_some_and(|[direct]: [u8; 1]| direct != 0),
+    }
+}
+
+impl ServiceMaps {
+    /// The name of a service port, such as `default/web:http`.
+    pub(crate) fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
+        Ok(self.service_names.get(&id)?.map(|name| {
+            let service = format!("{}/{}", from_fixed(&name.namespace), from_fixed(&name.name));
+            match from_fixed(&name.port_name) {
+                "" => service,
+                port => format!("{service}:{port}"),
+            }
+        }))
+    }
+
+    /// The pod of an endpoint.
+    pub(crate) fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError> {
+        let name = self.endpoint_names.get(address)?;
+        let pod = name.map(|name| from_fixed(&name.pod).to_owned());
+        Ok(pod.filter(|pod| !pod.is_empty()))
+    }
+}

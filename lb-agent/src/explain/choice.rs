@@ -1,0 +1,139 @@
+//! Which backend a new flow gets, or which it may get; as `choice::choose`, with the same arithmetic (`lb_ebpf::schedule`).
+
+use std::collections::BTreeSet;
+
+use lb_common::{
+    AffinityKey, Backend, Outcome, Scheduler, Service,
+    conntrack::{Flow, Tick, seen},
+};
+use lb_ebpf::schedule::{self, Load};
+
+use super::{
+    frontend::Request,
+    step::{Holds, Method, Step, Verdict, endpoint, socket},
+    tables::Tables,
+    walk::{Found, Stop, Walk},
+};
+
+/// Places in the slice of a service.
+type Places = BTreeSet<u32>;
+
+impl<T: Tables> Walk<'_, T> {
+    /// The backends that the flow may get: one, where that is no matter of chance, turns or loads.
+    pub(super) fn choose(&mut self, request: &Request, earlier: Option<&Flow>) -> Found<Vec<Backend>> {
+        let service = &request.service;
+        let slice = self.tables.backends(service.backends_base, service.backends_count)?;
+        if slice.len() < service.backends_count as usize {
+            self.steps.push(Step::NoSuchBackend);
+            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::NoBackend }));
+        }
+        let mut places = match self.of_client(service, &slice)? {
+            Some(place) => Places::from([place]),
+            None => self.scheduled(service, &slice)?,
+        };
+        if places.is_empty() {
+            self.steps.push(Step::NoBackends { elsewhere: false });
+            return Err(Stop::With(Verdict::Rejected { outcome: self.question.rejection() }));
+        }
+        if let Some(flow) = earlier.filter(|_| self.tables.globals().syn_retries != 0) {
+            let others: Places = places.iter().map(|place| another(flow, &slice, *place)).collect();
+            if others != places {
+                self.steps.push(Step::AnotherBackend);
+                places = others;
+            }
+        }
+        Ok(places.iter().filter_map(|place| slice.get(*place as usize)).copied().collect())
+    }
+
+    /// As `affinity::find`: the place of the backend that the client belongs to.
+    fn of_client(&mut self, service: &Service, slice: &[Backend]) -> Found<Option<u32>> {
+        if service.affinity_seconds == 0 {
+            return Ok(None);
+        }
+        let key = AffinityKey { client: self.question.tuple.source, service: service.id };
+        let Some(affinity) = self.tables.affinity(&key)? else {
+            self.steps.push(Step::Affinity { is: Holds::Nothing });
+            return Ok(None);
+        };
+        let backend = socket(affinity.address, affinity.port);
+        let now = self.question.now;
+        let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
+        let found = schedule::find(service, &affinity.address, affinity.port, slot);
+        let (is, place) = match found {
+            _ if !affinity.holds(now, service.affinity_seconds) => (Holds::Expired { backend }, None),
+            None => (Holds::Gone { backend }, None),
+            Some(slot) => {
+                let end = affinity.last_used.0.saturating_add(Tick::in_seconds(service.affinity_seconds));
+                let seconds_left = Tick(end).seconds_since(now);
+                (Holds::Backend { backend, seconds_left }, Some(slot.wrapping_sub(service.backends_base)))
+            }
+        };
+        self.steps.push(Step::Affinity { is });
+        Ok(place)
+    }
+
+    /// As `choice::scheduled`: every place that the scheduler may come to.
+    fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> Found<Places> {
+        let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
+        let how = match scheduler {
+            Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => Method::Turn,
+            Scheduler::SourceHash | Scheduler::DestinationHash => Method::Hash,
+            Scheduler::Maglev if self.question.knows_port => Method::Hash,
+            Scheduler::Maglev => Method::HashOfPort,
+            Scheduler::Random => Method::Chance,
+            Scheduler::LeastConnection
+            | Scheduler::WeightedLeastConnection
+            | Scheduler::ShortestExpectedDelay
+            | Scheduler::NeverQueue => Method::Load,
+        };
+        let (of, table) = (service.backends_count, service.table_count);
+        self.steps.push(Step::Scheduler { scheduler, how, of, table });
+        if how == Method::Load {
+            return Ok(self.least(scheduler, slice));
+        }
+        let entries = self.tables.places(service.table_base, service.table_count)?;
+        let place = |nth| {
+            let table = |slot: u32| entries.get(slot.wrapping_sub(service.table_base) as usize).copied();
+            let slot = schedule::slot(service, nth, table);
+            (slot != schedule::NONE).then(|| slot.wrapping_sub(service.backends_base))
+        };
+        let count = schedule::entries(service);
+        Ok(if how == Method::Hash {
+            let seed = self.tables.globals().hash_seed;
+            place(schedule::hashed(scheduler, &self.question.tuple, seed, count)).into_iter().collect()
+        } else {
+            (0..count).filter_map(place).collect()
+        })
+    }
+
+    /// As `choice::least`: of equals any may be the first.
+    fn least(&self, scheduler: Scheduler, slice: &[Backend]) -> Places {
+        let load = |backend: &Backend| Load { active: self.active(backend.counter), weight: backend.weight };
+        let loads: Vec<(u32, Load)> =
+            (0..).zip(slice).filter(|(_, b)| b.weight != 0).map(|(place, b)| (place, load(b))).collect();
+        let best: Places =
+            loads.iter().filter(|(_, load)| load.is_best(scheduler)).map(|(place, _)| *place).collect();
+        if !best.is_empty() {
+            return best;
+        }
+        let is_least = |load: &Load| !loads.iter().any(|(_, other)| other.is_less(load, scheduler));
+        let Some((_, least)) = loads.iter().find(|(_, load)| is_least(load)) else { return Places::new() };
+        let equal = |load: &Load| !load.is_less(least, scheduler) && !least.is_less(load, scheduler);
+        loads.iter().filter(|(_, load)| equal(load)).map(|(place, _)| *place).collect()
+    }
+
+    /// As `counts::active`.
+    fn active(&self, counter: u32) -> u64 {
+        if counter == 0 { 0 } else { u64::try_from(self.tables.active(counter)).unwrap_or(0) }
+    }
+}
+
+/// As `choice::another`: the place after that of the backend which the client has asked in vain.
+fn another(flow: &Flow, slice: &[Backend], place: u32) -> u32 {
+    let asked = socket(flow.to.destination, flow.to.destination_port);
+    let is_asked = slice.get(place as usize).is_some_and(|backend| endpoint(backend) == asked);
+    if flow.seen & seen::ACK != 0 || !is_asked {
+        return place;
+    }
+    if place as usize + 1 < slice.len() { place + 1 } else { 0 }
+}

@@ -1,0 +1,170 @@
+//! What a packet of no flow is for, and whether it may; as `new_flow::prepare` and `vips::unlisted`.
+
+use lb_common::{
+    Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
+    vip_flags,
+};
+
+use super::{
+    step::{ClientSide, Step, Unlisted, Verdict, socket},
+    tables::Tables,
+    walk::{Found, Stop, Walk, untouched},
+};
+
+/// A flow that may begin.
+pub(super) struct Request {
+    /// The record, as it is for this client.
+    pub(super) service: Service,
+    /// Whether the client's address is to be the node's where its packets leave.
+    pub(super) masquerade: bool,
+    /// Whether its backend is to answer the client directly.
+    pub(super) direct: bool,
+}
+
+impl<T: Tables> Walk<'_, T> {
+    /// The record of the destination. (A torn one is none here: it is whole a moment later.)
+    pub(super) fn record(&self) -> Found<Option<Service>> {
+        let key = self.key();
+        Ok(self.tables.service(&key)?.filter(|service| service.is_sealed(&key)))
+    }
+
+    pub(super) const fn key(&self) -> ServiceKey {
+        let tuple = &self.question.tuple;
+        ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol)
+    }
+
+    /// The flow that may begin with the packet; nothing where it is for no service.
+    pub(super) fn prepare(&mut self) -> Found<Option<Request>> {
+        let Some(service) = self.frontend()? else { return Ok(None) };
+        if !self.may_begin(&service)? {
+            return Ok(None);
+        }
+        let (service, side) = self.for_client(service)?;
+        if let Some(is) = side {
+            self.steps.push(Step::Client { is, backends: service.backends_count });
+        }
+        if service.flags & service_flags::SOCKETS_ONLY != 0 {
+            self.steps.push(Step::SocketsOnly);
+            return Ok(None);
+        }
+        self.admit(&service, &self.question.tuple.source)?;
+        if self.segment.accepts() {
+            self.steps.push(Step::AcceptsWhatNobodyAsked);
+            return Ok(None);
+        }
+        let inside = !matches!(side, None | Some(ClientSide::Outside));
+        let direct = !inside && service.flags & service_flags::DSR != 0;
+        Ok(Some(Request { service, masquerade: service.masquerades(inside), direct }))
+    }
+
+    /// The record of the destination, with what is to be said about it.
+    pub(super) fn frontend(&mut self) -> Found<Option<Service>> {
+        let key = self.key();
+        let Some(service) = self.tables.service(&key)? else {
+            self.steps.push(Step::NoFrontend);
+            return Ok(None);
+        };
+        if !service.is_sealed(&key) {
+            self.steps.push(Step::Torn);
+            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::TornService }));
+        }
+        let name = self.name_of(service.id)?;
+        let has_inside = service.flags & service_flags::SHORT_CIRCUIT != 0;
+        self.steps.push(Step::Frontend {
+            frontend: socket(key.address, key.port),
+            protocol: protocol_name(key.protocol),
+            service: name,
+            kind: FrontendKind::try_from(service.kind).ok(),
+            scheduler: Scheduler::try_from(service.scheduler).unwrap_or_default(),
+            affinity_seconds: service.affinity_seconds,
+            backends: service.backends_count,
+            inside: has_inside.then_some(service.inside_count),
+        });
+        Ok(Some(service))
+    }
+
+    /// As `new_flow::may_begin`.
+    fn may_begin(&mut self, service: &Service) -> Found<bool> {
+        let tracked = self.question.tuple.protocol != protocol::UDP;
+        if tracked && service.kind == FrontendKind::NodePort as u8 && !self.segment.opens() {
+            self.steps.push(Step::NodePortIsNotOpened);
+            return Ok(false);
+        }
+        if tracked && self.segment.resets() {
+            self.steps.push(Step::StrayReset);
+            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::StrayReset }));
+        }
+        Ok(true)
+    }
+
+    /// As `settings::for_client`: the record for this client, and where the client is, if that matters.
+    pub(super) fn for_client(&self, service: Service) -> Found<(Service, Option<ClientSide>)> {
+        const MATTERS: u16 =
+            service_flags::SHORT_CIRCUIT | service_flags::MASQUERADE_OUTSIDERS | service_flags::DSR;
+        if service.flags & MATTERS == 0 {
+            return Ok((service.for_client(false), None));
+        }
+        let source = &self.question.tuple.source;
+        let side = if self.settings()?.is_some_and(|settings| settings.inside.contain(source)) {
+            ClientSide::InsideByAddress
+        } else if self.tables.is_inside_device(self.question.device)? {
+            ClientSide::InsideByDevice
+        } else {
+            ClientSide::Outside
+        };
+        Ok((service.for_client(side != ClientSide::Outside), Some(side)))
+    }
+
+    /// As `new_flow::admit`, and what follows it.
+    pub(super) fn admit(&mut self, service: &Service, client: &Address) -> Found<()> {
+        if service.flags & service_flags::SOURCE_RANGES != 0 {
+            let allowed = self.tables.is_in_source_range(service.id, client)?;
+            self.steps.push(Step::SourceRanges { allowed });
+            if !allowed {
+                return Err(Stop::With(Verdict::Dropped { outcome: Outcome::SourceNotAllowed }));
+            }
+        }
+        if service.backends_count > 0 {
+            return Ok(());
+        }
+        let elsewhere = service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0;
+        self.steps.push(Step::NoBackends { elsewhere });
+        Err(Stop::With(if elsewhere {
+            Verdict::Dropped { outcome: Outcome::NoLocalBackend }
+        } else {
+            Verdict::Rejected { outcome: self.question.rejection() }
+        }))
+    }
+
+    /// As `vips::unlisted`: a packet for no service.
+    pub(super) fn unlisted(&mut self) -> Found<Verdict> {
+        let address = &self.question.tuple.destination;
+        let settings = self.settings()?;
+        let in_range = settings.is_some_and(|settings| settings.service_ranges.contain(address));
+        let drops = settings.is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0);
+        let vip = self.tables.vip(address)?;
+        let (is, verdict) = match vip {
+            _ if !in_range => (Unlisted::OutOfRange, untouched(Outcome::NoService)),
+            None if drops => (Unlisted::UnknownVip, Verdict::Dropped { outcome: Outcome::UnknownVip }),
+            None => (Unlisted::Unknown, untouched(Outcome::NoService)),
+            Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => {
+                (Unlisted::NoClusterIp, untouched(Outcome::NoService))
+            }
+            Some(_) if self.segment.resets() => {
+                (Unlisted::ClusterIp, Verdict::Dropped { outcome: Outcome::StrayReset })
+            }
+            Some(_) => (Unlisted::ClusterIp, Verdict::Rejected { outcome: self.question.rejection() }),
+        };
+        self.steps.push(Step::Address { is });
+        Ok(verdict)
+    }
+}
+
+const fn protocol_name(number: u8) -> &'static str {
+    match number {
+        protocol::TCP => "tcp",
+        protocol::UDP => "udp",
+        protocol::SCTP => "sctp",
+        _ => "unknown",
+    }
+}

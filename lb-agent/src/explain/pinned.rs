@@ -1,0 +1,99 @@
+//! The pinned maps and the routes of this network namespace.
+
+use std::cell::RefCell;
+
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, SourceRange,
+    SourceRangeKey, Vip,
+    conntrack::{Flow, Tuple},
+};
+
+use super::tables::{Globals, Tables};
+use crate::datapath::{DatapathError, LookedUp, Pinned, Route, Routes};
+
+/// What the kernel holds.
+#[derive(Debug)]
+pub struct PinnedTables {
+    maps: LookedUp,
+    routes: RefCell<Routes>,
+    device: u32,
+}
+
+impl PinnedTables {
+    /// The tables of a data plane, for packets of the device with this interface index.
+    ///
+    /// # Errors
+    /// The maps cannot be opened.
+    pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
+        Ok(Self { maps: pinned.looked_up()?, routes: RefCell::new(Routes::open()?), device })
+    }
+}
+
+impl Tables for PinnedTables {
+    fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
+        self.maps.conntrack.get(tuple)
+    }
+
+    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+        let entries = self.maps.conntrack.count()?;
+        Ok((self.maps.conntrack.capacity() as usize).saturating_sub(entries))
+    }
+
+    fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {
+        self.maps.service_maps.services().get(key)
+    }
+
+    fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError> {
+        self.maps.service_maps.backends().read_range(base, count)
+    }
+
+    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
+        self.maps.service_maps.tables().read_range(base, count)
+    }
+
+    fn active(&self, counter: u32) -> i64 {
+        self.maps.active.get(counter)
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+        self.maps.affinity.get(key)
+    }
+
+    fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError> {
+        self.maps.service_maps.vips().get(address)
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError> {
+        let range = SourceRange::new(service, *client);
+        let key = SourceRangeKey { prefix_length: SourceRange::BITS, range };
+        Ok(self.maps.service_maps.source_ranges().get(&key)?.is_some())
+    }
+
+    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError> {
+        Ok(self.maps.inside_devices.get(&device)?.is_some())
+    }
+
+    fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError> {
+        self.maps.devices.get(&device)
+    }
+
+    fn settings(&self) -> Result<Settings, DatapathError> {
+        Ok(self.maps.settings)
+    }
+
+    fn globals(&self) -> Globals {
+        self.maps.globals
+    }
+
+    fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError> {
+        self.routes.borrow_mut().look_up(self.device, (*to).into())
+    }
+
+    fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
+        self.maps.service_maps.service_name(id)
+    }
+
+    fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError> {
+        self.maps.service_maps.pod_name(address)
+    }
+}

@@ -1,0 +1,63 @@
+//! What the walk knows of the world.
+
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, Vip,
+    conntrack::{Flow, Tuple},
+    hash,
+};
+
+use crate::datapath::{DatapathError, Route};
+
+/// What the agent wrote into the programs when it loaded them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Globals {
+    /// What hashing schedulers hash with.
+    pub hash_seed: u64,
+    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    pub syn_retries: u16,
+    /// Whether packets go past the stack wherever the way is known.
+    pub direct: bool,
+}
+
+impl Default for Globals {
+    fn default() -> Self {
+        Self { hash_seed: hash::DEFAULT_SEED, syn_retries: 0, direct: false }
+    }
+}
+
+/// The maps of the data plane and the routes of the node. Every question is asked of the kernel anew: nothing is changed.
+#[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]
+pub trait Tables {
+    /// An entry of `CONNTRACK`.
+    fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
+    /// How many more entries `CONNTRACK` takes.
+    fn room_for_flows(&self) -> Result<usize, DatapathError>;
+    /// An entry of `SERVICES`.
+    fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;
+    /// A slice of `BACKENDS`, as far as there is one.
+    fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError>;
+    /// A slice of `TABLES`, as far as there is one.
+    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError>;
+    /// The number of active flows in a slot of `ACTIVE`.
+    fn active(&self, counter: u32) -> i64;
+    /// An entry of `AFFINITY`.
+    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError>;
+    /// An entry of `VIPS`.
+    fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError>;
+    /// Whether `SOURCE_RANGES` lets the client use the service.
+    fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError>;
+    /// Whether the device is in `INSIDE_DEVICES`.
+    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError>;
+    /// An entry of `DEVICES`.
+    fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError>;
+    /// What holds for every packet.
+    fn settings(&self) -> Result<Settings, DatapathError>;
+    /// What is written in the programs.
+    fn globals(&self) -> Globals;
+    /// The way that packets to this address take.
+    fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError>;
+    /// The name of a service port, if it has one.
+    fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError>;
+    /// The pod of an endpoint, if it is known.
+    fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError>;
+}

@@ -1,0 +1,228 @@
+//! What the packet tests cannot show: system calls, and the words.
+
+use std::collections::BTreeMap;
+
+use bytemuck::Zeroable as _;
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Scheduler, Service,
+    ServiceKey, Settings, Vip,
+    conntrack::{Flow, Tick, Tuple, flow_flags},
+    protocol, service_flags, vip_flags,
+};
+
+use super::*;
+use crate::datapath::{DatapathError, Route};
+
+/// Tables of one service, `default/web`.
+struct Shelf {
+    service: Option<(ServiceKey, Service)>,
+    backends: Vec<Backend>,
+    flows: BTreeMap<Tuple, Flow>,
+    settings: Settings,
+    source_allowed: bool,
+    affinity: Option<Affinity>,
+}
+
+impl Tables for Shelf {
+    fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
+        Ok(self.flows.get(tuple).copied())
+    }
+
+    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+        Ok(100)
+    }
+
+    fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {
+        Ok(self.service.filter(|(of, _)| of == key).map(|(_, service)| service))
+    }
+
+    fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError> {
+        Ok(self.backends.iter().skip(base as usize).take(count as usize).copied().collect())
+    }
+
+    fn places(&self, _: u32, _: u32) -> Result<Vec<u32>, DatapathError> {
+        Ok(Vec::new())
+    }
+
+    fn active(&self, _: u32) -> i64 {
+        0
+    }
+
+    fn affinity(&self, _: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+        Ok(self.affinity)
+    }
+
+    fn vip(&self, _: &Address) -> Result<Option<Vip>, DatapathError> {
+        Ok(Some(Vip { flags: vip_flags::CLUSTER_IP }))
+    }
+
+    fn is_in_source_range(&self, _: u32, client: &Address) -> Result<bool, DatapathError> {
+        Ok(self.source_allowed && *client == self.settings.source_v4)
+    }
+
+    fn is_inside_device(&self, _: u32) -> Result<bool, DatapathError> {
+        Ok(false)
+    }
+
+    fn device(&self, _: u32) -> Result<Option<DeviceInfo>, DatapathError> {
+        Ok(None)
+    }
+
+    fn settings(&self) -> Result<Settings, DatapathError> {
+        Ok(self.settings)
+    }
+
+    fn globals(&self) -> Globals {
+        Globals::default()
+    }
+
+    fn route(&self, _: &Address) -> Result<Option<Route>, DatapathError> {
+        Ok(None)
+    }
+
+    fn service_name(&self, _: u32) -> Result<Option<String>, DatapathError> {
+        Ok(Some("default/web:http".to_owned()))
+    }
+
+    fn pod_name(&self, _: &Address) -> Result<Option<String>, DatapathError> {
+        Ok(Some("web-0".to_owned()))
+    }
+}
+
+const NODE: [u8; 4] = [192, 0, 2, 254];
+const VIP: [u8; 4] = [10, 96, 0, 10];
+
+fn v4(octets: [u8; 4]) -> Address {
+    Address::from_v4(octets)
+}
+
+fn shelf(flags: u16, backends: u8) -> Shelf {
+    let key = ServiceKey::new(v4(VIP), 80, protocol::TCP);
+    let backend =
+        |last| Backend { address: v4([10, 1, 0, last]), port: 8080, weight: 1, ..Backend::zeroed() };
+    let service = Service {
+        id: 7,
+        backends_count: backends.into(),
+        affinity_seconds: 10_800,
+        flags,
+        scheduler: Scheduler::Random as u8,
+        kind: FrontendKind::ClusterIp as u8,
+        ..Service::zeroed()
+    };
+    Shelf {
+        service: Some((key, service.sealed(&key))),
+        backends: (1..=backends).map(backend).collect(),
+        flows: BTreeMap::new(),
+        settings: Settings {
+            ports: 1,
+            source_v4: v4(NODE),
+            service_ranges: Networks::new([Network::new(v4([10, 96, 0, 0]), 12)]),
+            ..Settings::zeroed()
+        },
+        source_allowed: true,
+        affinity: None,
+    }
+}
+
+fn question(hook: Hook, port: u16) -> Question {
+    let tuple = Tuple::new(v4([192, 0, 2, 1]), v4(VIP), 40_000, port, protocol::TCP);
+    Question { tuple, knows_port: true, turn: Turn::Opens, hook, device: 0, now: Tick(1000) }
+}
+
+fn said(shelf: &Shelf, question: &Question) -> Vec<String> {
+    let explanation = explain(shelf, question).unwrap();
+    let steps = explanation.steps.iter().map(step_in_words);
+    steps.chain(verdict_in_words(&explanation.verdict, question)).collect()
+}
+
+#[test]
+fn a_new_connection_in_words() {
+    let mut shelf = shelf(0, 2);
+    let affinity = Affinity { address: v4([10, 1, 0, 2]), port: 8080, zeros: 0, last_used: Tick(900) };
+    shelf.affinity = Some(affinity);
+    assert_eq!(
+        said(&shelf, &question(Hook::Ingress, 80)),
+        [
+            "conntrack: no entry",
+            "frontend: 10.96.0.10:80/tcp is default/web:http (ClusterIP), scheduler random, affinity ClientIP 10800 s, \
+             2 backends",
+            "affinity: the client belongs to 10.1.0.2:8080, for 10693 s more",
+            "masquerade: no, the backend sees the client's own address",
+            "to 10.1.0.2:8080 (web-0) (new_flow)",
+        ]
+    );
+    shelf.affinity = None;
+    let text = said(&shelf, &question(Hook::Ingress, 80));
+    assert_eq!(
+        text[2..4],
+        ["affinity: nothing is remembered of this client", "scheduler: random, by chance, of 2 backends"]
+    );
+    assert_eq!(text[5], "to one of 2 backends:");
+}
+
+#[test]
+fn an_established_connection_in_words() {
+    let mut shelf = shelf(0, 2);
+    let question = Question { turn: Turn::GoesOn, ..question(Hook::Ingress, 80) };
+    let to = Tuple { destination: v4([10, 1, 0, 1]), destination_port: 8080, ..question.tuple };
+    let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flow_flags::peer(0), Tick(990));
+    shelf.flows.insert(question.tuple, Flow::new(&question.tuple, &to, 7, 0, Tick(990)));
+    shelf.flows.insert(to.reversed(), reply);
+    assert_eq!(
+        said(&shelf, &question),
+        [
+            "conntrack: entry for a client's packets of default/web:http, opening, 50 s left: becomes \
+             192.0.2.1:40000 -> 10.1.0.1:8080",
+            "translated to 192.0.2.1:40000 -> 10.1.0.1:8080 (forward)",
+        ]
+    );
+    let answer = Question { tuple: to.reversed(), hook: Hook::Ingress, ..question };
+    assert_eq!(said(&shelf, &answer)[2], "goes on as it is (other_hook)");
+    let answer = Question { hook: Hook::Egress, ..answer };
+    assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
+}
+
+#[test]
+fn system_calls_fail_at_once_where_packets_are_refused_or_dropped() {
+    let last = |shelf: &Shelf, port| said(shelf, &question(Hook::Socket, port)).pop().unwrap();
+    assert_eq!(last(&shelf(0, 0), 80), "the call fails with ECONNREFUSED (reject_tcp)");
+    assert_eq!(last(&shelf(0, 1), 81), "the call fails with ECONNREFUSED (reject_tcp)");
+    let local = shelf(service_flags::DROP_WITHOUT_BACKENDS, 0);
+    assert_eq!(last(&local, 80), "the call fails with EHOSTUNREACH (no_local_backend)");
+    let mut ranges = shelf(service_flags::SOURCE_RANGES, 1);
+    assert_eq!(
+        last(&ranges, 80),
+        "to 10.1.0.1:8080 (web-0) (new_flow)",
+        "it is the node's address that counts"
+    );
+    ranges.source_allowed = false;
+    assert_eq!(last(&ranges, 80), "the call fails with EHOSTUNREACH (source_not_allowed)");
+}
+
+#[test]
+fn frontends_for_sockets_are_for_sockets() {
+    let shelf = shelf(service_flags::SOCKETS_ONLY, 1);
+    assert_eq!(explain(&shelf, &question(Hook::Socket, 80)).unwrap().steps.len(), 3);
+    let packet = explain(&shelf, &question(Hook::Ingress, 80)).unwrap();
+    assert!(
+        packet.steps.contains(&Step::SocketsOnly)
+            && packet.verdict == Verdict::Rejected { outcome: Outcome::RejectTcp }
+    );
+}
+
+#[test]
+fn without_a_port_it_is_a_new_connection() {
+    let question = Question { knows_port: false, ..question(Hook::Ingress, 80) };
+    assert_eq!(explain(&shelf(0, 1), &question).unwrap().steps[0], Step::NoPort);
+}
+
+#[test]
+fn steps_and_verdict_as_json() {
+    let explanation = explain(&shelf(0, 1), &question(Hook::Ingress, 80)).unwrap();
+    let steps = serde_json::to_value(&explanation.steps).unwrap();
+    assert_eq!(steps[0], serde_json::json!({ "step": "noFlow" }));
+    assert_eq!(steps[1]["scheduler"], "random");
+    let verdict = serde_json::to_value(&explanation.verdict).unwrap();
+    assert_eq!(verdict["verdict"], "begins");
+    assert_eq!(verdict["backends"][0]["outcome"], "new_flow");
+}

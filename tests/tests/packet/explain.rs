@@ -1,0 +1,578 @@
+//! `lb-agent explain` against the programs: in random states it says of random packets what the programs then do.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use aya::maps::{
+    Array, HashMap,
+    lpm_trie::{Key, LpmTrie},
+};
+use bytemuck::Zeroable as _;
+use lb_agent::{
+    datapath::{Conntrack, DatapathError, Route, Routes},
+    explain::{self, Explanation, Globals, Hook as Where, Question, Step, Tables, Turn, Verdict},
+};
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
+    Service, ServiceKey, Settings, SourceRange, Vip, backend_flags,
+    conntrack::{Flow, Tuple},
+    service_flags, settings_flags, vip_flags,
+};
+use lb_core::tables::{self, Maglev, TableSize};
+
+use super::{
+    bench::{Bench, Device, Hook, SCTP, TCP, UDP},
+    packets::Packet,
+    stage::Family,
+    wire::{Mode, NARROW, NARROW_MTU, OTHER, WIRE, XDP_PASS, set_up},
+};
+
+const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
+/// Worlds of one test, and packets in each.
+const WORLDS: u64 = 120;
+const PACKETS: usize = 50;
+
+/// The maps of a bench, for packets of one device.
+struct BenchTables<'a> {
+    bench: &'a Bench,
+    routes: RefCell<Routes>,
+    device: u32,
+    retries: u16,
+}
+
+impl BenchTables<'_> {
+    fn get<K: aya::Pod, V: aya::Pod>(&self, map: &str, key: &K) -> Option<V> {
+        let map: HashMap<_, K, V> = self.bench.map(map).try_into().unwrap();
+        map.get(key, 0).ok()
+    }
+
+    fn slice<V: aya::Pod>(&self, map: &str, base: u32, count: u32) -> Vec<V> {
+        let map: Array<_, V> = self.bench.map(map).try_into().unwrap();
+        (base..base + count).map_while(|slot| map.get(&slot, 0).ok()).collect()
+    }
+}
+
+impl BenchTables<'_> {
+    fn lets_in(&self, service: u32, client: &Address) -> bool {
+        let map: LpmTrie<_, [u32; 5], u32> = self.bench.map("SOURCE_RANGES").try_into().unwrap();
+        let SourceRange { service_and_family, address } = SourceRange::new(service, *client);
+        let [a, b, c, d] = address.words();
+        map.get(&Key::new(SourceRange::BITS, [service_and_family, a, b, c, d]), 0).is_ok()
+    }
+}
+
+impl Tables for BenchTables<'_> {
+    fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
+        Ok(self.get("CONNTRACK", tuple))
+    }
+
+    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+        Ok(256 - self.bench.flows().len())
+    }
+
+    fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {
+        Ok(self.get("SERVICES", key))
+    }
+
+    fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError> {
+        Ok(self.slice("BACKENDS", base, count))
+    }
+
+    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
+        Ok(self.slice("TABLES", base, count))
+    }
+
+    fn active(&self, counter: u32) -> i64 {
+        self.slice::<i64>("ACTIVE", counter, 1)[0]
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+        Ok(self.get("AFFINITY", key))
+    }
+
+    fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError> {
+        Ok(self.get("VIPS", address))
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError> {
+        Ok(self.lets_in(service, client))
+    }
+
+    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError> {
+        Ok(self.get::<u32, u32>("INSIDE_DEVICES", &device).is_some())
+    }
+
+    fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError> {
+        Ok(self.get("DEVICES", &device))
+    }
+
+    fn settings(&self) -> Result<Settings, DatapathError> {
+        Ok(self.slice("SETTINGS", 0, 1)[0])
+    }
+
+    fn globals(&self) -> Globals {
+        Globals { syn_retries: self.retries, ..Globals::default() }
+    }
+
+    fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError> {
+        self.routes.borrow_mut().look_up(self.device, (*to).into())
+    }
+
+    fn service_name(&self, _: u32) -> Result<Option<String>, DatapathError> {
+        Ok(None)
+    }
+
+    fn pod_name(&self, _: &Address) -> Result<Option<String>, DatapathError> {
+        Ok(None)
+    }
+}
+
+/// A random world: services, settings, and what clients there are.
+struct World<'a> {
+    bench: &'a mut Bench,
+    dice: fastrand::Rng,
+    family: Family,
+    wires: bool,
+    retries: u16,
+    /// The next free slot of `BACKENDS` and of `TABLES`.
+    slot: u32,
+    entry: u32,
+    full: bool,
+    seen: &'a mut Seen,
+}
+
+/// What has been seen in all worlds of a test.
+#[derive(Default)]
+struct Seen {
+    outcomes: BTreeMap<Outcome, u32>,
+    /// Packets whose one backend was named out of several.
+    named: u32,
+    /// Those that XDP left to tc, and those that it did not.
+    xdp: [u32; 2],
+    steps: BTreeSet<String>,
+}
+
+impl World<'_> {
+    fn chance(&mut self, percent: u32) -> bool {
+        self.dice.u32(..100) < percent
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        *self.dice.choice(of).unwrap()
+    }
+
+    fn flags(&mut self, of: &[(u16, u32)]) -> u16 {
+        of.iter().filter(|(_, percent)| self.chance(*percent)).map(|(flag, _)| flag).sum()
+    }
+
+    fn clients(&self) -> [IpAddr; 3] {
+        [self.family.client().ip(), self.family.stranger().ip(), self.family.backend().ip()]
+    }
+
+    fn vips(&self) -> [IpAddr; 4] {
+        let family = self.family;
+        [family.vip().ip(), family.other_vip().ip(), family.empty_vip().ip(), family.node()]
+    }
+
+    fn build(&mut self) {
+        for vip in self.vips() {
+            for port in [80, 443] {
+                for protocol in PROTOCOLS {
+                    if self.chance(40) {
+                        self.service(SocketAddr::new(vip, port), protocol);
+                    }
+                }
+            }
+            if self.chance(60) {
+                let flags = self.pick(&[0, vip_flags::ECHO, vip_flags::CLUSTER_IP | vip_flags::ECHO]);
+                self.bench.vip(vip, flags);
+            }
+        }
+        let settings = self.settings();
+        self.bench.settings(&settings);
+        if self.chance(20) {
+            self.bench.inside_device();
+        }
+    }
+
+    fn settings(&mut self) -> Settings {
+        let ends = |network: &str, prefix| Network::new(network.parse::<IpAddr>().unwrap().into(), prefix);
+        let (v4, v6) = (Family::V4.node().into(), Family::V6.node().into());
+        let inside = if self.chance(40) {
+            vec![ends("192.0.2.0", 25), ends("2001:db8:c::", 64)]
+        } else {
+            vec![ends("192.0.2.96", 27), ends("2001:db8:c::99", 128)]
+        };
+        let ranges = vec![ends("203.0.113.0", 30), ends("2001:db8:f::", 64)];
+        let no_source = self.chance(10);
+        let pick = |address: Address| if no_source { Address::from_v6([0; 16]) } else { address };
+        Settings {
+            inside: Networks::new(inside),
+            service_ranges: Networks::new(if self.chance(70) { ranges } else { Vec::new() }),
+            source_v4: pick(v4),
+            source_v6: pick(v6),
+            first_port: 10_000,
+            ports: if self.chance(90) { 20_000 } else { 0 },
+            flags: if self.chance(50) { settings_flags::DROP_UNKNOWN_VIPS } else { 0 }
+                | if self.chance(50) { settings_flags::GUE } else { 0 },
+            ..Settings::zeroed()
+        }
+    }
+
+    fn service(&mut self, vip: SocketAddr, protocol: u8) {
+        let scheduler = self.pick(&Scheduler::ALL);
+        let kinds = [
+            FrontendKind::ClusterIp,
+            FrontendKind::NodePort,
+            FrontendKind::LoadBalancer,
+            FrontendKind::ExternalIp,
+        ];
+        let outside = self.slice(scheduler);
+        let mut flags = self.flags(&[
+            (service_flags::DROP_WITHOUT_BACKENDS, 30),
+            (service_flags::SHORT_CIRCUIT, 20),
+            (service_flags::MASQUERADE, 30),
+            (service_flags::MASQUERADE_OUTSIDERS, 20),
+            (service_flags::SOURCE_RANGES, 15),
+            (service_flags::SOCKETS_ONLY, 5),
+        ]);
+        if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
+            flags |= service_flags::DSR;
+        }
+        let inside = if flags & service_flags::SHORT_CIRCUIT != 0 { self.slice(scheduler) } else { [0; 4] };
+        let id = 1 + self.slot * 64 + u32::from(vip.port()) % 7;
+        let key = ServiceKey::new(vip.ip().into(), vip.port(), protocol);
+        let record = Service {
+            id,
+            backends_base: outside[0],
+            backends_count: outside[1],
+            table_base: outside[2],
+            table_count: outside[3],
+            inside_base: inside[0],
+            inside_count: inside[1],
+            inside_table_base: inside[2],
+            inside_table_count: inside[3],
+            affinity_seconds: self.pick(&[0, 0, 1, 10_800]),
+            scheduler: scheduler as u8,
+            kind: self.pick(&kinds) as u8,
+            flags,
+            seal: 0,
+        };
+        let sealed = record.sealed(&key);
+        let seal = if self.chance(2) { !sealed.seal } else { sealed.seal };
+        self.bench.record(&key, &Service { seal, ..sealed });
+        if flags & service_flags::SOURCE_RANGES != 0 && self.chance(70) {
+            let client = self.pick(&self.clients());
+            let prefix = if client.is_ipv4() { 28 } else { 124 };
+            // Bits after the prefix mean nothing.
+            self.bench.source_range(id, client, prefix);
+        }
+    }
+
+    /// Base and length of a random slice, and of its table.
+    fn slice(&mut self, scheduler: Scheduler) -> [u32; 4] {
+        let family = self.family;
+        let mut endpoints =
+            vec![family.backend(), family.other_backend(), family.client(), family.stranger()];
+        if family == Family::V4 {
+            endpoints.extend(
+                ["203.0.113.194:8080", "203.0.113.130:8080"].map(|text| text.parse::<SocketAddr>().unwrap()),
+            );
+        }
+        endpoints.retain(|_| self.dice.bool());
+        endpoints.sort();
+        let room = 64 - self.slot as usize;
+        endpoints.truncate(room.min(4));
+        let base = self.slot;
+        let mut backends = Vec::new();
+        for endpoint in endpoints {
+            let flags = self.flags(&[
+                (backend_flags::LOCAL, 30),
+                (backend_flags::HOST, 15),
+                (backend_flags::PEER, 40),
+            ]);
+            let weight = self.pick(&[0, 1, 1, 1, 2, 5]);
+            let counter = if scheduler.counts() { self.slot } else { 0 };
+            let (address, port) = (endpoint.ip().into(), endpoint.port());
+            let backend = Backend { address, port, flags, weight, counter };
+            self.bench.put("BACKENDS", self.slot, backend);
+            self.bench.put("ACTIVE", self.slot, i64::from(self.dice.u8(..3)) - 1);
+            backends.push(backend);
+            self.slot += 1;
+        }
+        let maglev = Maglev { size: TableSize::ALL[0], ..Maglev::default() };
+        let table = tables::table(scheduler, maglev, &backends).unwrap_or_default();
+        let table_base = self.entry;
+        let fits = table_base as usize + table.len() <= 512;
+        let table = if fits { table } else { Vec::new() };
+        for place in &table {
+            self.bench.put("TABLES", self.entry, *place);
+            self.entry += 1;
+        }
+        let length = |of: usize| u32::try_from(of).unwrap();
+        [base, length(backends.len()), table_base, length(table.len())]
+    }
+
+    /// A packet: of a flow that there is, or of anybody to anything.
+    fn question(&mut self) -> Question {
+        let turns = [Turn::Opens, Turn::Opens, Turn::Accepts, Turn::GoesOn, Turn::Ends, Turn::Resets];
+        let hook = match self.dice.u8(..10) {
+            0 | 1 => Where::Egress,
+            2..=5 if self.wires => Where::Xdp,
+            _ => Where::Ingress,
+        };
+        let device = if self.wires && hook != Where::Egress { WIRE } else { 1 };
+        Question {
+            tuple: self.tuple(),
+            knows_port: true,
+            turn: self.pick(&turns),
+            hook,
+            device,
+            now: Conntrack::now(),
+        }
+    }
+
+    fn tuple(&mut self) -> Tuple {
+        let known: Vec<Tuple> = self.bench.flows().into_keys().collect();
+        if !known.is_empty() && self.chance(60) {
+            return self.pick(&known);
+        }
+        let (client, vip) = (self.pick(&self.clients()), self.pick(&self.vips()));
+        let (from, to) = (self.dice.u16(1000..1004), self.pick(&[80, 80, 443, 444]));
+        Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
+    }
+
+    /// Explains a packet, sends it, and compares.
+    fn step(&mut self, context: &str) {
+        let mut question = self.question();
+        let mut explanation = self.explain(&question);
+        let packet = packet(&question);
+        if question.hook == Where::Xdp {
+            let run = self.bench.arrive(Mode::Generic, &packet);
+            let passes = run.action == XDP_PASS;
+            let begins = matches!(&explanation.verdict, Verdict::Begins { backends } if backends.len() > 1);
+            if !begins {
+                assert_eq!(
+                    explanation.left_to_tc(),
+                    passes,
+                    "{context}: {question:?}: {explanation:#?} {run:?}"
+                );
+            }
+            self.seen.xdp[usize::from(passes)] += 1;
+            if passes {
+                question.hook = Where::Ingress;
+                explanation = self.explain(&question);
+            } else {
+                return self.compare(context, &question, &explanation, &run.moved);
+            }
+        }
+        let moved = match question.hook {
+            Where::Ingress if self.wires => self.bench.arrive_at_tc(&packet).moved,
+            Where::Ingress => self.bench.send(Hook::Ingress, &packet).moved,
+            Where::Egress => self.bench.send(Hook::Egress, &packet).moved,
+            Where::Xdp | Where::Socket => panic!("no hook of tc"),
+        };
+        self.compare(context, &question, &explanation, &moved);
+    }
+
+    fn explain(&mut self, question: &Question) -> Explanation {
+        let routes = RefCell::new(Routes::open().unwrap());
+        let tables =
+            BenchTables { bench: self.bench, routes, device: question.device, retries: self.retries };
+        explain::explain(&tables, question).unwrap()
+    }
+
+    fn compare(
+        &mut self,
+        context: &str,
+        question: &Question,
+        explanation: &Explanation,
+        moved: &[(Outcome, u64)],
+    ) {
+        let flow = self.bench.flows().get(&question.tuple).copied();
+        let to = flow.map(|flow| (flow.to.source, flow.to.destination, flow.to.destination_port));
+        let holds = match &explanation.verdict {
+            Verdict::Untouched { outcome }
+            | Verdict::Rejected { outcome }
+            | Verdict::Dropped { outcome }
+            | Verdict::Translated { outcome, .. } => moved == [(*outcome, 1)],
+            Verdict::Begins { backends } => backends.iter().any(|candidate| {
+                let dropped = candidate.outcome.verdict() == lb_common::Verdict::Drop;
+                let chosen =
+                    to.is_some_and(|(_, ip, port)| candidate.backend == SocketAddr::new(ip.into(), port));
+                moved == [(candidate.outcome, 1)] && (dropped || chosen)
+            }),
+        };
+        let leads = if let Verdict::Translated { to: ends, .. } = &explanation.verdict {
+            to.is_some_and(|(source, ip, port)| {
+                ends.to == SocketAddr::new(ip.into(), port) && ends.from.ip() == IpAddr::from(source)
+            })
+        } else {
+            true
+        };
+        assert!(
+            holds && leads,
+            "{context}: {question:?}\nsaid {explanation:#?}\ndone {moved:?}, flow {flow:?}"
+        );
+        for (outcome, _) in moved {
+            *self.seen.outcomes.entry(*outcome).or_default() += 1;
+        }
+        self.note(explanation);
+    }
+
+    fn note(&mut self, explanation: &Explanation) {
+        let of_several = |step: &Step| matches!(step, Step::Frontend { backends, .. } if *backends > 1);
+        let several = explanation.steps.iter().any(of_several);
+        if let Verdict::Begins { backends } = &explanation.verdict {
+            self.seen.named += u32::from(several && backends.len() == 1);
+        }
+        for step in &explanation.steps {
+            let name = format!("{step:?}");
+            let name = name.split([' ', '{']).next().unwrap_or_default();
+            self.seen.steps.insert(name.to_owned());
+        }
+    }
+
+    /// Things that happen between packets.
+    fn happen(&mut self) {
+        match self.dice.u8(..20) {
+            0 => self.bench.age_affinity(3),
+            1 => {
+                let vip = SocketAddr::new(self.pick(&self.vips()), 80);
+                if self.slot < 56 {
+                    let protocol = self.pick(&PROTOCOLS);
+                    self.service(vip, protocol);
+                }
+            }
+            2 => self.bench.forget_one_flow(self.dice.usize(..256)),
+            _ => {}
+        }
+    }
+
+    fn live(&mut self, context: &str) {
+        self.build();
+        let filled = self.filled();
+        for packet in 0..PACKETS {
+            if self.full {
+                self.bench.restore(&filled);
+            }
+            self.step(&format!("{context}, packet {packet}"));
+            self.happen();
+        }
+    }
+
+    /// Flows of others that leave room for few.
+    fn filled(&mut self) -> BTreeMap<Tuple, Flow> {
+        let client = Address::from_v4([198, 18, 0, 1]);
+        let flows = self.dice.u16(252..=256);
+        let other = |port| (Tuple::new(client, client, port, 9, UDP), Flow::zeroed());
+        (0..flows).map(other).collect()
+    }
+}
+
+fn packet(question: &Question) -> Packet {
+    let Question { tuple, turn, .. } = question;
+    let end = |ip: Address, port| SocketAddr::new(ip.into(), port);
+    let (from, to) = (end(tuple.source, tuple.source_port), end(tuple.destination, tuple.destination_port));
+    match (tuple.protocol, turn) {
+        (UDP, _) => Packet::udp(from, to, b"?"),
+        (TCP, Turn::Opens) => Packet::tcp(from, to, 1000, b"").syn(),
+        (TCP, Turn::Accepts) => Packet::tcp(from, to, 5000, b"").syn().ack(1001),
+        (TCP, Turn::GoesOn) => Packet::tcp(from, to, 1001, b"hello").ack(5001),
+        (TCP, Turn::Ends) => Packet::tcp(from, to, 1006, b"").fin().ack(5001),
+        (TCP, Turn::Resets) => Packet::tcp(from, to, 1001, b"").rst(),
+        (_, Turn::Opens) => Packet::sctp(from, to, 0, 1, &[0; 16]),
+        (_, Turn::Accepts) => Packet::sctp(from, to, 7, 2, &[0; 16]),
+        (_, Turn::GoesOn) => Packet::sctp(from, to, 7, 0, &[0; 16]),
+        (_, Turn::Ends) => Packet::sctp(from, to, 7, 7, &[0; 4]),
+        (_, Turn::Resets) => Packet::sctp(from, to, 7, 6, &[]),
+    }
+}
+
+/// Lives through random worlds; what was seen there.
+fn live(bench: &mut Bench, wires: bool, retries: u16, worlds: std::ops::Range<u64>) -> Seen {
+    let mut seen = Seen::default();
+    for seed in worlds {
+        let family = Family::BOTH[(seed % 2) as usize];
+        let context = format!("explain, seed {seed}, {family:?}, wires {wires}, SYN retries {retries}");
+        assert!(bench.start(&context, Device::Ethernet));
+        if wires {
+            for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
+                bench.wire(device, mtu);
+            }
+        }
+        let dice = fastrand::Rng::with_seed(seed);
+        let full = seed % 16 == 7;
+        // Slot 0 of ACTIVE is nobody's.
+        let (slot, entry) = (1, 0);
+        let seen = &mut seen;
+        World { bench, dice, family, wires, retries, slot, entry, full, seen }.live(&context);
+    }
+    seen
+}
+
+#[track_caller]
+fn assert_seen(seen: &Seen, outcomes: &[Outcome]) {
+    let missing: Vec<_> = outcomes.iter().filter(|outcome| !seen.outcomes.contains_key(outcome)).collect();
+    assert!(missing.is_empty(), "never seen: {missing:?}, only {:?}", seen.outcomes);
+    assert!(seen.named > 50, "a backend was named out of several {} times", seen.named);
+}
+
+#[test]
+fn explain_and_the_programs_agree() {
+    use Outcome::*;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    let mut bench = Bench::new();
+    let seen = live(&mut bench, false, 0, 0..WORLDS);
+    assert_seen(
+        &seen,
+        &[
+            NoService,
+            OtherHook,
+            NewFlow,
+            Forward,
+            Reply,
+            Hairpin,
+            RejectTcp,
+            RejectUdp,
+            StrayReset,
+            ConntrackFull,
+            NoSourcePort,
+            TornService,
+            Masquerade,
+            NoLocalBackend,
+            UnknownVip,
+            SourceNotAllowed,
+            NoRoute,
+        ],
+    );
+    let steps = ["Anew", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
+    for step in steps {
+        assert!(seen.steps.contains(step), "never explained: {step}, only {:?}", seen.steps);
+    }
+}
+
+#[test]
+fn explain_and_the_programs_agree_between_wires() {
+    use Outcome::*;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    set_up();
+    let mut bench = Bench::new();
+    let seen = live(&mut bench, true, 0, WORLDS..2 * WORLDS);
+    assert_seen(
+        &seen,
+        &[NewFlow, NewRoutedFlow, Routed, NewTunnelledFlow, Tunnelled, Masquerade, SourceNotAllowed],
+    );
+    assert!(seen.xdp.iter().all(|times| *times > 100), "XDP: {:?}", seen.xdp);
+}
+
+#[test]
+fn explain_and_the_programs_agree_about_backends_that_do_not_answer() {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    let mut bench = Bench::with_syn_retries(1);
+    let seen = live(&mut bench, false, 1, 0..WORLDS / 3);
+    assert!(seen.steps.contains("AnotherBackend"), "only {:?}", seen.steps);
+}
