@@ -71,69 +71,26 @@ pub fn scale(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
 }
 
-/// Steps of a binary search over the largest possible slice.
-const MAX_STEPS: u32 = 32;
-
-/// Whether `address:port` is one of the backends of `service`.
-#[inline(always)]
-pub fn is_backend<'a>(
-    service: &Service,
-    address: &Address,
-    port: u16,
-    slot: impl Fn(u32) -> Option<&'a Backend>,
-) -> bool {
-    find(service, address, port, slot).is_some()
-}
-
-/// The slot of the backend `address:port` of `service`, by binary search: a slice is sorted.
-#[inline(always)]
-pub fn find<'a>(
-    service: &Service,
-    address: &Address,
-    port: u16,
-    slot: impl Fn(u32) -> Option<&'a Backend>,
-) -> Option<u32> {
-    let (mut low, mut high) = (0, service.backends_count);
-    for _ in 0..MAX_STEPS {
-        if low >= high {
-            break;
-        }
-        let middle = low + (high - low) / 2;
-        let index = service.backends_base.wrapping_add(middle);
-        let backend = slot(index)?;
-        let order = match backend.address.cmp(address) {
-            Ordering::Equal => backend.port.cmp(&port),
-            unequal @ (Ordering::Less | Ordering::Greater) => unequal,
-        };
-        match order {
-            Ordering::Equal => return Some(index),
-            Ordering::Less => low = middle + 1,
-            Ordering::Greater => high = middle,
-        }
-    }
-    None
-}
-
-/// A search for the first backend of a service with an address, step by step.
+/// A binary search for a backend of a service, step by step: a slice is sorted by address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressSearch {
-    /// Whose backend it is to be.
-    pub address: Address,
+pub struct BackendSearch {
+    address: Address,
+    port: u16,
     base: u32,
     count: u32,
     low: u32,
     high: u32,
 }
 
-impl AddressSearch {
+impl BackendSearch {
     /// Steps that do for the largest possible slice.
-    pub const STEPS: u32 = MAX_STEPS;
+    pub const STEPS: u32 = 32;
 
-    /// The search before its first step.
+    /// The search before its first step. With port 0 it is for the first backend with the address.
     #[inline(always)]
-    pub const fn new(service: &Service, address: Address) -> Self {
+    pub const fn new(service: &Service, address: Address, port: u16) -> Self {
         let Service { backends_base: base, backends_count: count, .. } = *service;
-        Self { address, base, count, low: 0, high: count }
+        Self { address, port, base, count, low: 0, high: count }
     }
 
     /// The slot to look at next; `None` where the search is over.
@@ -150,7 +107,8 @@ impl AddressSearch {
     /// What was found there.
     #[inline(always)]
     pub fn note(&mut self, backend: &Backend) {
-        if backend.address.cmp(&self.address) == Ordering::Less {
+        let order = backend.address.cmp(&self.address);
+        if order == Ordering::Less || (order == Ordering::Equal && backend.port < self.port) {
             self.low = self.middle() + 1;
         } else {
             self.high = self.middle();
@@ -162,6 +120,22 @@ impl AddressSearch {
     pub const fn slot(&self) -> u32 {
         if self.low < self.count { self.base.wrapping_add(self.low) } else { NONE }
     }
+}
+
+/// The slot of the backend `address:port` of `service`. (BPF programs have the kernel do the steps.)
+pub fn find<'a>(
+    service: &Service,
+    address: &Address,
+    port: u16,
+    slot: impl Fn(u32) -> Option<&'a Backend>,
+) -> Option<u32> {
+    let mut search = BackendSearch::new(service, *address, port);
+    for _ in 0..BackendSearch::STEPS {
+        let Some(next) = search.next() else { break };
+        search.note(slot(next)?);
+    }
+    let found = slot(search.slot())?;
+    (found.address == *address && found.port == port).then(|| search.slot())
 }
 
 #[cfg(test)]
@@ -287,7 +261,7 @@ mod tests {
     fn a_slot_that_is_not_there_ends_the_search() {
         let Backend { address, port, .. } = backend(0);
         for service in [service(0, u32::MAX), service(u32::MAX, 9)] {
-            assert!(!is_backend(&service, &address, port, |_| None));
+            assert_eq!(find(&service, &address, port, |_| None), None);
         }
     }
 
@@ -304,16 +278,17 @@ mod tests {
             let service = service(5, u32::try_from(slots.len()).unwrap_or(u32::MAX));
             for index in 0..400 {
                 let Backend { address, port, .. } = backend(index);
-                let found = is_backend(&service, &address, port, |slot| slots.get(slot as usize - 5));
-                prop_assert_eq!(found, members.contains(&index));
+                let slot = |slot: u32| slots.get((slot as usize).wrapping_sub(5));
+                let found = find(&service, &address, port, slot);
+                prop_assert_eq!(found.is_some(), members.contains(&index));
+                prop_assert!(found.and_then(slot).is_none_or(|found| *found == backend(index)));
                 let first = members.iter().position(|member| member / 2 == index / 2);
                 let first = first.map(|place| 5 + u32::try_from(place).unwrap());
-                let mut search = AddressSearch::new(&service, address);
-                for _ in 0..AddressSearch::STEPS {
-                    let Some(slot) = search.next() else { break };
-                    search.note(&slots[slot as usize - 5]);
+                let mut search = BackendSearch::new(&service, address, 0);
+                while let Some(next) = search.next() {
+                    search.note(slot(next).unwrap());
                 }
-                let found = slots.get((search.slot() as usize).wrapping_sub(5));
+                let found = slot(search.slot());
                 let found = found.filter(|backend| backend.address == address).map(|_| search.slot());
                 prop_assert_eq!(found, first);
             }

@@ -217,7 +217,7 @@ impl<'a, T: Tables> Walk<'a, T> {
         let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
         let (address, port) = (&flow.to.destination, flow.to.destination_port);
         let is_lost = (service.backends_count > 0 || phase == Phase::Opening)
-            && !schedule::is_backend(&service, address, port, slot);
+            && schedule::find(&service, address, port, slot).is_none();
         Ok(is_lost.then_some(Stale::BackendGone))
     }
 

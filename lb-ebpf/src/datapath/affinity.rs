@@ -16,7 +16,7 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     if !affinity.holds(now(), service.affinity_seconds) {
         return schedule::NONE;
     }
-    schedule::find(service, &affinity.address, affinity.port, services::backend).unwrap_or(schedule::NONE)
+    services::find_backend(service, &affinity.address, affinity.port)
 }
 
 /// Notes that the client has made a connection to this backend.

@@ -95,7 +95,7 @@ fn has_lost_its_backend(place: &Place, packet: &Packet, flow: &Flow, phase: Phas
             let (service, _) = settings::for_client(place, &packet.tuple.source, service);
             let (address, port) = (&flow.to.destination, flow.to.destination_port);
             (service.backends_count > 0 || phase == Phase::Opening)
-                && !schedule::is_backend(&service, address, port, services::backend)
+                && services::find_backend(&service, address, port) == schedule::NONE
         }
         Err(_) => false,
     }

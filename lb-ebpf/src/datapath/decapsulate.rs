@@ -4,12 +4,9 @@
 //! this backend, or for a flow that goes to it. Anything else is not ours and goes on as it is: this node may be nothing but a
 //! router on its way. The packet then goes to that very backend, by its client's own address, and never into another tunnel.
 
-use aya_ebpf::{
-    bindings::{
-        BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
-    },
-    helpers::generated::bpf_loop,
+use aya_ebpf::bindings::{
+    BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
+    bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
 };
 use lb_common::{
     Address, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
@@ -18,7 +15,7 @@ use lb_common::{
 use lb_ebpf::{
     frame::lengths,
     packet::{Body, Packet, parse_at},
-    schedule::{self, AddressSearch},
+    schedule,
     tunnel::{self, Tunnel},
 };
 
@@ -197,29 +194,11 @@ fn service(tuple: &Tuple) -> Result<Service, Outcome> {
 fn local() -> u32 {
     let Ok(scratch) = scratch() else { return schedule::NONE };
     let address = &scratch.tunnel.destination;
-    let mut search = AddressSearch::new(&scratch.request.service, *address);
-    let context = (&raw mut search).cast();
-    // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call.
-    unsafe { bpf_loop(AddressSearch::STEPS, step as *mut _, context, 0) };
-    scratch.request.slot = search.slot();
-    match services::backend(search.slot()) {
-        Some(backend) if backend.address == *address && backend.flags & backend_flags::LOCAL != 0 => {
-            search.slot()
-        }
+    let slot = services::search(&scratch.request.service, address, 0);
+    scratch.request.slot = slot;
+    match services::backend(slot) {
+        Some(backend) if backend.address == *address && backend.flags & backend_flags::LOCAL != 0 => slot,
         _ => schedule::NONE,
-    }
-}
-
-/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once.
-extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
-    // SAFETY: it is what `local` gave to `bpf_loop`.
-    let search = unsafe { &mut *context.cast::<AddressSearch>() };
-    match search.next().and_then(services::backend) {
-        Some(backend) => {
-            search.note(backend);
-            0
-        }
-        None => 1,
     }
 }
 

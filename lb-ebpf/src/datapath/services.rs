@@ -1,6 +1,8 @@
 //! Looking up what a packet is for.
 
-use lb_common::{Backend, Outcome, Service, ServiceKey, conntrack::Tuple};
+use aya_ebpf::helpers::generated::bpf_loop;
+use lb_common::{Address, Backend, Outcome, Service, ServiceKey, conntrack::Tuple};
+use lb_ebpf::schedule::{self, BackendSearch};
 
 use super::maps::{BACKENDS, SERVICES, TABLES};
 
@@ -41,6 +43,39 @@ pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
     // SAFETY: array elements live as long as the map, and the map as long as the program. The agent writes a slot only
     // while no service record leads to it and no program that followed an older record still runs.
     BACKENDS.get_ptr(slot).map(|backend| unsafe { &*backend })
+}
+
+/// The slot of the backend `address:port` of `service`; [`schedule::NONE`] where it has no such backend.
+#[inline(always)]
+pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u32 {
+    let slot = search(service, address, port);
+    match backend(slot) {
+        Some(backend) if backend.address == *address && backend.port == port => slot,
+        _ => schedule::NONE,
+    }
+}
+
+/// The slot where that backend is if it is anywhere.
+#[inline(never)]
+pub(super) fn search(service: &Service, address: &Address, port: u16) -> u32 {
+    let mut search = BackendSearch::new(service, *address, port);
+    let context = (&raw mut search).cast();
+    // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call.
+    unsafe { bpf_loop(BackendSearch::STEPS, step as *mut _, context, 0) };
+    search.slot()
+}
+
+/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once.
+extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: it is what `search` gave to `bpf_loop`.
+    let search = unsafe { &mut *context.cast::<BackendSearch>() };
+    match search.next().and_then(backend) {
+        Some(backend) => {
+            search.note(backend);
+            0
+        }
+        None => 1,
+    }
 }
 
 /// What is in a slot of `TABLES`. As for backends, what a record leads to is not written.

@@ -99,7 +99,8 @@ fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoin
             kept.backend
         }
     };
-    schedule::is_backend(service, &backend.address, backend.port, services::backend).then_some(backend)
+    let slot = services::find_backend(service, &backend.address, backend.port);
+    (slot != schedule::NONE).then_some(backend)
 }
 
 #[inline(always)]
