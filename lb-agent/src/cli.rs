@@ -191,6 +191,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30),
         env = "LB_AGENT_MAX_CONNECTIONS", hide_env_values = true)]
     pub max_connections: Option<u32>,
+    /// Clients of Services with session affinity there is room for; with more, those that have not come for the longest time
+    /// are balanced anew [default: 65536]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
+        env = "LB_AGENT_MAX_AFFINITY_CLIENTS", hide_env_values = true)]
+    pub max_affinity_clients: Option<u32>,
     /// Let the BPF programs log, down to this level; costs time for every packet [default: off]
     #[arg(long, value_name = "LEVEL", env = "LB_AGENT_BPF_LOG", hide_env_values = true)]
     pub bpf_log: Option<BpfLog>,

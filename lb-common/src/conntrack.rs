@@ -335,6 +335,18 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
+    /// Whether what this direction has acknowledged is something that `peer` has sent, as far as that can be told: who has not
+    /// seen the answer, because its address is not his, can only guess. Else a SYN and an ACK from a forged address would
+    /// hold an entry for a day. (A guess too low is answered with a RST, which is believed.)
+    #[inline(always)]
+    const fn acknowledges_what_was_sent(&self, peer: &Self) -> bool {
+        self.to.protocol != protocol::TCP
+            || !is_after(self.last_ack, peer.next_seq.wrapping_add(Self::UNSEEN))
+    }
+
+    /// Octets that may have been sent without being counted, as those of later fragments.
+    const UNSEEN: u32 = 65_536;
+
     /// Whether the client has asked the backend in vain: once, and `retries` times more.
     #[inline(always)]
     pub fn is_unanswered(&self, phase: Phase, retries: u16) -> bool {
@@ -486,7 +498,7 @@ impl Phase {
             Self::TimeWait
         } else if either & seen::FIN != 0 {
             Self::HalfClosed
-        } else if forward.seen & seen::ACK != 0 {
+        } else if forward.seen & seen::ACK != 0 && forward.acknowledges_what_was_sent(reply) {
             Self::Established
         } else {
             Self::Accepted
@@ -525,6 +537,12 @@ impl Phase {
         }
     }
 
+    /// Whether it gives way when there is little room: a flow of which nothing says that both sides want it, or one that is
+    /// over. What nf_conntrack calls assured never does.
+    pub const fn gives_way(self) -> bool {
+        !matches!(self, Self::Established | Self::HalfClosed | Self::Stream)
+    }
+
     /// Whether a SYN from the same client port is a new connection rather than a retransmission.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::TimeWait | Self::Closed)
@@ -546,15 +564,56 @@ impl Phase {
     }
 }
 
+/// How little room `CONNTRACK` has for new flows: from none at all, up to three quarters, to the most, at fifteen
+/// sixteenths.
+///
+/// The fuller the map, the shorter the life of flows that give way ([`Phase::gives_way`]): a flood of connections that nobody
+/// answers for makes room for others within seconds, and no established one is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Pressure(u8);
+
+impl Pressure {
+    /// There is room.
+    pub const NONE: Self = Self(0);
+    /// There is hardly any.
+    pub const MOST: Self = Self(Self::STEPS);
+    const STEPS: u8 = 48;
+    /// Seconds that every flow has: a SYN that is lost is sent again after one second and after two more.
+    const LEAST_SECONDS: u32 = 3;
+
+    /// That of a map with so many entries.
+    pub fn of(entries: usize, capacity: u32) -> Self {
+        let sixteenths = |count: u32| u64::from(capacity) * u64::from(count) / 16;
+        let (begin, end) = (sixteenths(12), sixteenths(15));
+        let over = (entries as u64).clamp(begin, end) - begin;
+        let steps = over * u64::from(Self::STEPS) / (end - begin).max(1);
+        Self(u8::try_from(steps).unwrap_or(Self::STEPS))
+    }
+
+    /// What is left of so many seconds.
+    fn shorten(self, seconds: u32) -> u32 {
+        let can_go = seconds.saturating_sub(Self::LEAST_SECONDS);
+        seconds - can_go * u32::from(self.0) / u32::from(Self::STEPS)
+    }
+}
+
 /// Seconds by which the second flow of a masqueraded connection outlives the first: there must be no moment in which
 /// packets still go to the backend and are not masqueraded any more.
 const MASQUERADE_EXTRA_SECONDS: u32 = 15;
 
-/// Seconds left until the flow is forgotten; 0 when that is due.
+/// Seconds left until the flow is forgotten where there is room; 0 when that is due.
 pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
+    seconds_left_under(Pressure::NONE, forward, reply, now)
+}
+
+/// The same where there may be little.
+pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now: Tick) -> u32 {
     let last_seen = forward.last_seen.max(reply.last_seen);
     let extra = if forward.flags & flow_flags::MASQUERADE != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
-    (Phase::of(forward, reply).timeout_seconds() + extra).saturating_sub(now.seconds_since(last_seen))
+    let phase = Phase::of(forward, reply);
+    let whole = phase.timeout_seconds() + extra;
+    let life = if phase.gives_way() { pressure.shorten(whole) } else { whole };
+    life.saturating_sub(now.seconds_since(last_seen))
 }
 
 #[cfg(feature = "user")]
@@ -605,6 +664,59 @@ mod tests {
     fn tunnelled(protocol: u8) -> Flow {
         let flags = flow_flags::ROUTED | flow_flags::TUNNEL;
         Flow::new(&tuple(protocol), &tuple(protocol), 1, flags, NOW)
+    }
+
+    #[test]
+    fn who_acknowledges_what_was_never_sent_has_no_connection() {
+        for (guess, phase) in
+            [(5001, Phase::Established), (80_000, Phase::Accepted), (1 << 30, Phase::Accepted)]
+        {
+            let (mut forward, reply) = established();
+            forward.observe_segment(&segment(ACK, 1001, guess, 0), NOW);
+            assert_eq!(Phase::of(&forward, &reply), phase, "{guess}");
+        }
+    }
+
+    #[test]
+    fn pressure_begins_at_three_quarters_and_is_the_most_before_the_map_is_full() {
+        for capacity in [16, 2_000, 524_288, u32::MAX] {
+            let at = |sixteenths: u64| {
+                Pressure::of(usize::try_from(u64::from(capacity) * sixteenths / 16).unwrap(), capacity)
+            };
+            assert_eq!(
+                [at(0), at(12), at(15), at(16)],
+                [Pressure::NONE, Pressure::NONE, Pressure::MOST, Pressure::MOST]
+            );
+            assert!(at(13) > at(12) && at(14) > at(13) && at(14) < at(15));
+        }
+        assert_eq!(Pressure::of(0, 0), Pressure::NONE);
+    }
+
+    #[test]
+    fn only_what_nobody_would_miss_is_forgotten_earlier() {
+        for phase in [
+            Phase::Opening,
+            Phase::Accepted,
+            Phase::TimeWait,
+            Phase::Closed,
+            Phase::Unreplied,
+            Phase::Replied,
+        ] {
+            assert!(phase.gives_way(), "{}", phase.as_str());
+        }
+        for phase in [Phase::Established, Phase::HalfClosed, Phase::Stream] {
+            assert!(!phase.gives_way(), "{}", phase.as_str());
+        }
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        let half = Pressure(Pressure::STEPS / 2);
+        let left = |pressure| seconds_left_under(pressure, &forward, &reply, NOW);
+        assert_eq!([Pressure::NONE, half, Pressure::MOST].map(left), [60, 32, 3]);
+        let (forward, reply) = established();
+        assert_eq!(
+            seconds_left_under(Pressure::MOST, &forward, &reply, NOW),
+            Phase::Established.timeout_seconds()
+        );
     }
 
     #[test]
@@ -781,7 +893,7 @@ mod tests {
     fn idle_connections_live_as_long_as_with_kube_proxy() {
         let (forward, reply) = established();
         let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
-        assert!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
+        assert!(seconds_left_under(Pressure::MOST, &forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
         assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
     }
 

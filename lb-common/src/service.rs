@@ -287,7 +287,7 @@ impl SourceRangeKey {
 
 /// Key of `AFFINITY`: one client of one service port.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct AffinityKey {
     /// The client's address.
     pub client: Address,

@@ -20,8 +20,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let (services, endpoints) = (arguments.next().unwrap_or(10_000), arguments.next().unwrap_or(5));
     let changes = (0..services).flat_map(|n| [service(n), slice(n, endpoints, 0)]).collect();
-    let mut reconciler =
-        Reconciler::new(Contents::default(), Room { backends: SLOTS, tables: 0 }, Policy::default());
+    let mut reconciler = Reconciler::new(Contents::default(), Room::of_arenas(SLOTS, 0), Policy::default());
     let start = Instant::now();
     reconciler.handle(changes);
     let handled = start.elapsed();
@@ -40,11 +39,8 @@ fn main() {
         times[times.len() - 1]
     );
     let start = Instant::now();
-    let mut again = Reconciler::new(
-        reconciler.contents().clone(),
-        Room { backends: SLOTS, tables: 0 },
-        Policy::default(),
-    );
+    let mut again =
+        Reconciler::new(reconciler.contents().clone(), Room::of_arenas(SLOTS, 0), Policy::default());
     again.sources_complete();
     let adopted = start.elapsed();
     let steps = again.plan().steps.len();

@@ -28,6 +28,7 @@ mod per_address;
 pub mod plan;
 pub mod reconciler;
 mod records;
+mod room;
 mod slices;
 pub mod store;
 pub mod tables;

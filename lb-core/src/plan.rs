@@ -176,6 +176,36 @@ pub enum Problem {
         /// The Service.
         service: ObjectName,
     },
+    /// The new frontends do not fit; as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs room for {wanted} frontends in SERVICES, but of {slots} {free} are free; it keeps what it \
+         has: start anew with a larger --max-frontends"
+    )]
+    FrontendsFull {
+        /// The Service.
+        service: ObjectName,
+        /// Frontends it should have.
+        wanted: usize,
+        /// How many more there is room for now.
+        free: usize,
+        /// Room in all.
+        slots: u32,
+    },
+    /// The networks that may use a load balancer do not fit; as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs room for {wanted} networks in SOURCE_RANGES, but of {slots} {free} are free; it keeps what \
+         it has: give it fewer loadBalancerSourceRanges"
+    )]
+    SourceRangesFull {
+        /// The Service.
+        service: ObjectName,
+        /// Networks it should have.
+        wanted: usize,
+        /// How many more there is room for now.
+        free: usize,
+        /// Room in all.
+        slots: u32,
+    },
     /// An annotation means nothing; the Service is served as if it were not there.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
@@ -201,9 +231,29 @@ pub enum Problem {
 }
 
 impl Problem {
+    /// The maps that may have no room for a Service.
+    pub const MAPS: [&str; 5] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES"];
+
+    /// The map that has no room, if that is the problem; it may be over as soon as others leave it.
+    pub const fn waits_for(&self) -> Option<&'static str> {
+        match self {
+            Self::ArenaFull { .. } => Some("BACKENDS"),
+            Self::TablesFull { .. } => Some("TABLES"),
+            Self::CountersFull { .. } => Some("ACTIVE"),
+            Self::FrontendsFull { .. } => Some("SERVICES"),
+            Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
+            Self::BadAnnotation { .. } | Self::FrontendConflict { .. } => None,
+        }
+    }
+
     /// Whether it may be over as soon as slots are released.
-    pub const fn waits_for_slots(&self) -> bool {
+    pub(crate) const fn waits_for_slots(&self) -> bool {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
+    }
+
+    /// Whether it may be over as soon as frontends, names or networks are gone.
+    pub(crate) const fn waits_for_entries(&self) -> bool {
+        matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. })
     }
 
     /// The Service that is not as its author wants it.
@@ -212,6 +262,8 @@ impl Problem {
             Self::ArenaFull { service, .. }
             | Self::TablesFull { service, .. }
             | Self::CountersFull { service }
+            | Self::FrontendsFull { service, .. }
+            | Self::SourceRangesFull { service, .. }
             | Self::BadAnnotation { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }

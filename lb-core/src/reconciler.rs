@@ -24,19 +24,13 @@ use crate::{
     per_address::PerAddress,
     plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of, tables_of},
     records::{Place, count, labels_of, record, source_ranges, vips_of},
+    room::{Demand, Full, Left},
     slices::Slices,
     store::Store,
     tables::{self, Digest},
 };
 
-/// How much the maps can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Slots of `BACKENDS`, and of `ACTIVE`.
-    pub backends: u32,
-    /// Slots of `TABLES`.
-    pub tables: u32,
-}
+pub use crate::room::Room;
 
 /// Turns changes of objects into steps for the kernel.
 ///
@@ -62,6 +56,9 @@ pub struct Reconciler {
     /// Of `TABLES`. Epochs of both end together.
     tables: Slices,
     counters: Counters,
+    room: Room,
+    /// Whether entries of hash maps that Services may wait for have gone.
+    made_room: bool,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
@@ -96,14 +93,6 @@ struct Reserved {
     tables: Vec<u32>,
 }
 
-/// What has no room for a Service.
-#[derive(Clone, Copy)]
-enum Full {
-    Backends,
-    Tables,
-    Counters,
-}
-
 /// A frontend and the record it should have.
 struct Target {
     key: ServiceKey,
@@ -131,6 +120,8 @@ impl Reconciler {
             slices: adopted.slices,
             tables: adopted.tables,
             counters: adopted.counters,
+            room,
+            made_room: false,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
@@ -230,9 +221,10 @@ impl Reconciler {
         let mut wanted = BTreeSet::new();
         let mut given_up = self.distrusted.clone();
         let mut stuck = Vec::new();
+        let mut left = Left::new(self.room, self.mirror.contents());
         for (service, ports) in self.desired() {
             self.note_mistakes(&service);
-            match self.plan_service(&service, ports, &mut draft) {
+            match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
                     wanted.extend(keys);
@@ -262,6 +254,7 @@ impl Reconciler {
         match step {
             Step::DeleteFrontend(key) => {
                 self.distrusted.remove(key);
+                self.made_room = true;
             }
             Step::PutFrontend(key, record) => {
                 self.distrusted.remove(key);
@@ -273,6 +266,7 @@ impl Reconciler {
             Step::DeleteServiceLabels(id) => {
                 self.stale_ids.remove(id);
                 self.ids.free(*id);
+                self.made_room = true;
             }
             Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
                 self.labels.applied(*address);
@@ -280,6 +274,7 @@ impl Reconciler {
             Step::PutVip(address, _) | Step::DeleteVip(address) => self.vips.applied(*address),
             Step::DeleteSourceRange(range) => {
                 self.stale_ranges.remove(range);
+                self.made_room = true;
             }
             Step::WriteBackends { .. }
             | Step::WriteTable { .. }
@@ -289,6 +284,7 @@ impl Reconciler {
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
             self.in_flight = InFlight::default();
+            self.use_room();
         }
     }
 
@@ -299,6 +295,7 @@ impl Reconciler {
         if steps == 0 {
             return;
         }
+        self.use_room();
         for range in self.slices.discard_unpublished() {
             self.mirror.forget_backends(range);
         }
@@ -334,12 +331,20 @@ impl Reconciler {
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);
-        self.wake_waiting();
+        self.wake(Problem::waits_for_slots);
     }
 
-    fn wake_waiting(&mut self) {
+    /// Looks again at Services that wait for entries of hash maps, if some are free since.
+    fn use_room(&mut self) {
+        if std::mem::take(&mut self.made_room) {
+            self.wake(Problem::waits_for_entries);
+        }
+    }
+
+    /// Looks again at Services with such a problem.
+    fn wake(&mut self, waits: fn(&Problem) -> bool) {
         for (service, problems) in &self.problems {
-            if problems.iter().any(Problem::waits_for_slots) {
+            if problems.iter().any(waits) {
                 self.store.mark_dirty(service.clone());
             }
         }
@@ -360,7 +365,7 @@ impl Reconciler {
         let of_backends: BTreeSet<u32> = backends.map(|backend| backend.counter).collect();
         let is_used = |counter| counters.contains(&counter) || of_backends.contains(&counter);
         if self.counters.free_unused(is_used) {
-            self.wake_waiting();
+            self.wake(Problem::waits_for_slots);
         }
     }
 
@@ -445,6 +450,7 @@ impl Reconciler {
         &mut self,
         service: &ObjectName,
         ports: Vec<Port>,
+        left: &mut Left,
         draft: &mut Draft,
     ) -> Option<Vec<ServiceKey>> {
         let owned = self.owned(service, ports);
@@ -456,12 +462,7 @@ impl Reconciler {
             let id = self.id(port, &mut steps);
             let places = match self.place(id, port, &mut steps, &mut reserved) {
                 Ok(places) => places,
-                Err(full) => {
-                    reserved.backends.into_iter().for_each(|base| self.slices.discard(base));
-                    reserved.tables.into_iter().for_each(|base| self.tables.discard(base));
-                    self.is_full(full, service, &owned);
-                    return None;
-                }
+                Err(full) => return self.is_full((full, *left), service, &owned, reserved),
             };
             ranges.extend(source_ranges(id, port));
             targets.extend(
@@ -470,6 +471,9 @@ impl Reconciler {
                     record: record(id, &places, port, frontend),
                 }),
             );
+        }
+        if let Err(full) = left.take(self.demand(service, &targets, &ranges, &steps)) {
+            return self.is_full((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
         self.labels.set(service, labels_of(&owned));
@@ -482,6 +486,26 @@ impl Reconciler {
             targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
         draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, target.record)));
         Some(targets.into_iter().map(|target| target.key).collect())
+    }
+
+    /// The entries of hash maps that a Service with these targets needs, where `steps` name its ports.
+    fn demand(
+        &self,
+        service: &ObjectName,
+        targets: &[Target],
+        ranges: &BTreeSet<SourceRangeKey>,
+        steps: &[Step],
+    ) -> Demand {
+        let contents = self.mirror.contents();
+        let wanted: BTreeSet<ServiceKey> = targets.iter().map(|target| target.key).collect();
+        let goes = |key: &ServiceKey| !wanted.contains(key) && self.claims.owner(*key).is_none();
+        let is_new_name = |step: &&Step| matches!(step, Step::PutServiceLabels(id, _) if !contents.service_labels.contains_key(id));
+        Demand {
+            frontends: wanted.iter().filter(|key| self.mirror.frontend(key).is_none()).count(),
+            frontends_gone: self.frontends_of(service).filter(goes).count(),
+            names: steps.iter().filter(is_new_name).count(),
+            source_ranges: ranges.difference(&contents.source_ranges).count(),
+        }
     }
 
     /// Starts the list of what is wrong with a Service.
@@ -605,32 +629,55 @@ impl Reconciler {
         Ok(SlotRange { base, count: table.count })
     }
 
-    fn is_full(&mut self, full: Full, service: &ObjectName, owned: &[Port]) {
+    /// Gives back what was reserved for a Service that keeps what it has, and says why.
+    fn is_full<T>(
+        &mut self,
+        full: (Full, Left),
+        service: &ObjectName,
+        owned: &[Port],
+        reserved: Reserved,
+    ) -> Option<T> {
+        reserved.backends.into_iter().for_each(|base| self.slices.discard(base));
+        reserved.tables.into_iter().for_each(|base| self.tables.discard(base));
         let problem = self.fullness(full, service, owned);
         self.problems.entry(service.clone()).or_default().push(problem);
+        None
     }
 
-    fn fullness(&self, full: Full, service: &ObjectName, owned: &[Port]) -> Problem {
-        let slices = owned.iter().flat_map(|port| {
-            let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
-            used.map(move |(_, slice)| match full {
-                Full::Backends | Full::Counters => count(slice),
-                Full::Tables => tables::table(port.scheduler, port.maglev, slice)
-                    .map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX)),
-            })
-        });
-        let (service, wanted) = (service.clone(), slices.fold(0, u32::saturating_add));
+    fn fullness(&self, (full, left): (Full, Left), service: &ObjectName, owned: &[Port]) -> Problem {
+        let slots = |of: &dyn Fn(&Port, &[Backend]) -> u32| {
+            let of_port = |port: &Port| {
+                let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
+                used.map(|(_, slice)| of(port, slice)).fold(0, u32::saturating_add)
+            };
+            owned.iter().map(of_port).fold(0, u32::saturating_add)
+        };
         let room = |arena: &Arena| (arena.free_slots(), arena.slots());
+        let service = service.clone();
         match full {
             Full::Backends => {
+                let wanted = slots(&|_, slice| count(slice));
                 let (free, slots) = room(self.slices.arena());
                 Problem::ArenaFull { service, wanted, free, slots }
             }
             Full::Tables => {
+                let wanted = slots(&|port, slice| {
+                    let table = tables::table(port.scheduler, port.maglev, slice);
+                    table.map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX))
+                });
                 let (free, slots) = room(self.tables.arena());
                 Problem::TablesFull { service, wanted, free, slots }
             }
             Full::Counters => Problem::CountersFull { service },
+            Full::Frontends => {
+                let wanted = owned.iter().map(|port| port.frontends.len()).sum();
+                Problem::FrontendsFull { service, wanted, free: left.frontends, slots: self.room.frontends }
+            }
+            Full::SourceRanges => {
+                let wanted = owned.iter().map(|port| source_ranges(0, port).count()).sum();
+                let free = left.source_ranges;
+                Problem::SourceRangesFull { service, wanted, free, slots: self.room.source_ranges }
+            }
         }
     }
 

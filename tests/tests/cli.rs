@@ -403,23 +403,28 @@ fn a_full_map_is_said_and_heals() {
     fs::write(bed.manifests().join("many.yaml"), services).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
 
-    let limit = Duration::from_secs(15);
-    let refused = || {
-        let status = bed.ask(&["status", "-o", "json"]);
-        let status: Value = serde_json::from_slice(&status.stdout).ok()?;
-        (status["agent"]["pending"].as_u64()? > 0).then_some(status)
-    };
-    let status = wait_for(limit, refused).expect("changes that wait");
-    assert_eq!(status["agent"]["healthy"], false, "the first synchronisation is not complete");
-    let failure = status["agent"]["failures"][0].as_str().unwrap();
-    assert!(failure.contains("SERVICE_NAMES") && failure.contains("full"), "{failure}");
+    agent.wait_until_healthy().unwrap();
+    let status = bed.json(&["status"]);
+    assert_eq!(status["agent"]["pending"], 2, "those wait that do not fit");
+    let problems = status["agent"]["problems"].as_array().unwrap();
+    assert!(
+        problems.iter().all(|problem| problem.as_str().unwrap().contains("--max-frontends")),
+        "{problems:?}"
+    );
+    assert_eq!(status["agent"]["failures"], serde_json::json!([]));
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 4, "what fits is served");
-    assert_eq!(agent.log().matches("the map is full").count(), 1, "said once: {}", agent.log());
+    let said = || agent.log().matches("--max-frontends").count();
+    wait_for(Duration::from_secs(5), || (said() > 0).then_some(())).expect("a warning");
+    assert_eq!(said(), 1, "said once: {}", agent.log());
 
     fs::write(bed.manifests().join("many.yaml"), empty_service(1)).unwrap();
-    agent.wait_until_healthy().unwrap();
+    let healed = || {
+        let problems = &bed.json(&["status"])["agent"]["problems"];
+        (*problems == serde_json::json!([])).then_some(())
+    };
+    wait_for(Duration::from_secs(5), healed).expect("no problem is left");
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 1);
-    assert_eq!(bed.json(&["status"])["agent"]["failures"], serde_json::json!([]));
+    assert_eq!(bed.json(&["status"])["agent"]["shortages"], serde_json::json!([]));
 }
 
 #[test]

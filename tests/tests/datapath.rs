@@ -61,7 +61,8 @@ impl Sandbox {
 
     /// Small maps, so that the tests need little memory.
     fn options(&self) -> Options {
-        let capacities = Capacities { services: 1024, backends: 4096, tables: 4096, conntrack: 1024 };
+        let capacities =
+            Capacities { services: 1024, backends: 4096, tables: 4096, conntrack: 1024, affinity: 1024 };
         Options { capacities, ..Options::new(self.bpffs()) }
     }
 
@@ -943,6 +944,7 @@ fn status_shows_what_the_kernel_holds() {
         ("BACKENDS", 40, 4096),
         ("TABLES", 0, 4096),
         ("CONNTRACK", 2, 1024),
+        ("AFFINITY", 0, 1024),
         ("SERVICE_NAMES", 10, 1024),
         ("VIPS", 0, 262_144),
         ("SOURCE_RANGES", 0, 262_144),

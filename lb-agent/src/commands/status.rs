@@ -12,6 +12,7 @@ use crate::{
     cli::TableOrJson,
     config::Place,
     daemon::{
+        shortage::ShortageReport,
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
@@ -258,11 +259,18 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     });
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
-    for line in lines.into_iter().chain(node).chain(pending).chain(failures).chain(problems) {
+    let shortages = report.shortages.iter().map(|shortage| shortage_line(shortage, now));
+    for line in lines.into_iter().chain(node).chain(pending).chain(failures).chain(problems).chain(shortages)
+    {
         text.push_str(&line);
         text.push('\n');
     }
     text
+}
+
+fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
+    let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
+    format!("Short of  {of}, for {}{count}: {text}", ago(*since, now))
 }
 
 fn node_lines(node: &NodeReport) -> [String; 5] {
@@ -368,6 +376,12 @@ mod tests {
             problems: vec!["a.yaml, document 2 (line 9): bad".into()],
             devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into(), xdp: None }],
             node: node_report(),
+            shortages: vec![ShortageReport {
+                of: "CONNTRACK".into(),
+                since: "2026-11-21T02:58:58Z".parse().unwrap(),
+                refused: 7,
+                text: "full: raise it".into(),
+            }],
         }
     }
 
@@ -431,6 +445,7 @@ Inside    10.244.0.0/16 (detect-local-mode ClusterCIDR)
 Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
 Outside   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
 Problem   a.yaml, document 2 (line 9): bad
+Short of  CONNTRACK, for 1m02s, 7 times: full: raise it
 Sockets   served by 1 programs on the control group with inode 1234
 Degraded  tcx: filters instead
 Pins      /sys/fs/bpf/lb/v1

@@ -73,6 +73,8 @@ pub(super) struct File {
     pub(super) max_table_slots: Option<NonZeroU32>,
     #[serde(alias = "maxConnections")]
     pub(super) max_connections: Option<NonZeroU32>,
+    #[serde(alias = "maxAffinityClients")]
+    pub(super) max_affinity_clients: Option<NonZeroU32>,
     /// What kube-proxy would take and we do not.
     #[serde(skip)]
     pub(super) without_effect: Vec<String>,

@@ -30,6 +30,7 @@ impl Config {
             ("max-backends", self.capacities.backends.to_string()),
             ("max-table-slots", self.capacities.tables.to_string()),
             ("max-connections", (self.capacities.conntrack / 2).to_string()),
+            ("max-affinity-clients", self.capacities.affinity.to_string()),
         ]);
         let (manifests, kubeconfig) = match &self.source {
             Source::Manifests(dir) => (path(dir), String::new()),

@@ -217,6 +217,8 @@ impl Config {
                 tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
                 // One entry for each direction.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
+                affinity: size(run.max_affinity_clients, file.max_affinity_clients)
+                    .unwrap_or(defaults.affinity),
             },
             without_effect: file.without_effect,
         })

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration}
 use anyhow::Context as _;
 use lb_common::{
     Endpoint, ServiceKey,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, Pressure, Tuple},
     protocol,
 };
 use lb_core::{family::Family, moved::Moved};
@@ -16,6 +16,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use super::{shortage::Tally, state::State};
 use crate::{
     datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace},
     metrics::Metrics,
@@ -25,15 +26,27 @@ use crate::{
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Runs for ever.
+/// Entries that a flow may take, see docs/maps.md.
+const ENTRIES: u64 = 4;
+
+/// Whom the sweeps tell what they have found.
+#[derive(Debug)]
+pub(super) struct Observers {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) state: Arc<State>,
+    /// The counters that flows have.
+    pub(super) counters: watch::Sender<BTreeSet<u32>>,
+}
+
+/// Runs for ever. `tally` says how many flows have begun.
 pub(super) async fn run(
     conntrack: Conntrack,
     sockets: UdpSockets,
-    metrics: Arc<Metrics>,
     mut moved: mpsc::UnboundedReceiver<Moved>,
-    counters: watch::Sender<BTreeSet<u32>>,
+    mut tally: watch::Receiver<Tally>,
+    observers: Observers,
 ) -> anyhow::Result<Infallible> {
-    let mut filled = Fill::Calm;
+    let mut fill = Fill::default();
     let mut recount = Recount::default();
     let mut trouble = Trouble::default();
     let mut next_sweep = Instant::now() + CALM;
@@ -43,13 +56,20 @@ pub(super) async fn run(
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
             frontends = moved.recv() => packets_of.extend(frontends.context("the writer has ended")?),
+            looked = tally.changed() => {
+                looked.context("nobody counts packets any more")?;
+                if !fill.may_be_pressed(*tally.borrow_and_update(), conntrack.table().capacity()) {
+                    continue;
+                }
+                next_sweep = next_sweep.min(Instant::now());
+            }
         }
         while let Ok(more) = moved.try_recv() {
             packets_of.extend(more);
         }
         let mut result = Ok(());
         if !packets_of.is_empty() {
-            result = forget(conntrack.clone(), packets_of.clone(), &metrics).await?;
+            result = forget(conntrack.clone(), packets_of.clone(), &observers.metrics).await?;
             if result.is_ok() {
                 sockets_of.append(&mut packets_of);
             }
@@ -63,12 +83,13 @@ pub(super) async fn run(
         }
         // However often backends move: what is due must not be put off.
         if next_sweep <= Instant::now() {
-            let swept = sweep(conntrack.clone(), &metrics, &mut filled, &mut recount).await?;
+            fill.tally = *tally.borrow();
+            let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
             if swept.is_ok() {
-                counters.send_replace(recount.in_flows().clone());
+                observers.counters.send_replace(recount.in_flows().clone());
             }
             result = result.and(swept);
-            next_sweep = Instant::now() + if filled == Fill::Calm { CALM } else { PRESSED };
+            next_sweep = Instant::now() + if fill.pressure == Pressure::NONE { CALM } else { PRESSED };
         }
         trouble.note(result);
     }
@@ -90,18 +111,30 @@ impl Trouble {
     }
 }
 
-/// How full the map is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fill {
-    Calm,
-    /// Over three quarters.
-    Pressed,
+/// How full the map was when it was last swept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Fill {
+    pressure: Pressure,
+    entries: usize,
+    /// What was counted then.
+    tally: Tally,
+}
+
+impl Fill {
+    /// Whether flows that have begun since may have filled the map. A flood does that long before the next sweep in calm.
+    /// (Under pressure sweeps are frequent enough.)
+    fn may_be_pressed(&self, tally: Tally, capacity: u32) -> bool {
+        let begun = tally.begun.saturating_sub(self.tally.begun).saturating_mul(ENTRIES);
+        let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);
+        let refused = tally.refused > self.tally.refused;
+        self.pressure == Pressure::NONE && (refused || Pressure::of(entries, capacity) > Pressure::NONE)
+    }
 }
 
 async fn sweep(
     conntrack: Conntrack,
-    metrics: &Metrics,
-    filled: &mut Fill,
+    observers: &Observers,
+    fill: &mut Fill,
     recount: &mut Recount,
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let capacity = conntrack.table().capacity();
@@ -116,19 +149,21 @@ async fn sweep(
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
     };
-    let Sweep { entries, expired, rebuilt, orphans, .. } = sweep;
+    let Sweep { entries, expired, early, rebuilt, orphans, pressure, .. } = sweep;
     let left = sweep.entries_left();
-    metrics.set_map("CONNTRACK", left, capacity);
-    metrics.swept(sweep.flows_left(), expired);
-    debug!(entries, expired, rebuilt, orphans, "swept the connections");
-    let full = left > capacity as usize / 4 * 3;
-    if full && *filled == Fill::Calm {
-        warn!(
-            entries = left,
-            capacity, "CONNTRACK is nearly full: new connections will be dropped when it is"
-        );
-    }
-    *filled = if full { Fill::Pressed } else { Fill::Calm };
+    observers.metrics.set_map("CONNTRACK", left, capacity);
+    observers.metrics.swept(sweep.flows_left(), expired, early);
+    debug!(entries, expired, early, rebuilt, orphans, "swept the connections");
+    let text = (pressure > Pressure::NONE).then(|| {
+        format!(
+            "CONNTRACK is nearly full, {entries} of {capacity} entries: connections that are half open or over are forgotten \
+             early, and new ones are dropped when it is full; start anew with a larger --max-connections (after `lb-agent \
+             cleanup`), or find out who opens so many (`lb-agent conntrack list`)"
+        )
+    });
+    let now = std::time::Instant::now();
+    observers.state.with_shortages(|shortages| shortages.lasts("CONNTRACK", text.as_deref(), now));
+    (fill.pressure, fill.entries) = (pressure, left);
     Ok(Ok(()))
 }
 
@@ -192,6 +227,20 @@ mod tests {
 
     fn ip(text: &str) -> Address {
         text.parse::<IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn a_flood_is_noticed_before_the_next_sweep_in_calm() {
+        let fill = Fill { entries: 100, tally: Tally { begun: 1000, refused: 5 }, ..Fill::default() };
+        let pressed = |begun, refused| fill.may_be_pressed(Tally { begun, refused }, 1600);
+        assert!(!pressed(1000, 5));
+        assert!(!pressed(1275, 5), "1,200 of 1,600 entries at most");
+        assert!(pressed(1300, 5));
+        assert!(pressed(1000, 6), "something was refused");
+        assert!(
+            !Fill { pressure: Pressure::MOST, ..fill }
+                .may_be_pressed(Tally { begun: 9000, refused: 9 }, 1600)
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod http;
 pub mod logging;
 mod memory;
 mod node;
+pub mod shortage;
 pub mod socket;
 pub mod state;
 mod sync_log;
@@ -40,6 +41,7 @@ pub use self::config_file::ConfigFile;
 use self::{
     devices::{Devices, Inside},
     node::{Kernel, Node, NodeOptions, Sources},
+    shortage::Tally,
     state::State,
     writer::{Listeners, Writer},
 };
@@ -159,16 +161,17 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let (moved_sender, moved) = mpsc::unbounded_channel();
     let counted = datapath.conntrack().counters()?;
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
-    tasks.spawn(
-        "conntrack",
-        conntrack::run(
-            datapath.conntrack(),
-            datapath.udp_sockets()?,
-            Arc::clone(&metrics),
-            moved,
-            counters_sender,
-        ),
-    );
+    let (tally_sender, tally) = watch::channel(Tally::default());
+    let watch = (Arc::clone(&state), Arc::clone(&metrics));
+    let affinity = datapath.affinity()?;
+    tasks.spawn("shortages", shortage::run(datapath.stats()?, affinity, watch.0, watch.1, tally_sender));
+    let observers = conntrack::Observers {
+        metrics: Arc::clone(&metrics),
+        state: Arc::clone(&state),
+        counters: counters_sender,
+    };
+    let (flows, sockets) = (datapath.conntrack(), datapath.udp_sockets()?);
+    tasks.spawn("conntrack", conntrack::run(flows, sockets, moved, tally, observers));
 
     let (checks, checks_receiver) = watch::channel(Checks::new());
     let events = tell_events(&config.source, &node_name, tasks);

@@ -3,11 +3,13 @@
 use std::{
     net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::shortage::{ShortageReport, Shortages};
 use crate::health::{Freshness, Health, Moment};
 
 /// The agent's side of `lb-agent status`; what the status socket hands out.
@@ -44,6 +46,9 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// What is known of the node.
     pub node: NodeReport,
+    /// What there is too little of. (An agent of another version may not tell.)
+    #[serde(default)]
+    pub shortages: Vec<ShortageReport>,
 }
 
 /// What the agent knows of its node, and makes of it.
@@ -119,6 +124,7 @@ struct Inner {
     node_problems: Vec<String>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
+    shortages: Shortages,
 }
 
 impl State {
@@ -162,6 +168,11 @@ impl State {
         self.lock().devices = devices;
     }
 
+    /// Looks at what there is too little of, or changes it.
+    pub(super) fn with_shortages<T>(&self, with: impl FnOnce(&mut Shortages) -> T) -> T {
+        with(&mut self.lock().shortages)
+    }
+
     /// The kernel has been brought as far as possible.
     pub(super) fn progressed(&self, progress: Progress) {
         let mut inner = self.lock();
@@ -196,6 +207,7 @@ impl State {
             problems: [&*inner.source_problems, &progress.conflicts, &inner.node_problems].concat(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
+            shortages: inner.shortages.report(Instant::now()),
         }
     }
 }

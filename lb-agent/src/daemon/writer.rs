@@ -195,7 +195,13 @@ impl Writer {
         }
         if !self.planned || self.reconciler.needs_plan() {
             self.planned = true;
-            task::block_in_place(|| self.synchronise());
+            task::block_in_place(|| {
+                self.synchronise();
+                // What is gone now may have made room for what waits.
+                if self.retry.is_none() && self.reconciler.needs_plan() {
+                    self.synchronise();
+                }
+            });
         } else if self.retry.is_none() {
             // What has come changes nothing, such as an object that is what it was. It must not seem to wait.
             self.waiting_since = None;
@@ -219,7 +225,7 @@ impl Writer {
         let failure = result.err();
         // A Service that waits for slots is not in the kernel as it should be either. That is a problem of this Service,
         // not of an agent that is behind: all nodes have it at once, and none may call itself unhealthy for it.
-        let waits = |problem: &&Problem| problem.waits_for_slots();
+        let waits = |problem: &&Problem| problem.waits_for().is_some();
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
@@ -282,15 +288,33 @@ impl Writer {
         for (map, arena) in [("BACKENDS", arena), ("TABLES", tables)] {
             self.metrics.set_map(map, (arena.slots() - arena.free_slots()) as usize, arena.slots());
         }
+        self.tell_shortages();
+        let said = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
+        let said: BTreeSet<String> = said.map(ToString::to_string).collect();
+        said.difference(&self.said).for_each(|problem| warn!("{problem}"));
+        self.said = said;
         let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
-        for problem in &conflicts {
-            if !self.said.contains(problem) {
-                warn!("{problem}");
-            }
-        }
-        self.said = conflicts.iter().cloned().collect();
         let failures = failure.into_iter().collect();
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
+    }
+
+    /// Tells which maps have no room for some Service.
+    fn tell_shortages(&self) {
+        let mut waiting: BTreeMap<&str, Vec<&Problem>> =
+            Problem::MAPS.into_iter().map(|map| (map, Vec::new())).collect();
+        for problem in self.reconciler.problems() {
+            if let Some(map) = problem.waits_for() {
+                waiting.entry(map).or_default().push(problem);
+            }
+        }
+        for (map, problems) in waiting {
+            self.metrics.set_waiting(map, problems.len());
+            let text = problems.first().map(|first| match problems.len() - 1 {
+                0 => first.to_string(),
+                more => format!("{first}; {more} more wait for room in {map}"),
+            });
+            self.state.with_shortages(|shortages| shortages.lasts(map, text.as_deref(), Instant::now()));
+        }
     }
 
     /// Tells load balancers and administrators which endpoints are on this node: also where the kernel refused

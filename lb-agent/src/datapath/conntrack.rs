@@ -10,7 +10,7 @@ use std::{
 };
 
 use lb_common::{
-    conntrack::{Flow, Tick, Tuple, flow_flags, seconds_left, seen},
+    conntrack::{Flow, Pressure, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen},
     protocol,
 };
 
@@ -56,6 +56,10 @@ pub struct Sweep {
     pub expired: usize,
     /// How many of these were in tunnels.
     pub expired_tunnelled: usize,
+    /// How many were forgotten before their time, to make room.
+    pub early: usize,
+    /// How little room there was.
+    pub pressure: Pressure,
     /// Flows that got their lost half back.
     pub rebuilt: usize,
     /// Single halves whose time was over.
@@ -63,6 +67,11 @@ pub struct Sweep {
 }
 
 impl Sweep {
+    fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) {
+        self.expired += 1;
+        self.early += usize::from(seconds_left(forward, reply, now) > 0);
+    }
+
     /// Entries that are left.
     pub const fn entries_left(&self) -> usize {
         let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
@@ -193,22 +202,28 @@ impl Conntrack {
         if corrected > 0 {
             debug!(corrected, "numbers of active flows were wrong");
         }
-        let mut sweep = Sweep { entries: halves.entries.len(), ..Sweep::default() };
+        let entries = halves.entries.len();
+        let pressure = Pressure::of(entries, self.table.capacity());
+        let mut sweep = Sweep { entries, pressure, ..Sweep::default() };
         // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
         // when the sweep is through.
         let mut alone = Vec::new();
         self.table.for_each(|key, flow| {
             if flow.is_tunnelled() {
                 sweep.tunnelled += 1;
-                if seconds_left(flow, flow, now) == 0 && self.forget_tunnelled(key, now)? {
-                    (sweep.expired, sweep.expired_tunnelled) =
-                        (sweep.expired + 1, sweep.expired_tunnelled + 1);
+                if seconds_left_under(pressure, flow, flow, now) == 0
+                    && self.forget_tunnelled(key, now, pressure)?
+                {
+                    sweep.expired_tunnelled += 1;
+                    sweep.count_expired(flow, flow, now);
                 }
                 return Ok(());
             }
             match halves.peer_of(key, flow) {
-                Some(reply) if !flow.is_reply() && seconds_left(flow, &reply, now) == 0 => {
-                    sweep.expired += usize::from(self.forget(key, flow, now)?);
+                Some(reply) if !flow.is_reply() && seconds_left_under(pressure, flow, &reply, now) == 0 => {
+                    if self.forget(key, flow, now, pressure)? {
+                        sweep.count_expired(flow, &reply, now);
+                    }
                 }
                 Some(_) => {}
                 None => alone.push(*key),
@@ -237,12 +252,12 @@ impl Conntrack {
     }
 
     /// Deletes both halves, unless a packet has come meanwhile.
-    fn forget(&self, key: &Tuple, flow: &Flow, now: Tick) -> Result<bool, DatapathError> {
+    fn forget(&self, key: &Tuple, flow: &Flow, now: Tick, pressure: Pressure) -> Result<bool, DatapathError> {
         let Some(forward) = self.table.get(key)?.filter(|current| current.to == flow.to) else {
             return Ok(false);
         };
         let Some(reply) = self.peer_of(key, &forward)? else { return Ok(false) };
-        if seconds_left(&forward, &reply, now) > 0 || self.is_led_to(key, &forward)? {
+        if seconds_left_under(pressure, &forward, &reply, now) > 0 || self.is_led_to(key, &forward)? {
             return Ok(false);
         }
         if self.table.remove(key)? && is_counted(&forward) {
@@ -257,9 +272,9 @@ impl Conntrack {
     }
 
     /// Deletes the only entry of a flow in a tunnel, unless a packet has come meanwhile.
-    fn forget_tunnelled(&self, key: &Tuple, now: Tick) -> Result<bool, DatapathError> {
+    fn forget_tunnelled(&self, key: &Tuple, now: Tick, pressure: Pressure) -> Result<bool, DatapathError> {
         let Some(flow) = self.table.get(key)?.filter(Flow::is_tunnelled) else { return Ok(false) };
-        if seconds_left(&flow, &flow, now) > 0 || !self.table.remove(key)? {
+        if seconds_left_under(pressure, &flow, &flow, now) > 0 || !self.table.remove(key)? {
             return Ok(false);
         }
         if is_counted(&flow) {
@@ -291,7 +306,7 @@ impl Conntrack {
         let (peer_key, peer) = lost_half(key, &flow);
         let (from, forward, reply) =
             if flow.is_reply() { (&peer_key, &peer, &flow) } else { (key, &flow, &peer) };
-        if seconds_left(forward, reply, now) == 0 && !self.is_led_to(from, forward)? {
+        if seconds_left_under(sweep.pressure, forward, reply, now) == 0 && !self.is_led_to(from, forward)? {
             sweep.orphans += usize::from(self.table.remove(key)?);
         } else {
             let rebuilt = self.table.insert_new(&peer_key, &peer)?;
@@ -319,13 +334,15 @@ struct Half {
     /// Digest of the key of its peer.
     peer: u64,
     last_seen: Tick,
+    next_seq: u32,
     seen: u8,
 }
 
 impl Halves {
     fn note(&mut self, key: &Tuple, flow: &Flow) {
         let peer = self.hasher.hash_one(flow.to.reversed());
-        let half = Half { peer, last_seen: flow.last_seen, seen: flow.seen };
+        let Flow { last_seen, next_seq, seen, .. } = *flow;
+        let half = Half { peer, last_seen, next_seq, seen };
         let known = self.entries.insert(self.hasher.hash_one(key), half).is_some();
         if is_counted(flow) && !known {
             *self.counted.entry(flow.counter).or_default() += 1;
@@ -336,7 +353,8 @@ impl Halves {
     fn peer_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
         let half = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
         let is_peer = half.peer == self.hasher.hash_one(key);
-        is_peer.then_some(Flow { last_seen: half.last_seen, seen: half.seen, ..*flow })
+        let Half { last_seen, next_seq, seen, .. } = *half;
+        is_peer.then_some(Flow { last_seen, next_seq, seen, ..*flow })
     }
 }
 
@@ -402,8 +420,14 @@ mod tests {
 
     #[test]
     fn what_is_left_counts_flows_in_tunnels_once() {
-        let sweep =
-            Sweep { entries: 11, tunnelled: 3, expired: 3, expired_tunnelled: 1, rebuilt: 0, orphans: 1 };
+        let sweep = Sweep {
+            entries: 11,
+            tunnelled: 3,
+            expired: 3,
+            expired_tunnelled: 1,
+            orphans: 1,
+            ..Sweep::default()
+        };
         assert_eq!((sweep.entries_left(), sweep.flows_left()), (5, 3), "two in tunnels, another, and a half");
     }
 

@@ -91,9 +91,15 @@ impl ServiceMaps {
         &self.source_ranges
     }
 
-    /// The sizes of the arenas that the plan allocates from.
+    /// How much the plan may give out.
     pub const fn room(&self) -> Room {
-        Room { backends: self.backends.capacity(), tables: self.tables.capacity() }
+        Room {
+            backends: self.backends.capacity(),
+            tables: self.tables.capacity(),
+            frontends: self.services.capacity(),
+            names: self.service_names.capacity(),
+            source_ranges: self.source_ranges.capacity(),
+        }
     }
 
     /// How many frontends `SERVICES` can hold.

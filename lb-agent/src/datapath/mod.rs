@@ -10,6 +10,7 @@
 //! the programs on each device in one step.
 
 mod active;
+mod affinity;
 mod attach;
 mod bpffs;
 mod check;
@@ -54,6 +55,7 @@ pub use glob::Pattern as DevicePattern;
 
 pub use self::{
     active::{ActiveFlows, Recount},
+    affinity::{AffinitySweep, AffinityTable},
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
     check::{Probe, ProbeResult, check, degraded, forwards},
     cleanup::{Removed, cleanup},
@@ -110,6 +112,8 @@ pub struct Capacities {
     pub tables: u32,
     /// Entries of connection tracking, two for each flow.
     pub conntrack: u32,
+    /// Clients of services with affinity.
+    pub affinity: u32,
 }
 
 impl Default for Capacities {
@@ -119,6 +123,7 @@ impl Default for Capacities {
             backends: layout::BACKENDS.shape.max_entries,
             tables: layout::TABLES.shape.max_entries,
             conntrack: layout::CONNTRACK.shape.max_entries,
+            affinity: layout::AFFINITY.shape.max_entries,
         }
     }
 }
@@ -130,6 +135,7 @@ impl Capacities {
             "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => self.backends,
             "TABLES" => self.tables,
             "CONNTRACK" => self.conntrack,
+            "AFFINITY" => self.affinity,
             _ => spec.shape.max_entries,
         }
     }
@@ -230,6 +236,11 @@ impl Datapath {
     /// Connection tracking; a handle of its own.
     pub fn conntrack(&self) -> Conntrack {
         self.conntrack.clone()
+    }
+
+    /// Backends of clients whose service has affinity; a handle of its own. Have one at a time.
+    pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
+        AffinityTable::open(&self.folder, self.maps.clone())
     }
 
     /// Connected UDP sockets of this network namespace; a handle of its own.

@@ -8,10 +8,11 @@ use std::{
 };
 
 use aya::programs::{ProgramInfo, loaded_programs};
-use lb_common::Settings;
+use lb_common::{Affinity, AffinityKey, Settings};
 use lb_core::plan::tables_of;
 
 use super::{
+    affinity,
     attach::{AttachMode, Direction, parse_pin},
     bpffs::{self, Folder},
     clsact,
@@ -27,6 +28,7 @@ use super::{
     sockets::{self, SocketAttachment},
     stats::Stats,
     sys,
+    table::Table,
     xdp::{self, XdpMode},
 };
 
@@ -36,6 +38,7 @@ pub struct Pinned {
     folder: Folder,
     maps: ServiceMaps,
     conntrack: Conntrack,
+    affinity: Table<AffinityKey, Affinity>,
     stats: Stats,
 }
 
@@ -116,6 +119,7 @@ impl Pinned {
         Ok(Self {
             maps: ServiceMaps::open(&folder)?,
             conntrack: Conntrack::open(&folder)?,
+            affinity: affinity::open(&folder)?,
             stats: Stats::open(&folder)?,
             folder,
         })
@@ -181,6 +185,7 @@ impl Pinned {
             fill("BACKENDS", used(&slices), backends.capacity()),
             fill("TABLES", used(&used_tables), tables.capacity()),
             fill("CONNTRACK", conntrack.count()?, conntrack.capacity()),
+            fill("AFFINITY", self.affinity.count()?, self.affinity.capacity()),
             fill("SERVICE_NAMES", service_names.count()?, service_names.capacity()),
             fill("VIPS", vips.count()?, vips.capacity()),
             fill("SOURCE_RANGES", source_ranges.count()?, source_ranges.capacity()),

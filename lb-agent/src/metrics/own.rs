@@ -39,6 +39,9 @@ pub(super) struct Own {
     devices: Family<Kind, Gauge>,
     flows: Gauge,
     flows_expired: Counter,
+    flows_expired_early: Counter,
+    affinity_evicted: Counter,
+    waiting: Family<Map, Gauge>,
     health_check_servers: Gauge,
     health_check_failures: Gauge,
 }
@@ -56,6 +59,9 @@ impl Default for Own {
             devices: Family::default(),
             flows: Gauge::default(),
             flows_expired: Counter::default(),
+            flows_expired_early: Counter::default(),
+            affinity_evicted: Counter::default(),
+            waiting: Family::default(),
             health_check_servers: Gauge::default(),
             health_check_failures: Gauge::default(),
         }
@@ -79,6 +85,13 @@ impl Own {
         registry.register("conntrack_flows", "Connections tracked at the last sweep", self.flows.clone());
         let help = "Connections forgotten after their timeout";
         registry.register("conntrack_expired", help, self.flows_expired.clone());
+        let help = "Connections forgotten before their timeout, because the map was nearly full";
+        registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
+        let help =
+            "Clients whose session affinity was forgotten before its timeout, because the map was full";
+        registry.register("affinity_evicted", help, self.affinity_evicted.clone());
+        let help = "Services that keep what they have because a map has no room for what they should be";
+        registry.register("services_waiting", help, self.waiting.clone());
         let help = "Addresses where a healthCheckNodePort is served";
         registry.register("health_check_servers", help, self.health_check_servers.clone());
         let help = "Addresses where a healthCheckNodePort should be served and cannot be";
@@ -112,10 +125,21 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// A sweep through the tracked connections is over.
-    pub(crate) fn swept(&self, flows: usize, expired: usize) {
+    /// A sweep through the tracked connections is over; `early` of those that have expired would have had time left.
+    pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
+        self.own.flows_expired_early.inc_by(early as u64);
+    }
+
+    /// So many clients were pushed out of AFFINITY by others.
+    pub(crate) fn count_evicted_clients(&self, clients: usize) {
+        self.own.affinity_evicted.inc_by(clients as u64);
+    }
+
+    /// So many Services wait for room in this map.
+    pub(crate) fn set_waiting(&self, map: &'static str, services: usize) {
+        self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
     }
 
     /// So many addresses serve the health of Services, so many cannot.

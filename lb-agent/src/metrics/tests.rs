@@ -33,7 +33,9 @@ fn everything() -> Metrics {
     metrics.set_services(1, 2, 0);
     metrics.set_map("SERVICES", 1, 10);
     metrics.set_devices("wire", 1);
-    metrics.swept(4, 1);
+    metrics.swept(4, 3, 2);
+    metrics.count_evicted_clients(5);
+    metrics.set_waiting("BACKENDS", 1);
     metrics.set_health_check_servers(2, 1);
     for family in Family::ALL {
         metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
@@ -172,7 +174,10 @@ fn what_is_counted_is_shown() {
         "lb_map_entries{map=\"SERVICES\"} 1",
         "lb_map_capacity{map=\"SERVICES\"} 10",
         "lb_conntrack_flows 4",
-        "lb_conntrack_expired_total 1",
+        "lb_conntrack_expired_total 3",
+        "lb_conntrack_expired_early_total 2",
+        "lb_affinity_evicted_total 5",
+        "lb_services_waiting{map=\"BACKENDS\"} 1",
         "lb_health_check_servers 2",
         "# EOF",
     ] {

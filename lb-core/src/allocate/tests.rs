@@ -293,11 +293,8 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
 
 /// The kernel remembers what was given.
 fn restarted(services: &[core::Service]) -> Allocator {
-    let mut reconciler = Reconciler::new(
-        Contents::default(),
-        Room { backends: 100, tables: 0 },
-        crate::model::Policy::default(),
-    );
+    let mut reconciler =
+        Reconciler::new(Contents::default(), Room::of_arenas(100, 0), crate::model::Policy::default());
     let changes = services.iter().filter_map(|service| convert::service(service).ok());
     reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));

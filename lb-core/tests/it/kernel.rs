@@ -316,7 +316,7 @@ fn shown(backend: &Backend) -> String {
 pub(crate) struct Node {
     pub(crate) reconciler: Reconciler,
     pub(crate) kernel: Kernel,
-    slots: u32,
+    room: Room,
     /// What the reconciler has been told of the node.
     pub(crate) node: model::Node,
     epochs: Vec<Epoch>,
@@ -328,7 +328,11 @@ impl Node {
     }
 
     pub(crate) fn with_policy(slots: u32, policy: Policy) -> Self {
-        let mut node = Self::incomplete(Kernel::default(), slots, policy);
+        Self::with_room(Room::of_arenas(slots, slots * TABLE_SLOTS), policy)
+    }
+
+    pub(crate) fn with_room(room: Room, policy: Policy) -> Self {
+        let mut node = Self::incomplete(Kernel::default(), room, policy);
         node.reconciler.sources_complete();
         node
     }
@@ -341,18 +345,14 @@ impl Node {
 
     /// The sources have not shown everything there is yet.
     pub(crate) fn started_incomplete_on(kernel: Kernel, slots: u32) -> Self {
-        Self::incomplete(kernel, slots, Policy::default())
+        Self::incomplete(kernel, Room::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
     }
 
-    fn incomplete(mut kernel: Kernel, slots: u32, policy: Policy) -> Self {
+    fn incomplete(mut kernel: Kernel, room: Room, policy: Policy) -> Self {
         Self {
-            reconciler: Reconciler::new(
-                kernel.read_back(),
-                Room { backends: slots, tables: slots * TABLE_SLOTS },
-                policy.clone(),
-            ),
+            reconciler: Reconciler::new(kernel.read_back(), room, policy.clone()),
             kernel,
-            slots,
+            room,
             node: model::Node { policy, ..model::Node::default() },
             epochs: Vec::new(),
         }
@@ -362,7 +362,7 @@ impl Node {
     pub(crate) fn restart(&mut self) {
         let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
-        *self = Self::incomplete(kernel, self.slots, policy);
+        *self = Self::incomplete(kernel, self.room, policy);
         self.reconciler.sources_complete();
         self.set_zone(zone.as_deref());
         self.set_addresses(addresses);
@@ -395,11 +395,24 @@ impl Node {
             self.kernel.apply(step);
             self.reconciler.applied(step);
             self.assert_each_is_old_or_new(&before, &after);
+            self.assert_room();
         }
         if steps < plan.steps.len() {
             self.reconciler.failed();
         }
         plan
+    }
+
+    /// No hash map has more than the kernel would take.
+    fn assert_room(&self) {
+        let Contents { frontends, service_labels, source_ranges, .. } = &self.kernel.maps;
+        for (entries, room) in [
+            (frontends.len(), self.room.frontends),
+            (service_labels.len(), self.room.names),
+            (source_ranges.len(), self.room.source_ranges),
+        ] {
+            assert!(entries <= room as usize, "{entries} entries where there is room for {room}");
+        }
     }
 
     fn assert_each_is_old_or_new(&self, before: &Admitted, after: &Admitted) {
@@ -477,14 +490,14 @@ impl Node {
         let used = self.reconciler.arena().used().map(|range| (range.base, range.count));
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(self.reconciler.arena().free_slots(), self.slots - used);
+        assert_eq!(self.reconciler.arena().free_slots(), self.room.backends - used);
         let tables = self.kernel.maps.frontends.values().flat_map(tables_of);
         let referred: BTreeSet<(u32, u32)> = tables.map(|range| (range.base, range.count)).collect();
         let arena = self.reconciler.table_arena();
         let used = arena.used().map(|range| (range.base, range.count));
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(arena.free_slots(), self.slots * TABLE_SLOTS - used);
+        assert_eq!(arena.free_slots(), self.room.tables - used);
         for id in self.kernel.maps.service_labels.keys() {
             assert!(
                 self.kernel.maps.frontends.values().any(|record| record.id == *id),

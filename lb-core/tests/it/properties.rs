@@ -5,6 +5,7 @@ use lb_core::{
     family::Families,
     model::{self, Change, NodeAddresses, ObjectName, Policy, Protocol, ServicePortName},
     plan::{Contents, ServiceLabels},
+    reconciler::Room,
     tables::Digest,
 };
 use proptest::{collection, prelude::*};
@@ -47,7 +48,10 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// Lets everything happen; the node and the world as it is then.
 fn live(slots: u32, policy: Policy, events: &[Event]) -> (Node, World) {
-    let mut node = Node::with_policy(slots, policy);
+    live_on(Node::with_policy(slots, policy), events)
+}
+
+fn live_on(mut node: Node, events: &[Event]) -> (Node, World) {
     let mut world = World::default();
     for event in events {
         match event {
@@ -136,6 +140,21 @@ proptest! {
         node.settle();
         prop_assert_eq!(node.reconciler.arena().free_slots(), slots);
         prop_assert_eq!(node.reconciler.table_arena().free_slots(), node.reconciler.table_arena().slots());
+        prop_assert_eq!(node.reconciler.problems().count(), 0);
+    }
+
+    /// The kernel never refuses anything, which would hold up all other Services.
+    #[test]
+    fn full_maps_are_never_overfilled_and_leak_nothing(
+        (frontends, names, source_ranges) in (1..12_u32, 1..6_u32, 1..4_u32), policy in world::policy(),
+        events in events(),
+    ) {
+        let room = Room { frontends, names, source_ranges, ..Room::of_arenas(PLENTY, PLENTY * 64) };
+        let (mut node, world) = live_on(Node::with_room(room, policy), &events);
+        node.settle();
+        node.reconciler.handle(world.removal());
+        node.settle();
+        prop_assert_eq!(node.reconciler.contents().frontends.len(), 0);
         prop_assert_eq!(node.reconciler.problems().count(), 0);
     }
 

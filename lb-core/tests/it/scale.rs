@@ -42,8 +42,7 @@ fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
 
 #[test]
 fn one_changed_endpoint_among_many_services_costs_five_steps() {
-    let mut reconciler =
-        Reconciler::new(Default::default(), Room { backends: 1 << 16, tables: 0 }, Default::default());
+    let mut reconciler = Reconciler::new(Default::default(), Room::of_arenas(1 << 16, 0), Default::default());
     reconciler.handle(changes(2000, 5));
     let plan = reconciler.plan();
     assert_eq!(plan.problems, []);

@@ -4,10 +4,11 @@ use lb_common::{Scheduler, SourceRangeKey};
 use lb_core::{
     family::Families,
     model::{
-        Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Protocol,
+        Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Policy, Protocol,
         Scheduling, Service, ServicePort,
     },
     plan::{EndpointLabels, Plan, Problem, ServiceLabels, Step},
+    reconciler::Room,
 };
 
 use crate::kernel::Node;
@@ -262,6 +263,29 @@ fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     node.reconciler.handle(vec![slice("b", &[])]);
     node.settle();
     assert!(node.kernel.dump().contains("10.0.0.4:8080\n  10.0.0.5:8080"));
+    assert_eq!(node.reconciler.problems().count(), 0);
+}
+
+#[test]
+fn a_service_without_room_for_its_frontend_waits_and_holds_up_nobody() {
+    let room = Room { frontends: 2, names: 2, ..Room::of_arenas(100, 0) };
+    let mut node = Node::with_room(room, Policy::default());
+    let all = |of: &'static str, n| [service(of, n), slice(of, &[n])];
+    node.reconciler.handle([all("a", 1), all("b", 2), all("c", 3)].concat());
+    let plan = node.sync();
+    let full = |service| Problem::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
+    assert_eq!(plan.problems, [full(name("c"))]);
+    assert_eq!(node.kernel.resolved().len(), 2);
+    // Who is in may change, his frontend too.
+    node.reconciler.handle(vec![slice("b", &[4]), service("a", 5)]);
+    node.settle();
+    let dump = node.kernel.dump();
+    assert!(dump.contains("a/TCP ClusterIP 10.96.0.5:80") && dump.contains("10.0.0.4:8080"), "{dump}");
+    node.reconciler.handle(vec![Change::Service(name("b"), None)]);
+    node.sync();
+    assert!(node.reconciler.needs_plan(), "there is room now");
+    node.settle();
+    assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
     assert_eq!(node.reconciler.problems().count(), 0);
 }
 

@@ -1,0 +1,75 @@
+//! A SYN flood: connections that are asked for from addresses that nobody has.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use etherparse::PacketBuilder;
+use lb_tests::netns::Netns;
+use nix::libc;
+
+/// Networks of the forged addresses: those for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8), which the nodes send back to the client.
+pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
+
+/// Sends so many SYNs from `netns` to an address, each from another forged one.
+pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
+    let socket = netns.run(|| open(to.is_ipv6()))?;
+    for number in first..first + count {
+        send(&socket, to, &syn(number, to))?;
+    }
+    Ok(())
+}
+
+/// A packet with its IP header.
+fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
+    let [_, a, b, c] = number.to_be_bytes();
+    let builder = match to.ip() {
+        IpAddr::V4(vip) => PacketBuilder::ipv4([198, 18 | (a & 1), b, c], vip.octets(), 64),
+        IpAddr::V6(vip) => {
+            let source = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, u16::from(a), u16::from_be_bytes([b, c]));
+            PacketBuilder::ipv6(source.octets(), vip.octets(), 64)
+        }
+    };
+    let mut packet = Vec::new();
+    builder
+        .tcp(1024 + (number % 60_000) as u16, to.port(), number, 1024)
+        .syn()
+        .write(&mut packet, &[])
+        .unwrap();
+    packet
+}
+
+/// A socket that sends what has an IP header already (`IPPROTO_RAW`, raw(7)).
+fn open(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: takes numbers and gives a new descriptor, or -1.
+    let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+    let fd = nix::Error::result(fd)?;
+    // SAFETY: it is open, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
+    // The port has to be 0 in IPv6, and means nothing in IPv4.
+    let to = SocketAddr::new(to.ip(), 0);
+    let result = nix::sys::socket::sendto(
+        socket.as_raw_fd(),
+        packet,
+        &nix::sys::socket::SockaddrStorage::from(to),
+        nix::sys::socket::MsgFlags::empty(),
+    );
+    match result {
+        // A queue that is full loses packets, as a wire does.
+        Ok(_) | Err(nix::Error::ENOBUFS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Leads answers to forged addresses from a node to the client, which drops them.
+pub(crate) fn lead_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
+    let routes = FORGED.iter().zip([gateways.0.to_string(), gateways.1.to_string()]);
+    let commands: String = routes.map(|(network, via)| format!("route add {network} via {via}\n")).collect();
+    node.ip(&commands).unwrap();
+}

@@ -1,0 +1,222 @@
+//! Too little room: what does not fit is refused, counted and said, and hurts nobody else.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{self, Connection, ask_http, ask_udp},
+    cluster::{CLIENT, ClientLink},
+    http::get,
+    manifests::{Endpoint, Port, Service},
+    traffic::{Kind, Traffic},
+    wait_for,
+};
+use serde_json::Value;
+
+use crate::{
+    bed::{Bed, WEB, http, udp, vips},
+    flood,
+};
+
+const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
+/// Connections that the agent of the flood has room for.
+const ROOM: u32 = 1000;
+/// As many times that are asked for.
+const TIMES: u32 = 10;
+
+/// What `lb-agent status` says.
+fn status(bed: &Bed) -> Value {
+    let output = bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What there is too little of, by its name: how much was refused, and the text.
+fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
+    let status = status(bed);
+    let shortages = status["agent"]["shortages"].as_array()?;
+    let found = shortages.iter().find(|shortage| shortage["of"] == of)?;
+    Some((found["refused"].as_u64()?, found["text"].as_str()?.to_owned()))
+}
+
+/// The value of a metric with its labels, as it is written.
+fn metric(bed: &Bed, name: &str) -> u64 {
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
+    let body = get(&bed.cluster.node1, server, "/metrics").unwrap().body;
+    let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {body}")).parse().unwrap()
+}
+
+/// How often the agent has said that.
+fn said(bed: &Bed, text: &str) -> usize {
+    bed.agent
+        .as_ref()
+        .unwrap()
+        .log()
+        .lines()
+        .filter(|line| line.contains("WARN") && line.contains(text))
+        .count()
+}
+
+/// Traffic that was there before: connections and UDP sockets that stay the same.
+fn established(bed: &Bed) -> Traffic {
+    let clients = [&bed.cluster.client, bed.netns("pod1")].into_iter().flat_map(|netns| {
+        let of = move |vip| [(netns, Kind::Connection, http(vip)), (netns, Kind::Datagrams, udp(vip))];
+        WEB.into_iter().flat_map(of)
+    });
+    Traffic::start(clients).unwrap()
+}
+
+/// Half open connections make room for others, and for nothing that is established.
+#[test]
+fn a_syn_flood_of_ten_times_the_room_breaks_no_established_connection() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.start_agent_with(&["--max-connections", &ROOM.to_string()]);
+    let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
+    flood::lead_back(&bed.cluster.node1, (v4, v6));
+    let client = bed.cluster.client.clone();
+    let mut idle: Vec<Connection> =
+        WEB.into_iter().cycle().take(40).map(|vip| Connection::open(&client, http(vip)).unwrap()).collect();
+    let servers: Vec<String> = idle.iter_mut().map(|connection| connection.ask().unwrap().server).collect();
+    let traffic = established(&bed);
+
+    for round in 0..TIMES {
+        let (vip, first) = (WEB[round as usize % 2], round * ROOM);
+        flood::syns(&client, http(vip), first, ROOM).unwrap();
+    }
+    let flooded = Instant::now();
+    let refused =
+        wait_for(Duration::from_secs(5), || shortage(&bed, "CONNTRACK").filter(|(refused, _)| *refused > 0));
+    let (refused, text) = refused.expect("CONNTRACK was full");
+    assert!(text.contains("--max-connections"), "{text}");
+    assert!(metric(&bed, "lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
+
+    // Those that nobody answers for go long before the minute that they have where there is room.
+    let all_get_in = || WEB.into_iter().all(|vip| client.run(|| client::ask_here(http(vip))).is_ok());
+    wait_for(Duration::from_secs(20), || all_get_in().then_some(())).expect("new connections get in again");
+    let recovered = flooded.elapsed();
+    assert!(recovered < Duration::from_secs(15), "{recovered:?}");
+    wait_for(Duration::from_secs(5), || (metric(&bed, "lb_conntrack_expired_early_total") > 0).then_some(()))
+        .unwrap();
+
+    let again = idle.iter_mut().map(|connection| connection.ask().unwrap().server);
+    assert!(again.eq(servers), "another server goes on with a connection");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+    assert_eq!(said(&bed, "CONNTRACK is"), 1, "once a minute");
+    println!("{} SYNs, {refused} dropped, others get in after {recovered:?}", TIMES * ROOM);
+}
+
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+/// A service with so many endpoints that nobody has.
+fn too_big(bed: &Bed) -> Service {
+    let endpoint = |last: u8| Endpoint {
+        pod: format!("nobody{last}"),
+        node: "node2".into(),
+        addresses: vec![
+            [10, 244, 9, last].into(),
+            Ipv6Addr::new(0xfd00, 0x10, 0x244, 9, 0, 0, 0, last.into()).into(),
+        ],
+        ready: true,
+        ..Endpoint::default()
+    };
+    Service { endpoints: (1..=100).map(endpoint).collect(), ..bed.service("a-big", vips(20), &[]) }
+}
+
+/// A service with so many ports, and so frontends.
+fn too_many(bed: &Bed, ports: usize) -> Service {
+    let port = |(name, port): (&'static str, u16)| Port {
+        name,
+        protocol: "TCP",
+        port,
+        target_port: lb_tests::cluster::HTTP_PORT,
+        node_port: None,
+    };
+    let ports = NAMES.into_iter().zip(crate::bed::HTTP..).take(ports).map(port).collect();
+    Service { ports, ..bed.service("a-many", vips(21), &["pod2"]) }
+}
+
+/// Both are named before `web`: what a plan does for them comes first.
+#[test]
+fn services_beyond_the_room_wait_and_hold_up_nobody() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.start_agent_with(&["--max-backends", "40", "--max-frontends", "12"]);
+    let traffic = bed.traffic();
+    let client = bed.cluster.client.clone();
+    bed.cluster.manifests.put(&too_big(&bed)).unwrap();
+    bed.cluster.manifests.put(&too_many(&bed, 8)).unwrap();
+    for (map, flag) in [("BACKENDS", "--max-backends"), ("SERVICES", "--max-frontends")] {
+        let (_, text) = wait_for(client::PATIENCE, || shortage(&bed, map)).expect(map);
+        assert!(text.contains(flag), "{text}");
+        assert_eq!(metric(&bed, &format!("lb_services_waiting{{map=\"{map}\"}}")), 1);
+        wait_for(client::PATIENCE, || (said(&bed, flag) > 0).then_some(())).expect(flag);
+    }
+
+    // Everybody else is served, and changes, as always.
+    for pod in ["pod1", "pod4", "pod2"] {
+        bed.put("other", vips(22), &[pod]);
+        let served = || ask_http(&client, http(vips(22)[0])).ok().filter(|answer| answer.server == pod);
+        wait_for(client::PATIENCE, served).expect(pod);
+        traffic.goes_on().unwrap();
+    }
+
+    // There is room as soon as they ask for less, or others leave.
+    bed.cluster.manifests.remove("a-big").unwrap();
+    bed.cluster.manifests.put(&too_many(&bed, 4)).unwrap();
+    let still_short = wait_for(client::PATIENCE, || shortage(&bed, "BACKENDS").is_none().then_some(()));
+    still_short.expect("nobody waits for BACKENDS");
+    assert!(shortage(&bed, "SERVICES").is_some());
+    bed.cluster.manifests.remove("other").unwrap();
+    let last_port = SocketAddr::new(vips(21)[0], crate::bed::HTTP + 3);
+    let answer = wait_for(client::PATIENCE, || ask_http(&client, last_port).ok());
+    assert_eq!(answer.unwrap().server, "pod2");
+    wait_for(client::PATIENCE, || shortage(&bed, "SERVICES").is_none().then_some(())).unwrap();
+    assert_eq!(metric(&bed, "lb_services_waiting{map=\"SERVICES\"}"), 0);
+
+    assert_eq!((said(&bed, "--max-backends"), said(&bed, "--max-frontends")), (1, 1), "once a minute");
+    assert!(lb_tests::agent::is_healthy(&bed.cluster.node1).unwrap());
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// More clients than there is room for are balanced anew, and never refused.
+#[test]
+fn clients_whose_affinity_has_no_room_are_counted_and_served() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    let mut sticky = bed.service("sticky", vips(20), &PODS);
+    sticky.exposure.affinity = Some(3600);
+    bed.cluster.manifests.put(&sticky).unwrap();
+    bed.start_agent_with(&["--max-affinity-clients", "64"]);
+    let traffic = bed.traffic();
+    let client = &bed.cluster.client;
+    let addresses: Vec<Ipv4Addr> = (10..210).map(|last| Ipv4Addr::new(198, 51, 100, last)).collect();
+    let commands = addresses.iter().map(|address| format!("address add {address}/24 dev eth0\n"));
+    client.ip(&commands.collect::<String>()).unwrap();
+    let ask_from = |address: Ipv4Addr| {
+        let open = || {
+            let socket = UdpSocket::bind((address, 0))?;
+            socket.connect(udp(vips(20)[0]))?;
+            Ok(socket)
+        };
+        let socket = client.run(open)?;
+        socket.set_read_timeout(Some(client::PATIENCE))?;
+        Ok::<_, io::Error>(client::echo(&socket, b"?")?.server)
+    };
+    let started = Instant::now();
+    let evicted = wait_for(Duration::from_secs(15), || {
+        addresses.iter().for_each(|address| drop(ask_from(*address).unwrap()));
+        shortage(&bed, "AFFINITY")
+    });
+    let (evicted, text) = evicted.expect("clients were pushed out");
+    assert!(evicted > 0 && text.contains("--max-affinity-clients"), "{evicted} {text}");
+    assert!(metric(&bed, "lb_affinity_evicted_total") >= evicted);
+    let clients = metric(&bed, "lb_map_entries{map=\"AFFINITY\"}");
+    assert!((1..=64).contains(&clients), "{clients}");
+    assert_eq!(said(&bed, "AFFINITY is full"), 1, "once a minute");
+    ask_udp(client, udp(WEB[0]), 64).unwrap();
+    traffic.stop().assert_unharmed();
+    println!("{evicted} clients pushed out within {:?}, all served", started.elapsed());
+}
