@@ -1,16 +1,19 @@
-"""Checks deploy/ with the tools that its users have: Helm's own library, hadolint, the schemas of Kubernetes.
+"""Checks deploy/ with the tools that its users have: Helm's own library, hadolint, the schemas of Kubernetes, a parser of PromQL.
 
     python3 -m venv VENV && VENV/bin/pip install -r deploy/lint/requirements.txt && VENV/bin/python deploy/lint/check.py
 
-With --write it renders the manifests beside the chart anew. What the manifests say is tested in Rust, by
+With --write it renders the manifests beside the chart anew, and copies into it what Helm takes only from there. What the manifests say is tested in Rust, by
 `cargo test -p lb-agent deploy`.
 """
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import kubernetes_validate
+import promql_parser
 import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
@@ -22,6 +25,11 @@ RENDERED = {
     "lb-agent.yaml": DEPLOY / "lint/values-manifests.yaml",
     "kubeadm.yaml": DEPLOY / "lint/values-kubeadm.yaml",
 }
+RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
+DASHBOARD = DEPLOY / "grafana/lb-agent.json"
+SEVERITIES = ["critical", "warning", "info"]
+# Of Prometheus' operator: their schemas are not those of Kubernetes.
+MONITORING = "monitoring.coreos.com/v1"
 # The oldest that the chart takes, and the newest that the validator of this version knows.
 KUBERNETES = ["1.29", "1.36"]
 WARNING = 2
@@ -36,6 +44,11 @@ EVERYTHING = {
     "podLabels": {"c": "d"},
     "affinity": {"podAntiAffinity": {}},
     "updateStrategy": {"type": "OnDelete"},
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True},
+        "dashboard": {"enabled": True},
+    },
 }
 REFUSED = [
     {"unknown": 1},
@@ -46,6 +59,8 @@ REFUSED = [
     {"capabilities": ["BPF"]},
     {"capabilities": ["CAP_NET_ADMIN", "NET_ADMIN", "cap"]},
     {"configKey": "a/b"},
+    {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
+    {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]
 
 
@@ -91,12 +106,88 @@ def check_rendered(write):
     return problems
 
 
+def check_copies(write):
+    problems = []
+    for source in (RULES, DASHBOARD):
+        copy = CHART / "files" / source.name
+        if write:
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(source.read_text())
+        elif not copy.exists() or copy.read_text() != source.read_text():
+            problems.append(f"{copy} is not {source}: run check.py --write")
+    return problems
+
+
+def promql_problem(expression):
+    try:
+        # What Grafana fills in.
+        promql_parser.parse(expression.replace("$__rate_interval", "5m"))
+    except Exception as error:
+        return f"{expression}: {error}"
+    return None
+
+
+def check_rules():
+    problems, names = [], []
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            name = rule["alert"]
+            names.append(name)
+            problems.append(promql_problem(rule["expr"]))
+            if rule["labels"].get("severity") not in SEVERITIES:
+                problems.append(f"{name}: severity is none of {SEVERITIES}")
+            if not re.fullmatch("[0-9]+[smh]", rule.get("for", "")):
+                problems.append(f"{name}: no `for`")
+            for text in ("summary", "runbook"):
+                if not rule["annotations"].get(text, "").strip():
+                    problems.append(f"{name}: no {text}")
+    problems += [f"{name} is there twice" for name in set(names) if names.count(name) > 1]
+    return [problem for problem in problems if problem]
+
+
+def check_dashboard():
+    dashboard = json.loads(DASHBOARD.read_text())
+    problems, places = [], set()
+    for panel in dashboard["panels"]:
+        if panel["type"] != "row" and not panel["description"]:
+            problems.append(f"{panel['title']}: no description")
+        for target in panel.get("targets", []):
+            problems.append(promql_problem(target["expr"]))
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        if cells & places or place["x"] + place["w"] > 24:
+            problems.append(f"{panel['title']}: lies on another panel")
+        places |= cells
+    return [problem for problem in problems if problem]
+
+
+def check_monitoring_of_chart():
+    """The objects of the chart hold the files, and are made only where that is asked for."""
+    made = {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(render(EVERYTHING))}
+    usual = {d["kind"] for d in yaml.safe_load_all(render({}))}
+    problems = []
+    rule = made.get(("PrometheusRule", "lb-agent"), {})
+    if rule.get("spec") != yaml.safe_load(RULES.read_text()):
+        problems.append("the PrometheusRule is not deploy/alerts/lb-agent.rules.yaml")
+    config = made.get(("ConfigMap", "lb-agent-dashboard"), {"data": {"lb-agent.json": "{}"}})
+    if json.loads(config["data"]["lb-agent.json"]) != json.loads(DASHBOARD.read_text()):
+        problems.append("the ConfigMap is not deploy/grafana/lb-agent.json")
+    monitor = made.get(("ServiceMonitor", "lb-agent"))
+    service = made.get(("Service", "lb-agent"), {"metadata": {"labels": {}}})
+    if not monitor or not monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items():
+        problems.append("the ServiceMonitor finds no Service")
+    problems += [f"{kind} is made although nobody asks" for kind in usual & {"PrometheusRule", "ServiceMonitor", "Service"}]
+    return problems
+
+
 def check_manifests():
     problems = []
     texts = {name: (DEPLOY / name).read_text() for name in RENDERED}
     texts["all values"] = render(EVERYTHING)
     for name, text in texts.items():
         for document in yaml.safe_load_all(text):
+            if document["apiVersion"] == MONITORING:
+                continue
             for version in KUBERNETES:
                 try:
                     kubernetes_validate.validate(document, version, strict=True)
@@ -118,7 +209,11 @@ def main():
     passed = [
         check("helm lint", check_lint()),
         check("values.schema.json", check_schema()),
+        check("copies in the chart", check_copies("--write" in sys.argv[1:])),
         check("rendered manifests", check_rendered("--write" in sys.argv[1:])),
+        check("alert rules", check_rules()),
+        check("dashboard", check_dashboard()),
+        check("monitoring objects of the chart", check_monitoring_of_chart()),
         check("schemas of Kubernetes", check_manifests()),
         check("hadolint", check_image()),
     ]

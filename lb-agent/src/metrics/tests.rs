@@ -8,6 +8,8 @@ use lb_core::{family::Family, model::Trigger};
 use super::{kube_proxy::Extent, *};
 use crate::http_test::Server;
 
+mod monitoring;
+
 #[derive(Debug)]
 struct Fixed;
 

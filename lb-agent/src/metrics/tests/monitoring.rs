@@ -1,0 +1,105 @@
+//! The dashboard, the alerts and the page of metrics, against what the agent serves. (`deploy/lint/check.py` parses them.)
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::{Outcome, Verdict};
+use serde_json::Value;
+
+use super::{Described, all_described};
+
+const RULES: &str = include_str!("../../../../deploy/alerts/lb-agent.rules.yaml");
+const DASHBOARD: &str = include_str!("../../../../deploy/grafana/lb-agent.json");
+const PAGE: &str = include_str!("../../../../docs/metrics.md");
+
+/// How the names of our metrics begin.
+const OURS: [&str; 3] = ["lb_", "kubeproxy_", "kubernetes_"];
+
+/// Every expression of the alerts and the dashboard.
+fn expressions() -> Vec<String> {
+    let rules: Value = serde_saphyr::from_str(RULES).unwrap();
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let of = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let rules = of(&rules["groups"]).into_iter().flat_map(|group| of(&group["rules"]));
+    let mut expressions: Vec<String> = rules.map(|rule| text(&rule["expr"])).collect();
+    let panels = of(&dashboard["panels"]).into_iter().flat_map(|panel| of(&panel["targets"]));
+    expressions.extend(panels.map(|target| text(&target["expr"])));
+    expressions.extend(
+        of(&dashboard["templating"]["list"])
+            .iter()
+            .filter_map(|variable| variable["query"]["query"].as_str().map(str::to_owned)),
+    );
+    expressions
+}
+
+/// The words of an expression that are names: of metrics, functions, labels.
+fn words(expression: &str) -> impl Iterator<Item = &str> {
+    expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
+}
+
+/// The metric of a name, with which suffix of a histogram.
+fn find<'a>(metrics: &'a BTreeMap<String, Described>, name: &str) -> Option<&'a Described> {
+    let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+    let histogram = histogram.and_then(|name| metrics.get(name)).filter(|metric| metric.kind == "histogram");
+    metrics.get(name).or(histogram)
+}
+
+#[test]
+fn alerts_and_dashboard_use_metrics_that_there_are() {
+    let metrics = all_described();
+    let mut used = BTreeSet::new();
+    let expressions = expressions();
+    for expression in &expressions {
+        for name in words(expression).filter(|word| OURS.iter().any(|start| word.starts_with(start))) {
+            let metric = find(&metrics, name).unwrap_or_else(|| panic!("no metric {name}: {expression}"));
+            let is_counter = metric.kind != "gauge";
+            let rated = expression.contains("rate(") || expression.contains("increase(");
+            assert_eq!(is_counter, is_counter && rated, "{name} is a {}: {expression}", metric.kind);
+            used.insert(name.to_owned());
+        }
+    }
+    assert!(expressions.len() > 30 && used.len() > 15, "{} expressions with {used:?}", expressions.len());
+}
+
+/// The outcomes that matchers of an expression name.
+fn outcomes(expression: &str) -> Vec<BTreeSet<&str>> {
+    let matchers = expression.match_indices("outcome=");
+    matchers
+        .map(|(at, _)| {
+            let quoted = expression[at..].split('"').nth(1).unwrap();
+            quoted.split('|').collect()
+        })
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_name_outcomes_that_there_are() {
+    let known: BTreeSet<&str> = Outcome::ALL.into_iter().map(Outcome::as_str).collect();
+    let drops: BTreeSet<&str> =
+        Outcome::ALL.into_iter().filter(|o| o.verdict() == Verdict::Drop).map(Outcome::as_str).collect();
+    let expressions = expressions();
+    let named: Vec<BTreeSet<&str>> = expressions.iter().flat_map(|text| outcomes(text)).collect();
+    for set in &named {
+        assert!(set.is_subset(&known), "unknown: {:?}", set.difference(&known));
+    }
+    assert!(named.contains(&drops), "the dashboard does not show all of {drops:?}");
+}
+
+/// The metrics that the page has advice about.
+fn advised() -> BTreeMap<String, &'static str> {
+    let (_, advice) = PAGE.split_once("\n## When one moves\n").expect("the chapter of advice");
+    advice
+        .lines()
+        .filter_map(|line| line.strip_prefix("- `"))
+        .map(|line| line.split_once("`: ").unwrap_or_else(|| panic!("not one metric and its advice: {line}")))
+        .map(|(name, text)| (name.to_owned(), text))
+        .collect()
+}
+
+#[test]
+fn the_page_says_of_every_metric_what_to_do_when_it_moves() {
+    let advised = advised();
+    let all: BTreeSet<String> = all_described().into_keys().collect();
+    assert_eq!(advised.keys().cloned().collect::<BTreeSet<_>>(), all);
+    assert!(advised.values().all(|text| text.len() > 20), "{advised:?}");
+}
