@@ -60,6 +60,10 @@ pub enum Command {
     Conntrack(ConntrackCommand),
     /// Say what becomes of a packet, and why: every step of the data plane, on what its maps hold now
     Explain(ExplainArgs),
+    /// Count for some seconds how often each of our programs runs, and for how long
+    Profile(ProfileArgs),
+    /// Write an archive with what a maintainer needs to know of this node: state, network, kernel; no credentials
+    Bugreport(BugreportArgs),
     /// Say whether this kernel and machine can run the agent, and what is missing
     Check(CheckArgs),
     /// Remove every program, map and device that any version of the agent ever made
@@ -320,6 +324,28 @@ pub struct ExplainArgs {
     /// How to print it
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// Options of `profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// For how long; meanwhile each run of any BPF program on this machine costs some nanoseconds more
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Options of `bugreport`.
+#[derive(Debug, Args)]
+pub struct BugreportArgs {
+    /// The archive, which must not exist yet [default: lb-agent-bugreport-TIME.tar.gz here]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Where the agent serves its metrics
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10249")]
+    pub metrics_address: String,
 }
 
 /// Where a packet is looked at.

@@ -36,6 +36,8 @@ fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
         Command::Service(command) => commands::service(&looked_at(place)?, command),
         Command::Conntrack(command) => commands::conntrack(&looked_at(place)?, command),
         Command::Explain(args) => commands::explain(&looked_at(place)?, &args),
+        Command::Profile(args) => commands::profile(&looked_at(place)?, &args),
+        Command::Bugreport(args) => commands::bugreport(&looked_at(place)?, &args),
         Command::Check(args) => commands::check(&looked_at(place)?, args.output),
         Command::Cleanup => commands::cleanup(&looked_at(place)?),
         Command::Completions { shell } => commands::completions(shell),

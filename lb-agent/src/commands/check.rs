@@ -1,5 +1,7 @@
 //! `check`: can this machine run it.
 
+use std::path::Path;
+
 use anyhow::bail;
 use comfy_table::Table;
 use serde::Serialize;
@@ -17,6 +19,12 @@ struct ProbeView<'a> {
     result: &'a str,
     detail: &'a str,
     advice: &'a str,
+}
+
+/// The probes as data.
+pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
+    let probes = datapath::check(bpffs);
+    serde_json::to_value(probes.iter().map(view).collect::<Vec<_>>())
 }
 
 /// Runs `check`.

@@ -45,6 +45,18 @@ pub(super) struct FlowView {
     half: bool,
 }
 
+impl FlowView {
+    /// Where the flow is in its life.
+    pub(super) const fn phase(&self) -> &'static str {
+        self.phase
+    }
+
+    /// `namespace/name` of the Service; `None` for one that is gone.
+    pub(super) fn service(&self) -> Option<&str> {
+        self.service.as_deref()
+    }
+}
+
 /// The flows that `filter` lets through, in the order of `connections`; `services` are names by id.
 pub(super) fn flows(
     connections: &[Connection],

@@ -1,9 +1,11 @@
 //! The commands besides `run`: they look at the kernel, or clean it up, and need no running agent.
 
+mod bugreport;
 mod check;
 mod conntrack;
 mod explain;
 mod output;
+mod profile;
 mod service;
 mod service_view;
 mod status;
@@ -20,8 +22,10 @@ use crate::{
 };
 
 pub use self::{
+    bugreport::bugreport,
     check::check,
     explain::{Client, explain},
+    profile::profile,
     status::status,
 };
 

@@ -24,7 +24,7 @@ use crate::{
 /// Everything `status` shows.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+pub(super) struct Status {
     agent: Agent,
     /// What this kernel lacks, and what is done without it.
     degraded: Vec<DegradedView>,
@@ -98,22 +98,26 @@ struct OutcomeView {
 /// # Errors
 /// There is no data plane, or it cannot be read.
 pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&place.bpffs)?;
-    let agent = agent(place, &pinned);
+    let status = look(place, &Pinned::open(&place.bpffs)?)?;
+    match output {
+        TableOrJson::Json => print_json(&status),
+        TableOrJson::Table => print(&page(&status, Timestamp::now())),
+    }
+}
+
+/// Everything that `status` shows.
+pub(super) fn look(place: &Place, pinned: &Pinned) -> anyhow::Result<Status> {
+    let agent = agent(place, pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
-    let status = Status {
-        programs: programs(&pinned, devices)?,
+    Ok(Status {
+        programs: programs(pinned, devices)?,
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
         degraded: datapath::degraded().into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
-    };
-    match output {
-        TableOrJson::Json => print_json(&status),
-        TableOrJson::Table => print(&page(&status, Timestamp::now())),
-    }
+    })
 }
 
 fn degraded_view(probe: Probe) -> DegradedView {

@@ -86,6 +86,15 @@ pub enum DatapathError {
     /// The number of the network namespace, by which the programs know sockets of the node.
     #[error("cannot ask for the number of this network namespace: {0}; kernel 5.14 and newer tell it")]
     Netns(#[source] io::Error),
+    /// The kernel does not count runs of programs.
+    #[error(
+        "cannot have the kernel count runs of BPF programs: {source}{}; kernel 5.8 and newer do",
+        hint(source)
+    )]
+    RunTime {
+        /// Why not.
+        source: io::Error,
+    },
     /// A control group cannot be used.
     #[error("cannot {action} control group {path}: {source}{}", hint(source))]
     Cgroup {

@@ -29,10 +29,12 @@ mod looked_up;
 mod maps;
 mod netlink;
 mod network;
+mod objects;
 mod pinned;
 mod ports;
 mod probe;
 mod route;
+mod run_time;
 mod settings;
 mod sockets;
 mod stats;
@@ -68,9 +70,11 @@ pub use self::{
     looked_up::LookedUp,
     maps::{ApplyError, ServiceMaps},
     network::{DefaultRoute, Link, LinkAddress, Network},
+    objects::{LinkObject, MapObject, Objects, ProgramObject},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
     ports::PortReservation,
     route::{Route, Routes},
+    run_time::{RunTime, Work, work},
     settings::SettingsMap,
     sockets::{SocketAttachment, SocketOptions, SocketScope, cgroup_root},
     stats::Stats,

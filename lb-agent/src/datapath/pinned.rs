@@ -71,7 +71,7 @@ pub struct ProgramStatus {
 }
 
 impl ProgramStatus {
-    fn new(info: &ProgramInfo) -> Self {
+    pub(super) fn new(info: &ProgramInfo) -> Self {
         Self {
             name: info.name_as_str().unwrap_or_default().to_owned(),
             id: info.id(),

@@ -54,6 +54,11 @@ impl Routes {
         self.devices.get(&index).map(|(name, _)| name.as_str())
     }
 
+    /// The names of all devices.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.devices.values().map(|(name, _)| name.as_str())
+    }
+
     /// Whether the address is one of this node's own.
     ///
     /// # Errors

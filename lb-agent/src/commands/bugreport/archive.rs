@@ -1,0 +1,67 @@
+//! The archive: a folder of files, as `.tar.gz`, for its owner alone.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use anyhow::Context as _;
+use flate2::{Compression, write::GzEncoder};
+use jiff::Timestamp;
+use tar::{Builder, Header};
+
+/// Creates the file; what is there is not replaced.
+pub(super) fn create(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .with_context(|| format!("cannot create {}; give another --output", path.display()))
+}
+
+/// Writes the files into a folder of this name.
+pub(super) fn write(file: File, folder: &str, files: &[(String, Vec<u8>)], now: Timestamp) -> io::Result<()> {
+    let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
+    for (name, octets) in files {
+        let mut header = Header::new_gnu();
+        header.set_size(octets.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(u64::try_from(now.as_second()).unwrap_or(0));
+        archive.append_data(&mut header, format!("{folder}/{name}"), octets.as_slice())?;
+    }
+    archive.into_inner()?.finish()?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use flate2::read::GzDecoder;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read_and_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tar.gz");
+        let files = [("one.txt".to_owned(), b"1".to_vec()), ("net/two.txt".to_owned(), vec![b'2'; 70_000])];
+        write(create(&path).unwrap(), "report", &files, Timestamp::UNIX_EPOCH).unwrap();
+        assert!(create(&path).unwrap_err().to_string().contains("--output"));
+        let mut archive = tar::Archive::new(GzDecoder::new(File::open(&path).unwrap()));
+        let read: Vec<(String, Vec<u8>)> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let mut entry = entry.unwrap();
+                let mut octets = Vec::new();
+                entry.read_to_end(&mut octets).unwrap();
+                (entry.path().unwrap().display().to_string(), octets)
+            })
+            .collect();
+        let expected = files.map(|(name, octets)| (format!("report/{name}"), octets));
+        assert_eq!(read, expected);
+    }
+}

@@ -1,0 +1,178 @@
+//! `bugreport`: one archive with what a maintainer needs to know of a node.
+//!
+//! Nothing secret is looked at in the first place: no environment, no file of credentials, no configuration file as it is written.
+//! What names a machine or a pod is in it: addresses, names of Services, connections. What cannot be had is said in
+//! `errors.txt`, and the rest is written nevertheless.
+
+mod archive;
+mod host;
+mod web;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use lb_common::LAYOUT_VERSION;
+use serde::Serialize;
+
+use super::{check, conntrack, output, profile, service_view, status};
+use crate::{
+    cli::{BugreportArgs, FlowFilter},
+    config::Place,
+    datapath::{Conntrack, Pinned},
+};
+
+/// Connections that are listed one by one.
+const CONNECTIONS: usize = 1000;
+/// For how long runs of programs are counted.
+const PROFILE: Duration = Duration::from_secs(1);
+
+/// What has been collected.
+#[derive(Debug, Default)]
+struct Collection {
+    files: Vec<(String, Vec<u8>)>,
+    errors: Vec<String>,
+}
+
+impl Collection {
+    /// Adds a file, or what is to be said in its place.
+    fn add(&mut self, name: &str, content: anyhow::Result<Vec<u8>>) {
+        match content {
+            Ok(octets) => self.files.push((name.to_owned(), octets)),
+            Err(error) => self.errors.push(format!("{name}: {error:#}")),
+        }
+    }
+
+    fn add_text(&mut self, name: &str, text: anyhow::Result<String>) {
+        self.add(name, text.map(String::into_bytes));
+    }
+
+    fn add_json(&mut self, name: &str, value: anyhow::Result<impl Serialize>) {
+        self.add(name, value.and_then(|value| Ok(serde_json::to_vec_pretty(&value)?)));
+    }
+}
+
+/// Runs `bugreport`.
+///
+/// # Errors
+/// The archive cannot be written.
+pub fn bugreport(place: &Place, args: &BugreportArgs) -> anyhow::Result<()> {
+    let now = Timestamp::now();
+    let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
+    let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
+    // Before all the work: there is no use in it if it cannot be kept.
+    let file = archive::create(&path)?;
+    let mut collection = collect(place, args, now);
+    let errors = collection.errors.clone();
+    collection.add_text("errors.txt", Ok(said(&errors)));
+    archive::write(file, &name, &collection.files, now)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    output::print(&summary(&path, collection.files.len(), &errors))
+}
+
+fn said(errors: &[String]) -> String {
+    if errors.is_empty() { "Everything could be collected.\n".to_owned() } else { errors.join("\n") + "\n" }
+}
+
+fn summary(path: &Path, files: usize, errors: &[String]) -> String {
+    let mut text = format!(
+        "Wrote {files} files to {}. They name addresses, Services and pods of this cluster; there are no credentials in them.\n",
+        path.display()
+    );
+    for error in errors {
+        text.push_str(&format!("not collected: {error}\n"));
+    }
+    text
+}
+
+fn collect(place: &Place, args: &BugreportArgs, now: Timestamp) -> Collection {
+    let mut collection = Collection::default();
+    collection.add_text("version.txt", Ok(version(now)));
+    collection.add_json("check.json", check::value(&place.bpffs).map_err(Into::into));
+    match Pinned::open(&place.bpffs) {
+        Ok(pinned) => {
+            collection.add_json("status.json", status::look(place, &pinned));
+            data_plane(&mut collection, &pinned);
+        }
+        Err(error) => collection.errors.push(format!("data plane: {error}")),
+    }
+    for (name, path) in [("config.json", "/configz"), ("flags.txt", "/flagz"), ("metrics.txt", "/metrics")] {
+        collection.add(name, web::get(&args.metrics_address, path));
+    }
+    host::collect(&mut collection);
+    collection
+}
+
+fn version(now: Timestamp) -> String {
+    format!(
+        "lb-agent {}\nlayout of the maps: {LAYOUT_VERSION}\ncollected: {now}\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// What the kernel holds.
+fn data_plane(collection: &mut Collection, pinned: &Pinned) {
+    collection.add_json("services.json", services(pinned));
+    match connections(pinned) {
+        Ok((summary, listed)) => {
+            collection.add_json("conntrack-summary.json", Ok(summary));
+            collection.add_json("conntrack.json", Ok(listed));
+        }
+        Err(error) => collection.errors.push(format!("conntrack.json: {error:#}")),
+    }
+    collection.add_json("bpf.json", pinned.objects().map_err(Into::into));
+    collection.add_json("profile.json", profile::count(pinned, PROFILE, thread::sleep));
+    collection.add_text("log.txt", Ok(host::log_location(pinned.agent().as_deref())));
+}
+
+fn services(pinned: &Pinned) -> anyhow::Result<Vec<service_view::ServiceView>> {
+    Ok(service_view::services(&pinned.maps().contents()?))
+}
+
+/// How many connections there are in each phase, and the first of them.
+#[derive(Debug, Serialize)]
+struct Summary {
+    connections: usize,
+    listed: usize,
+    phases: BTreeMap<&'static str, usize>,
+    services: BTreeMap<String, usize>,
+}
+
+fn connections(pinned: &Pinned) -> anyhow::Result<(Summary, Vec<conntrack::FlowView>)> {
+    let labels = pinned.maps().contents()?.service_labels;
+    let names: BTreeMap<_, _> =
+        labels.into_iter().map(|(id, labels)| (id, labels.name.service.to_string())).collect();
+    let list = pinned.conntrack().list()?;
+    let mut flows = conntrack::flows(&list, &names, &FlowFilter::default(), Conntrack::now());
+    let (mut phases, mut services) = (BTreeMap::new(), BTreeMap::new());
+    for flow in &flows {
+        *phases.entry(flow.phase()).or_default() += 1;
+        *services.entry(flow.service().unwrap_or("gone").to_owned()).or_default() += 1;
+    }
+    let connections = flows.len();
+    flows.truncate(CONNECTIONS);
+    Ok((Summary { connections, listed: flows.len(), phases, services }, flows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_and_the_rest_is_there() {
+        let mut collection = Collection::default();
+        collection.add_text("here.txt", Ok("here".to_owned()));
+        collection.add_text("gone.txt", Err(anyhow::anyhow!("no such thing")));
+        assert_eq!(collection.files, [("here.txt".to_owned(), b"here".to_vec())]);
+        assert_eq!(said(&collection.errors), "gone.txt: no such thing\n");
+        assert!(
+            summary(Path::new("a.tar.gz"), 1, &collection.errors)
+                .ends_with("not collected: gone.txt: no such thing\n")
+        );
+    }
+}

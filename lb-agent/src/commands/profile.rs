@@ -1,0 +1,148 @@
+//! `profile`: how often each program runs, and for how long.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::output::{Mood, cell, print_json, print_table, table};
+use crate::{
+    cli::{ProfileArgs, TableOrJson},
+    config::Place,
+    datapath::{Pinned, RunTime, Work, work},
+};
+
+/// How often the progress moves.
+const STEP: Duration = Duration::from_millis(100);
+/// A share of a CPU that is worth a look.
+const MUCH: f64 = 0.1;
+
+/// What is printed as JSON: an interface.
+#[derive(Debug, Serialize)]
+pub(super) struct Profile {
+    /// For how long it was counted.
+    seconds: f64,
+    /// The busiest first.
+    programs: Vec<ProgramProfile>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProgramProfile {
+    program: String,
+    program_id: u32,
+    runs: u64,
+    runs_per_second: f64,
+    /// Nanoseconds of a run; nothing where there was none.
+    average_nanoseconds: Option<f64>,
+    /// 1 is one CPU all the time.
+    cpus: f64,
+}
+
+/// Runs `profile`.
+///
+/// # Errors
+/// There is no data plane, it cannot be read, or the kernel does not count.
+pub fn profile(place: &Place, args: &ProfileArgs) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&place.bpffs)?;
+    let profile = count(&pinned, Duration::from_secs(args.seconds), wait)?;
+    match args.output {
+        TableOrJson::Json => print_json(&profile),
+        TableOrJson::Table => print_table(&page(&profile)),
+    }
+}
+
+/// Counts for so long; `wait` takes that long.
+pub(super) fn count(pinned: &Pinned, time: Duration, wait: impl Fn(Duration)) -> anyhow::Result<Profile> {
+    let counting = RunTime::count()?;
+    let before = pinned.all_programs()?;
+    let start = Instant::now();
+    wait(time);
+    let after = pinned.all_programs()?;
+    let elapsed = start.elapsed();
+    drop(counting);
+    Ok(Profile::new(&work(&before, &after), elapsed))
+}
+
+impl Profile {
+    fn new(work: &[Work], elapsed: Duration) -> Self {
+        let seconds = elapsed.as_secs_f64();
+        let of = |work: &Work| {
+            let (runs, nanoseconds) = (count_of(work.runs), work.time.as_secs_f64() * 1e9);
+            ProgramProfile {
+                program: work.name.clone(),
+                program_id: work.id,
+                runs: work.runs,
+                runs_per_second: runs / seconds,
+                average_nanoseconds: (work.runs > 0).then(|| nanoseconds / runs),
+                cpus: work.time.as_secs_f64() / seconds,
+            }
+        };
+        Self { seconds, programs: work.iter().map(of).collect() }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "2^53 runs take longer than anybody waits")]
+const fn count_of(runs: u64) -> f64 {
+    runs as f64
+}
+
+/// Waits and shows how long that still takes, on a terminal.
+fn wait(time: Duration) {
+    let steps = u64::try_from(time.as_millis() / STEP.as_millis()).unwrap_or(u64::MAX);
+    let bar = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template("counting {bar:30} {eta}") {
+        bar.set_style(style);
+    }
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        thread::sleep(left.min(STEP));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+}
+
+fn page(profile: &Profile) -> comfy_table::Table {
+    let mut table = table(&["PROGRAM", "ID", "RUNS", "RUNS/S", "NS/RUN", "CPU"]);
+    for program in &profile.programs {
+        let average = program.average_nanoseconds.map_or_else(|| "-".to_owned(), |ns| format!("{ns:.0}"));
+        let mood = if program.cpus > MUCH { Mood::Odd } else { Mood::Good };
+        table.add_row([
+            program.program.clone().into(),
+            program.program_id.into(),
+            program.runs.into(),
+            format!("{:.0}", program.runs_per_second).into(),
+            average.into(),
+            cell(format!("{:.2} %", 100.0 * program.cpus), mood),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::output::render;
+
+    #[test]
+    fn the_page_of_a_profile() {
+        let of = |name: &str, id, runs, time| Work { name: name.to_owned(), id, runs, time };
+        let work =
+            [of("tc_ingress", 12, 4000, Duration::from_millis(1)), of("tc_egress", 13, 0, Duration::ZERO)];
+        let profile = Profile::new(&work, Duration::from_secs(2));
+        let expected = "\
+PROGRAM     ID  RUNS  RUNS/S  NS/RUN  CPU
+tc_ingress  12  4000  2000    250     0.05 %
+tc_egress   13  0     0       -       0.00 %
+";
+        assert_eq!(render(&page(&profile)), expected);
+        let json = serde_json::to_value(&profile).unwrap();
+        assert_eq!(
+            (&json["programs"][0]["averageNanoseconds"], &json["seconds"]),
+            (&250.0.into(), &2.0.into())
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! `lb-agent bugreport`: what is in the archive, and that no secret is.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use lb_tests::{
+    agent::{self, Agent},
+    client::ask_http,
+    cluster::ClientLink,
+};
+use serde_json::Value;
+
+use crate::bed::{Bed, WEB, http};
+
+/// What must not be in an archive, and where it is.
+const SECRETS: [&str; 5] = [
+    "secret-of-the-agents-environment",
+    "secret-of-the-commands-environment",
+    "secret-token-of-the-kubeconfig",
+    "secret-beside-the-configuration",
+    "secret-in-a-manifest",
+];
+
+/// The files of an archive, by their names in its folder.
+fn unpacked(archive: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
+    fs::create_dir(to).unwrap();
+    agent::run(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(to).arg("--strip-components=1"))
+        .unwrap();
+    let mut files = BTreeMap::new();
+    let mut folders = vec![to.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path: PathBuf = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(to).unwrap().display().to_string();
+                files.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+fn json(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Value {
+    let octets = files.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", files.keys()));
+    serde_json::from_slice(octets).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// A node that has a secret wherever there may be one, with an agent.
+fn with_secrets() -> (Bed, PathBuf) {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let mut settings = bed.cluster.agent_settings(1);
+    let folder = bed.cluster.folder().to_owned();
+    let kubeconfig = folder.join("kubeconfig");
+    fs::write(&kubeconfig, format!("users: [{{name: a, user: {{token: {}}}}}]\n", SECRETS[2])).unwrap();
+    let config = folder.join("config.yaml");
+    fs::write(&config, format!("# {}\nlog-level: info\n", SECRETS[3])).unwrap();
+    let secret =
+        format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\nstringData: {{a: {}}}\n", SECRETS[4]);
+    fs::write(settings.manifests.join("secret.yaml"), secret).unwrap();
+    settings.arguments.extend(["--config".to_owned(), config.display().to_string()]);
+    let starter = ["env".to_owned(), format!("LB_TEST_TOKEN={}", SECRETS[0])];
+    let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
+    agent.wait_until_healthy().unwrap();
+    bed.agent = Some(agent);
+    (bed, kubeconfig)
+}
+
+fn report(bed: &Bed, kubeconfig: &Path, to: &Path) -> String {
+    let settings = bed.cluster.agent_settings(1);
+    let mut command = bed.cluster.node1.command(agent::binary());
+    command.arg("bugreport").arg("--output").arg(to).arg("--bpffs").arg(&settings.bpffs);
+    command
+        .env("LB_TEST_TOKEN", SECRETS[1])
+        .env("KUBECONFIG", kubeconfig)
+        .env("LB_AGENT_KUBECONFIG", kubeconfig);
+    String::from_utf8(agent::run(&mut command).unwrap().stdout).unwrap()
+}
+
+#[test]
+fn a_bug_report_has_what_a_maintainer_needs_and_no_secret() {
+    let (mut bed, kubeconfig) = with_secrets();
+    ask_http(&bed.cluster.client, http(WEB[0])).unwrap();
+    let archive = bed.cluster.folder().join("report.tar.gz");
+    let said = report(&bed, &kubeconfig, &archive);
+    assert!(said.starts_with("Wrote "), "{said}");
+    assert_eq!(fs::metadata(&archive).unwrap().permissions().mode() & 0o777, 0o600);
+    let files = unpacked(&archive, &bed.cluster.folder().join("unpacked"));
+    for (name, octets) in &files {
+        for secret in SECRETS {
+            let found = octets.windows(secret.len()).any(|window| window == secret.as_bytes());
+            assert!(!found, "{secret} is in {name}");
+        }
+    }
+    assert_eq!(json(&files, "status.json")["agent"]["running"], true);
+    assert_eq!(json(&files, "services.json")[0]["name"], "web");
+    assert!(json(&files, "conntrack-summary.json")["connections"].as_u64().unwrap() > 0);
+    assert!(json(&files, "config.json").is_object());
+    let bpf = json(&files, "bpf.json");
+    let has =
+        |what: &str, name: &str| bpf[what].as_array().unwrap().iter().any(|object| object["name"] == name);
+    assert!(has("programs", "tc_ingress") && has("maps", "CONNTRACK"), "{bpf:#}");
+    assert!(!bpf["links"].as_array().unwrap().is_empty());
+    assert!(json(&files, "profile.json")["programs"].is_array());
+    assert!(json(&files, "net/links.json").is_array() && json(&files, "net/routes.json").is_array());
+    let filters = String::from_utf8_lossy(&files["net/filters.jsonl"]);
+    assert!(filters.contains("\"device\":\"eth0\",\"side\":\"egress\""), "{filters}");
+    let text = |name: &str| String::from_utf8(files[name].clone()).unwrap();
+    assert!(text("metrics.txt").contains("lb_packets_total"));
+    assert!(text("flags.txt").contains("manifests"));
+    assert!(text("log.txt").contains("logs to /"), "{}", text("log.txt"));
+    assert!(text("kernel.txt").contains("net.ipv4.ip_forward = 1"));
+    assert!(text("kube-proxy.txt").contains("nft list tables"));
+    for error in text("errors.txt").lines() {
+        let known = ["Everything could", "net/bpf-net.json", "kernel-config.txt"];
+        assert!(known.iter().any(|start| error.starts_with(start)), "not collected: {error}");
+    }
+
+    // Without an agent, what only it knows is missing, and said to be.
+    bed.agent.take().unwrap().kill().unwrap();
+    let archive = bed.cluster.folder().join("later.tar.gz");
+    let said = report(&bed, &kubeconfig, &archive);
+    assert!(said.contains("not collected: metrics.txt: cannot ask the agent"), "{said}");
+    let files = unpacked(&archive, &bed.cluster.folder().join("unpacked-later"));
+    assert!(String::from_utf8_lossy(&files["errors.txt"]).contains("config.json: "));
+    assert_eq!(json(&files, "services.json")[0]["name"], "web");
+}

@@ -1,0 +1,68 @@
+//! `lb-agent profile` under traffic, and that nothing is counted any more afterwards.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::programs::loaded_programs;
+use lb_tests::{agent, client::ask_http};
+use serde_json::Value;
+
+use crate::bed::{Bed, WEB, http};
+
+fn ask_for(bed: &Bed, time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        ask_http(&bed.cluster.client, http(WEB[0])).unwrap();
+    }
+}
+
+/// How often the kernel has seen this program run.
+fn runs(id: u64) -> u64 {
+    let mut programs = loaded_programs().map(Result::unwrap);
+    programs.find(|info| u64::from(info.id()) == id).unwrap().run_count()
+}
+
+#[test]
+fn a_profile_counts_our_programs_and_only_while_it_runs() {
+    let bed = Bed::with_web(&["pod1"]);
+    let profile: Value = thread::scope(|scope| {
+        scope.spawn(|| ask_for(&bed, Duration::from_millis(1800)));
+        let output = bed.agent.as_ref().unwrap().ask(&["profile", "--seconds", "1", "-o", "json"]).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    });
+    let programs = profile["programs"].as_array().unwrap();
+    let of = |name: &str| programs.iter().find(|program| program["program"] == name).unwrap();
+    for name in ["tc_ingress", "tc_egress"] {
+        let program = of(name);
+        assert!(program["runs"].as_u64().unwrap() > 10, "{profile:#}");
+        let nanoseconds = program["averageNanoseconds"].as_f64().unwrap();
+        assert!((10.0..1e6).contains(&nanoseconds), "{profile:#}");
+        let cpus = program["runsPerSecond"].as_f64().unwrap() * nanoseconds / 1e9;
+        assert!((cpus - program["cpus"].as_f64().unwrap()).abs() < 1e-6, "{profile:#}");
+    }
+    assert!((0.9..5.0).contains(&profile["seconds"].as_f64().unwrap()));
+    assert!(
+        programs.iter().any(|program| program["program"] == "sock_connect4"),
+        "programs of sockets, too: {profile:#}"
+    );
+
+    // One that is killed does not leave the kernel counting.
+    let id = of("tc_ingress")["programId"].as_u64().unwrap();
+    let settings = bed.cluster.agent_settings(1);
+    let mut command = bed.cluster.node1.command(agent::binary());
+    command.args(["profile", "--seconds", "600", "-o", "json", "--bpffs"]).arg(&settings.bpffs);
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    let before = runs(id);
+    while runs(id) == before {
+        ask_for(&bed, Duration::from_millis(10));
+        assert!(start.elapsed() < Duration::from_secs(20), "it counts nothing");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let after = runs(id);
+    ask_for(&bed, Duration::from_millis(100));
+    assert_eq!(runs(id), after, "the kernel goes on counting");
+}
