@@ -203,11 +203,19 @@ pub struct Flow {
     /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
     /// counts, the other one has a copy.
     pub counter: u32,
-    /// Always 0. With the key and 48 octets of the kernel's own an element of the map has three whole cache lines.
-    pub reserved: [u32; 3],
+    /// Packets of this direction, wrapping around; see [`Flow::count`].
+    pub packets: u32,
+    /// Their octets in the lower 48 bits, and above them how many flows have had this entry before: see [`Flow::octets`] and
+    /// [`Flow::generation`].
+    pub traffic: u64,
 }
 
+/// Bits of [`Flow::traffic`] that are octets.
+const OCTET_BITS: u32 = 48;
+
 const _: () = assert!(size_of::<Flow>() == 104);
+// With the key and 48 octets of the kernel's own an element of the map has three whole cache lines; the last of them has what
+// every packet changes.
 const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
 
 /// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
@@ -327,6 +335,37 @@ impl Flow {
         (self.seen, self.flags, self.asked) = (0, flags, 0);
         self.hop.asked = Tick(0);
         self.counter = 0;
+        (self.packets, self.traffic) = (0, 0);
+    }
+
+    /// Counts a packet of so many octets, its network header included.
+    ///
+    /// In place, without a lock: packets of one direction come by one CPU after the other mostly, and where two come at once
+    /// one may be missed. A packet that a device is to cut into segments counts as one, as in nf_conntrack.
+    #[inline(always)]
+    pub const fn count(&mut self, octets: u32) {
+        self.packets = self.packets.wrapping_add(1);
+        self.traffic = self.traffic.wrapping_add(octets as u64);
+    }
+
+    /// Octets of the packets of this direction.
+    pub const fn octets(&self) -> u64 {
+        self.traffic & ((1 << OCTET_BITS) - 1)
+    }
+
+    /// How many flows have had this entry before, in whose place this one began.
+    pub const fn generation(&self) -> u16 {
+        (self.traffic >> OCTET_BITS) as u16
+    }
+
+    /// Goes on counting where an `earlier` flow of this tuple was, whose place this one takes: who reads now and then misses
+    /// neither of them.
+    #[inline(always)]
+    pub const fn succeed(&mut self, earlier: &Self) {
+        (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << OCTET_BITS) {
+            Some(traffic) => (earlier.packets, traffic),
+            None => (0, 0),
+        };
     }
 
     /// Whether its packets go to another node in a tunnel: then there is no entry for replies.

@@ -14,6 +14,7 @@ pub mod checksum;
 pub mod conntrack;
 pub mod crc32c;
 mod device;
+mod event;
 mod fragment;
 pub mod hash;
 mod names;
@@ -25,6 +26,7 @@ mod socket;
 
 pub use address::Address;
 pub use device::{DeviceInfo, device_flags};
+pub use event::{Choice, Event, EventHook, monitor};
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
@@ -37,7 +39,7 @@ pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
 pub mod protocol {
@@ -86,6 +88,8 @@ pub mod capacity {
     /// UDP sockets and virtual addresses they send to without being connected (`SOCKET_BACKENDS`, `SOCKET_VIPS`), and
     /// connected UDP sockets of the node (`CONNECTED_SOCKETS`).
     pub const SOCKETS: usize = 65_536;
+    /// Octets of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000.
+    pub const EVENTS: usize = 1 << 20;
     /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.
     pub const ENDPOINT_NAMES: usize = 524_288;
 }

@@ -16,11 +16,11 @@ mod programs {
         macros::{classifier, xdp},
         programs::{TcContext, XdpContext},
     };
-    use lb_common::{Outcome, Verdict};
+    use lb_common::{EventHook, Outcome, Verdict};
     use lb_ebpf::packet::Layer;
 
     use crate::datapath::{
-        Hook, Skb, process, stats,
+        Hook, Skb, events, process, stats,
         xdp::{self, Xdp},
     };
 
@@ -58,7 +58,10 @@ mod programs {
             // The next program on the hook, then the stack.
             Verdict::Pass => TC_ACT_UNSPEC,
             Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
-            Verdict::Drop => TC_ACT_SHOT as i32,
+            Verdict::Drop => {
+                events::dropped(&skb.place(), outcome, hook.of_event());
+                TC_ACT_SHOT as i32
+            }
         }
     }
 
@@ -98,6 +101,7 @@ mod programs {
             }
             Verdict::Drop => {
                 stats::count(outcome);
+                events::dropped(&xdp.place(), outcome, EventHook::Xdp);
                 xdp_action::XDP_DROP
             }
         }

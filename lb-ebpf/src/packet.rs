@@ -37,6 +37,9 @@ pub struct Packet {
     pub body: Body,
     /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
     pub segment: Segment,
+    /// Octets of the IP packet as its header says: without padding of the link layer, and 0 where they are more than a header can
+    /// say. Of what came out of a tunnel, those of the packet in there.
+    pub length: u32,
 }
 
 /// Where the headers of a packet are; octets from the start of the frame.
@@ -51,8 +54,8 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Octets of the IP packet as its header says: without padding of the link layer. Where that is more than fits, the header
-    /// says 0 (IPv4), or 40 in all (IPv6).
+    /// As [`Packet::length`], but 40 in place of 0 for IPv6. (Read anew, it is any number to the verifier, which would follow each
+    /// case of parsing otherwise.)
     ///
     /// # Errors
     ///
@@ -368,7 +371,14 @@ impl Ip {
 
     #[inline(always)]
     fn packet(&self, tuple: Tuple, body: Body) -> Packet {
-        Packet { tuple, headers: self.headers, fragment: self.fragment, body, segment: NO_SEGMENT }
+        Packet {
+            tuple,
+            headers: self.headers,
+            fragment: self.fragment,
+            body,
+            segment: NO_SEGMENT,
+            length: self.length,
+        }
     }
 }
 

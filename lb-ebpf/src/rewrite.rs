@@ -212,7 +212,7 @@ mod tests {
             let tuple = Tuple::new(a, b, 1, 2, 6);
             let mut octets = frame(&tuple, &payload);
             let packet = parse(octets.as_slice(), Layer::Ethernet).unwrap();
-            let length = packet.headers.length(octets.as_slice()).unwrap();
+            let length = packet.length;
             let sum = pseudo_header(&tuple, u16::try_from(20 + payload.len()).unwrap()).fold();
             let at = packet.headers.l4 as usize + 16;
             let complete = u16::from_ne_bytes([octets[at], octets[at + 1]]);

@@ -20,6 +20,7 @@ mod packet {
     mod affinity;
     mod decapsulate;
     mod early;
+    mod events;
     mod explain;
     mod fragments;
     mod full;
@@ -33,6 +34,7 @@ mod packet {
     mod reject;
     mod schedulers;
     mod sctp;
+    mod traffic;
     mod tunnel;
     mod verifier;
     mod vips;

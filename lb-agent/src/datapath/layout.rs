@@ -11,6 +11,7 @@ use lb_common::{
     Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
     SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
+    monitor,
 };
 
 use super::{error::DatapathError, sys};
@@ -127,8 +128,12 @@ pub(super) const SOCKET_VIPS: MapSpec =
 pub(super) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
+/// A ring buffer has neither keys nor values, and octets in place of entries.
+pub(super) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
+pub(super) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
+
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 20] = [
+pub(super) const MAPS: [MapSpec; 22] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -149,6 +154,8 @@ pub(super) const MAPS: [MapSpec; 20] = [
     SOCKET_BACKENDS,
     SOCKET_VIPS,
     CONNECTED_SOCKETS,
+    EVENTS,
+    MONITOR,
 ];
 
 /// Programs for devices with an Ethernet header, then for those without.
@@ -190,7 +197,7 @@ mod tests {
 
     #[test]
     fn another_size_is_refused_and_another_capacity_is_not() {
-        let path = Path::new("/sys/fs/bpf/lb/v4/SERVICES");
+        let path = Path::new("/sys/fs/bpf/lb/v5/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();

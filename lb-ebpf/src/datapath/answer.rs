@@ -2,7 +2,7 @@
 //! of hanging, and echo replies of virtual addresses.
 
 use aya_ebpf::helpers::generated::bpf_csum_diff;
-use lb_common::{Outcome, checksum::Sum, conntrack::Tuple, protocol};
+use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
     bounds::clamped,
     frame::lengths,
@@ -13,6 +13,7 @@ use lb_ebpf::{
 };
 
 use super::{
+    events,
     maps::scratch,
     skb::{ChecksumField, Skb},
     translate::{self, Compensation},
@@ -32,7 +33,13 @@ pub(super) const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 /// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
 #[inline(never)]
 pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
-    try_reject(skb, packet).unwrap_or_else(|early| early)
+    match try_reject(skb, packet) {
+        Ok(outcome) => {
+            events::refused(&skb.place(), &packet.tuple, outcome, EventHook::Ingress);
+            outcome
+        }
+        Err(early) => early,
+    }
 }
 
 #[inline(always)]

@@ -39,12 +39,13 @@ static CHANCE_SEED: Global<u64> = Global::new(0);
 static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
 
 /// The slot of the backend for a new flow of `tuple`: the client's own where the service has affinity, else the scheduler's
-/// choice; [`schedule::NONE`] where no backend takes new flows.
+/// choice; [`schedule::NONE`] where no backend takes new flows. `affine` is called where it is the former.
 #[inline(always)]
-pub(crate) fn choose(tuple: &Tuple, service: &Service) -> u32 {
+pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) -> u32 {
     if service.affinity_seconds > 0 {
         let slot = affinity::find(&tuple.source, service);
         if slot != schedule::NONE {
+            affine();
             return slot;
         }
     }

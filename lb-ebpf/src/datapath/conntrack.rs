@@ -191,6 +191,7 @@ pub(super) fn observe(packet: &Packet, flow: &mut Flow) {
 /// The same, where the moment is known.
 #[inline(always)]
 pub(super) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
+    flow.count(packet.length);
     match packet.body {
         Body::Tcp | Body::Sctp if packet.segment.resets() => observe_reset(packet, flow),
         Body::Sctp => flow.observe_chunk(&packet.segment, now),

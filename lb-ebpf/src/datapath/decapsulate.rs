@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{
     bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
 };
 use lb_common::{
-    Address, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
+    Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::{
@@ -45,13 +45,23 @@ pub(super) fn process(skb: &mut Skb) -> Outcome {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
             match new_flow::new_flow(&skb.place(), packet, earlier, Begin::Asked) {
                 Outcome::NewFlow => follow(skb, packet).of_first_packet(),
-                other => other,
+                other => told_of(packet, other),
             }
         }
         Outcome::Decapsulated => follow(skb, packet),
         Outcome::IcmpError => icmp::translate(skb, &packet.headers, Hook::Ingress),
-        other => other,
+        NOT_OURS => NOT_OURS,
+        other => told_of(packet, other),
     }
+}
+
+/// A packet that is dropped is to be told of as it is in its tunnel.
+#[inline(always)]
+fn told_of(packet: &Packet, outcome: Outcome) -> Outcome {
+    if let Ok(told) = maps::packet() {
+        *told = *packet;
+    }
+    outcome
 }
 
 /// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
@@ -170,7 +180,13 @@ fn leads_to(flow: &Flow, backend: &Address) -> bool {
 fn ask(packet: &Packet) -> bool {
     match (scratch(), service(&packet.tuple)) {
         (Ok(scratch), Ok(service)) => {
-            scratch.request = Request { service, masquerade: false, direct: false, slot: schedule::NONE };
+            scratch.request = Request {
+                service,
+                masquerade: false,
+                direct: false,
+                slot: schedule::NONE,
+                choice: Choice::Peer,
+            };
             true
         }
         _ => false,

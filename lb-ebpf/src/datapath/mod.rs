@@ -16,6 +16,7 @@ pub(crate) mod conntrack;
 mod counts;
 mod decapsulate;
 mod direct;
+pub(crate) mod events;
 mod fragments;
 mod hop;
 mod icmp;
@@ -39,7 +40,7 @@ pub(crate) mod vips;
 pub(crate) mod xdp;
 
 use lb_common::{
-    Outcome,
+    EventHook, Outcome,
     conntrack::{Flow, flow_flags},
 };
 use lb_ebpf::packet::{Body, Packet, parse};
@@ -57,6 +58,15 @@ pub(crate) enum Hook {
 }
 
 impl Hook {
+    /// The same, for events.
+    #[inline(always)]
+    pub(crate) const fn of_event(self) -> EventHook {
+        match self {
+            Self::Ingress => EventHook::Ingress,
+            Self::Egress => EventHook::Egress,
+        }
+    }
+
     /// Whether packets of `flow` are translated here.
     #[inline(always)]
     fn translates(self, flow: &Flow) -> bool {

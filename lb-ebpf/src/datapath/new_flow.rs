@@ -1,14 +1,14 @@
 //! Packets of no flow: what they are for, and whether they may.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use lb_common::{Address, FrontendKind, Outcome, Service, SourceRange, service_flags};
+use lb_common::{Address, Choice, EventHook, FrontendKind, Outcome, Service, SourceRange, service_flags};
 use lb_ebpf::{
     packet::{Body, Packet},
     schedule,
 };
 
 use super::{
-    choice, conntrack, log,
+    choice, conntrack, events, log,
     maps::{SOURCE_RANGES, scratch},
     open::{self, Request},
     place::Place,
@@ -30,6 +30,17 @@ pub(super) enum Begin {
     Asked = 2,
 }
 
+impl Begin {
+    /// Where such flows begin.
+    #[inline(always)]
+    const fn hook(self) -> EventHook {
+        match self {
+            Self::Any | Self::Asked => EventHook::Ingress,
+            Self::OnlyRouted => EventHook::Xdp,
+        }
+    }
+}
+
 /// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow
 /// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or [`REJECTED`].
 #[inline(never)]
@@ -37,6 +48,7 @@ pub(super) fn new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Beg
     match try_new_flow(place, packet, earlier, begin) {
         Ok(outcome) => {
             log::new_flow(place);
+            events::new_flow(place, outcome, begin.hook());
             outcome
         }
         Err(early) => early,
@@ -64,9 +76,14 @@ fn ask(place: &Place, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
         other => return Err(other),
     }
     let request = &mut scratch()?.request;
-    request.slot = choice::choose(&packet.tuple, &request.service);
+    let Request { service, choice, .. } = request;
+    *choice = Choice::Scheduler;
+    request.slot = choice::choose(&packet.tuple, service, || *choice = Choice::Affinity);
     if earlier && conntrack::tries_others() && request.slot != schedule::NONE {
-        request.slot = choice::another(&packet.tuple, &request.service, request.slot);
+        let slot = choice::another(&packet.tuple, &request.service, request.slot);
+        if slot != request.slot {
+            (request.slot, request.choice) = (slot, Choice::Retry);
+        }
     }
     if request.slot == schedule::NONE { Err(REJECTED) } else { Ok(()) }
 }
@@ -96,7 +113,7 @@ fn try_prepare(place: &Place, packet: &Packet) -> Result<(), Outcome> {
     }
     let masquerade = service.masquerades(inside);
     let direct = !inside && service.flags & service_flags::DSR != 0;
-    scratch()?.request = Request { service, masquerade, direct, slot: schedule::NONE };
+    scratch()?.request = Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
     Ok(())
 }
 

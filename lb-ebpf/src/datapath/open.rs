@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_prandom_u32, bpf_loop},
 };
 use lb_common::{
-    Address, Outcome, Service, backend_flags,
+    Address, Choice, Outcome, Service, backend_flags,
     conntrack::{Flow, Hop, Tuple, flow_flags},
 };
 use lb_ebpf::{packet::Packet, schedule};
@@ -106,6 +106,8 @@ pub(super) struct Request {
     pub(super) masquerade: bool,
     /// Whether its backend is to answer the client directly.
     pub(super) direct: bool,
+    /// Why this backend.
+    pub(super) choice: Choice,
 }
 
 /// Makes the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those of an `earlier` connection of its
@@ -255,9 +257,10 @@ fn prepare_reply(opening: &mut Opening) {
 
 /// Takes over an entry of the reply direction that this very flow left behind.
 #[inline(always)]
-fn reclaim(opening: &Opening) -> bool {
+fn reclaim(opening: &mut Opening) -> bool {
     match lookup(&opening.key) {
         Some(existing) if existing.to == opening.flow.to => {
+            opening.flow.succeed(existing);
             CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_EXIST)).is_ok()
         }
         _ => false,
@@ -287,6 +290,9 @@ fn insert_forward(opening: &mut Opening, replace: bool) -> Result<(), Outcome> {
     opening.flow.begin(&opening.from, &opening.to, opening.service, opening.way, now());
     opening.flow.hop = opening.hop;
     opening.flow.counter = opening.counter;
+    if replace && let Some(earlier) = lookup(&opening.from) {
+        opening.flow.succeed(earlier);
+    }
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&opening.from, &opening.flow, u64::from(flags));
     if result.is_err() && opening.way & flow_flags::TUNNEL == 0 && !leads_to(opening) {

@@ -21,9 +21,20 @@ pub(crate) fn count(outcome: Outcome) {
 pub(crate) fn count_preempted(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {
         // SAFETY: the slot is never freed while a program runs; all others that write it do so on this CPU, and none of
-        // them can come between the halves of one instruction. (The target has no `AtomicU64::fetch_add`.)
-        unsafe {
-            asm!("lock *(u64 *)({counter} + 0) += {one}", counter = in(reg) counter, one = in(reg) 1_u64, options(nostack));
-        }
+        // them can come between the halves of one instruction.
+        unsafe { add_one(counter) };
+    }
+}
+
+/// Counts in one step. (The target has no `AtomicU64::fetch_add`.)
+///
+/// # Safety
+///
+/// The counter is a value of a map that lives as long as the program runs.
+#[inline(always)]
+pub(super) unsafe fn add_one(counter: *mut u64) {
+    // SAFETY: as above.
+    unsafe {
+        asm!("lock *(u64 *)({counter} + 0) += {one}", counter = in(reg) counter, one = in(reg) 1_u64, options(nostack));
     }
 }

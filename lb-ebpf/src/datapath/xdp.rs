@@ -9,7 +9,7 @@ use lb_common::{
 };
 use lb_ebpf::{
     bounds::bounded,
-    frame::{Frame, Header, MAX_OFFSET, half_word, lengths},
+    frame::{Frame, Header, MAX_OFFSET, lengths},
     packet::{Body, Layer, Packet, Part, parse, parse_plain},
     rewrite::{self, FrameMut, lacks_checksum},
 };
@@ -76,7 +76,7 @@ impl Xdp {
     }
 
     #[inline(always)]
-    fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         // SAFETY: the context is valid for the whole run of the program.
         let device = unsafe { (*self.ctx.ctx).ingress_ifindex };
         Place { context: self.ctx.ctx.cast(), device }
@@ -202,12 +202,11 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
 /// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
 #[inline(always)]
 pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
-    let (length, hops) = if packet.headers.is_v4 {
-        let header: &Ipv4Hdr = xdp.header(lengths::ETHERNET)?;
-        (u32::from(u16::from_be(half_word(&header.tot_len))), header.ttl)
+    let length = packet.length;
+    let hops = if packet.headers.is_v4 {
+        xdp.header::<Ipv4Hdr>(lengths::ETHERNET)?.ttl
     } else {
-        let header: &Ipv6Hdr = xdp.header(lengths::ETHERNET)?;
-        (u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6, header.hop_limit)
+        xdp.header::<Ipv6Hdr>(lengths::ETHERNET)?.hop_limit
     };
     if length > mtu || length < lengths::IPV4 || hops <= 1 {
         return Err(Outcome::OtherHook);

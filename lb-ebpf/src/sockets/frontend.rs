@@ -1,13 +1,15 @@
 //! What an address is for a socket, and which backend it gets.
 
+use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Backend, Outcome, Service, ServiceKey, conntrack::Tuple, protocol, service_flags, vip_flags,
+    Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple, protocol,
+    service_flags, vip_flags,
 };
 use lb_ebpf::schedule;
 
 use super::call::Call;
-use crate::datapath::{affinity, choice, new_flow::is_in_source_range, services, settings, vips};
+use crate::datapath::{affinity, choice, events, new_flow::is_in_source_range, services, settings, vips};
 
 /// The service that the socket may use under this address; [`Outcome::NoService`] where the address is none of ours.
 ///
@@ -96,16 +98,57 @@ const fn rejection(key: &ServiceKey) -> Outcome {
 pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
     let client = client(call, &key.address);
     let tuple = Tuple::new(client, key.address, call.number(), key.port, key.protocol);
-    let slot = choice::choose(&tuple, service);
+    let slot = choice::choose(&tuple, service, || {});
     if slot == schedule::NONE {
         return Err(rejection(key));
     }
     let backend = services::backend(slot).ok_or(Outcome::NoBackend)?;
     choice::made(service.id, service.scheduler);
+    if events::is_watched() {
+        tell(&tuple, backend, service, slot);
+    }
     if service.affinity_seconds > 0 {
         affinity::remember(&client, service.id, backend);
     }
     Ok(backend)
+}
+
+/// Tells a monitor of the backend that was chosen, in this slot. (Whose choice that was is found out once more rather than
+/// carried along: the verifier would follow both.)
+#[inline(never)]
+fn tell(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
+    let affine = service.affinity_seconds > 0 && affinity::find(&tuple.source, service) == slot;
+    let choice = if affine { Choice::Affinity } else { Choice::Scheduler };
+    events::tell(|event| {
+        (event.from, event.to) = (*tuple, *tuple);
+        event.from.source_port = 0;
+        (event.to.destination, event.to.destination_port) = (backend.address, backend.port);
+        event.to.source_port = 0;
+        event.service = service.id;
+        event.origin = process();
+        (event.outcome, event.hook) = (Outcome::NewFlow as u8, EventHook::Socket as u8);
+        (event.choice, event.scheduler, event.flags) = (choice as u8, service.scheduler, 0);
+    });
+}
+
+/// Tells a monitor of a call that fails.
+#[inline(always)]
+pub(super) fn tell_refused(call: &Call, outcome: Outcome) {
+    let to = call.remote();
+    if events::is_watched()
+        && let Ok(key) = call.key(&to)
+    {
+        let tuple = Tuple::new(client(call, &key.address), key.address, 0, key.port, key.protocol);
+        events::tell_refused(&tuple, process(), outcome, EventHook::Socket);
+    }
+}
+
+/// The process that makes the system call.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the thread is in the other half")]
+fn process() -> u32 {
+    // SAFETY: takes nothing and has no side effects.
+    (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
 /// Whom affinity takes a socket for. The source address is not known before a route is, and all processes of the node

@@ -65,7 +65,7 @@ fn run_connect(call: &Call) -> i32 {
     if !call.is_served() {
         return ALLOW;
     }
-    answer(conclude(connect(call)))
+    answer(conclude(call, connect(call)))
 }
 
 #[inline(always)]
@@ -73,14 +73,14 @@ fn run_send(call: &Call) -> i32 {
     if !call.is_served() {
         return ALLOW;
     }
-    answer(conclude(send(call)))
+    answer(conclude(call, send(call)))
 }
 
 /// The kernel takes no refusal from this hook.
 #[inline(always)]
 fn run_receive(call: &Call) -> i32 {
     if call.is_served() {
-        conclude(receive(call)).unwrap_or_default();
+        conclude(call, receive(call)).unwrap_or_default();
     }
     ALLOW
 }

@@ -176,18 +176,20 @@ fn connected_vip(call: &Call, backend: &Endpoint) -> Option<Endpoint> {
 
 /// Counts what was done, and says whether the system call goes on; if not, with which error it fails.
 #[inline(always)]
-fn conclude(result: Result<Outcome, Outcome>) -> Result<(), i32> {
+fn conclude(call: &Call, result: Result<Outcome, Outcome>) -> Result<(), i32> {
     let outcome = result.unwrap_or_else(|early| early);
     if matches!(outcome, Outcome::NoService | Outcome::NotTransport) {
         // As it would be without us, which is what most calls are.
         return Ok(());
     }
     stats::count_preempted(outcome);
-    match outcome.verdict() {
-        Verdict::Pass => Ok(()),
-        Verdict::Bounce | Verdict::Route => Err(ECONNREFUSED),
-        Verdict::Drop => Err(EHOSTUNREACH),
-    }
+    let errno = match outcome.verdict() {
+        Verdict::Pass => return Ok(()),
+        Verdict::Bounce | Verdict::Route => ECONNREFUSED,
+        Verdict::Drop => EHOSTUNREACH,
+    };
+    frontend::tell_refused(call, outcome);
+    Err(errno)
 }
 
 /// What the stack makes of a RST or an ICMP port unreachable.

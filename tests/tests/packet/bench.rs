@@ -13,7 +13,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
     maps::{
-        Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues,
+        Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
         lpm_trie::{Key, LpmTrie},
     },
     programs::{Program, SchedClassifier, Xdp},
@@ -21,10 +21,10 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, FragmentKey, FragmentPorts, Outcome, Scheduler,
-    Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Event, FragmentKey, FragmentPorts, Outcome,
+    Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
-    device_flags, service_flags,
+    device_flags, monitor, service_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
 use lb_tests::skip;
@@ -38,7 +38,7 @@ pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// The maps whose default sizes would cost memory for nothing.
-const SIZES: [(&str, u32); 10] = [
+const SIZES: [(&str, u32); 11] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
     ("TABLES", 512),
@@ -49,6 +49,7 @@ const SIZES: [(&str, u32); 10] = [
     ("SOURCE_RANGES", 16),
     ("SERVICE_NAMES", 1),
     ("ENDPOINT_NAMES", 1),
+    ("EVENTS", 65_536),
 ];
 
 /// Where the table of the one service that has one begins.
@@ -219,6 +220,9 @@ impl Bench {
         self.clear_source_ranges();
         self.settings(&Settings::zeroed());
         self.clear_counters();
+        self.unwatch();
+        self.monitor().set(monitor::LOST, 0, 0).unwrap();
+        self.events();
     }
 
     /// Names what comes next.
@@ -552,6 +556,38 @@ impl Bench {
         };
         assert_eq!((forward.flags, reply.flags), (sends, answers), "{context}");
         assert_eq!(Phase::of(forward, reply), phase, "{context}");
+    }
+}
+
+/// Listening.
+impl Bench {
+    /// Lets the programs make events for so many ticks from now on.
+    pub(crate) fn watch(&mut self, ticks: u32) {
+        let until = lb_agent::datapath::Conntrack::now().0 + ticks;
+        self.monitor().set(monitor::UNTIL, u64::from(until), 0).unwrap();
+    }
+
+    pub(crate) fn unwatch(&mut self) {
+        self.monitor().set(monitor::UNTIL, 0, 0).unwrap();
+    }
+
+    /// The events since this was last asked.
+    pub(crate) fn events(&mut self) -> Vec<Event> {
+        let mut ring: RingBuf<_> = self.ebpf.map_mut("EVENTS").unwrap().try_into().unwrap();
+        let mut events = Vec::new();
+        while let Some(octets) = ring.next() {
+            events.push(bytemuck::pod_read_unaligned(&octets));
+        }
+        events
+    }
+
+    /// How many events there was no room for.
+    pub(crate) fn lost_events(&mut self) -> u64 {
+        self.monitor().get(&monitor::LOST, 0).unwrap()
+    }
+
+    fn monitor(&mut self) -> Array<&mut MapData, u64> {
+        self.ebpf.map_mut("MONITOR").unwrap().try_into().unwrap()
     }
 }
 

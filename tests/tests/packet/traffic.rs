@@ -1,0 +1,142 @@
+//! What flows count: every packet of theirs, and its octets, at tc and at XDP alike.
+
+use std::net::SocketAddr;
+
+use bytemuck::Zeroable as _;
+use lb_common::{Address, Service, Settings, conntrack::Flow, service_flags};
+
+use super::{
+    bench::{Bench, Device, Hook, TCP, UDP},
+    packets::Packet,
+    stage::{Family, each, each_on},
+    wire::{Mode, each_on_wires},
+};
+
+/// Packets and octets.
+type Counted = (u32, u64);
+
+fn counted(flow: &Flow) -> Counted {
+    (flow.packets, flow.octets())
+}
+
+fn sum(packets: &[Packet]) -> Counted {
+    let octets = packets.iter().map(|packet| packet.network().len() as u64).sum();
+    (u32::try_from(packets.len()).unwrap(), octets)
+}
+
+/// A connection of TCP or UDP: what the client sends, and what the backend does.
+fn conversation(family: Family, protocol: u8) -> (Vec<Packet>, Vec<Packet>) {
+    let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+    if protocol == UDP {
+        let there = [&b"a"[..], b"question", b""].map(|data| Packet::udp(client, vip, data)).to_vec();
+        return (there, vec![Packet::udp(backend, client, b"an answer"); 2]);
+    }
+    let there = vec![
+        Packet::tcp(client, vip, 1000, b"").syn(),
+        Packet::tcp(client, vip, 1001, b"GET / HTTP/1.1").ack(5001),
+        Packet::tcp(client, vip, 1015, b"").fin().ack(6001),
+    ];
+    let back = vec![
+        Packet::tcp(backend, client, 5000, b"").syn().ack(1001),
+        Packet::tcp(backend, client, 5001, &[7; 1000]).ack(1015),
+    ];
+    (there, back)
+}
+
+#[test]
+fn flows_count_their_packets_and_octets() {
+    each("counted", |bench, family| {
+        for protocol in [TCP, UDP] {
+            bench.forget_flows();
+            bench.service(family.vip(), protocol, &[family.backend()]);
+            let (there, back) = conversation(family, protocol);
+            for packet in &there {
+                let _sent = bench.send(Hook::Ingress, packet);
+            }
+            for packet in &back {
+                let _sent = bench.send(Hook::Egress, packet);
+            }
+            let flows = bench.flows();
+            assert_eq!(counted(&flows[&there[0].tuple()]), sum(&there));
+            assert_eq!(counted(&flows[&back[0].tuple()]), sum(&back));
+        }
+    });
+}
+
+/// Ethernet frames have 60 octets at least; what fills them up is none of the packet.
+#[test]
+fn padding_is_not_counted() {
+    each_on(&[Device::Ethernet], "counted, padded", |bench, family| {
+        bench.service(family.vip(), UDP, &[family.backend()]);
+        let packet = Packet::udp(family.client(), family.vip(), b"x");
+        let mut octets = packet.bytes();
+        octets.resize(octets.len() + 17, 0);
+        let _sent = bench.send_octets(Hook::Ingress, &octets);
+        let _sent = bench.send_octets(Hook::Ingress, &octets);
+        assert_eq!(counted(&bench.flows()[&packet.tuple()]), sum(&[packet.clone(), packet]));
+    });
+}
+
+#[test]
+fn xdp_counts_as_tc_does() {
+    each_on_wires("counted at XDP", |bench, family| {
+        for (mode, protocol) in [(Mode::Native, TCP), (Mode::Native, UDP), (Mode::Generic, TCP)] {
+            bench.forget_flows();
+            let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
+            bench.service_with(family.vip(), protocol, &[family.backend()], record);
+            bench.settings(&settings());
+            let (there, back) = conversation(family, protocol);
+            for packet in &there {
+                let _run = bench.arrive(mode, packet);
+            }
+            let to = bench.flows()[&there[0].tuple()].to;
+            let node = SocketAddr::new(to.source.into(), to.source_port);
+            let back: Vec<Packet> = back.into_iter().map(|packet| packet.to(node)).collect();
+            for packet in &back {
+                let _run = bench.arrive(mode, packet);
+            }
+            let flows = bench.flows();
+            assert_eq!(counted(&flows[&there[0].tuple()]), sum(&there));
+            assert_eq!(counted(&flows[&back[0].tuple()]), sum(&back));
+        }
+    });
+}
+
+fn settings() -> Settings {
+    Settings {
+        source_v4: Address::from(Family::V4.node()),
+        source_v6: Address::from(Family::V6.node()),
+        first_port: 10_000,
+        ports: 20_000,
+        ..Settings::zeroed()
+    }
+}
+
+/// Who reads the entry now and then must miss neither connection.
+#[test]
+fn a_flow_that_takes_the_place_of_another_goes_on_counting() {
+    each("counted on", |bench, family| {
+        bench.service(family.vip(), TCP, &[family.backend()]);
+        let (there, back) = conversation(family, TCP);
+        let mut sent = Vec::new();
+        for generation in 0..3 {
+            connect_and_reset(bench, &there, &back);
+            sent.extend_from_slice(&there[..2]);
+            sent.push(reset(family));
+            let flow = bench.flows()[&there[0].tuple()];
+            assert_eq!((counted(&flow), flow.generation()), (sum(&sent), generation));
+        }
+    });
+}
+
+fn connect_and_reset(bench: &mut Bench, there: &[Packet], back: &[Packet]) {
+    let _sent = bench.send(Hook::Ingress, &there[0]);
+    let _sent = bench.send(Hook::Egress, &back[0]);
+    let _sent = bench.send(Hook::Ingress, &there[1]);
+    let family = if there[0].is_v4() { Family::V4 } else { Family::V6 };
+    let _sent = bench.send(Hook::Ingress, &reset(family));
+}
+
+fn reset(family: Family) -> Packet {
+    Packet::tcp(family.client(), family.vip(), 1015, b"").rst()
+}
