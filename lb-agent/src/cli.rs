@@ -6,9 +6,10 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
 use lb_core::model::Protocol;
 
-use crate::commands::Client;
+use crate::commands::{Client, EventVerdict, ServiceFilter, parse_network};
 
 /// Kubernetes Services in the kernel: an eBPF load balancer for a node, with or without Kubernetes.
 ///
@@ -64,6 +65,13 @@ pub enum Command {
     Profile(ProfileArgs),
     /// Write an archive with what a maintainer needs to know of this node: state, network, kernel; no credentials
     Bugreport(BugreportArgs),
+    /// Show flows as they begin, with the chosen backend, and packets that are dropped or rejected, until a signal comes.
+    /// While nobody listens this costs nothing
+    Monitor(MonitorArgs),
+    /// Show new flows, packets and octets of Services and their backends each second, and how many flows are active
+    ///
+    /// Keys: Enter shows the backends of a Service, Esc goes back; s, n, p, b, a sort by a column, / filters, q quits
+    Top(TopArgs),
     /// Say whether this kernel and machine can run the agent, and what is missing
     Check(CheckArgs),
     /// Remove every program, map and device that any version of the agent ever made
@@ -171,6 +179,9 @@ pub struct RunArgs {
     /// Where /metrics and /proxyMode are served; empty: nowhere [default: 127.0.0.1:10249]
     #[arg(long, value_name = "HOST:PORT", env = "LB_AGENT_METRICS_BIND_ADDRESS", hide_env_values = true)]
     pub metrics_bind_address: Option<String>,
+    /// Of what /metrics counts flows, packets and octets [default: service]
+    #[arg(long, value_name = "WHAT", env = "LB_AGENT_SERVICE_METRICS", hide_env_values = true)]
+    pub service_metrics: Option<ServiceMetrics>,
     /// What is logged: a level or a filter as in RUST_LOG, which is the next in line [default: info]
     #[arg(long, value_name = "FILTER", env = "LB_AGENT_LOG_LEVEL", hide_env_values = true)]
     pub log_level: Option<String>,
@@ -267,6 +278,18 @@ pub enum Forwarding {
     Direct,
 }
 
+/// Of what flows, packets and octets are counted in /metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServiceMetrics {
+    /// Of nothing
+    None,
+    /// Of service ports
+    Service,
+    /// Of service ports and of each of their backends, which may be many series
+    Backend,
+}
+
 /// Which wire devices are served at XDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -337,6 +360,23 @@ pub struct ProfileArgs {
     pub output: TableOrJson,
 }
 
+/// Which events to show, every condition given must hold, and how.
+#[derive(Debug, Clone, Args)]
+pub struct MonitorArgs {
+    /// Only events of this Service or virtual address: [NAMESPACE/]NAME[:PORT] or ADDR[:PORT]
+    #[arg(long, value_name = "NAME|ADDR")]
+    pub service: Option<ServiceFilter>,
+    /// Only events of this client, or of clients in this network
+    #[arg(long, value_name = "ADDR|CIDR", value_parser = parse_network)]
+    pub client: Option<IpNet>,
+    /// Only events with this verdict
+    #[arg(long, value_name = "VERDICT")]
+    pub verdict: Option<EventVerdict>,
+    /// How to print them: a line each, for people (times are UTC) or as JSON objects
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
 /// Options of `bugreport`.
 #[derive(Debug, Args)]
 pub struct BugreportArgs {
@@ -360,6 +400,20 @@ pub enum At {
     Xdp,
     /// In a system call of a process of this node
     Socket,
+}
+
+/// Options of `top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// Seconds from one look to the next
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
+    pub interval: f64,
+    /// Print one table, of one interval, as where there is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// How to print it; JSON is printed once
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
 }
 
 /// Options of `check`.
@@ -386,7 +440,7 @@ pub enum ServiceCommand {
     Show {
         /// NAMESPACE/NAME, or NAME in the namespace `default`
         name: String,
-        /// How to print it; `wide` adds ids, slots and the number of live flows of each backend
+        /// How to print it; `wide` adds ids, slots and weights
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]
         output: ServiceOutput,
     },
@@ -452,6 +506,11 @@ pub enum ServiceOutput {
     Json,
     /// The same as YAML
     Yaml,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected a number from 0.1 to 3600".to_owned())
 }
 
 fn parse_protocol(text: &str) -> Result<Protocol, String> {

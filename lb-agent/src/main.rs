@@ -38,6 +38,8 @@ fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
         Command::Explain(args) => commands::explain(&looked_at(place)?, &args),
         Command::Profile(args) => commands::profile(&looked_at(place)?, &args),
         Command::Bugreport(args) => commands::bugreport(&looked_at(place)?, &args),
+        Command::Monitor(args) => commands::monitor(&looked_at(place)?, args),
+        Command::Top(args) => commands::top(&looked_at(place)?, &args),
         Command::Check(args) => commands::check(&looked_at(place)?, args.output),
         Command::Cleanup => commands::cleanup(&looked_at(place)?),
         Command::Completions { shell } => commands::completions(shell),

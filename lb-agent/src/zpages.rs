@@ -125,7 +125,7 @@ mod tests {
     use crate::{http_test::Server, metrics::NoPackets};
 
     async fn server() -> (Server, Arc<Metrics>) {
-        let metrics = Arc::new(Metrics::new(NoPackets));
+        let metrics = Arc::new(Metrics::new(NoPackets, Some(NoPackets)));
         let about = About {
             configz: json!({"kubeproxy.config.k8s.io": {"clusterCIDR": ""}}),
             flagz: BTreeMap::from([("node-name", "a".to_owned()), ("cluster-cidr", String::new())]),

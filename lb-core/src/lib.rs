@@ -32,3 +32,4 @@ mod room;
 mod slices;
 pub mod store;
 pub mod tables;
+pub mod traffic;

@@ -441,7 +441,7 @@ fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
     mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
     let inner = outer.join("nodes/a");
     drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
-    assert!(outer.join("nodes/a/lb/v4/SERVICES").exists());
+    assert!(outer.join("nodes/a/lb/v5/SERVICES").exists());
     assert!(!cleanup(&inner).unwrap().unmounted);
     drop(sandbox.open());
     assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
@@ -807,7 +807,7 @@ fn forgotten_flows_are_not_counted_any_more() {
     let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
     insert(&conntrack, &[(key, Flow { counter: 0, ..forward }), reply]);
     conntrack.set_active(5, 5);
-    let sweep = conntrack.expire_and_recount(NOW, &mut recount).unwrap();
+    let sweep = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
     assert_eq!((sweep.expired, conntrack.active().get(5)), (2, 4));
     assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
     assert_eq!(conntrack.active().get(5), 3);
@@ -826,7 +826,7 @@ fn numbers_of_active_flows_that_are_wrong_are_put_right() {
     conntrack.set_active(6, 7);
     let mut recount = Recount::default();
     for (five, six) in [(-2, 7), (3, 0), (3, 0)] {
-        conntrack.expire_and_recount(NOW, &mut recount).unwrap();
+        conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
         assert_eq!((conntrack.active().get(5), conntrack.active().get(6)), (five, six));
     }
     assert_eq!(recount.in_flows(), &[5].into());

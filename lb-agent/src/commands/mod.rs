@@ -3,27 +3,32 @@
 mod bugreport;
 mod check;
 mod conntrack;
+mod event_view;
 mod explain;
+mod monitor;
 mod output;
 mod profile;
 mod service;
 mod service_view;
 mod status;
+mod top;
 
 use std::collections::BTreeMap;
 
 use clap::CommandFactory as _;
 
 use crate::{
-    cli::{Cli, ConntrackCommand, FlowFilter, ServiceCommand, ServiceOutput, TableOrJson},
+    cli::{Cli, ConntrackCommand, FlowFilter, MonitorArgs, ServiceCommand, TableOrJson, TopArgs},
     config::Place,
     daemon::socket,
     datapath::{self, Conntrack, Pinned, Removed},
 };
 
+pub(crate) use self::event_view::parse_network;
 pub use self::{
     bugreport::bugreport,
     check::check,
+    event_view::{EventVerdict, ServiceFilter},
     explain::{Client, explain},
     profile::profile,
     status::status,
@@ -39,9 +44,7 @@ pub fn service(place: &Place, command: ServiceCommand) -> anyhow::Result<()> {
     match command {
         ServiceCommand::List { output, namespace } => service::list(services, namespace.as_deref(), output),
         ServiceCommand::Show { name, output } => {
-            if output != ServiceOutput::Table {
-                service_view::count_flows(&mut services, &pinned.conntrack().list()?);
-            }
+            service_view::count_flows(&mut services, &pinned.conntrack().list()?);
             service::show(services, &name, output)
         }
     }
@@ -65,6 +68,22 @@ fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyh
         labels.into_iter().map(|(id, labels)| (id, labels.name.service.to_string())).collect();
     let connections = pinned.conntrack().list()?;
     conntrack::list(&conntrack::flows(&connections, &services, filter, Conntrack::now()), output)
+}
+
+/// Runs `monitor`.
+///
+/// # Errors
+/// There is no data plane, another monitor listens to it, or standard output cannot be written to.
+pub fn monitor(place: &Place, args: MonitorArgs) -> anyhow::Result<()> {
+    monitor::run(&Pinned::open(&place.bpffs)?, args)
+}
+
+/// Runs `top`.
+///
+/// # Errors
+/// There is no data plane, it cannot be read, or the terminal cannot be used.
+pub fn top(place: &Place, args: &TopArgs) -> anyhow::Result<()> {
+    top::run(&Pinned::open(&place.bpffs)?, args)
 }
 
 /// Runs `cleanup`.

@@ -31,6 +31,25 @@ pub(super) fn table(heads: &[&str]) -> Table {
     table
 }
 
+/// A number in three or four digits, such as `12.3k`.
+pub(super) fn scaled(value: u64) -> String {
+    const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
+    if value < 1000 {
+        return value.to_string();
+    }
+    // Tenths of the unit, rounded down: nothing becomes 1000.0 of one.
+    let (mut tenths, mut unit) = (value / 100, 0);
+    while tenths >= 10_000 {
+        (tenths, unit) = (tenths / 1000, unit + 1);
+    }
+    let unit = UNITS.get(unit).copied().unwrap_or_default();
+    if tenths >= 1000 {
+        format!("{}{unit}", tenths / 10)
+    } else {
+        format!("{}.{}{unit}", tenths / 10, tenths % 10)
+    }
+}
+
 /// Whether something is as it should be: what the colour of a cell says.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
@@ -80,5 +99,17 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_are_short() {
+        let numbers = [0, 999, 1000, 12_345, 123_456, 999_999, 1_000_000, 2_500_000_000, u64::MAX];
+        let expected = ["0", "999", "1.0k", "12.3k", "123k", "999k", "1.0M", "2.5G", "18.4E"];
+        assert_eq!(numbers.map(scaled), expected);
     }
 }

@@ -6,7 +6,7 @@ use anyhow::bail;
 use comfy_table::Table;
 
 use super::{
-    output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, table},
+    output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, scaled, table},
     service_view::{BackendView, FrontendView, ServiceView},
 };
 use crate::cli::ServiceOutput;
@@ -152,8 +152,9 @@ fn frontend_table(service: &ServiceView, wide: bool) -> Table {
 fn backend_table(service: &ServiceView, wide: bool) -> Table {
     let mut heads = vec!["BACKEND", "STATE", "NODE", "ZONE", "POD"];
     if wide {
-        heads.extend(["WEIGHT", "FLOWS"]);
+        heads.push("WEIGHT");
     }
+    heads.extend(["FLOWS", "PACKETS", "BYTES"]);
     let mut table = table(&heads);
     for backend in &service.backends {
         let label = |label: &Option<String>| or_nothing(label.as_deref().unwrap_or("")).to_owned();
@@ -167,8 +168,14 @@ fn backend_table(service: &ServiceView, wide: bool) -> Table {
         ];
         if wide {
             row.push(service.weight(backend).into());
-            row.push(backend.flows.map_or_else(|| NOTHING.to_owned(), |flows| flows.to_string()).into());
         }
+        let traffic = backend.traffic.as_ref();
+        let shown = |value: Option<u64>| value.map_or_else(|| NOTHING.to_owned(), scaled);
+        row.extend([
+            shown(backend.flows).into(),
+            shown(traffic.map(|traffic| traffic.packets_sent + traffic.packets_answered)).into(),
+            shown(traffic.map(|traffic| traffic.bytes_sent + traffic.bytes_answered)).into(),
+        ]);
         table.add_row(row);
     }
     table
@@ -238,7 +245,10 @@ kube-system  dns   53/UDP  -          -          10.96.0.53:53                  
     #[test]
     fn the_page_of_one_service() {
         let mut services = service_view::services(&testdata::contents());
-        service_view::count_flows(&mut services, &[testdata::flow()]);
+        let mut flow = testdata::flow();
+        flow.forward.count(1000);
+        flow.reply.iter_mut().for_each(|reply| reply.count(1500));
+        service_view::count_flows(&mut services, &[flow]);
         let expected = "\
 Service    default/web
 Port       80/TCP (http), node port 30080
@@ -250,10 +260,10 @@ FRONTEND            KIND       SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
 10.96.0.10:80       ClusterIP  64-65  -             none        reject
 [fd00:10:96::a]:80  ClusterIP  80-80  -             none        reject
 
-BACKEND         STATE        NODE  ZONE  POD    WEIGHT  FLOWS
-10.1.0.5:8080   active       a     z1    web-0  1       1
-10.1.0.6:8080   terminating  -     -     -      1       0
-[fd00::5]:8080  active       -     -     -      1       0
+BACKEND         STATE        NODE  ZONE  POD    WEIGHT  FLOWS  PACKETS  BYTES
+10.1.0.5:8080   active       a     z1    web-0  1       1      2        2.5k
+10.1.0.6:8080   terminating  -     -     -      1       0      0        0
+[fd00::5]:8080  active       -     -     -      1       0      0        0
 ";
         assert_eq!(page(&services[..1], true), expected);
     }
@@ -275,9 +285,9 @@ FRONTEND         KIND          SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
 198.51.100.1:80  LoadBalancer  64-64  65-66         none        drop
 203.0.113.7:80   ExternalIP    64-64  65-66         none        drop
 
-BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS
-10.1.0.5:8080  active  -     -     -    1       -
-10.1.0.6:8080  active  -     -     -    1       -
+BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
+10.1.0.5:8080  active  -     -     -    1       -      -        -
+10.1.0.6:8080  active  -     -     -    1       -      -        -
 ";
         assert_eq!(page(&service_view::services(&testdata::exposed()), true), expected);
     }

@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::{
     Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags,
-    conntrack::{Phase, Tuple},
+    conntrack::{Flow, Phase, Tuple},
     service_flags,
 };
 use lb_core::plan::{Contents, EndpointLabels, ServiceLabels, slices_of};
@@ -102,6 +102,32 @@ pub(super) struct BackendView {
     /// Live flows; counted only where asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
+    /// What the flows have done that the kernel knows now, over or not; counted with them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) traffic: Option<TrafficView>,
+}
+
+/// Packets and octets of flows; IP headers included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TrafficView {
+    /// From clients.
+    pub(super) packets_sent: u64,
+    /// To clients.
+    pub(super) packets_answered: u64,
+    /// From clients.
+    pub(super) bytes_sent: u64,
+    /// To clients.
+    pub(super) bytes_answered: u64,
+}
+
+impl TrafficView {
+    fn add(&mut self, forward: &Flow, reply: Option<&Flow>) {
+        self.packets_sent += u64::from(forward.packets);
+        self.bytes_sent += forward.octets();
+        self.packets_answered += reply.map_or(0, |reply| u64::from(reply.packets));
+        self.bytes_answered += reply.map_or(0, Flow::octets);
+    }
 }
 
 /// Every service port that has a frontend, by namespace, name, port and protocol.
@@ -234,22 +260,25 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
         zone: text(zone),
         pod: text(pod),
         flows: None,
+        traffic: None,
     }
 }
 
-/// Counts the live flows of every backend.
+/// Counts the live flows of every backend, and what all of its flows have done.
 pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
-    let mut counts: BTreeMap<(u32, IpAddr, u16), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<(u32, IpAddr, u16), (u64, TrafficView)> = BTreeMap::new();
     for Connection { forward, reply, .. } in connections {
-        if reply.is_some_and(|reply| !Phase::of(forward, &reply).is_over()) {
-            let Tuple { destination, destination_port, .. } = forward.to;
-            *counts.entry((forward.service, destination.into(), destination_port)).or_default() += 1;
-        }
+        let Tuple { destination, destination_port, .. } = forward.to;
+        let (flows, traffic) =
+            counts.entry((forward.service, destination.into(), destination_port)).or_default();
+        *flows += u64::from(reply.is_some_and(|reply| !Phase::of(forward, &reply).is_over()));
+        traffic.add(forward, reply.as_ref());
     }
     for service in services {
         for backend in &mut service.backends {
             let key = (service.id, backend.address, backend.port);
-            backend.flows = Some(counts.get(&key).copied().unwrap_or(0));
+            let (flows, traffic) = counts.get(&key).copied().unwrap_or_default();
+            (backend.flows, backend.traffic) = (Some(flows), Some(traffic));
         }
     }
 }

@@ -5,7 +5,9 @@ use std::{num::NonZeroU32, path::Path, path::PathBuf};
 use serde::Deserialize;
 
 use super::{error::ConfigError, kube_proxy};
-use crate::cli::{BpfLog, DetectLocalMode, DsrEncapsulation, Forwarding, LogFormat, SocketLb, Xdp};
+use crate::cli::{
+    BpfLog, DetectLocalMode, DsrEncapsulation, Forwarding, LogFormat, ServiceMetrics, SocketLb, Xdp,
+};
 
 /// Every setting under the name of its flag. Names written in camelCase are taken, too.
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -59,6 +61,8 @@ pub(super) struct File {
     pub(super) healthz_bind_address: Option<String>,
     #[serde(alias = "metricsBindAddress")]
     pub(super) metrics_bind_address: Option<String>,
+    #[serde(alias = "serviceMetrics")]
+    pub(super) service_metrics: Option<ServiceMetrics>,
     #[serde(alias = "logLevel")]
     pub(super) log_level: Option<String>,
     #[serde(alias = "logFormat")]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
-    cli::LogFormat,
+    cli::{LogFormat, ServiceMetrics},
     datapath::{BpfLogLevel, Forwarding, XdpOption},
     kubernetes::ApiServer,
 };
@@ -88,6 +88,7 @@ impl Config {
             ("xdp", xdp(self.xdp).to_owned()),
             ("forwarding", forwarding(self.forwarding).to_owned()),
             ("syn-retries", self.syn_retries.to_string()),
+            ("service-metrics", service_metrics(self.service_metrics).to_owned()),
         ])
     }
 }
@@ -108,6 +109,14 @@ const fn socket_lb(whose: SocketLb) -> &'static str {
         SocketLb::Host => "host",
         SocketLb::All => "all",
         SocketLb::Off => "off",
+    }
+}
+
+const fn service_metrics(of: ServiceMetrics) -> &'static str {
+    match of {
+        ServiceMetrics::None => "none",
+        ServiceMetrics::Service => "service",
+        ServiceMetrics::Backend => "backend",
     }
 }
 

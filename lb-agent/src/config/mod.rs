@@ -28,7 +28,7 @@ use self::{
     file::{File, List},
 };
 pub use crate::{
-    cli::{DsrEncapsulation, SocketLb},
+    cli::{DsrEncapsulation, ServiceMetrics, SocketLb},
     node::{DetectLocal, NodePortAddresses},
 };
 use crate::{
@@ -102,6 +102,8 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Where metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// Of what traffic is counted there.
+    pub service_metrics: ServiceMetrics,
     /// Filter of the log as in `RUST_LOG`; `None` where nothing was said.
     pub log_filter: Option<String>,
     /// How log lines look.
@@ -208,6 +210,7 @@ impl Config {
             syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
+            service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
             bpf_log: run.bpf_log.or(file.bpf_log).and_then(check::bpf_log_level),

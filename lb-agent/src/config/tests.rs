@@ -96,6 +96,7 @@ fn every_flag_of_run_is_a_key_of_the_file() {
             "dsr-encapsulation" => "gue",
             "forwarding" => "direct",
             "syn-retries" => "2",
+            "service-metrics" => "backend",
             _ => "x",
         };
         let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));

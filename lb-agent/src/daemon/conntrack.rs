@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{shortage::Tally, state::State};
+use super::{shortage::Tally, state::State, traffic::ServiceTraffic};
 use crate::{
     datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace},
     metrics::Metrics,
@@ -36,6 +36,8 @@ pub(super) struct Observers {
     pub(super) state: Arc<State>,
     /// The counters that flows have.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
+    /// What services do, if that is wanted.
+    pub(super) traffic: Option<ServiceTraffic>,
 }
 
 /// Runs for ever. `tally` says how many flows have begun.
@@ -139,8 +141,10 @@ async fn sweep(
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let capacity = conntrack.table().capacity();
     let mut counting = std::mem::take(recount);
+    let traffic = observers.traffic.clone();
     let (swept, counted) = task::spawn_blocking(move || {
-        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting);
+        let mut ledger = traffic.as_ref().map(ServiceTraffic::ledger);
+        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting, ledger.as_deref_mut());
         (swept, counting)
     })
     .await?;

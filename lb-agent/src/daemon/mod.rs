@@ -20,6 +20,7 @@ pub mod shortage;
 pub mod socket;
 pub mod state;
 mod sync_log;
+mod traffic;
 mod writer;
 
 use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
@@ -43,6 +44,7 @@ use self::{
     node::{Kernel, Node, NodeOptions, Sources},
     shortage::Tally,
     state::State,
+    traffic::ServiceTraffic,
     writer::{Listeners, Writer},
 };
 use crate::{
@@ -122,7 +124,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let adopted = contents.service_labels.len();
     info!(bpffs = %config.place.bpffs.display(), services = adopted, "opened the data plane");
 
-    let metrics = Arc::new(Metrics::new(datapath.stats()?));
+    let traffic = ServiceTraffic::begin(config.service_metrics, &datapath)?;
+    let metrics = Arc::new(Metrics::new(datapath.stats()?, traffic.clone()));
     let about = About {
         configz: config.configz(),
         flagz: config.flagz(),
@@ -169,6 +172,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         metrics: Arc::clone(&metrics),
         state: Arc::clone(&state),
         counters: counters_sender,
+        traffic,
     };
     let (flows, sockets) = (datapath.conntrack(), datapath.udp_sockets()?);
     tasks.spawn("conntrack", conntrack::run(flows, sockets, moved, tally, observers));

@@ -121,6 +121,15 @@ impl Folder {
         }
     }
 
+    /// Keeps other monitors out, or says who is one. That is a lock of the folder of this version: agents have one of the
+    /// folder above.
+    pub(super) fn lock_monitor(&self) -> Result<Lock, DatapathError> {
+        match try_lock(&self.current(), FlockOperation::NonBlockingLockExclusive) {
+            Err(DatapathError::Locked { holder, .. }) => Err(DatapathError::Watched(holder)),
+            result => result,
+        }
+    }
+
     /// Locks the folder, or says who has. A command that looks whether an agent runs has it for a moment, hence
     /// the attempts.
     pub(super) fn lock(&self) -> Result<Lock, DatapathError> {
@@ -134,15 +143,7 @@ impl Folder {
     }
 
     fn try_lock(&self, operation: FlockOperation) -> Result<Lock, DatapathError> {
-        let root = self.root();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(&root, flags, Mode::empty())
-            .map_err(|error| DatapathError::file("open", &root, error))?;
-        match rustix::fs::flock(&folder, operation) {
-            Ok(()) => Ok(Lock { _folder: folder }),
-            Err(Errno::WOULDBLOCK) => Err(DatapathError::Locked { holder: holder(&folder), folder: root }),
-            Err(error) => Err(DatapathError::file("lock", root, error)),
-        }
+        try_lock(&self.root(), operation)
     }
 
     /// Unmounts the BPF file system if the agent has mounted it and nobody else uses it; whether it did.
@@ -155,6 +156,19 @@ impl Folder {
         rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
             .map_err(|error| DatapathError::file("unmount", &self.bpffs, error))?;
         Ok(true)
+    }
+}
+
+fn try_lock(path: &Path, operation: FlockOperation) -> Result<Lock, DatapathError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| DatapathError::file("open", path, error))?;
+    match rustix::fs::flock(&folder, operation) {
+        Ok(()) => Ok(Lock { _folder: folder }),
+        Err(Errno::WOULDBLOCK) => {
+            Err(DatapathError::Locked { holder: holder(&folder), folder: path.to_owned() })
+        }
+        Err(error) => Err(DatapathError::file("lock", path, error)),
     }
 }
 

@@ -14,7 +14,7 @@ use lb_common::{
     protocol,
 };
 
-use lb_core::counters::Counted;
+use lb_core::{counters::Counted, traffic};
 use tracing::debug;
 
 use super::{
@@ -24,6 +24,9 @@ use super::{
     layout,
     table::Table,
 };
+
+/// What services and backends do; clients do not know how entries are named there.
+pub type Ledger = traffic::Ledger<RandomState>;
 
 /// The map `CONNTRACK`. Cloning shares it.
 #[derive(Clone, Debug)]
@@ -189,13 +192,30 @@ impl Conntrack {
         counters.iter().for_each(|counter| self.active.add(*counter, -1));
     }
 
-    /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
-    pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
-        self.expire_and_recount(now, &mut Recount::default())
+    /// Walks through the entries for a `ledger`.
+    pub fn tally(&self, ledger: &mut Ledger) -> Result<(), DatapathError> {
+        let halves = self.halves()?;
+        ledger.begin();
+        self.table.for_each(|key, flow| {
+            ledger.note(key, flow, halves.peer_of(key, flow).as_ref());
+            Ok(())
+        })?;
+        ledger.end();
+        Ok(())
     }
 
-    /// The same, and counts the active flows anew.
-    pub fn expire_and_recount(&self, now: Tick, recount: &mut Recount) -> Result<Sweep, DatapathError> {
+    /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
+    pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
+        self.expire_and_recount(now, &mut Recount::default(), None)
+    }
+
+    /// The same, counts the active flows anew, and has a `ledger` note every entry before it is forgotten.
+    pub fn expire_and_recount(
+        &self,
+        now: Tick,
+        recount: &mut Recount,
+        mut ledger: Option<&mut Ledger>,
+    ) -> Result<Sweep, DatapathError> {
         let before = recount.read(&self.active)?;
         let halves = self.halves()?;
         let corrected = recount.correct(&self.active, &before, &halves.counted);
@@ -208,7 +228,10 @@ impl Conntrack {
         // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
         // when the sweep is through.
         let mut alone = Vec::new();
+        ledger.iter_mut().for_each(|ledger| ledger.begin());
         self.table.for_each(|key, flow| {
+            let peer = halves.peer_of(key, flow);
+            ledger.iter_mut().for_each(|ledger| ledger.note(key, flow, peer.as_ref()));
             if flow.is_tunnelled() {
                 sweep.tunnelled += 1;
                 if seconds_left_under(pressure, flow, flow, now) == 0
@@ -219,7 +242,7 @@ impl Conntrack {
                 }
                 return Ok(());
             }
-            match halves.peer_of(key, flow) {
+            match peer {
                 Some(reply) if !flow.is_reply() && seconds_left_under(pressure, flow, &reply, now) == 0 => {
                     if self.forget(key, flow, now, pressure)? {
                         sweep.count_expired(flow, &reply, now);
@@ -230,6 +253,7 @@ impl Conntrack {
             }
             Ok(())
         })?;
+        ledger.iter_mut().for_each(|ledger| ledger.end());
         for key in alone {
             self.mend(&key, now, &mut sweep)?;
         }

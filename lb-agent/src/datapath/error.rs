@@ -21,6 +21,9 @@ pub enum DatapathError {
         /// Who it is, as far as the kernel tells.
         holder: String,
     },
+    /// Somebody listens to the events already.
+    #[error("another monitor ({0}) listens: end it, or look on there")]
+    Watched(String),
     /// There is nothing to read.
     #[error(
         "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"

@@ -91,6 +91,16 @@ impl ServiceMaps {
         &self.source_ranges
     }
 
+    /// The id of the service port with this frontend.
+    pub fn service_at(&self, key: &ServiceKey) -> Result<Option<u32>, DatapathError> {
+        Ok(self.services.get(key)?.map(|service| service.id))
+    }
+
+    /// The name of the service port with this id.
+    pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
+        Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
+    }
+
     /// How much the plan may give out.
     pub const fn room(&self) -> Room {
         Room {

@@ -27,6 +27,7 @@ mod layout;
 mod loader;
 mod looked_up;
 mod maps;
+mod monitor;
 mod netlink;
 mod network;
 mod objects;
@@ -61,7 +62,7 @@ pub use self::{
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
     check::{Probe, ProbeResult, check, degraded, forwards},
     cleanup::{Removed, cleanup},
-    conntrack::{Connection, Conntrack, Sweep},
+    conntrack::{Connection, Conntrack, Ledger, Sweep},
     device_map::{DeviceMap, Forwarding},
     devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
     error::DatapathError,
@@ -69,7 +70,8 @@ pub use self::{
     loader::{BpfLogger, OBJECT},
     looked_up::LookedUp,
     maps::{ApplyError, ServiceMaps},
-    network::{DefaultRoute, Link, LinkAddress, Network},
+    monitor::{Monitor, monotonic_nanoseconds},
+    network::{DefaultRoute, Link, LinkAddress, Network, device_name},
     objects::{LinkObject, MapObject, Objects, ProgramObject},
     pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
     ports::PortReservation,

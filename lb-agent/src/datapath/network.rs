@@ -1,6 +1,6 @@
 //! What a network namespace is made of, as far as the agent looks at it.
 
-use std::{collections::BTreeMap, io, net::IpAddr};
+use std::{collections::BTreeMap, ffi::CStr, io, net::IpAddr};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -118,6 +118,18 @@ impl Link {
 /// The indices and names of all devices.
 pub(super) fn names(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, String>> {
     Ok(links(netlink)?.into_iter().map(|link| (link.index, link.name)).collect())
+}
+
+/// The name of a device of this network namespace, or its number where there is no such device any more.
+pub fn device_name(index: u32) -> String {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: there is room for the longest name.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return format!("device {index}");
+    }
+    // SAFETY: the kernel ends names with 0.
+    unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 /// All devices; without addresses and routes.

@@ -22,6 +22,7 @@ use super::{
     layout::PROGRAMS,
     looked_up::LookedUp,
     maps::{ServiceMaps, slices_of},
+    monitor::Monitor,
     netlink::Netlink,
     network,
     settings::SettingsMap,
@@ -148,6 +149,11 @@ impl Pinned {
     /// Connection tracking.
     pub const fn conntrack(&self) -> &Conntrack {
         &self.conntrack
+    }
+
+    /// Begins to listen to what the programs tell of flows, drops and rejections.
+    pub fn monitor(&self) -> Result<Monitor, DatapathError> {
+        Monitor::open(&self.folder)
     }
 
     /// The counters.

@@ -159,7 +159,7 @@ mod tests {
             let clock = Arc::new(Mutex::new(Moment::now()));
             let freshness = Arc::new(Mutex::new(Freshness::default()));
             let eligible = Arc::new(AtomicBool::new(true));
-            let metrics = Arc::new(Metrics::new(NoPackets));
+            let metrics = Arc::new(Metrics::new(NoPackets, Some(NoPackets)));
             let health = {
                 let (clock, freshness) = (Arc::clone(&clock), Arc::clone(&freshness));
                 move || freshness.lock().unwrap().health(*clock.lock().unwrap())

@@ -6,6 +6,7 @@ mod kube_proxy;
 mod own;
 mod serve;
 mod slis;
+mod traffic;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use prometheus_client::{encoding::text, registry::Registry};
 
 pub(crate) use self::kube_proxy::Extent;
 pub use self::serve::router;
+pub(crate) use self::traffic::{Counted, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 
 /// Everything the tasks count. Values that live in the kernel are read when somebody asks.
@@ -27,13 +29,16 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// All metrics, those of the kernel read through `packets`.
-    pub fn new(packets: impl PacketCounters) -> Self {
+    /// All metrics, those of the kernel read through `packets`, those of services through `traffic`, if they are wanted.
+    pub(crate) fn new(packets: impl PacketCounters, traffic: Option<impl TrafficSource>) -> Self {
         let (kube_proxy, own) = (KubeProxy::default(), Own::default());
         let mut registry = Registry::default();
         kube_proxy.register(registry.sub_registry_with_prefix("kubeproxy"));
         own.register(registry.sub_registry_with_prefix("lb"));
         registry.register_collector(Box::new(own::Packets(packets)));
+        if let Some(traffic) = traffic {
+            registry.register_collector(Box::new(traffic::Traffic(traffic)));
+        }
         Self { registry, kube_proxy, own, slis: Slis::new() }
     }
 
@@ -79,6 +84,14 @@ pub(crate) struct NoPackets;
 impl PacketCounters for NoPackets {
     fn packets(&self) -> Option<[u64; Outcome::COUNT]> {
         None
+    }
+}
+
+/// No Services.
+#[cfg(test)]
+impl TrafficSource for NoPackets {
+    fn traffic(&self) -> Vec<(Counted, lb_core::traffic::Tally)> {
+        Vec::new()
     }
 }
 

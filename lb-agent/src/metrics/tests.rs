@@ -3,7 +3,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lb_core::{family::Family, model::Trigger};
+use lb_core::{
+    family::Family,
+    model::{ObjectName, Protocol, ServicePortName, Trigger},
+    traffic::{Tally, Traffic, Volume},
+};
 
 use super::{kube_proxy::Extent, *};
 use crate::http_test::Server;
@@ -21,9 +25,41 @@ impl PacketCounters for Fixed {
     }
 }
 
+impl TrafficSource for Fixed {
+    fn traffic(&self) -> Vec<(Counted, Tally)> {
+        let service = ServicePortName {
+            service: ObjectName::new("default", "web"),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        };
+        let (sent, answered) = (Volume { packets: 4, octets: 400 }, Volume { packets: 3, octets: 3000 });
+        let tally = Tally { total: Traffic { flows: 2, sent, answered }, active: 1 };
+        let backend = Some("10.1.0.5:8080".parse().unwrap());
+        vec![
+            (Counted { service: service.clone(), backend: None }, tally),
+            (Counted { service, backend }, tally),
+        ]
+    }
+}
+
+#[test]
+fn sums_of_services_and_backends_have_their_labels() {
+    let text = exposition::prometheus(&everything().text().unwrap());
+    let labels = r#"namespace="default",service="web",port="http",protocol="TCP""#;
+    for line in [
+        format!("lb_service_new_flows_total{{{labels}}} 2"),
+        format!("lb_service_active_flows{{{labels}}} 1"),
+        format!(r#"lb_service_packets_total{{{labels},direction="sent"}} 4"#),
+        format!(r#"lb_service_bytes_total{{{labels},direction="answered"}} 3000"#),
+        format!(r#"lb_backend_bytes_total{{{labels},backend="10.1.0.5:8080",direction="sent"}} 400"#),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
 /// Metrics where everything was counted once.
 fn everything() -> Metrics {
-    let metrics = Metrics::new(Fixed);
+    let metrics = Metrics::new(Fixed, Some(Fixed));
     metrics.count_healthz(503);
     metrics.count_livez(200);
     metrics.count_changes(2, 3);
@@ -144,7 +180,7 @@ fn the_page_describes_every_metric_and_no_other() {
         assert_eq!(earlier, None, "twice: {row}");
     }
     let mut found = all_described();
-    let slis = Metrics::new(NoPackets);
+    let slis = Metrics::new(NoPackets, Some(NoPackets));
     slis.record_health_check(true);
     found.append(&mut described(&exposition::prometheus(&encode(&slis.slis.registry).unwrap())));
     let found: BTreeMap<_, _> =

@@ -27,7 +27,7 @@ impl Node {
         let (checks, checks_receiver) = watch::channel(Checks::new());
         let (addresses, addresses_receiver) = watch::channel(addresses);
         let (healthy, failures) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
-        let metrics = Arc::new(Metrics::new(NoPackets));
+        let metrics = Arc::new(Metrics::new(NoPackets, Some(NoPackets)));
         let (is_healthy, failed) = (Arc::clone(&healthy), Arc::clone(&failures));
         let report = Report {
             healthy: Arc::new(move || is_healthy.load(Ordering::Relaxed)),

@@ -1,0 +1,432 @@
+//! An event as people and programs read it. Pure.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use ipnet::IpNet;
+use jiff::Timestamp;
+use lb_common::{
+    Choice, Event, EventHook, Outcome, Scheduler, Verdict,
+    conntrack::{Tuple, flow_flags},
+};
+use lb_core::plan::ServiceLabels;
+use serde::Serialize;
+
+use super::{service::split_name, service_view::protocol_name};
+
+/// What became of it, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EventVerdict {
+    /// First packets of flows, and new connections of sockets
+    New,
+    /// What is answered in place of a backend
+    Reject,
+    /// What is dropped
+    Drop,
+}
+
+/// One event. The JSON shape is an interface: keys may be added, never renamed or removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EventView {
+    /// When, in UTC.
+    pub(super) time: Timestamp,
+    pub(super) verdict: EventVerdict,
+    /// `TCP`, `UDP`, `SCTP`, or `ICMP`; nothing where the packet was half rewritten.
+    pub(super) protocol: Option<&'static str>,
+    /// Who speaks; port 0 where it has none yet.
+    pub(super) client: Option<SocketAddr>,
+    /// To whom.
+    pub(super) vip: Option<SocketAddr>,
+    /// Whose address that is.
+    pub(super) service: Option<ServiceView>,
+    /// Who was chosen.
+    pub(super) backend: Option<SocketAddr>,
+    /// The source that the backend sees, where that is not the client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) masqueraded_as: Option<SocketAddr>,
+    /// Whether it goes to the backend's node in a tunnel.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(super) tunnel: bool,
+    /// Why this backend, or why none: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent status`.
+    pub(super) reason: &'static str,
+    /// `ingress`, `egress`, `xdp`, or `socket`
+    pub(super) hook: &'static str,
+    /// The device of the packet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<String>,
+    /// The process that made the system call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) process: Option<u32>,
+}
+
+/// A service port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ServiceView {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// Empty for an unnamed port.
+    pub(super) port: String,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl EventView {
+    /// `labels` are those of the service; `device` is the name of the device.
+    pub(super) fn new(
+        event: &Event,
+        time: Timestamp,
+        labels: Option<&ServiceLabels>,
+        device: impl FnOnce(u32) -> String,
+    ) -> Self {
+        let outcome = Outcome::ALL.get(usize::from(event.outcome)).copied();
+        let verdict = verdict(outcome);
+        let is_known = event.from != <Tuple as bytemuck::Zeroable>::zeroed();
+        let is_new = verdict == EventVerdict::New;
+        let of_socket = event.hook == EventHook::Socket as u8;
+        let tunnel = event.flags & flow_flags::TUNNEL != 0;
+        Self {
+            time,
+            verdict,
+            protocol: is_known.then(|| protocol(event.from.protocol)),
+            client: is_known.then(|| source(&event.from)),
+            vip: is_known.then(|| destination(&event.from)),
+            service: labels.map(ServiceView::new),
+            backend: is_new.then(|| destination(&event.to)),
+            masqueraded_as: (is_new && !tunnel && !of_socket && event.to.source != event.from.source)
+                .then(|| source(&event.to)),
+            tunnel,
+            reason: reason(event, outcome),
+            hook: EventHook::ALL.get(usize::from(event.hook)).map_or("unknown", |hook| hook.as_str()),
+            device: (!of_socket).then(|| device(event.origin)),
+            process: of_socket.then_some(event.origin),
+        }
+    }
+}
+
+/// An outcome that this version does not know is one of newer programs.
+fn verdict(outcome: Option<Outcome>) -> EventVerdict {
+    match outcome.map(Outcome::verdict) {
+        Some(Verdict::Drop) => EventVerdict::Drop,
+        Some(Verdict::Bounce) => EventVerdict::Reject,
+        Some(Verdict::Pass | Verdict::Route) | None => EventVerdict::New,
+    }
+}
+
+fn reason(event: &Event, outcome: Option<Outcome>) -> &'static str {
+    match Choice::ALL.get(usize::from(event.choice)) {
+        Some(Choice::None) => outcome.map_or("unknown", Outcome::as_str),
+        Some(Choice::Scheduler) => Scheduler::try_from(event.scheduler).map_or("unknown", Scheduler::as_str),
+        Some(Choice::Affinity) => "affinity",
+        Some(Choice::Retry) => "retry",
+        Some(Choice::Peer) => "peer",
+        None => "unknown",
+    }
+}
+
+fn protocol(number: u8) -> &'static str {
+    match number {
+        lb_common::protocol::ICMP | lb_common::protocol::ICMPV6 => "ICMP",
+        number => protocol_name(number),
+    }
+}
+
+fn source(tuple: &Tuple) -> SocketAddr {
+    SocketAddr::new(tuple.source.into(), tuple.source_port)
+}
+
+fn destination(tuple: &Tuple) -> SocketAddr {
+    SocketAddr::new(tuple.destination.into(), tuple.destination_port)
+}
+
+impl ServiceView {
+    fn new(labels: &ServiceLabels) -> Self {
+        let name = &labels.name;
+        Self {
+            namespace: name.service.namespace.to_string(),
+            name: name.service.name.to_string(),
+            port: name.port.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for ServiceView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name, port } = self;
+        let separator = if port.is_empty() { "" } else { ":" };
+        write!(f, "{namespace}/{name}{separator}{port}")
+    }
+}
+
+/// Whom [`line`] is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    /// With the escape sequences of terminals.
+    Coloured,
+}
+
+/// The event on one line.
+pub(super) fn line(view: &EventView, style: Style) -> String {
+    let (word, colour) = match view.verdict {
+        EventVerdict::New => ("new", 32),
+        EventVerdict::Reject => ("reject", 33),
+        EventVerdict::Drop => ("drop", 31),
+    };
+    let word = match style {
+        Style::Plain => format!("{word:6}"),
+        Style::Coloured => format!("\x1b[{colour}m{word:6}\x1b[0m"),
+    };
+    // 12:34:56.789 of 2026-11-21T12:34:56.789Z
+    let time = format!("{:.3}", view.time);
+    let time = time.split_once('T').map_or(&*time, |(_, time)| time.trim_end_matches('Z'));
+    format!("{time} {word} {}: {}", way(view), why(view))
+}
+
+/// `TCP 192.0.2.1:40000 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080`
+fn way(view: &EventView) -> String {
+    let (Some(protocol), Some(client), Some(vip)) = (view.protocol, view.client, view.vip) else {
+        return "a packet".to_owned();
+    };
+    let client = match (view.process, client.port()) {
+        (Some(process), _) => format!("process {process}"),
+        (None, 0) => client.ip().to_string(),
+        (None, _) => client.to_string(),
+    };
+    let vip = if vip.port() == 0 { vip.ip().to_string() } else { vip.to_string() };
+    let service = view.service.as_ref().map_or_else(String::new, |service| format!(" ({service})"));
+    let backend = view.backend.map_or_else(String::new, |backend| format!(" → {backend}"));
+    let masquerade = view.masqueraded_as.map_or_else(String::new, |node| format!(" as {node}"));
+    let tunnel = if view.tunnel { " in a tunnel" } else { "" };
+    format!("{protocol:4} {client} → {vip}{service}{backend}{masquerade}{tunnel}")
+}
+
+fn why(view: &EventView) -> String {
+    let device = view.device.as_deref().map_or_else(String::new, |device| format!(", on {device}"));
+    format!("{}{device}{}", view.reason, if view.hook == "xdp" { " at XDP" } else { "" })
+}
+
+/// Which events to show; every condition given must hold.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EventFilter {
+    pub(super) service: Option<ServiceFilter>,
+    pub(super) client: Option<IpNet>,
+    pub(super) verdict: Option<EventVerdict>,
+}
+
+impl EventFilter {
+    pub(super) fn lets_through(&self, view: &EventView) -> bool {
+        let Self { service, client, verdict } = self;
+        service.as_ref().is_none_or(|service| service.is_of(view))
+            && client.is_none_or(|net| view.client.is_some_and(|client| net.contains(&client.ip())))
+            && verdict.is_none_or(|verdict| verdict == view.verdict)
+    }
+}
+
+/// A Service or a virtual address, and perhaps one port of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServiceFilter {
+    /// A virtual address.
+    Vip(IpAddr),
+    /// With its port.
+    Socket(SocketAddr),
+    /// By name.
+    Named {
+        /// `metadata.namespace`
+        namespace: String,
+        /// `metadata.name`
+        name: String,
+        /// Name or number of the port, as clients use it.
+        port: Option<String>,
+    },
+}
+
+impl FromStr for ServiceFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(socket) = text.parse() {
+            return Ok(Self::Socket(socket));
+        }
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Vip(address));
+        }
+        let (service, port) =
+            text.split_once(':').map_or((text, None), |(service, port)| (service, Some(port)));
+        let (namespace, name) = split_name(service);
+        if namespace.is_empty() || name.is_empty() || port == Some("") {
+            return Err(
+                "expected NAMESPACE/NAME, NAME/…:PORT, or an address with or without a port".to_owned()
+            );
+        }
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Ok(Self::Named { namespace, name, port: port.map(str::to_owned) })
+    }
+}
+
+impl ServiceFilter {
+    fn is_of(&self, view: &EventView) -> bool {
+        match self {
+            Self::Vip(address) => view.vip.is_some_and(|vip| vip.ip() == *address),
+            Self::Socket(socket) => view.vip == Some(*socket),
+            Self::Named { namespace, name, port } => view.service.as_ref().is_some_and(|service| {
+                let number = view.vip.map(|vip| vip.port().to_string());
+                service.namespace == *namespace
+                    && service.name == *name
+                    && (port.is_none() || *port == number || port.as_ref() == Some(&service.port))
+            }),
+        }
+    }
+}
+
+/// An address, or a network.
+pub(crate) fn parse_network(text: &str) -> Result<IpNet, String> {
+    text.parse()
+        .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))
+        .map_err(|_error| "expected an address or a network such as 192.0.2.0/24".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+    use lb_common::{Address, protocol};
+    use lb_core::model::{ObjectName, Protocol, ServicePortName};
+
+    use super::*;
+
+    fn new_flow() -> Event {
+        let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.10"), 40_000, 80, protocol::TCP);
+        let to = Tuple { destination: ip("10.1.0.5"), destination_port: 8080, ..from };
+        Event {
+            from,
+            to,
+            service: 7,
+            origin: 3,
+            outcome: Outcome::NewFlow as u8,
+            choice: Choice::Scheduler as u8,
+            ..Event::zeroed()
+        }
+    }
+
+    fn refused(outcome: Outcome) -> Event {
+        let Event { from, .. } = new_flow();
+        Event { from, outcome: outcome as u8, origin: 3, ..Event::zeroed() }
+    }
+
+    fn ip(text: &str) -> Address {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn view(event: &Event) -> EventView {
+        let labels = ServiceLabels {
+            name: ServicePortName {
+                service: ObjectName::new("default", "web"),
+                port: "http".into(),
+                protocol: Protocol::Tcp,
+            },
+            node_port: None,
+        };
+        let time = "2026-11-21T12:34:56.789012Z".parse().unwrap();
+        EventView::new(event, time, Some(&labels), |index| format!("eth{index}"))
+    }
+
+    fn shown(event: &Event) -> String {
+        line(&view(event), Style::Plain)
+    }
+
+    #[test]
+    fn a_new_flow_on_a_line() {
+        let flow = new_flow();
+        let begin =
+            "12:34:56.789 new    TCP  192.0.2.1:40000 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080";
+        assert_eq!(shown(&flow), format!("{begin}: random, on eth3"));
+        let sticky = Event { choice: Choice::Affinity as u8, hook: EventHook::Xdp as u8, ..flow };
+        assert_eq!(shown(&sticky), format!("{begin}: affinity, on eth3 at XDP"));
+        let mut masqueraded = flow;
+        (masqueraded.to.source, masqueraded.to.source_port) = (ip("172.18.0.1"), 10_017);
+        assert_eq!(shown(&masqueraded), format!("{begin} as 172.18.0.1:10017: random, on eth3"));
+        masqueraded.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+        assert_eq!(shown(&masqueraded), format!("{begin} in a tunnel: random, on eth3"));
+    }
+
+    #[test]
+    fn a_system_call_on_a_line() {
+        let mut event = Event { origin: 4711, hook: EventHook::Socket as u8, ..new_flow() };
+        event.scheduler = Scheduler::Maglev as u8;
+        assert_eq!(
+            shown(&event),
+            "12:34:56.789 new    TCP  process 4711 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080: mh"
+        );
+    }
+
+    #[test]
+    fn what_is_refused_on_a_line() {
+        let of = "TCP  192.0.2.1:40000 → 10.96.0.10:80 (default/web:http)";
+        let drop = shown(&refused(Outcome::NoSourcePort));
+        assert_eq!(drop, format!("12:34:56.789 drop   {of}: no_source_port, on eth3"));
+        let reject = shown(&refused(Outcome::RejectTcp));
+        assert_eq!(reject, format!("12:34:56.789 reject {of}: reject_tcp, on eth3"));
+        let half = Event { from: Tuple::zeroed(), ..refused(Outcome::RewriteFailed) };
+        assert_eq!(shown(&half), "12:34:56.789 drop   a packet: rewrite_failed, on eth3");
+    }
+
+    #[test]
+    fn only_the_verdict_has_a_colour() {
+        let text = line(&view(&refused(Outcome::NoSourcePort)), Style::Coloured);
+        assert!(text.starts_with("12:34:56.789 \x1b[31mdrop  \x1b[0m TCP "), "{text}");
+    }
+
+    #[test]
+    fn the_json_of_an_event() {
+        let expected = serde_json::json!({
+            "time": "2026-11-21T12:34:56.789012Z", "verdict": "new", "protocol": "TCP", "client": "192.0.2.1:40000",
+            "vip": "10.96.0.10:80", "service": { "namespace": "default", "name": "web", "port": "http" },
+            "backend": "10.1.0.5:8080", "reason": "random", "hook": "ingress", "device": "eth3",
+        });
+        assert_eq!(serde_json::to_value(view(&new_flow())).unwrap(), expected);
+    }
+
+    #[test]
+    fn every_condition_of_a_filter_must_hold() {
+        let view = view(&new_flow());
+        let lets = |service: &str, client: &str, verdict| {
+            let service = (!service.is_empty()).then(|| service.parse().unwrap());
+            let client = (!client.is_empty()).then(|| parse_network(client).unwrap());
+            EventFilter { service, client, verdict }.lets_through(&view)
+        };
+        for service in [
+            "",
+            "web",
+            "default/web",
+            "web:http",
+            "web:80",
+            "10.96.0.10",
+            "10.96.0.10:80",
+            "::ffff:10.96.0.10",
+        ] {
+            let is_mapped = service.starts_with("::");
+            assert_eq!(lets(service, "192.0.2.0/24", Some(EventVerdict::New)), !is_mapped, "{service}");
+        }
+        for service in ["shop/web", "dns", "web:81", "10.96.0.11", "10.96.0.10:81"] {
+            assert!(!lets(service, "", None), "{service}");
+        }
+        assert!(
+            lets("", "192.0.2.1", None) && !lets("", "192.0.2.2", None) && !lets("", "2001:db8::/32", None)
+        );
+        assert!(!lets("", "", Some(EventVerdict::Drop)));
+    }
+
+    #[test]
+    fn nonsense_is_no_filter() {
+        for text in ["", "/web", "web:", "default/"] {
+            assert!(text.parse::<ServiceFilter>().is_err(), "{text}");
+        }
+        assert!(parse_network("192.0.2.0/33").is_err() && parse_network("here").is_err());
+    }
+}

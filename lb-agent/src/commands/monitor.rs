@@ -1,0 +1,127 @@
+//! `monitor`: what the programs do, as they do it.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use lb_common::{Event, ServiceKey, conntrack::Tuple};
+use lb_core::plan::ServiceLabels;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    runtime,
+    signal::unix::{SignalKind, signal},
+    time,
+};
+
+use super::event_view::{EventFilter, EventView, Style, line};
+use crate::{
+    cli::{MonitorArgs, TableOrJson},
+    datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, monotonic_nanoseconds},
+};
+
+/// How often the programs are told that somebody still listens.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// Listens until a signal comes, or nobody reads any more.
+pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let MonitorArgs { service, client, verdict, output } = args;
+    let printer = Printer {
+        maps: pinned.maps().clone(),
+        filter: EventFilter { service, client, verdict },
+        output,
+        style: style(),
+    };
+    runtime.block_on(listen(pinned.monitor()?, &printer))
+}
+
+/// Colour is for people who look at a terminal and want it.
+fn style() -> Style {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }
+}
+
+async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    let mut pulse = time::interval(PULSE);
+    // SAFETY: the monitor owns the descriptor of its ring buffer and keeps it open as long as it lives.
+    let mut monitor = unsafe { AsyncFd::register_with_interest(monitor, Interest::READABLE) }
+        .map_err(|refused| refused.into_parts().1)?;
+    let mut lost = 0;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = pulse.tick() => {
+                monitor.get_ref().extend()?;
+                lost = tell_lost(monitor.get_ref(), lost)?;
+            }
+            ready = monitor.readable_mut() => {
+                let mut ready = ready?;
+                while let Some(event) = ready.get_inner_mut().next_event() {
+                    if !printer.print(&event)? {
+                        return Ok(());
+                    }
+                }
+                ready.clear_ready();
+            }
+        }
+    }
+}
+
+/// Says how many events there was no room for, if there are more than `before`.
+fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
+    let lost = monitor.lost()?;
+    if lost > before {
+        eprintln!("{} events were lost, {lost} in all: there are more than this reads", lost - before);
+    }
+    Ok(lost)
+}
+
+struct Printer {
+    maps: ServiceMaps,
+    filter: EventFilter,
+    output: TableOrJson,
+    style: Style,
+}
+
+impl Printer {
+    /// Prints the event if it is to be shown; false where nobody reads any more.
+    fn print(&self, event: &Event) -> anyhow::Result<bool> {
+        let labels = self.labels(event)?;
+        let view = EventView::new(event, wall_clock(event.time), labels.as_ref(), device_name);
+        if !self.filter.lets_through(&view) {
+            return Ok(true);
+        }
+        let text = match self.output {
+            TableOrJson::Table => line(&view, self.style),
+            TableOrJson::Json => serde_json::to_string(&view)?,
+        };
+        let mut stdout = io::stdout().lock();
+        match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Who the event is about. Asked for each anew: Services come and go.
+    fn labels(&self, event: &Event) -> Result<Option<ServiceLabels>, DatapathError> {
+        let Tuple { destination, destination_port, protocol, .. } = event.from;
+        let id = match event.service {
+            0 => self.maps.service_at(&ServiceKey::new(destination, destination_port, protocol))?,
+            id => Some(id),
+        };
+        id.map_or(Ok(None), |id| self.maps.labels_of(id))
+    }
+}
+
+/// The time of day of a moment of the monotonic clock.
+fn wall_clock(nanoseconds: u64) -> Timestamp {
+    let age = Duration::from_nanos(monotonic_nanoseconds().saturating_sub(nanoseconds));
+    SystemTime::now().checked_sub(age).and_then(|time| time.try_into().ok()).unwrap_or_else(Timestamp::now)
+}

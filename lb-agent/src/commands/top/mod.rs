@@ -1,0 +1,137 @@
+//! `top`: who gets how much, refreshed every few seconds. It reads the pinned maps itself, so it works without an agent.
+
+mod model;
+mod view;
+
+use std::{
+    io::{self, IsTerminal as _},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use ratatui::{
+    DefaultTerminal,
+    crossterm::event::{self, KeyCode, KeyEvent, KeyModifiers},
+};
+
+use self::model::{Key, Model, Next, Row, Sample};
+use super::{
+    output::{print_json, print_table, scaled, table},
+    service_view,
+};
+use crate::{
+    cli::{TableOrJson, TopArgs},
+    datapath::{Conntrack, DatapathError, Ledger, Pinned},
+};
+
+/// Shows it on the terminal until somebody quits, or prints it once where there is none.
+pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
+    let interval = Duration::from_secs_f64(args.interval);
+    let mut source = Source { pinned, ledger: Ledger::default() };
+    let mut model = Model::default();
+    // What flows have done before is no rate.
+    model.update(source.sample()?, interval);
+    if args.once || args.output == TableOrJson::Json || !io::stdout().is_terminal() {
+        let started = Instant::now();
+        thread::sleep(interval);
+        model.update(source.sample()?, started.elapsed());
+        return print_once(&model, args.output);
+    }
+    // Restores the terminal also where this panics.
+    let mut terminal = ratatui::try_init().context("cannot take over the terminal")?;
+    let result = look(&mut terminal, &mut model, &mut source, interval);
+    ratatui::try_restore().context("cannot give the terminal back")?;
+    result
+}
+
+/// Where samples come from.
+struct Source<'a> {
+    pinned: &'a Pinned,
+    ledger: Ledger,
+}
+
+impl Source<'_> {
+    fn sample(&mut self) -> Result<Sample, DatapathError> {
+        let conntrack: &Conntrack = self.pinned.conntrack();
+        conntrack.tally(&mut self.ledger)?;
+        let contents = self.pinned.maps().contents()?;
+        let services = service_view::services(&contents);
+        let backends = services
+            .iter()
+            .flat_map(|service| service.backends.iter().map(|b| (service.id, (b.address, b.port).into())));
+        Ok(Sample {
+            backends: backends.collect(),
+            names: contents.service_labels.into_iter().map(|(id, labels)| (id, labels.name)).collect(),
+            tallies: self.ledger.backends().map(|(counted, tally)| (*counted, *tally)).collect(),
+        })
+    }
+}
+
+/// The loop of the screen.
+fn look(
+    terminal: &mut DefaultTerminal,
+    model: &mut Model,
+    source: &mut Source<'_>,
+    interval: Duration,
+) -> anyhow::Result<()> {
+    let mut sampled = Instant::now();
+    loop {
+        terminal.draw(|frame| view::draw(frame, model)).context("cannot draw")?;
+        let left = interval.saturating_sub(sampled.elapsed());
+        if event::poll(left).context("cannot read keys")? {
+            let event = event::read().context("cannot read keys")?;
+            if event.as_key_press_event().is_some_and(|pressed| press(model, pressed) == Next::Quit) {
+                return Ok(());
+            }
+        }
+        if sampled.elapsed() >= interval {
+            let sample = source.sample()?;
+            model.update(sample, sampled.elapsed());
+            sampled = Instant::now();
+        }
+    }
+}
+
+/// Does what a key says. Ctrl-C is one like any other while the terminal is ours.
+fn press(model: &mut Model, pressed: KeyEvent) -> Next {
+    if pressed.modifiers.contains(KeyModifiers::CONTROL) && pressed.code == KeyCode::Char('c') {
+        return Next::Quit;
+    }
+    key(pressed.code).map_or(Next::Stay, |key| model.press(key))
+}
+
+fn key(code: KeyCode) -> Option<Key> {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "keyboards have many keys")]
+    match code {
+        KeyCode::Up => Some(Key::Up),
+        KeyCode::Down => Some(Key::Down),
+        KeyCode::Enter => Some(Key::Enter),
+        KeyCode::Esc => Some(Key::Escape),
+        KeyCode::Backspace => Some(Key::Backspace),
+        KeyCode::Char(letter) => Some(Key::Letter(letter)),
+        _ => None,
+    }
+}
+
+/// A service port and its backends.
+#[derive(serde::Serialize)]
+struct Entry {
+    #[serde(flatten)]
+    row: Row,
+    backends: Vec<Row>,
+}
+
+fn print_once(model: &Model, output: TableOrJson) -> anyhow::Result<()> {
+    let rows = model.rows();
+    if output == TableOrJson::Json {
+        let entry = |row: Row| Entry { backends: model.backend_rows(row.service), row };
+        return print_json(&rows.into_iter().map(entry).collect::<Vec<_>>());
+    }
+    let mut table = table(&view::HEADS.map(|(head, _)| head));
+    for Row { name, new_flows, packets, bytes, active_flows, .. } in rows {
+        let rates = [new_flows, packets, bytes].map(view::number);
+        table.add_row([name].into_iter().chain(rates).chain([scaled(active_flows)]));
+    }
+    print_table(&table)
+}

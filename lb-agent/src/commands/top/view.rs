@@ -1,0 +1,144 @@
+//! The screen of `top`.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout},
+    style::{Modifier, Style},
+    text::Line,
+    widgets::{Cell, Row as Cells, Table, TableState},
+};
+
+use super::model::{Model, Row, SortBy};
+use crate::commands::output::scaled;
+
+/// The heads of the columns, and what sorts by them.
+pub(super) const HEADS: [(&str, SortBy); 5] = [
+    ("SERVICE", SortBy::Name),
+    ("NEW/S", SortBy::New),
+    ("PACKETS/S", SortBy::Packets),
+    ("BYTES/S", SortBy::Bytes),
+    ("ACTIVE", SortBy::Active),
+];
+
+/// Columns of a number.
+const NUMBER: u16 = 10;
+
+/// Draws the state.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
+    let [title, body, help] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
+            .areas(frame.area());
+    frame.render_widget(Line::styled(model.title(), Style::new().add_modifier(Modifier::BOLD)), title);
+    frame.render_widget(Line::raw(help_line(model)), help);
+    let rows = model.rows();
+    let lines = rows.iter().map(|row| Cells::new(cells(row).map(Cell::from)));
+    let widths = [Constraint::Min(20)].into_iter().chain([Constraint::Length(NUMBER); 4]);
+    let table = Table::new(lines, widths)
+        .header(header(model))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(model.cursor));
+    frame.render_stateful_widget(table, body, &mut state);
+}
+
+fn header(model: &Model) -> Cells<'static> {
+    let head = |(index, (text, sort)): (usize, (&'static str, SortBy))| {
+        let text = match (index, model.inside) {
+            (0, Some(_)) => "BACKEND",
+            _ => text,
+        };
+        let style = Style::new().add_modifier(Modifier::BOLD);
+        let style = if sort == model.sort { style.add_modifier(Modifier::UNDERLINED) } else { style };
+        let text = if index == 0 { text.to_owned() } else { right(text) };
+        Cell::from(text).style(style)
+    };
+    Cells::new(HEADS.into_iter().enumerate().map(head))
+}
+
+/// The cells of a row.
+pub(super) fn cells(row: &Row) -> [String; 5] {
+    [
+        row.name.clone(),
+        right(&number(row.new_flows)),
+        right(&number(row.packets)),
+        right(&number(row.bytes)),
+        right(&scaled(row.active_flows)),
+    ]
+}
+
+/// A rate; what is rare has a digit after the point.
+pub(super) fn number(rate: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rates are small and not negative"
+    )]
+    if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { scaled(rate.round() as u64) }
+}
+
+fn right(text: &str) -> String {
+    format!("{text:>width$}", width = usize::from(NUMBER))
+}
+
+fn help_line(model: &Model) -> String {
+    if model.typing {
+        return format!("/{}_", model.filter);
+    }
+    let filter = if model.filter.is_empty() { String::new() } else { format!("  [{}]", model.filter) };
+    let way = if model.inside.is_some() { "Esc services" } else { "Enter backends" };
+    format!("{way}  sort: s n p b a  / filter  q quit{filter}")
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::{super::model::Key, *};
+    use crate::commands::top::model::tests::model;
+
+    fn screen(model: &Model) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(64, 5)).unwrap();
+        terminal.draw(|frame| draw(frame, model)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let symbol = |x, y| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol());
+        let line = |y| (0..64).map(|x| symbol(x, y)).collect::<String>().trim_end().to_owned();
+        (0..5).map(line).collect()
+    }
+
+    #[test]
+    fn services_and_their_backends_are_drawn() {
+        let mut model = model();
+        let expected = [
+            "Services",
+            "SERVICE                   NEW/S  PACKETS/S    BYTES/S     ACTIVE",
+            "default/web:http/TCP         10        200       1.2M          3",
+            "default/dns/TCP               0          0          0          0",
+            "Enter backends  sort: s n p b a  / filter  q quit",
+        ];
+        assert_eq!(screen(&model), expected);
+        model.press(Key::Enter);
+        let expected = [
+            "Backends of default/web:http/TCP",
+            "BACKEND                   NEW/S  PACKETS/S    BYTES/S     ACTIVE",
+            "10.1.0.5:8080                10        200       1.2M          3",
+            "10.1.0.6:8080                 0          0          0          0",
+            "Esc services  sort: s n p b a  / filter  q quit",
+        ];
+        assert_eq!(screen(&model), expected);
+    }
+
+    #[test]
+    fn the_filter_is_shown_while_it_is_typed_and_as_long_as_it_holds() {
+        let mut model = model();
+        for letter in "/dn".chars() {
+            model.press(Key::Letter(letter));
+        }
+        assert_eq!(screen(&model)[4], "/dn_");
+        model.press(Key::Enter);
+        assert_eq!(screen(&model)[4], "Enter backends  sort: s n p b a  / filter  q quit  [dn]");
+    }
+
+    #[test]
+    fn rates_that_are_small_have_a_digit_more() {
+        assert_eq!([0.0, 0.25, 9.94, 10.4, 1234.5].map(number), ["0", "0.2", "9.9", "10", "1.2k"]);
+    }
+}

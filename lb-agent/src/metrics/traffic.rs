@@ -1,0 +1,116 @@
+//! What services and backends do.
+
+use std::{
+    fmt::{self, Debug},
+    net::SocketAddr,
+};
+
+use lb_core::{
+    model::ServicePortName,
+    traffic::{Tally, Volume},
+};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
+
+use super::gauge;
+
+/// What a sum is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// The service port.
+    pub(crate) service: ServicePortName,
+    /// One of its backends; else it is the sum of all.
+    pub(crate) backend: Option<SocketAddr>,
+}
+
+/// Where the sums are read.
+pub(crate) trait TrafficSource: Debug + Send + Sync + 'static {
+    /// Each sum; those of service ports first.
+    fn traffic(&self) -> Vec<(Counted, Tally)>;
+}
+
+/// The sums, read when somebody asks.
+#[derive(Debug)]
+pub(super) struct Traffic<S>(pub(super) S);
+
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+type Sums<'a> = Vec<(Labels<'a>, Tally)>;
+
+impl<S: TrafficSource> Collector for Traffic<S> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let sums = self.0.traffic();
+        let backends: Vec<String> = sums
+            .iter()
+            .map(|(counted, _)| counted.backend.map_or_else(String::new, |b| b.to_string()))
+            .collect();
+        let (mut of_services, mut of_backends) = (Sums::new(), Sums::new());
+        for ((counted, tally), backend) in sums.iter().zip(&backends) {
+            let mut labels = labels(&counted.service);
+            if counted.backend.is_none() {
+                of_services.push((labels, *tally));
+            } else {
+                labels.push(("backend", backend));
+                of_backends.push((labels, *tally));
+            }
+        }
+        encode(&mut encoder, "lb_service", "service ports", &of_services)?;
+        encode(&mut encoder, "lb_backend", "backends of service ports", &of_backends)
+    }
+}
+
+fn labels(name: &ServicePortName) -> Labels<'_> {
+    let ServicePortName { service, port, protocol } = name;
+    vec![
+        ("namespace", &service.namespace),
+        ("service", &service.name),
+        ("port", port),
+        ("protocol", protocol.as_str()),
+    ]
+}
+
+fn encode(
+    encoder: &mut DescriptorEncoder<'_>,
+    prefix: &str,
+    whose: &str,
+    sums: &[(Labels<'_>, Tally)],
+) -> fmt::Result {
+    if sums.is_empty() {
+        return Ok(());
+    }
+    let (name, help) = (format!("{prefix}_active_flows"), format!("Flows of {whose} that are not over"));
+    let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
+    for (labels, tally) in sums {
+        let active = gauge(usize::try_from(tally.active).unwrap_or(usize::MAX));
+        ConstGauge::new(active).encode(family.encode_family(labels)?)?;
+    }
+    let (name, help) = (format!("{prefix}_new_flows"), format!("Flows of {whose} that have begun"));
+    let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+    for (labels, tally) in sums {
+        ConstCounter::new(tally.total.flows).encode(family.encode_family(labels)?)?;
+    }
+    encode_volume(encoder, prefix, "packets", whose, sums, |volume| volume.packets)?;
+    encode_volume(encoder, prefix, "bytes", whose, sums, |volume| volume.octets)
+}
+
+fn encode_volume(
+    encoder: &mut DescriptorEncoder<'_>,
+    prefix: &str,
+    what: &str,
+    whose: &str,
+    sums: &[(Labels<'_>, Tally)],
+    of: fn(&Volume) -> u64,
+) -> fmt::Result {
+    let (name, help) = (format!("{prefix}_{what}"), format!("Network layer {what} of flows of {whose}"));
+    let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+    for (labels, tally) in sums {
+        for (direction, volume) in [("sent", &tally.total.sent), ("answered", &tally.total.answered)] {
+            let mut labels = labels.clone();
+            labels.push(("direction", direction));
+            ConstCounter::new(of(volume)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}

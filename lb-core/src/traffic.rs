@@ -1,0 +1,353 @@
+//! What services and their backends do: flows, packets and octets, from what the entries of `CONNTRACK` count themselves.
+//!
+//! Whoever walks through the entries now and then notes each of them here. What an entry has counted since the walk before is
+//! added to the sums of its backend, so these only grow, whatever becomes of entries. An entry stays for ten seconds at least
+//! when its flow has ended, and one that a flow takes over goes on counting: with walks in shorter intervals nothing is missed
+//! but what flows do between the last walk and a moment where somebody forgets them at once (a source port that is taken from a
+//! connection that is over, a backend of UDP that has gone).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::BuildHasher,
+    ops::{AddAssign, Sub},
+};
+
+use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
+
+use crate::counters::Counted;
+
+/// Walks without any entry of a backend after which its sums are forgotten: an hour of the agent's sweeps.
+const SILENCE: u32 = 720;
+
+/// Packets and octets of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Packets; one that a device is to cut into segments is one.
+    pub packets: u64,
+    /// Octets of these packets, network headers included.
+    pub octets: u64,
+}
+
+/// What was counted up to a moment, or between two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Flows that have begun: connections, and conversations of datagrams.
+    pub flows: u64,
+    /// What clients have sent.
+    pub sent: Volume,
+    /// What backends have answered.
+    pub answered: Volume,
+}
+
+impl AddAssign for Volume {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.octets += other.octets;
+    }
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.flows += other.flows;
+        self.sent += other.sent;
+        self.answered += other.answered;
+    }
+}
+
+impl Sub for Volume {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            packets: self.packets.saturating_sub(earlier.packets),
+            octets: self.octets.saturating_sub(earlier.octets),
+        }
+    }
+}
+
+impl Sub for Traffic {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            flows: self.flows.saturating_sub(earlier.flows),
+            sent: self.sent - earlier.sent,
+            answered: self.answered - earlier.answered,
+        }
+    }
+}
+
+/// The sums of one backend of one service port, or of all of a service port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Since the first walk.
+    pub total: Traffic,
+    /// Flows that were not over at the last walk.
+    pub active: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.total += other.total;
+        self.active += other.active;
+    }
+}
+
+/// The sums of everybody. The hasher makes short names for entries; it must be one that clients cannot foresee.
+#[derive(Debug, Default)]
+pub struct Ledger<S> {
+    hasher: S,
+    seen: HashMap<u64, Seen>,
+    backends: BTreeMap<Counted, Backend>,
+    walk: u32,
+}
+
+/// What an entry said at the last walk.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    packets: u32,
+    walk: u32,
+    traffic: u64,
+}
+
+#[derive(Debug, Default)]
+struct Backend {
+    tally: Tally,
+    last_walk: u32,
+}
+
+impl<S: BuildHasher> Ledger<S> {
+    /// A walk through the entries begins. What entries have counted before the first one is not what this ledger counts.
+    pub fn begin(&mut self) {
+        self.walk = self.walk.wrapping_add(1).max(1);
+        self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
+    }
+
+    /// An entry, and that of the other direction, if there is one. It does no harm to note one twice in a walk.
+    pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
+        if flow.flags & flow_flags::MASQUERADE != 0 {
+            // The same packets as those of the flow from the virtual address.
+            return;
+        }
+        let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
+        let before = self.seen.insert(self.hasher.hash_one(key), now);
+        let backend = self.backends.entry(counted(key, flow)).or_default();
+        backend.last_walk = self.walk;
+        let is_first_look = before.is_none_or(|seen| seen.walk != self.walk);
+        if is_first_look && !flow.is_reply() && is_active(flow, peer) {
+            backend.tally.active += 1;
+        }
+        if self.walk > 1 {
+            backend.tally.total += since(before.as_ref(), flow);
+        }
+    }
+
+    /// The walk is over: entries that were not seen are gone.
+    pub fn end(&mut self) {
+        let walk = self.walk;
+        self.seen.retain(|_, seen| seen.walk == walk);
+        self.backends.retain(|_, backend| walk.wrapping_sub(backend.last_walk) < SILENCE);
+    }
+
+    /// The sums of each backend that had a flow lately.
+    pub fn backends(&self) -> impl Iterator<Item = (&Counted, &Tally)> {
+        self.backends.iter().map(|(counted, backend)| (counted, &backend.tally))
+    }
+
+    /// The sums of each service port, by its id.
+    pub fn services(&self) -> BTreeMap<u32, Tally> {
+        let mut services: BTreeMap<u32, Tally> = BTreeMap::new();
+        for (counted, tally) in self.backends() {
+            *services.entry(counted.service).or_default() += *tally;
+        }
+        services
+    }
+}
+
+/// Whose entry it is.
+const fn counted(key: &Tuple, flow: &Flow) -> Counted {
+    let (address, port) = if flow.is_reply() {
+        (key.source, key.source_port)
+    } else {
+        (flow.to.destination, flow.to.destination_port)
+    };
+    Counted { service: flow.service, address, port }
+}
+
+/// Whether the flow is not over. One that has lost its other half is as good as its phase.
+fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
+    let unknown = Flow { seen: 0, ..*flow };
+    !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
+}
+
+/// What the entry has counted since it was seen `before`.
+fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
+    let whole = Volume { packets: u64::from(flow.packets), octets: flow.octets() };
+    let begun = u64::from(flow.generation()) + 1;
+    // An entry that has counted less is not the same one.
+    let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
+        None => (whole, begun),
+        Some(before) => {
+            let before = Flow { packets: before.packets, traffic: before.traffic, ..*flow };
+            let packets = u64::from(flow.packets.wrapping_sub(before.packets));
+            let octets = flow.octets().saturating_sub(before.octets());
+            (Volume { packets, octets }, begun.saturating_sub(u64::from(before.generation()) + 1))
+        }
+    };
+    if flow.is_reply() {
+        Traffic { answered: volume, ..Traffic::default() }
+    } else {
+        Traffic { flows, sent: volume, ..Traffic::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, DefaultHasher};
+
+    use lb_common::{
+        Address,
+        conntrack::{Tick, seen},
+        protocol,
+    };
+
+    use super::*;
+
+    type Sums = Ledger<BuildHasherDefault<DefaultHasher>>;
+
+    /// Both entries of a flow from this port to this backend.
+    fn pair(port: u16, backend: u8) -> (Tuple, Flow, Flow) {
+        let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
+        let from = Tuple::new(client, vip, port, 80, protocol::TCP);
+        let to = Tuple { destination: Address::from_v4([10, 1, 0, backend]), destination_port: 8080, ..from };
+        let forward = Flow::new(&from, &to, 7, 0, Tick(50));
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY, Tick(50));
+        (from, forward, reply)
+    }
+
+    fn walk(ledger: &mut Sums, flows: &[(Tuple, Flow, Flow)]) {
+        ledger.begin();
+        for (from, forward, reply) in flows {
+            ledger.note(from, forward, Some(reply));
+            ledger.note(&forward.to.reversed(), reply, Some(forward));
+        }
+        ledger.end();
+    }
+
+    fn all(ledger: &Sums) -> Tally {
+        ledger.services().get(&7).copied().unwrap_or_default()
+    }
+
+    fn volume(packets: u64, octets: u64) -> Volume {
+        Volume { packets, octets }
+    }
+
+    #[test]
+    fn what_was_there_before_the_first_walk_is_not_counted_and_what_comes_then_is() {
+        let mut ledger = Sums::default();
+        let (from, mut forward, mut reply) = pair(1, 5);
+        forward.count(1000);
+        walk(&mut ledger, &[(from, forward, reply)]);
+        assert_eq!(all(&ledger), Tally { active: 1, ..Tally::default() });
+        forward.count(100);
+        reply.count(60);
+        reply.count(40);
+        let mut other = pair(2, 6);
+        other.1.count(44);
+        walk(&mut ledger, &[(from, forward, reply), other]);
+        let total = Traffic { flows: 1, sent: volume(2, 144), answered: volume(2, 100) };
+        assert_eq!(all(&ledger), Tally { total, active: 2 });
+        let of: Vec<u64> = ledger.backends().map(|(_, tally)| tally.total.sent.octets).collect();
+        assert_eq!(of, [100, 44]);
+    }
+
+    #[test]
+    fn sums_stay_when_flows_go() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let mut flow = pair(1, 5);
+        flow.1.count(500);
+        walk(&mut ledger, &[flow]);
+        let before = all(&ledger);
+        walk(&mut ledger, &[]);
+        assert_eq!(all(&ledger), Tally { active: 0, ..before });
+        // Its port is used anew.
+        walk(&mut ledger, &[flow]);
+        assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1000), ..Traffic::default() });
+    }
+
+    #[test]
+    fn flows_that_take_each_others_place_are_all_counted() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let mut flow = pair(1, 5);
+        flow.1.count(100);
+        walk(&mut ledger, &[flow]);
+        for _ in 0..3 {
+            let earlier = flow.1;
+            flow = pair(1, 5);
+            flow.1.succeed(&earlier);
+            flow.1.count(100);
+        }
+        walk(&mut ledger, &[flow]);
+        assert_eq!(all(&ledger).total, Traffic { flows: 4, sent: volume(4, 400), ..Traffic::default() });
+    }
+
+    #[test]
+    fn an_entry_that_was_made_anew_counts_from_its_beginning() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let mut flow = pair(1, 5);
+        flow.1.count(1000);
+        walk(&mut ledger, &[flow]);
+        let mut anew = pair(1, 5);
+        anew.1.count(10);
+        walk(&mut ledger, &[anew]);
+        assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1010), ..Traffic::default() });
+    }
+
+    #[test]
+    fn counters_that_wrap_around_go_on() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let mut flow = pair(1, 5);
+        flow.1.packets = u32::MAX;
+        walk(&mut ledger, &[flow]);
+        flow.1.count(1);
+        assert_eq!(flow.1.packets, 0);
+        walk(&mut ledger, &[flow]);
+        assert_eq!(all(&ledger).total.sent.packets, u64::from(u32::MAX) + 1);
+    }
+
+    #[test]
+    fn an_entry_that_is_seen_twice_is_counted_once() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let mut flow = pair(1, 5);
+        flow.1.count(100);
+        walk(&mut ledger, &[flow, flow]);
+        assert_eq!((all(&ledger).active, all(&ledger).total.sent), (1, volume(1, 100)));
+    }
+
+    #[test]
+    fn flows_that_are_over_are_not_active_and_masquerades_are_none() {
+        let mut ledger = Sums::default();
+        let mut over = pair(1, 5);
+        (over.1.seen, over.2.seen) = (seen::PACKET | seen::FIN, seen::PACKET | seen::FIN);
+        let mut masquerade = pair(2, 5);
+        masquerade.1.flags |= flow_flags::MASQUERADE;
+        masquerade.2.flags |= flow_flags::MASQUERADE;
+        walk(&mut ledger, &[over, masquerade, pair(3, 5)]);
+        assert_eq!(all(&ledger).active, 1);
+    }
+
+    #[test]
+    fn who_is_silent_for_long_is_forgotten() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[pair(1, 5)]);
+        (1..SILENCE).for_each(|_| walk(&mut ledger, &[]));
+        assert_eq!(ledger.backends().count(), 1);
+        walk(&mut ledger, &[]);
+        assert_eq!(ledger.backends().count(), 0);
+    }
+}
