@@ -25,6 +25,7 @@ pub mod pump;
 pub mod server;
 pub mod skip;
 pub mod socket;
+pub mod terminal;
 pub mod traffic;
 
 use std::{

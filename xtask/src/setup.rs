@@ -17,7 +17,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// Where [`LINKER_PACKAGES`] put LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, and the packages that have them.
-pub(crate) const TOOLS: [(&str, &str); 8] = [
+pub(crate) const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -26,6 +26,7 @@ pub(crate) const TOOLS: [(&str, &str); 8] = [
     ("tcpdump", "tcpdump"),
     ("bpftool", "bpftool"),
     ("nsenter", "util-linux"),
+    ("tmux", "tmux"),
 ];
 /// Programs that `cargo xtask vm` runs besides, and the packages that have them.
 pub(crate) const VM_TOOLS: [(&str, &str); 6] = [

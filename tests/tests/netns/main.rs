@@ -22,6 +22,7 @@ mod health;
 mod lan;
 mod life_cycle;
 mod lifetime;
+mod live;
 mod load_balancers;
 mod masquerade;
 mod node;

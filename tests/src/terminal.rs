@@ -1,0 +1,59 @@
+//! A real terminal for programs that need one: a session of tmux (`cargo xtask setup` installs it) that nobody is attached to.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{agent::run, netns::Netns, wait_for};
+
+/// A program in a terminal of its own; ended when dropped.
+#[derive(Debug)]
+pub struct Terminal {
+    socket: PathBuf,
+}
+
+impl Terminal {
+    /// Starts a shell command in `netns`, on so many columns and rows. The socket of tmux will be in `folder`.
+    pub fn start(netns: &Netns, folder: &Path, (columns, rows): (u16, u16), command: &str) -> Result<Self> {
+        let terminal = Self { socket: folder.join("tmux") };
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let mut tmux = netns.command("tmux");
+        tmux.env("LC_ALL", "C.UTF-8").env_remove("TMUX").arg("-S").arg(&terminal.socket);
+        tmux.args(["-u", "-f", "/dev/null", "new-session", "-d", "-x", &columns, "-y", &rows, command]);
+        run(&mut tmux)?;
+        Ok(terminal)
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> Command {
+        let mut tmux = Command::new("tmux");
+        tmux.env("LC_ALL", "C.UTF-8").env_remove("TMUX").arg("-S").arg(&self.socket).args(arguments);
+        tmux
+    }
+
+    /// What is on the screen.
+    pub fn screen(&self) -> Result<String> {
+        let output = run(&mut self.tmux(&["-u", "capture-pane", "-p"])).context("looking at the terminal")?;
+        Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+    }
+
+    /// Types keys, by the names that tmux has for them.
+    pub fn press(&self, keys: &[&str]) -> Result<()> {
+        run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)
+    }
+
+    /// Whether the command ends within `limit`, and the terminal with it.
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        wait_for(limit, || self.screen().is_err().then_some(())).is_some()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It is gone already where the command has ended.
+        self.tmux(&["kill-server"]).output().map(drop).unwrap_or_default();
+    }
+}

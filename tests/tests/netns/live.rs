@@ -1,0 +1,203 @@
+//! `lb-agent monitor` and `lb-agent top` as people see them, in a real terminal, and what is counted of services.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    net::{Ipv4Addr, SocketAddr},
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use lb_tests::{
+    agent,
+    client::{ask_http, ask_udp},
+    cluster::CLIENT,
+    http::get,
+    terminal::Terminal,
+    wait_for,
+};
+use serde_json::Value;
+
+use crate::bed::{Bed, WEB, http, udp, vips};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A command of the agent on node 1, for a shell.
+fn command(bed: &Bed, arguments: &str) -> String {
+    format!("{} {arguments} --bpffs {}", agent::binary().display(), bed.cluster.bpffs(1).display())
+}
+
+fn start(bed: &Bed, size: (u16, u16), arguments: &str) -> Terminal {
+    Terminal::start(&bed.cluster.node1, bed.cluster.folder(), size, &command(bed, arguments)).unwrap()
+}
+
+/// The screen, once it has all these words on one line; `again` is done before each look.
+#[track_caller]
+fn screen_with(terminal: &Terminal, words: &[&str], mut again: impl FnMut()) -> String {
+    let mut last = String::new();
+    let has_all = |line: &str| words.iter().all(|word| line.contains(word));
+    let seen = wait_for(LIMIT, || {
+        again();
+        last = terminal.screen().ok()?;
+        last.lines().any(has_all).then_some(())
+    });
+    assert!(seen.is_some(), "{words:?} is on no line of\n{last}");
+    last
+}
+
+#[test]
+fn monitor_shows_what_happens_in_a_terminal() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("empty", vips(20), &[]);
+    let terminal = start(&bed, (130, 12), "monitor");
+    let backend = bed.cluster.pod("pod2").unwrap().http(WEB[0]).to_string();
+    let ask = || drop(ask_http(&bed.cluster.client, http(WEB[0])));
+    screen_with(&terminal, &["new", "10.96.0.10:80 (default/web:http)", &backend, "random"], ask);
+    let refuse = || drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
+    screen_with(&terminal, &["reject", "10.96.0.20:80 (default/empty:http)", "reject_tcp"], refuse);
+    let of_node = || drop(ask_http(&bed.cluster.node1, http(WEB[1])));
+    let screen = screen_with(&terminal, &["new", "process", "(default/web:http)"], of_node);
+    eprintln!("{screen}");
+
+    let settings = bed.cluster.agent_settings(1);
+    let second = agent::ask(&bed.cluster.node1, &settings.bpffs, &["monitor"]).unwrap_err().to_string();
+    assert!(second.contains("another monitor (pid "), "{second}");
+    terminal.press(&["C-c"]).unwrap();
+    assert!(terminal.ends_within(LIMIT));
+}
+
+/// `lb-agent monitor` with its output in a pipe; killed when dropped.
+struct Piped(Child);
+
+impl Piped {
+    fn start(bed: &Bed, arguments: &[&str]) -> Self {
+        let mut command = bed.cluster.node1.command(agent::binary());
+        command.args(["monitor", "-o", "json", "--bpffs"]).arg(bed.cluster.bpffs(1)).args(arguments);
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Its first line; `again` is done until it comes.
+    fn first(&mut self, again: impl Fn() + Sync) -> Value {
+        let stdout = self.0.stdout.take().unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_for(LIMIT, || {
+                    again();
+                    done.load(std::sync::atomic::Ordering::Relaxed).then_some(())
+                })
+            });
+            let line = BufReader::new(stdout).lines().next().unwrap().unwrap();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            serde_json::from_str(&line).unwrap()
+        })
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).map(drop).unwrap_or_default();
+    }
+}
+
+#[test]
+fn monitor_filters_and_speaks_json() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("empty", vips(20), &[]);
+    let all = || {
+        for vip in [WEB[0], WEB[1], vips(20)[0]] {
+            drop(ask_http(&bed.cluster.client, http(vip)));
+            drop(ask_udp(&bed.cluster.client, udp(vip), 64));
+        }
+    };
+    let of_v6 = Piped::start(&bed, &["--service", "web:echo", "--client", &CLIENT[1].to_string()]).first(all);
+    assert_eq!(of_v6["vip"], udp(WEB[1]).to_string().as_str(), "{of_v6:#}");
+    assert_eq!((&of_v6["protocol"], &of_v6["verdict"]), (&"UDP".into(), &"new".into()), "{of_v6:#}");
+    assert_eq!(of_v6["backend"], bed.cluster.pod("pod2").unwrap().udp(WEB[1]).to_string().as_str());
+    // The one before was killed, and its lock is gone with it.
+    let refused = Piped::start(&bed, &["--verdict", "reject", "--service", "10.96.0.20:53"]).first(all);
+    assert_eq!(
+        (&refused["protocol"], &refused["reason"]),
+        (&"UDP".into(), &"reject_udp".into()),
+        "{refused:#}"
+    );
+    assert_eq!((&refused["backend"], &refused["service"]["name"]), (&Value::Null, &"empty".into()));
+}
+
+#[test]
+fn top_shows_who_gets_how_much_in_a_terminal() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let terminal = start(&bed, (78, 8), "top --interval 0.5");
+    let work = || drop(ask_http(&bed.cluster.client, http(WEB[0])));
+    screen_with(&terminal, &["default/web:echo", " 0"], || ());
+    let busy = wait_for(LIMIT, || {
+        (0..20).for_each(|_| work());
+        let screen = terminal.screen().unwrap();
+        let line = screen.lines().find(|line| line.starts_with("default/web:http"))?.to_owned();
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        (columns.len() == 5 && columns[1..].iter().all(|column| *column != "0")).then_some(screen)
+    });
+    eprintln!("{}", busy.unwrap());
+    terminal.press(&["/", "h", "t", "t", "p", "Enter", "Enter"]).unwrap();
+    let pod = bed.cluster.pod("pod2").unwrap().http(WEB[0]).to_string();
+    let screen = screen_with(&terminal, &[&pod], work);
+    assert!(screen.starts_with("Backends of default/web:http"), "{screen}");
+    eprintln!("{screen}");
+    terminal.press(&["q"]).unwrap();
+    assert!(terminal.ends_within(LIMIT));
+
+    // It needs no agent.
+    bed.agent.take().unwrap().kill().unwrap();
+    let settings = bed.cluster.agent_settings(1);
+    let ask = |arguments: &[&str]| agent::ask(&bed.cluster.node1, &settings.bpffs, arguments).unwrap().stdout;
+    let table = String::from_utf8(ask(&["top", "--once", "--interval", "0.1"])).unwrap();
+    assert!(table.starts_with("SERVICE") && table.contains("\ndefault/web:http/TCP "), "{table}");
+    let page: Value = serde_json::from_slice(&ask(&["top", "-o", "json", "--interval", "0.1"])).unwrap();
+    let web =
+        page.as_array().unwrap().iter().find(|service| service["name"] == "default/web:http/TCP").unwrap();
+    assert!(
+        web["backends"].as_array().unwrap().iter().any(|backend| backend["name"] == pod.as_str()),
+        "{page:#}"
+    );
+}
+
+#[test]
+fn flows_of_services_and_backends_are_counted() {
+    let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod2"]);
+    bed.start_agent_with(&["--service-metrics", "backend"]);
+    for vip in WEB {
+        (0..5).for_each(|_| drop(ask_http(&bed.cluster.client, http(vip)).unwrap()));
+        (0..3).for_each(|_| drop(ask_udp(&bed.cluster.client, udp(vip), 100).unwrap()));
+    }
+    let settings = bed.cluster.agent_settings(1);
+    let shown = agent::ask(&bed.cluster.node1, &settings.bpffs, &["service", "show", "web", "-o", "json"]);
+    let page: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
+    let echo = page.as_array().unwrap().iter().find(|port| port["portName"] == "echo").unwrap();
+    let traffic = &echo["backends"][0]["traffic"];
+    // Three datagrams of 100 octets, behind headers of 28.
+    assert_eq!((&traffic["packetsSent"], &traffic["bytesSent"]), (&3.into(), &(3 * 128).into()), "{page:#}");
+    // They come back with a line before them.
+    assert!(traffic["bytesAnswered"].as_u64().unwrap() > 3 * 128, "{page:#}");
+
+    let pod = bed.cluster.pod("pod2").unwrap();
+    let of_echo = r#"namespace="default",service="web",port="echo",protocol="UDP""#;
+    let wanted = [
+        r#"lb_service_new_flows_total{namespace="default",service="web",port="http",protocol="TCP"} 10"#
+            .to_owned(),
+        format!("lb_service_new_flows_total{{{of_echo}}} 6"),
+        format!(r#"lb_service_packets_total{{{of_echo},direction="answered"}} 6"#),
+        format!(r#"lb_service_bytes_total{{{of_echo},direction="sent"}} {}"#, 3 * (128 + 148)),
+        format!(
+            r#"lb_backend_bytes_total{{{of_echo},backend="{}",direction="sent"}} {}"#,
+            pod.udp(WEB[1]),
+            3 * 148
+        ),
+    ];
+    let metrics = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
+    let mut last = String::new();
+    let counted = wait_for(LIMIT, || {
+        last = get(&bed.cluster.node1, metrics, "/metrics").ok()?.body;
+        wanted.iter().all(|line| last.lines().any(|found| found == line)).then_some(())
+    });
+    let ours: Vec<&str> = last.lines().filter(|line| line.contains("web")).collect();
+    assert!(counted.is_some(), "{wanted:#?} is not in {ours:#?}");
+}
