@@ -22,8 +22,14 @@ fn run() -> anyhow::Result<()> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("cargo sets CARGO_CFG_TARGET_ARCH")?;
 
-    let target_dir = ebpf_build::target_dir(ebpf_build::profile_dir(&out_dir));
-    let object = ebpf_build::build(ebpf_build::DATAPATH, &target_dir, &arch)?;
+    let mut target_dir = ebpf_build::target_dir(ebpf_build::profile_dir(&out_dir));
+    let mut datapath = ebpf_build::DATAPATH;
+    if env::var_os("CARGO_FEATURE_NEXT_LAYOUT").is_some() {
+        datapath = ebpf_build::NEXT_DATAPATH;
+        // Not in turns in one folder.
+        target_dir.push("next-layout");
+    }
+    let object = ebpf_build::build(datapath, &target_dir, &arch)?;
     for line in object.warnings.lines() {
         println!("cargo::warning={line}");
     }

@@ -7,7 +7,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Address, checksum::Sum, protocol};
+use crate::{Address, checksum::Sum, layout::describe, protocol};
 
 /// The five values that name one direction of a flow; key of `CONNTRACK`.
 #[repr(C)]
@@ -22,14 +22,31 @@ pub struct Tuple {
     /// Destination port, host byte order.
     pub destination_port: u16,
     /// IP protocol number.
+    #[cfg(not(feature = "next-layout"))]
     pub protocol: u8,
     /// Always 0. (Two fields, because filling three octets makes LLVM call `memset`.)
     pub zero: u8,
+    /// IP protocol number.
+    #[cfg(feature = "next-layout")]
+    pub protocol: u8,
     /// Always 0.
     pub zeros: u16,
 }
 
 const _: () = assert!(size_of::<Tuple>() == 40);
+
+describe!(Tuple {
+    source,
+    destination,
+    source_port,
+    destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    protocol,
+    zero,
+    #[cfg(feature = "next-layout")]
+    protocol,
+    zeros,
+});
 
 impl Tuple {
     /// The tuple of a packet; ports in host byte order.
@@ -177,6 +194,9 @@ pub mod hop_flags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
+    /// Always 0.
+    #[cfg(feature = "next-layout")]
+    pub ahead: [u32; 16],
     /// The tuple with which packets go on.
     pub to: Tuple,
     /// [`crate::Service::id`] of the service port.
@@ -213,10 +233,43 @@ pub struct Flow {
 /// Bits of [`Flow::traffic`] that are octets.
 const OCTET_BITS: u32 = 48;
 
-const _: () = assert!(size_of::<Flow>() == 104);
+const _: () = assert!(size_of::<Flow>() == 104 + 64 * cfg!(feature = "next-layout") as usize);
 // With the key and 48 octets of the kernel's own an element of the map has three whole cache lines; the last of them has what
 // every packet changes.
 const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
+
+describe!(Flow {
+    #[cfg(feature = "next-layout")]
+    ahead,
+    to.source,
+    to.destination,
+    to.source_port,
+    to.destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    to.protocol,
+    to.zero,
+    #[cfg(feature = "next-layout")]
+    to.protocol,
+    to.zeros,
+    service,
+    last_seen,
+    next_seq,
+    last_ack,
+    address_delta,
+    port_delta,
+    seen,
+    flags,
+    asked,
+    hop.destination,
+    hop.source,
+    hop.device,
+    hop.mtu,
+    hop.flags,
+    hop.asked,
+    counter,
+    packets,
+    traffic,
+});
 
 /// What a TCP header tells about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
 /// [`Segment::of_chunk`].
@@ -366,6 +419,32 @@ impl Flow {
             Some(traffic) => (earlier.packets, traffic),
             None => (0, 0),
         };
+    }
+
+    /// Takes over what an `other` entry of the same flow has seen since this one was copied from it, or it from this one.
+    pub fn absorb(&mut self, other: &Self) {
+        // Another connection has begun in this one since.
+        if self.to != other.to || self.asked > other.asked {
+            return;
+        }
+        let is_new = self.seen & seen::PACKET == 0;
+        let is_tcp = self.to.protocol == protocol::TCP;
+        if is_new || is_tcp && is_after(other.next_seq, self.next_seq) {
+            self.next_seq = other.next_seq;
+        }
+        if is_new || is_tcp && is_after(other.last_ack, self.last_ack) {
+            self.last_ack = other.last_ack;
+        }
+        self.seen |= other.seen;
+        self.asked = other.asked;
+        self.last_seen = self.last_seen.max(other.last_seen);
+        if other.traffic > self.traffic {
+            (self.packets, self.traffic) = (other.packets, other.traffic);
+        }
+        // The end of a flow is counted once.
+        if other.counter == 0 {
+            self.counter = 0;
+        }
     }
 
     /// Whether its packets go to another node in a tunnel: then there is no entry for replies.
@@ -934,6 +1013,28 @@ mod tests {
         let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
         assert!(seconds_left_under(Pressure::MOST, &forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
         assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
+    }
+
+    #[test]
+    fn what_a_copy_has_missed_is_made_up_for() {
+        let (mut copy, reply) = pair(protocol::TCP);
+        copy.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        let (mut original, copied) = (copy, copy);
+        original.observe_segment(&segment(ACK, 1001, 5001, 7), Tick(NOW.0 + 1));
+        copy.absorb(&original);
+        assert_eq!(copy, original);
+        copy.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), Tick(NOW.0 + 2));
+        let ended = copy;
+        copy.absorb(&original);
+        copy.absorb(&copied);
+        assert_eq!(copy, ended, "what is older takes nothing back");
+        let mut again = Flow::new(&tuple(protocol::TCP), &reply.to, 1, 0, NOW);
+        let begun = again;
+        again.absorb(&ended);
+        assert_eq!(again, begun, "another backend");
+        again = Flow { asked: 2, ..original };
+        again.absorb(&ended);
+        assert_eq!(again.seen, original.seen, "a connection that began since");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 use bytemuck::{Pod, Zeroable};
 
+use crate::layout::describe;
+
 /// Value of `DEVICES`, under its interface index: what packets may do there past the stack. Devices that are not in the map
 /// take packets that come by a route and a neighbour, as any device does.
 #[repr(C)]
@@ -12,6 +14,8 @@ pub struct DeviceInfo {
 }
 
 const _: () = assert!(size_of::<DeviceInfo>() == 8);
+
+describe!(DeviceInfo { mtu, flags });
 
 /// Bits of [`DeviceInfo::flags`].
 pub mod device_flags {

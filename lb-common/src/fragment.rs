@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Address, conntrack::Tick};
+use crate::{Address, conntrack::Tick, layout::describe};
 
 /// Key of `FRAGMENTS`: what all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
 #[repr(C)]
@@ -19,6 +19,8 @@ pub struct FragmentKey {
 }
 
 const _: () = assert!(size_of::<FragmentKey>() == 40);
+
+describe!(FragmentKey { source, destination, identification, protocol, zero, zeros });
 
 impl FragmentKey {
     /// The key of a datagram of this protocol.
@@ -46,6 +48,8 @@ pub struct FragmentPorts {
 }
 
 const _: () = assert!(size_of::<FragmentPorts>() == 12);
+
+describe!(FragmentPorts { source, destination, seen, protocol, zero, zeros });
 
 impl FragmentPorts {
     /// Ticks within which the fragments of a datagram follow the first one: about 30 s, as Linux waits for them

@@ -17,6 +17,7 @@ mod device;
 mod event;
 mod fragment;
 pub mod hash;
+pub mod layout;
 mod names;
 mod outcome;
 mod scheduler;
@@ -38,8 +39,9 @@ pub use service::{
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
-/// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`.
-pub const LAYOUT_VERSION: u32 = 5;
+/// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` makes another one,
+/// for tests of upgrades.
+pub const LAYOUT_VERSION: u32 = 5 + cfg!(feature = "next-layout") as u32;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
 pub mod protocol {
@@ -61,6 +63,18 @@ pub mod protocol {
 
 /// The UDP port of GUE (draft-ietf-intarea-gue §2), IANA "gue".
 pub const GUE_PORT: u16 = 6080;
+
+/// What the only element of `HANDOVER` says: whether the programs of an earlier layout are on the same hooks, and see every packet
+/// that these pass on.
+pub mod handover {
+    /// They are not, or not any more.
+    pub const OVER: u32 = 0;
+    /// They are, and where they are these may still be missing: no flow begins here, they may have it already.
+    pub const EARLIER_BEGINS: u32 = 1;
+    /// They are, and these are everywhere: flows begin here, but what is in the middle of a connection that is not known here is
+    /// theirs.
+    pub const BEGINS: u32 = 2;
+}
 
 /// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
 pub mod capacity {

@@ -1,5 +1,7 @@
 use bytemuck::{Pod, Zeroable};
 
+use crate::layout::describe;
+
 /// Bytes kept of a Kubernetes DNS label (63 at most, RFC 1123) and its terminating zero.
 pub const NAME_SIZE: usize = 64;
 /// Bytes kept of a node's, zone's or pod's name; longer ones are cut.
@@ -27,6 +29,8 @@ pub struct ServiceName {
 
 const _: () = assert!(size_of::<ServiceName>() == 196);
 
+describe!(ServiceName { namespace, name, port_name, protocol, zero, node_port });
+
 /// Value of `ENDPOINT_NAMES`, keyed by the endpoint's [`crate::Address`]: what people call it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -40,6 +44,8 @@ pub struct EndpointName {
 }
 
 const _: () = assert!(size_of::<EndpointName>() == 288);
+
+describe!(EndpointName { node, zone, pod });
 
 /// `text` in `N` bytes, cut at a character boundary so that at least one zero follows.
 pub fn to_fixed<const N: usize>(text: &str) -> [u8; N] {

@@ -95,6 +95,9 @@ pub enum Outcome {
     NewDirectFlow = 36,
     /// A further packet of such a flow, in either direction.
     Direct = 37,
+    /// Of no flow that is known here while another layout of the maps is being taken over: left to its programs, which are next
+    /// on the hook.
+    LeftToEarlier = 38,
 }
 
 impl Outcome {
@@ -102,7 +105,7 @@ impl Outcome {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their values.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::NotIp,
         Self::NotTransport,
         Self::Malformed,
@@ -141,6 +144,7 @@ impl Outcome {
         Self::TunnelRefused,
         Self::NewDirectFlow,
         Self::Direct,
+        Self::LeftToEarlier,
     ];
 
     /// What becomes of the packet.
@@ -159,7 +163,8 @@ impl Outcome {
             | Self::Reply
             | Self::IcmpError
             | Self::Masquerade
-            | Self::Decapsulated => Verdict::Pass,
+            | Self::Decapsulated
+            | Self::LeftToEarlier => Verdict::Pass,
             Self::Hairpin
             | Self::RejectTcp
             | Self::RejectUdp
@@ -247,6 +252,7 @@ impl Outcome {
             Self::TunnelRefused => "tunnel_refused",
             Self::NewDirectFlow => "new_direct_flow",
             Self::Direct => "direct",
+            Self::LeftToEarlier => "left_to_earlier",
         }
     }
 }

@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Address, conntrack::Tick};
+use crate::{Address, conntrack::Tick, layout::describe};
 
 /// Key of `SERVICES`: what a client speaks to.
 #[repr(C)]
@@ -16,6 +16,8 @@ pub struct ServiceKey {
 }
 
 const _: () = assert!(size_of::<ServiceKey>() == 20);
+
+describe!(ServiceKey { address, port, protocol, zero });
 
 impl ServiceKey {
     /// The key of `address:port/protocol`; `port` in host byte order.
@@ -74,6 +76,9 @@ impl TryFrom<u8> for FrontendKind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {
+    /// As below.
+    #[cfg(feature = "next-layout")]
+    pub seal: u32,
     /// Identity of the service port, shared by all its frontends; never 0.
     pub id: u32,
     /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
@@ -101,11 +106,32 @@ pub struct Service {
     pub kind: u8,
     /// See [`service_flags`].
     pub flags: u16,
-    /// Digest of the key and the fields above, see [`Self::sealed`].
+    /// Digest of the key and the other fields, see [`Self::sealed`].
+    #[cfg(not(feature = "next-layout"))]
     pub seal: u32,
 }
 
 const _: () = assert!(size_of::<Service>() == 48);
+
+describe!(Service {
+    #[cfg(feature = "next-layout")]
+    seal,
+    id,
+    backends_base,
+    backends_count,
+    inside_base,
+    inside_count,
+    table_base,
+    table_count,
+    inside_table_base,
+    inside_table_count,
+    affinity_seconds,
+    scheduler,
+    kind,
+    flags,
+    #[cfg(not(feature = "next-layout"))]
+    seal,
+});
 
 /// Bits of [`Service::flags`].
 pub mod service_flags {
@@ -209,6 +235,8 @@ pub struct Backend {
 
 const _: () = assert!(size_of::<Backend>() == 28);
 
+describe!(Backend { address, port, flags, weight, counter });
+
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
     /// The endpoint is terminating and serves only because no ready endpoint is left.
@@ -234,6 +262,8 @@ pub struct Vip {
 
 const _: () = assert!(size_of::<Vip>() == 4);
 
+describe!(Vip { flags });
+
 /// Bits of [`Vip::flags`].
 pub mod vip_flags {
     /// A cluster IP: packets to ports that no service port has are rejected.
@@ -254,6 +284,8 @@ pub struct SourceRangeKey {
 }
 
 const _: () = assert!(size_of::<SourceRangeKey>() == 24);
+
+describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
 /// A network that may use a service port. The kernel matches it octet by octet, so the service port comes first and
 /// always counts whole.
@@ -297,6 +329,8 @@ pub struct AffinityKey {
 
 const _: () = assert!(size_of::<AffinityKey>() == 20);
 
+describe!(AffinityKey { client, service });
+
 /// Value of `AFFINITY`: the backend that the client's connections go to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -312,6 +346,8 @@ pub struct Affinity {
 }
 
 const _: () = assert!(size_of::<Affinity>() == 24);
+
+describe!(Affinity { address, port, zeros, last_used });
 
 impl Affinity {
     /// Whether the client still belongs to this backend, `timeout` seconds after its last connection at most.

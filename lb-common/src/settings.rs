@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::Address;
+use crate::{Address, layout::describe};
 
 /// Networks in one list of [`Settings`].
 pub const MAX_NETWORKS: usize = 16;
@@ -39,6 +39,20 @@ pub mod settings_flags {
 }
 
 const _: () = assert!(size_of::<Settings>() == 3 * size_of::<Networks>() + 40);
+
+describe!(Settings {
+    inside.count,
+    inside.networks,
+    service_ranges.count,
+    service_ranges.networks,
+    peers.count,
+    peers.networks,
+    source_v4,
+    source_v6,
+    first_port,
+    ports,
+    flags,
+});
 
 /// A short list of networks of both families.
 #[repr(C)]

@@ -3,6 +3,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     Address,
     conntrack::{Phase, Tick},
+    layout::describe,
 };
 
 /// An address and port that a socket speaks to: a virtual one, or that of a backend.
@@ -18,6 +19,8 @@ pub struct Endpoint {
 }
 
 const _: () = assert!(size_of::<Endpoint>() == 20);
+
+describe!(Endpoint { address, port, zeros });
 
 impl Endpoint {
     /// An address and a port.
@@ -40,6 +43,15 @@ pub struct SocketConnection {
 
 const _: () = assert!(size_of::<SocketConnection>() == 40);
 
+describe!(SocketConnection {
+    vip.address,
+    vip.port,
+    vip.zeros,
+    backend.address,
+    backend.port,
+    backend.zeros,
+});
+
 /// Key of `SOCKET_BACKENDS` and `SOCKET_VIPS`: a UDP socket and one of those it speaks to without being connected.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -52,6 +64,8 @@ pub struct SocketKey {
 }
 
 const _: () = assert!(size_of::<SocketKey>() == 32);
+
+describe!(SocketKey { cookie, remote.address, remote.port, remote.zeros, zeros });
 
 impl SocketKey {
     /// The key of a socket and one of those it speaks to.
@@ -72,6 +86,8 @@ pub struct SocketBackend {
 }
 
 const _: () = assert!(size_of::<SocketBackend>() == 24);
+
+describe!(SocketBackend { backend.address, backend.port, backend.zeros, last_used });
 
 impl SocketBackend {
     /// Whether the next datagram goes to the same backend, if the service still has it: a pause as long as that after which a

@@ -20,6 +20,7 @@ pub mod family;
 pub mod health_checks;
 mod ids;
 mod last_good;
+pub mod layout;
 mod mirror;
 pub mod model;
 pub mod moved;

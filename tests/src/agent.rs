@@ -27,12 +27,21 @@ const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 
 /// The agent's binary: `$LB_AGENT`, else `target/release/lb-agent` of this workspace.
 pub fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("LB_AGENT") {
+    binary_at("LB_AGENT", "release/lb-agent")
+}
+
+/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `target/next-layout/lb-agent`, where `cargo xtask test` puts it.
+pub fn next_binary() -> PathBuf {
+    binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
+}
+
+fn binary_at(variable: &str, in_target: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
         return path.into();
     }
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-    let path = target.join("release/lb-agent");
+    let path = target.join(in_target);
     path.canonicalize().unwrap_or(path)
 }
 
@@ -51,6 +60,8 @@ pub struct Settings {
     pub log: PathBuf,
     /// More arguments of `run`
     pub arguments: Vec<String>,
+    /// Another agent than [`binary`]
+    pub binary: Option<PathBuf>,
 }
 
 /// A running agent; killed when dropped, and its log is printed if a test fails.
@@ -77,8 +88,8 @@ impl Agent {
 
     /// Starts the agent in `netns` by another program, which is given the agent's command after its own arguments.
     pub fn spawn_by(netns: &Netns, settings: Settings, starter: &[String]) -> Result<Self> {
-        let binary = binary();
-        ensure!(binary.exists(), "{} is missing: run `cargo build --release -p lb-agent`", binary.display());
+        let binary = settings.binary.clone().unwrap_or_else(binary);
+        ensure!(binary.exists(), "{} is missing: `cargo xtask test` builds it", binary.display());
         let log = OpenOptions::new()
             .create(true)
             .append(true)
@@ -156,7 +167,8 @@ impl Agent {
 
     /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` beside this agent.
     pub fn ask(&self, arguments: &[&str]) -> Result<Output> {
-        ask(&self.netns, &self.settings.bpffs, arguments)
+        let binary = self.settings.binary.clone().unwrap_or_else(binary);
+        ask_by(&binary, &self.netns, &self.settings.bpffs, arguments)
     }
 
     fn reap_killed(&mut self) -> io::Result<()> {
@@ -188,7 +200,11 @@ impl Drop for Agent {
 
 /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` in a namespace.
 pub fn ask(netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Output> {
-    let mut command = netns.command(binary());
+    ask_by(&binary(), netns, bpffs, arguments)
+}
+
+fn ask_by(binary: &Path, netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Output> {
+    let mut command = netns.command(binary);
     command.args(arguments).arg("--bpffs").arg(bpffs);
     run(&mut command)
 }

@@ -265,6 +265,7 @@ impl Cluster {
             cgroup: self.cgroup(node).map(|cgroup| cgroup.path().to_owned()),
             log: self.folder.join(format!("agent{node}.log")),
             arguments: Vec::new(),
+            binary: None,
         }
     }
 

@@ -88,6 +88,7 @@ impl Bed {
             bpffs: self.folder.join(bpffs),
             log: self.folder.join(format!("{bpffs}.log")),
             arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+            binary: None,
         }
     }
 

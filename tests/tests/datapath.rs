@@ -21,7 +21,7 @@ use lb_agent::datapath::{
     cleanup, detect_devices, grace,
 };
 use lb_common::{
-    Address, Backend, Outcome, Service, ServiceKey,
+    Address, Backend, LAYOUT_VERSION, Outcome, Service, ServiceKey,
     conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
     protocol, service_flags,
 };
@@ -71,7 +71,7 @@ impl Sandbox {
     }
 
     fn pin(&self, path: &str) -> PathBuf {
-        self.bpffs().join("lb/v4").join(path)
+        self.bpffs().join(current()).join(path)
     }
 }
 
@@ -147,6 +147,11 @@ fn wire(name: &str, index: u32) -> Device {
 /// The programs on a tcx hook by id, in the order they run.
 fn tcx(device: &str, direction: TcAttachType) -> Vec<u32> {
     SchedClassifier::query_tcx(device, direction).unwrap().1.iter().map(|info| info.id()).collect()
+}
+
+/// The folder of the data plane of this version, on its BPF file system.
+fn current() -> String {
+    format!("lb/v{LAYOUT_VERSION}")
 }
 
 /// Waits for the kernel, which frees links and programs in the background.
@@ -425,7 +430,7 @@ fn cleanup_leaves_nothing() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 20, true));
+    assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 4, 24, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
@@ -441,7 +446,7 @@ fn a_folder_within_a_bpffs_is_used_and_the_mount_stays() {
     mount(Some("bpf"), &outer, Some("bpf"), MsFlags::empty(), none).unwrap();
     let inner = outer.join("nodes/a");
     drop(Datapath::open(&Options { bpffs: inner.clone(), ..sandbox.options() }).unwrap());
-    assert!(outer.join("nodes/a/lb/v5/SERVICES").exists());
+    assert!(outer.join("nodes/a").join(current()).join("SERVICES").exists());
     assert!(!cleanup(&inner).unwrap().unmounted);
     drop(sandbox.open());
     assert!(!cleanup(&outer).unwrap().unmounted, "an administrator's mount stays");
@@ -454,7 +459,9 @@ fn another_version_is_retired() {
     let old = sandbox.open();
     sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
     drop(old);
-    fs::rename(sandbox.bpffs().join("lb/v4"), sandbox.bpffs().join("lb/v0")).unwrap();
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
+    // As before version 5: then it cannot be taken over.
+    fs::remove_file(sandbox.bpffs().join("lb/v0/LAYOUT")).unwrap();
 
     let datapath = sandbox.open();
     sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
@@ -463,6 +470,52 @@ fn another_version_is_retired() {
     let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
     eventually(|| tcx("wire0", TcAttachType::Ingress) == [program_id(&pinned, "tc_ingress")]);
     assert!(!sandbox.bpffs().join("lb/v0").exists());
+}
+
+#[test]
+fn another_layout_that_describes_itself_is_taken_over() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let old = sandbox.open();
+    sync(&mut old.attacher().unwrap(), &wire);
+    let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
+    let key = Tuple::new(client, vip, 40_000, 80, protocol::TCP);
+    let flow = Flow::new(&key, &key, 7, 0, Tick(1));
+    assert!(old.conntrack().table().insert_new(&key, &flow).unwrap());
+    let theirs = [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| tcx("wire0", hook)[0]);
+    drop(old);
+    let earlier = sandbox.bpffs().join("lb/v0");
+    fs::rename(sandbox.pin(""), &earlier).unwrap();
+    // Whoever is killed before it has taken over leaves both behind, and the next one begins anew.
+    let mut datapath = sandbox.open();
+    for _ in 0..2 {
+        sync(&mut datapath.attacher().unwrap(), &wire);
+        let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+        let ours = ["tc_ingress", "tc_egress"].map(|name| program_id(&pinned, name));
+        eventually(|| tcx("wire0", TcAttachType::Ingress) == [ours[0], theirs[0]]);
+        eventually(|| tcx("wire0", TcAttachType::Egress) == [ours[1], theirs[1]]);
+        drop(datapath);
+        datapath = sandbox.open();
+    }
+    let mut attacher = datapath.attacher().unwrap();
+    sync(&mut attacher, &wire);
+    datapath.finish_handover().unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Egress).len() == 1);
+    assert!(!earlier.exists());
+    assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
+    // And one that was killed when flows had begun in its maps goes on from there.
+    drop((attacher, datapath));
+    fs::create_dir(&earlier).unwrap();
+    for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|entry| entry.unwrap()) {
+        if pin.file_type().unwrap().is_file() {
+            fs::hard_link(pin.path(), earlier.join(pin.file_name())).unwrap();
+        }
+    }
+    let mut datapath = sandbox.open();
+    datapath.finish_handover().unwrap();
+    assert!(!earlier.exists());
+    assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
+    assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
 }
 
 // ---- attachment

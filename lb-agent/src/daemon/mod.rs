@@ -156,6 +156,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let facts = node.update()?;
     // Before anything is served: whoever sees the agent healthy may rely on every device of that moment.
     devices.sync()?;
+    datapath.finish_handover()?;
     tasks.spawn("devices", devices.run());
 
     serve_http((config.healthz, config.metrics), about, &state, node_info, tasks);

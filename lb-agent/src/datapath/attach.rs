@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
 };
@@ -212,7 +212,10 @@ impl Attacher {
         let link_id = match adopted {
             Some(link_id) => link_id,
             None => {
-                let link = sys::attach_tcx(program.fd(), device.index, direction.tcx(), direction.order());
+                let earlier = self.earlier_link(device.index, direction, &present)?;
+                let before = earlier.as_ref().map(AsFd::as_fd);
+                let (hook, order) = (direction.tcx(), direction.order());
+                let link = sys::attach_tcx(program.fd(), device.index, hook, order, before);
                 let link = link.map_err(failed)?;
                 sys::pin(link.as_fd(), &path)
                     .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
@@ -223,6 +226,27 @@ impl Attacher {
         // An agent before this one may have used clsact.
         clsact::remove(&mut self.netlink, device.index, direction).map_err(failed)?;
         Ok(true)
+    }
+
+    /// The link of an agent of another layout, which is taken away when its connections are taken over: until then it has what
+    /// ours passes on, at egress, too.
+    fn earlier_link(
+        &self,
+        index: u32,
+        direction: Direction,
+        present: &[TcxProgram],
+    ) -> Result<Option<OwnedFd>, DatapathError> {
+        let current = self.folder.current();
+        for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
+            let pin = version.join("links").join(format!("{index}-{}", direction.as_str()));
+            let Ok(link) = sys::open_pin(&pin) else { continue };
+            let info = sys::link_info(link.as_fd());
+            let is_present = |id| present.iter().any(|place| place.link_id == id);
+            if info.is_ok_and(|info| is_present(info.id)) {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
     }
 
     fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {

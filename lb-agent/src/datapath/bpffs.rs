@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! DIR/lb/v1/SERVICES …             maps
+//! DIR/lb/v1/LAYOUT                 a map that describes them, see `handover`
 //! DIR/lb/v1/programs/tc_ingress …  programs, so that they can be looked at while no device needs them
 //! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
 //! DIR/lb/clsact/7                  a folder: we made the clsact qdisc of device 7
@@ -57,10 +58,16 @@ impl Folder {
             info!(path = %bpffs.display(), "mounted a BPF file system");
         }
         let folder = Self { bpffs: bpffs.to_owned() };
-        for path in [folder.programs(), folder.links(), folder.clsact()] {
+        folder.make()?;
+        Ok(folder)
+    }
+
+    /// Makes the folders of this version, where they are missing.
+    pub(super) fn make(&self) -> Result<(), DatapathError> {
+        for path in [self.programs(), self.links(), self.clsact()] {
             fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", &path, error))?;
         }
-        Ok(folder)
+        Ok(())
     }
 
     /// The folder, if a data plane of any version is there.

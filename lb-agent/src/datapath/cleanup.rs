@@ -6,12 +6,10 @@ use std::{
 };
 
 use super::{
-    attach::Direction,
     bpffs::{self, Folder},
     clsact,
     error::DatapathError,
     netlink::Netlink,
-    network,
     ports::PortReservation,
 };
 
@@ -34,10 +32,10 @@ pub struct Removed {
 /// reservation of ports in this network namespace. Refuses while an agent runs.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let Some(folder) = Folder::find(bpffs) else {
-        return Ok(Removed { attachments: remove_filters()?, ..Removed::default() });
+        return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
     let lock = folder.lock()?;
-    let mut removed = Removed { attachments: remove_filters()?, ..Removed::default() };
+    let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
     remove_qdiscs(&folder)?;
     removed.ports = PortReservation::new(folder.clone()).release()?;
     for version in folder.versions()? {
@@ -80,26 +78,6 @@ fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
 
 fn open_netlink() -> Result<Netlink, DatapathError> {
     Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))
-}
-
-/// Removes our clsact filters from all devices; how many.
-fn remove_filters() -> Result<usize, DatapathError> {
-    let mut netlink = open_netlink()?;
-    let mut removed = 0;
-    let devices =
-        network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
-    for index in devices.into_keys() {
-        for direction in Direction::BOTH {
-            match clsact::remove(&mut netlink, index, direction) {
-                Ok(one) => removed += usize::from(one),
-                Err(error) if clsact::is_gone(&error) => {}
-                Err(error) => {
-                    return Err(DatapathError::netlink(format!("remove filters of device {index}"), error));
-                }
-            }
-        }
-    }
-    Ok(removed)
 }
 
 fn remove_folder(folder: &Path) -> Result<(), DatapathError> {

@@ -1,9 +1,11 @@
 //! Programs as filters of the clsact qdisc, for kernels without tcx (before 6.6).
 //!
-//! A filter of ours is known by its handle and its name; other filters, and a qdisc that others made, stay.
+//! A filter of ours is known by its handle and its name; other filters, and a qdisc that others made, stay. Each layout of the
+//! maps has a handle of its own: while one is taking over from another both have their filters, the younger one first.
 
 use std::{fs, io, os::fd::AsRawFd};
 
+use lb_common::LAYOUT_VERSION;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -16,10 +18,12 @@ use super::{
     error::DatapathError,
     loader::LoadedProgram,
     netlink::Netlink,
+    network,
 };
 
-/// Handle of our filters: "lb" in ASCII.
-const HANDLE: TcHandle = TcHandle { major: 0, minor: 0x6c62 };
+/// Handle of our filters: the version of the layout, which was 0 up to 4, and "lb" in ASCII.
+#[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
+const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
 /// Names of our filters are this and the program's name.
 const NAME_PREFIX: &str = "lb:";
 /// `ETH_P_ALL` as filters want it: in network byte order.
@@ -32,6 +36,7 @@ const PRIORITIES: u16 = 16;
 pub(super) struct Filter {
     pub(super) program_id: u32,
     priority: u16,
+    handle: TcHandle,
 }
 
 impl Direction {
@@ -54,8 +59,14 @@ impl Direction {
 
 /// Our filter on a device, if there is one.
 pub(super) fn find(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Option<Filter>> {
+    let filters = find_all(netlink, ifindex, direction)?;
+    Ok(filters.into_iter().find(|filter| filter.handle == HANDLE))
+}
+
+/// Those of all layouts.
+fn find_all(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
     let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent())?);
-    Ok(netlink.dump(&request)?.iter().find_map(our_filter))
+    Ok(netlink.dump(&request)?.iter().filter_map(our_filter).collect())
 }
 
 fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
@@ -74,7 +85,8 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
         }
     }
     let priority = u16::try_from(header.info >> 16).ok()?;
-    (ours && header.handle == HANDLE).then_some(Filter { program_id: program_id?, priority })
+    let handle = header.handle;
+    (ours && handle.minor == HANDLE.minor).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
 /// Creates our filter or replaces its program in one step; makes the qdisc where there is none.
@@ -117,7 +129,7 @@ fn put_filter(
     program: &LoadedProgram,
     priority: u16,
 ) -> io::Result<()> {
-    let mut message = filter(ifindex, direction, priority)?;
+    let mut message = filter(ifindex, direction, priority, HANDLE)?;
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.fd().as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{}", program.name))),
@@ -139,9 +151,50 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
 /// Removes our filter; whether there was one.
 pub(super) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<bool> {
     let Some(existing) = find(netlink, ifindex, direction)? else { return Ok(false) };
-    let message = filter(ifindex, direction, existing.priority)?;
-    netlink.order(RouteNetlinkMessage::DelTrafficFilter(message), 0)?;
+    remove_filter(netlink, ifindex, direction, existing)?;
     Ok(true)
+}
+
+fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: Filter) -> io::Result<()> {
+    let message = filter(ifindex, direction, it.priority, it.handle)?;
+    netlink.order(RouteNetlinkMessage::DelTrafficFilter(message), 0)
+}
+
+/// Removes our filters of other layouts from all devices.
+pub(super) fn remove_earlier() -> Result<(), DatapathError> {
+    remove_from_all(|filter| filter.handle != HANDLE).map(drop)
+}
+
+/// Removes our filters of all layouts from all devices; how many.
+pub(super) fn remove_everywhere() -> Result<usize, DatapathError> {
+    remove_from_all(|_| true)
+}
+
+fn remove_from_all(which: impl Fn(&Filter) -> bool) -> Result<usize, DatapathError> {
+    let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+    let devices =
+        network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+    let mut removed = 0;
+    for index in devices.into_keys() {
+        for direction in Direction::BOTH {
+            let filters = find_all(&mut netlink, index, direction).or_else(none_if_gone);
+            let result = filters.and_then(|filters| {
+                let mut ours = filters.into_iter().filter(&which);
+                ours.try_for_each(|filter| {
+                    removed += 1;
+                    remove_filter(&mut netlink, index, direction, filter)
+                })
+            });
+            result.or_else(none_if_gone).map_err(|error| {
+                DatapathError::netlink(format!("remove filters of device {index}"), error)
+            })?;
+        }
+    }
+    Ok(removed)
+}
+
+fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
+    if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
 /// Removes the qdisc if we made it and nobody uses it; forgets in any case that we made it.
@@ -192,9 +245,9 @@ fn message(ifindex: u32, parent: TcHandle) -> io::Result<TcMessage> {
     Ok(TcMessage::from_parts(header, Vec::new()))
 }
 
-fn filter(ifindex: u32, direction: Direction, priority: u16) -> io::Result<TcMessage> {
+fn filter(ifindex: u32, direction: Direction, priority: u16, handle: TcHandle) -> io::Result<TcMessage> {
     let mut message = message(ifindex, direction.parent())?;
-    message.header.handle = HANDLE;
+    message.header.handle = handle;
     message.header.info = u32::from(priority) << 16 | ALL_PROTOCOLS;
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     Ok(message)

@@ -11,8 +11,10 @@ use lb_common::{
     Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
     SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
+    layout::Described,
     monitor,
 };
+use lb_core::layout::Layout;
 
 use super::{error::DatapathError, sys};
 
@@ -70,11 +72,21 @@ impl Shape {
 pub(super) struct MapSpec {
     pub(super) name: &'static str,
     pub(super) shape: Shape,
+    /// What its keys look like.
+    pub(super) key: fn() -> Layout,
+    /// What its values look like.
+    pub(super) value: fn() -> Layout,
 }
 
 impl MapSpec {
-    const fn new<K, V>(name: &'static str, kind: MapType, max_entries: usize) -> Self {
-        Self { name, shape: Shape::new::<K, V>(kind, max_entries) }
+    const fn new<K: Described, V: Described>(name: &'static str, kind: MapType, max_entries: usize) -> Self {
+        let shape = Shape::new::<K, V>(kind, max_entries);
+        Self { name, shape, key: Layout::of::<K>, value: Layout::of::<V> }
+    }
+
+    /// Whether all its elements are always there.
+    pub(super) fn is_array(&self) -> bool {
+        self.shape.kind == MapType::Array
     }
 
     /// Refuses a pinned map of another shape. Another number of entries is the administrator's choice.
@@ -117,6 +129,8 @@ pub(super) const DEVICES: MapSpec =
     MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
 pub(super) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(super) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
+/// What the programs of another layout do meanwhile: see [`lb_common::handover`].
+pub(super) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
 /// Room for one in every socket: such a map has no number of entries.
 pub(super) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
@@ -133,7 +147,7 @@ pub(super) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::Rin
 pub(super) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
 /// Every map that is pinned.
-pub(super) const MAPS: [MapSpec; 22] = [
+pub(super) const MAPS: [MapSpec; 23] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -150,6 +164,7 @@ pub(super) const MAPS: [MapSpec; 22] = [
     DEVICES,
     SETTINGS,
     SETTINGS_SLOT,
+    HANDOVER,
     SOCKETS,
     SOCKET_BACKENDS,
     SOCKET_VIPS,

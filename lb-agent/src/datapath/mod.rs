@@ -22,6 +22,7 @@ mod devices;
 mod error;
 mod globals;
 pub mod grace;
+mod handover;
 mod inside;
 mod layout;
 mod loader;
@@ -34,6 +35,7 @@ mod objects;
 mod pinned;
 mod ports;
 mod probe;
+mod raw_map;
 mod route;
 mod run_time;
 mod settings;
@@ -50,7 +52,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::hash::DEFAULT_SEED;
+use lb_common::{handover::OVER, hash::DEFAULT_SEED};
 use tracing::info;
 
 /// A name or glob of devices.
@@ -87,6 +89,7 @@ pub use self::{
 };
 use self::{
     bpffs::{Folder, Lock},
+    handover::Handover,
     layout::MapSpec,
     loader::{Loaded, LoadedProgram, Programs},
 };
@@ -201,6 +204,7 @@ pub struct Datapath {
     /// The control group and its programs.
     sockets: Option<(PathBuf, Vec<LoadedProgram>)>,
     logger: Logger,
+    handover: Option<Handover>,
     _lock: Lock,
 }
 
@@ -214,12 +218,20 @@ impl std::fmt::Debug for Logger {
 
 impl Datapath {
     /// Creates the maps or takes those that are pinned, and loads the programs. Devices keep the programs they have
-    /// until [`Attacher::sync`].
+    /// until [`Attacher::sync`]; what an agent of another layout has left is taken over by [`Self::finish_handover`].
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
+        let mut handover = Handover::begin(&folder, &options.capacities)?;
         let Loaded { programs, xdp_programs, socket_programs, logger } = loader::load(&folder, options)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
+        match &mut handover {
+            Some(handover) => handover.fill()?,
+            None => {
+                handover::set_mode(&folder, OVER)?;
+                handover::describe(&folder)?;
+            }
+        }
         Ok(Self {
             maps: ServiceMaps::open(&folder)?,
             conntrack: Conntrack::open(&folder)?,
@@ -229,6 +241,7 @@ impl Datapath {
             attach,
             sockets: options.sockets.as_ref().map(|sockets| (sockets.cgroup.clone(), socket_programs)),
             logger: Logger(logger),
+            handover,
             folder,
             _lock: lock,
         })
@@ -304,15 +317,24 @@ impl Datapath {
         self.logger.0.take()
     }
 
-    /// Removes what agents with other layouts of the maps have left. Call it when the own programs are attached, so
-    /// that no packet passes without a program. Connections that only the old data plane knows are cut.
+    /// Takes over what an agent of another layout has left, connections and all. Call it once, when the own programs are on
+    /// all devices.
+    pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
+        let Some(handover) = self.handover.take() else { return Ok(()) };
+        handover.finish(|| self.attach_sockets())?;
+        clsact::remove_earlier()
+    }
+
+    /// Removes what agents with other layouts of the maps have left that do not describe them (before version 5). Call it when the
+    /// maps are complete and the own programs attached, so that no packet passes without a program. Connections that
+    /// only the old data plane knows are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
             info!(version = %version.display(), "removing the data plane of another version");
             cleanup::remove_version(&version)?;
         }
-        Ok(())
+        clsact::remove_earlier()
     }
 
     /// The BPF file system it is pinned on.

@@ -357,19 +357,23 @@ pub(super) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(id)
 }
 
-/// Attaches `program` to a device of this network namespace. The link lives as long as a descriptor or a pin.
+/// Attaches `program` to a device of this network namespace, right `before` the program of another link if there is one. The
+/// link lives as long as a descriptor or a pin.
 pub(super) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
     hook: Tcx,
     order: Order,
+    before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
+    /// What it is relative to is the descriptor of a link.
+    const BPF_F_LINK: u32 = 1 << 13;
     let mut attr = LinkCreate {
         program: raw(program),
         ifindex,
         attach_type: hook as u32,
-        flags: order as u32,
-        relative: 0,
+        flags: before.map_or(order as u32, |_| Order::First as u32 | BPF_F_LINK),
+        relative: before.map_or(0, raw),
         zero: 0,
         expected_revision: 0,
     };
@@ -439,6 +443,26 @@ pub(super) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> 
     unsafe { bpf(Command::ProgramQuery, &mut attr) }?;
     let found = programs.into_iter().zip(links).take(attr.count as usize);
     Ok(found.map(|(program_id, link_id)| TcxProgram { program_id, link_id }).collect())
+}
+
+/// Makes an array whose only element is `value`.
+pub(super) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
+    const ARRAY: u32 = 2;
+    let value_size = u32::try_from(value.len()).map_err(io::Error::other)?;
+    let mut attr =
+        MapCreate { map_type: ARRAY, key_size: 4, value_size, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let map = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let key = 0u32;
+    let mut attr = Element {
+        map: raw(map.as_fd()),
+        key: pointer(&raw const key),
+        value: pointer(value.as_ptr()),
+        ..Element::zeroed()
+    };
+    // SAFETY: key and value have the sizes that the map was made with.
+    unsafe { bpf(Command::MapUpdate, &mut attr) }?;
+    Ok(map)
 }
 
 /// Whether the kernel has batch commands for hash maps.

@@ -68,6 +68,10 @@ pub(super) static SETTINGS: Array<Settings, 2> = Array::new();
 #[btf_map]
 pub(super) static SETTINGS_SLOT: Array<u32, 1> = Array::new();
 
+/// Whether the programs of an earlier layout are on the same hooks: see [`lb_common::handover`].
+#[btf_map]
+pub(super) static HANDOVER: Array<u32, 1> = Array::new();
+
 /// Packets by [`Outcome`].
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();

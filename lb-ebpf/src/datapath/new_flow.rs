@@ -1,7 +1,9 @@
 //! Packets of no flow: what they are for, and whether they may.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use lb_common::{Address, Choice, EventHook, FrontendKind, Outcome, Service, SourceRange, service_flags};
+use lb_common::{
+    Address, Choice, EventHook, FrontendKind, Outcome, Service, SourceRange, handover, service_flags,
+};
 use lb_ebpf::{
     packet::{Body, Packet},
     schedule,
@@ -9,7 +11,7 @@ use lb_ebpf::{
 
 use super::{
     choice, conntrack, events, log,
-    maps::{SOURCE_RANGES, scratch},
+    maps::{CONNTRACK, HANDOVER, SOURCE_RANGES, scratch},
     open::{self, Request},
     place::Place,
     services, settings,
@@ -73,6 +75,11 @@ fn try_new_flow(place: &Place, packet: &Packet, earlier: bool, begin: Begin) -> 
 fn ask(place: &Place, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
     match prepare(place, packet) {
         Outcome::NewFlow => {}
+        Outcome::LeftToEarlier => {
+            // What follows is not of the flow that we knew. Nothing is lost if we knew none.
+            CONNTRACK.remove(&packet.tuple).unwrap_or_default();
+            return Err(Outcome::LeftToEarlier);
+        }
         other => return Err(other),
     }
     let request = &mut scratch()?.request;
@@ -101,6 +108,7 @@ fn prepare(place: &Place, packet: &Packet) -> Outcome {
 #[inline(always)]
 fn try_prepare(place: &Place, packet: &Packet) -> Result<(), Outcome> {
     let service = services::lookup(&packet.tuple)?;
+    may_begin_here(packet)?;
     may_begin(packet, &service)?;
     let (service, inside) = settings::for_client(place, &packet.tuple.source, service);
     admit(&service, &packet.tuple.source)?;
@@ -115,6 +123,18 @@ fn try_prepare(place: &Place, packet: &Packet) -> Result<(), Outcome> {
     let direct = !inside && service.flags & service_flags::DSR != 0;
     scratch()?.request = Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
     Ok(())
+}
+
+/// Whether a flow that begins with this packet, or is not known here, is ours. What is not goes on to the programs of an earlier
+/// layout, which are next on the hook.
+#[inline(always)]
+fn may_begin_here(packet: &Packet) -> Result<(), Outcome> {
+    let has_turns = matches!(packet.body, Body::Tcp | Body::Sctp);
+    match HANDOVER.get(0) {
+        Some(&handover::EARLIER_BEGINS) => Err(Outcome::LeftToEarlier),
+        Some(&handover::BEGINS) if has_turns && !packet.segment.opens() => Err(Outcome::LeftToEarlier),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a flow may begin with this packet.

@@ -116,6 +116,7 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
         bpffs: path.join("bpffs"),
         log: path.join("log"),
         arguments: vec!["--metrics-bind-address".to_owned(), METRICS.to_string()],
+        binary: None,
     };
     let (agent, seconds) = start(&netns, &settings)?;
     figures.start.push(seconds);

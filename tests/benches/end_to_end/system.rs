@@ -187,6 +187,7 @@ impl Setup {
             cgroup: Some(node.cgroup.path().to_owned()),
             log: folder.join("agent.log"),
             arguments,
+            binary: None,
         }
     }
 }

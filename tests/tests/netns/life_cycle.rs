@@ -1,13 +1,30 @@
 //! What happens to an agent while there is traffic: none of it may notice.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
-use lb_tests::{agent::Agent, wait_for};
+use lb_tests::{
+    agent::{self, Agent, Settings, run},
+    client::{Connection, PATIENCE, udp_socket},
+    traffic::{Kind, Traffic},
+    wait_for,
+};
 
-use crate::bed::Bed;
+use crate::{
+    bed::{Bed, WEB, http, udp},
+    lan::{EVERY, Frontend, Frontend::NodePort, Lan, Protocol},
+    xdp::wires,
+};
 
 /// Backends on both nodes: packets of some are forwarded to the other one.
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
+
 /// Until the kernel has verified the programs, while it has other things to do, too.
 const VERIFIED: Duration = Duration::from_secs(15);
 
@@ -36,6 +53,232 @@ fn a_kill_under_load_costs_nothing() {
     half_started.kill().unwrap();
     traffic.goes_on().unwrap();
     bed.start_agent();
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// What is pinned below the folder `links` of node 1: its name, and the number of the link and of its program, as bpftool
+/// tells them.
+fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
+    let mut links = BTreeMap::new();
+    let folder = current(bpffs).join("links");
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let output = run(Command::new("bpftool").args(["-j", "link", "show", "pinned"]).arg(&path)).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let shown = shown.get(0).unwrap_or(&shown);
+        let number = |name: &str| shown[name].as_u64().unwrap();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        links.insert(name, (number("id"), number("prog_id")));
+    }
+    links
+}
+
+/// The folder of the only data plane that is pinned.
+fn current(bpffs: &Path) -> PathBuf {
+    let entries = fs::read_dir(bpffs.join("lb")).unwrap();
+    let is_version = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('v');
+    let versions: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).filter(is_version).collect();
+    assert_eq!(versions.len(), 1, "{versions:?}");
+    versions[0].clone()
+}
+
+/// Another build with the same maps: programs with other constants. Whatever holds them stays and gets the new ones.
+#[test]
+fn an_upgrade_with_the_same_layout_replaces_programs_in_their_links() {
+    let mut bed = Bed::with_web(&PODS);
+    let bpffs = bed.cluster.bpffs(1);
+    let before = links(&bpffs);
+    let traffic = bed.traffic();
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    bed.start_agent_with(&["--syn-retries", "3"]);
+    traffic.goes_on().unwrap();
+    let after = links(&bpffs);
+    assert!(!before.is_empty() && before.keys().eq(after.keys()), "{before:?} {after:?}");
+    for (name, (link, program)) in before {
+        assert_eq!(after[&name].0, link, "{name} is the link that it was");
+        assert_ne!(after[&name].1, program, "{name} has a new program");
+    }
+    traffic.stop().assert_unharmed();
+}
+
+/// Ends the agent of node 1 and starts one of the other binary.
+fn change_agent(bed: &mut Bed, binary: Option<PathBuf>) {
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    let settings = Settings { binary, ..bed.cluster.agent_settings(1) };
+    bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
+}
+
+/// Numbers of the services of node 1, by their names.
+fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
+    let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let id = |entry: &serde_json::Value| {
+        (format!("{}:{}", entry["name"], entry["portName"]), entry["id"].as_u64().unwrap())
+    };
+    list.as_array().unwrap().iter().map(id).collect()
+}
+
+/// There and back, under load: from this build to one whose maps have another layout, where connections are in the middle of
+/// something, and those that do nothing at all have to be known, too.
+fn changes_layout(first: Option<PathBuf>, second: Option<PathBuf>) {
+    let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);
+    let settings = Settings { binary: first, ..bed.cluster.agent_settings(1) };
+    bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
+    let bpffs = bed.cluster.bpffs(1);
+    let (before, ids) = (current(&bpffs), service_ids(&bed));
+    let client = bed.cluster.client.clone();
+    let mut idle = WEB.map(|vip| Connection::open(&client, http(vip)).unwrap());
+    let answers = idle.each_mut().map(|connection| connection.ask().unwrap());
+    let sockets = WEB.map(|vip| udp_socket(&client, udp(vip)).unwrap());
+    let echoes = sockets.each_ref().map(|socket| lb_tests::client::echo(socket, b"?").unwrap());
+    let traffic = bed.traffic();
+    change_agent(&mut bed, second);
+    assert_ne!(current(&bpffs), before, "that is another layout");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+    assert_eq!(idle.each_mut().map(|connection| connection.ask().unwrap()), answers);
+    assert_eq!(sockets.each_ref().map(|socket| lb_tests::client::echo(socket, b"?").unwrap()), echoes);
+    assert_eq!(service_ids(&bed), ids, "connections know their service by its number");
+}
+
+#[test]
+fn an_upgrade_to_another_layout_keeps_every_connection() {
+    changes_layout(None, Some(agent::next_binary()));
+}
+
+#[test]
+fn a_downgrade_to_another_layout_keeps_every_connection() {
+    changes_layout(Some(agent::next_binary()), None);
+}
+
+/// Node ports to a backend on another node: masqueraded in the stack, and by XDP.
+fn exposed_traffic(lan: &Lan) -> Traffic {
+    let mut clients = Vec::new();
+    for (number, who) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
+        for how in EVERY {
+            let to: SocketAddr = NodePort(1).of(number, how);
+            let kinds = if how.0 == Protocol::Tcp { Kind::TCP } else { Kind::UDP };
+            clients.extend(kinds.map(|kind| (lan.netns(who), kind, to)));
+        }
+    }
+    Traffic::start(clients).unwrap()
+}
+
+#[test]
+fn an_upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
+    let mut lan = wires("native").lan_and_ends();
+    let traffic = exposed_traffic(&lan.0);
+    assert!(lan.0.agents[0].take().unwrap().terminate().unwrap().success());
+    let mut settings = Settings { binary: Some(agent::next_binary()), ..lan.0.cluster.agent_settings(1) };
+    settings.arguments.extend(["--xdp", "native"].map(str::to_owned));
+    lan.0.agents[0] = Some(Agent::start(lan.0.cluster.node(1), settings).unwrap());
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+    let served = Frontend::LoadBalancer.of(2, EVERY[0]);
+    assert_eq!(lb_tests::client::ask_http(lan.0.netns("client"), served).unwrap().server, "pod3");
+}
+
+/// Killed when both layouts were on the devices: the next agent goes on where it was.
+#[test]
+fn an_upgrade_that_is_killed_in_between_is_gone_on_with() {
+    let mut bed = Bed::with_web(&PODS);
+    let traffic = bed.traffic();
+    bed.agent.take().unwrap().kill().unwrap();
+    let settings = Settings { binary: Some(agent::next_binary()), ..bed.cluster.agent_settings(1) };
+    let half = Agent::spawn(&bed.cluster.node1, settings).unwrap();
+    let opened = || (half.log().matches("opened the data plane").count() == 2).then_some(());
+    wait_for(VERIFIED, opened).unwrap();
+    half.kill().unwrap();
+    traffic.goes_on().unwrap();
+    let settings = Settings { binary: Some(agent::next_binary()), ..bed.cluster.agent_settings(1) };
+    bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+    current(&bed.cluster.bpffs(1));
+}
+
+#[test]
+fn a_second_agent_names_the_first_and_harms_nothing() {
+    let bed = Bed::with_web(&PODS);
+    let traffic = bed.traffic();
+    for binary in [None, Some(agent::next_binary())] {
+        let log = bed.cluster.folder().join("second.log");
+        let settings = Settings { log: log.clone(), binary, ..bed.cluster.agent_settings(1) };
+        let status = Agent::spawn(&bed.cluster.node1, settings).unwrap().wait().unwrap();
+        let said = fs::read_to_string(log).unwrap();
+        assert!(!status.success(), "{said}");
+        let first = format!("pid {} ", bed.agent.as_ref().unwrap().pid());
+        assert!(said.contains("another lb-agent") && said.contains(&first), "{said}");
+    }
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// Two that start at once: one serves, the other one says so.
+#[test]
+fn of_two_agents_that_start_at_once_one_serves() {
+    let mut bed = Bed::with_web(&PODS);
+    let traffic = bed.traffic();
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    let spawn = |name: &str| {
+        let log = bed.cluster.folder().join(name);
+        Agent::spawn(&bed.cluster.node1, Settings { log, ..bed.cluster.agent_settings(1) }).unwrap()
+    };
+    let agents = [spawn("one.log"), spawn("other.log")];
+    let loser = || agents.iter().position(|agent| agent.log().contains("another lb-agent"));
+    let loser = wait_for(VERIFIED, loser).unwrap();
+    let [one, other] = agents;
+    let (winner, loser) = if loser == 0 { (other, one) } else { (one, other) };
+    assert!(loser.log().contains(&format!("pid {} ", winner.pid())), "{}", loser.log());
+    assert!(!loser.wait().unwrap().success());
+    winner.wait_until_healthy().unwrap();
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+#[test]
+fn a_missing_bpffs_is_mounted_and_one_that_cannot_be_is_named() {
+    let bed = Bed::with_web(&PODS);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let bpffs = bed.cluster.bpffs(1);
+    assert!(mounts.lines().any(|line| line.contains(bpffs.to_str().unwrap()) && line.contains(" - bpf ")));
+    let traffic = bed.traffic();
+    let in_the_way = bed.cluster.folder().join("file");
+    fs::write(&in_the_way, "").unwrap();
+    let log = bed.cluster.folder().join("second.log");
+    let settings = Settings { log: log.clone(), bpffs: in_the_way.clone(), ..bed.cluster.agent_settings(1) };
+    let status = Agent::spawn(&bed.cluster.node1, settings).unwrap().wait().unwrap();
+    let said = fs::read_to_string(log).unwrap();
+    assert!(!status.success() && said.contains(in_the_way.to_str().unwrap()), "{said}");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// As the kubelet and careful people replace files.
+fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+#[test]
+fn configuration_is_reloaded_under_load_and_a_mistake_in_it_changes_nothing() {
+    let mut bed = Bed::with_web(&PODS);
+    bed.agent.take().unwrap().terminate().unwrap();
+    let config = bed.cluster.folder().join("config.yaml");
+    fs::write(&config, "syn-retries: 1\n").unwrap();
+    bed.start_agent_with(&["--config", config.to_str().unwrap()]);
+    let traffic = bed.traffic();
+    replace(&config, "syn-retires: 2\n");
+    let agent = bed.agent.take().unwrap();
+    wait_for(PATIENCE, || agent.log().contains("goes on as it was started").then_some(())).unwrap();
+    traffic.goes_on().unwrap();
+    // What keeps the agent running starts it again.
+    replace(&config, "syn-retries: 2\n");
+    assert!(!agent.wait().unwrap().success());
+    bed.start_agent_with(&["--config", config.to_str().unwrap()]);
     traffic.goes_on().unwrap();
     traffic.stop().assert_unharmed();
 }

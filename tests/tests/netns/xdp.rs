@@ -22,9 +22,16 @@ use crate::lan::{
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
 
 /// Nodes on wires like real ones. The programs at the other ends go when it is dropped.
-struct Wires {
+pub(crate) struct Wires {
     lan: Lan,
-    _ends: Vec<Ebpf>,
+    ends: Vec<Ebpf>,
+}
+
+impl Wires {
+    /// The cluster, and what has to live as long.
+    pub(crate) fn lan_and_ends(self) -> (Lan, Vec<Ebpf>) {
+        (self.lan, self.ends)
+    }
 }
 
 impl Deref for Wires {
@@ -37,7 +44,7 @@ impl Deref for Wires {
 
 /// Frames have their checksums, and the other ends take what XDP sends. Service 1 has a backend on node 1, service 2 one on
 /// node 2.
-fn wires(mode: &str) -> Wires {
+pub(crate) fn wires(mode: &str) -> Wires {
     let mut lan = Lan::without_agents(WIRING);
     let router = lan.cluster.router.as_ref().unwrap();
     let ends = ["node1", "node2"].map(|port| {
@@ -48,7 +55,7 @@ fn wires(mode: &str) -> Wires {
         lan.start_agent(node, &["--xdp", mode]);
     }
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    Wires { lan, _ends: ends.into() }
+    Wires { lan, ends: ends.into() }
 }
 
 /// A veth takes frames of an XDP program at its other end only if it has one itself. (Ours, for want of another: with maps

@@ -66,6 +66,9 @@ fn cargo(toolchain: &Toolchain, binary: Binary, target_dir: &Path, arch: &str) -
     let mut command = Command::new(&compiler.cargo);
     command.current_dir(workspace_root()).args(["build", "--quiet", "--release", "--target", TARGET]);
     command.args(["--package", binary.package, "--bin", binary.name]).arg("--target-dir").arg(target_dir);
+    if !binary.features.is_empty() {
+        command.arg("--features").arg(binary.features.join(","));
+    }
     match compiler.core {
         CoreLibrary::Prebuilt => {}
         CoreLibrary::Source => {

@@ -24,14 +24,18 @@ pub struct Binary {
     pub package: &'static str,
     /// The binary.
     pub name: &'static str,
+    /// Features of the package that are switched on.
+    pub features: &'static [&'static str],
 }
 
 /// The data plane: the object that the agent ships.
-pub const DATAPATH: Binary = Binary { package: "lb-ebpf", name: "lb" };
+pub const DATAPATH: Binary = Binary { package: "lb-ebpf", name: "lb", features: &[] };
+/// The same with another layout of the maps, for tests of upgrades.
+pub const NEXT_DATAPATH: Binary = Binary { features: &["next-layout"], ..DATAPATH };
 /// What the packet benchmark compares with.
-pub const FLOORS: Binary = Binary { package: "lb-ebpf-bench", name: "floors" };
+pub const FLOORS: Binary = Binary { package: "lb-ebpf-bench", name: "floors", features: &[] };
 /// What gives the packet benchmark fresh packets.
-pub const RESTORE: Binary = Binary { package: "lb-ebpf-bench", name: "restore" };
+pub const RESTORE: Binary = Binary { package: "lb-ebpf-bench", name: "restore", features: &[] };
 
 /// The root of this workspace, as it was when this crate was compiled.
 pub fn workspace_root() -> &'static Path {

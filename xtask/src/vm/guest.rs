@@ -237,6 +237,7 @@ impl Process {
         let mut command = Command::new(&path);
         command.args(["--test-threads=1", "--exact"]).args(tests);
         command.env("LB_AGENT", format!("{TESTS}/lb-agent")).env("LB_TEST_SKIPS", SKIPS);
+        command.env("LB_NEXT_AGENT", format!("{TESTS}/next-lb-agent"));
         command.env("LB_TEST_PATIENCE", patience.to_string()).env("RUST_BACKTRACE", "0");
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("cannot start {}", path.display()))?;

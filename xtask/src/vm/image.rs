@@ -96,11 +96,14 @@ pub(super) fn write(
     elf::strip(&me, &init)?;
     tree.file("/init", &init)?;
     programs.needed(&init)?;
-    let agent = folder()?.join("lb-agent");
-    elf::strip(&super::target_dir()?.join("release/lb-agent"), &agent)?;
-    for (name, path) in
-        tests.iter().map(|test| (test.name.as_str(), &test.path)).chain([("lb-agent", &agent)])
-    {
+    let mut all: Vec<(&str, PathBuf)> =
+        tests.iter().map(|test| (test.name.as_str(), test.path.clone())).collect();
+    for (name, built) in [("lb-agent", "release/lb-agent"), ("next-lb-agent", "next-layout/lb-agent")] {
+        let path = folder()?.join(name);
+        elf::strip(&super::target_dir()?.join(built), &path)?;
+        all.push((name, path));
+    }
+    for (name, path) in &all {
         tree.file(Path::new(TESTS).join(name), path)?;
         programs.needed(path)?;
     }

@@ -15,7 +15,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::process;
 use crate::setup;
-use crate::test::build_agent;
+use crate::test::{build_agent, build_next_agent};
 
 mod docs;
 mod elf;
@@ -75,6 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let kernels: Vec<Kernel> =
         args.kernels.iter().map(|name| kernel::find(name)).collect::<Result<_, _>>()?;
     process::run(build_agent())?;
+    build_next_agent()?;
     let tests = image::build_tests()?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();

@@ -1,0 +1,114 @@
+//! What the keys and values of the pinned maps look like, told by themselves: an agent of another layout reads what this one
+//! has left, field by field (see `lb_core::layout`).
+//!
+//! A field keeps its name as long as it means the same. One whose meaning changes gets another name, and one that is new has
+//! to make sense as 0: that is what it is in elements that were written before. Arrays of structs count as one field.
+
+/// A field of a struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its path in the struct, such as `to.source`.
+    pub name: &'static str,
+    /// Octets before it.
+    pub offset: usize,
+    /// Its octets; numbers are little-endian.
+    pub size: usize,
+}
+
+impl Field {
+    /// The field `name` at `offset` that `get` returns.
+    pub const fn new<S, T>(name: &'static str, offset: usize, _get: fn(&S) -> &T) -> Self {
+        Self { name, offset, size: size_of::<T>() }
+    }
+}
+
+/// A key or a value of a pinned map.
+pub trait Described {
+    /// All its octets, in the order in which they lie in memory.
+    const FIELDS: &'static [Field];
+}
+
+/// Lists the fields of a struct in their order: `describe!(Flow { to.source, service })`.
+macro_rules! describe {
+    ($kind:ty { $($(#[$condition:meta])* $($name:ident).+),+ $(,)? }) => {
+        impl $crate::layout::Described for $kind {
+            const FIELDS: &'static [$crate::layout::Field] = &[$($(#[$condition])* $crate::layout::Field::new(
+                stringify!($($name).+),
+                core::mem::offset_of!($kind, $($name).+),
+                |it: &$kind| &it.$($name).+,
+            )),+];
+        }
+    };
+}
+
+pub(crate) use describe;
+
+/// Lists numbers, which are one field without a name.
+macro_rules! describe_numbers {
+    ($($kind:ty),+) => {
+        $(impl Described for $kind {
+            const FIELDS: &'static [Field] = &[Field { name: "", offset: 0, size: size_of::<Self>() }];
+        })+
+    };
+}
+
+impl Described for () {
+    const FIELDS: &'static [Field] = &[];
+}
+
+describe_numbers!(u32, u64, i64, crate::Address);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
+        Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
+        SourceRangeKey, Vip,
+        conntrack::{Flow, Tuple},
+    };
+
+    /// The octets that the fields cover, if they cover them one after the other.
+    fn covered<T: Described>() -> (usize, usize) {
+        let mut end = 0;
+        for field in T::FIELDS {
+            assert_eq!(field.offset, end, "{} of {}", field.name, core::any::type_name::<T>());
+            end += field.size;
+        }
+        (end, size_of::<T>())
+    }
+
+    #[test]
+    fn the_fields_of_every_struct_are_all_its_octets() {
+        for (covered, size) in [
+            covered::<Tuple>(),
+            covered::<Flow>(),
+            covered::<ServiceKey>(),
+            covered::<Service>(),
+            covered::<Backend>(),
+            covered::<Vip>(),
+            covered::<SourceRangeKey>(),
+            covered::<AffinityKey>(),
+            covered::<Affinity>(),
+            covered::<DeviceInfo>(),
+            covered::<Endpoint>(),
+            covered::<EndpointName>(),
+            covered::<ServiceName>(),
+            covered::<FragmentKey>(),
+            covered::<FragmentPorts>(),
+            covered::<Settings>(),
+            covered::<SocketBackend>(),
+            covered::<SocketConnection>(),
+            covered::<SocketKey>(),
+            covered::<u32>(),
+        ] {
+            assert_eq!(covered, size);
+        }
+    }
+
+    #[test]
+    fn names_are_paths() {
+        let source = Flow::FIELDS.iter().find(|field| field.name == "to.source").expect("Flow has a tuple");
+        assert_eq!((source.offset, source.size), (core::mem::offset_of!(Flow, to), 16));
+    }
+}

@@ -1,0 +1,244 @@
+//! Layouts of pinned maps in words that an agent of another version understands, and what becomes of an element of one layout in
+//! the other.
+//!
+//! A description is text, a line for the keys and one for the values of each map:
+//!
+//! ```text
+//! CONNTRACK key 40 source=0+16 destination=16+16 …
+//! CONNTRACK value 104 to.source=0+16 …
+//! ```
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use lb_common::layout::{Described, Field};
+
+/// Of one map its keys or its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// What elements are found by.
+    Key,
+    /// What they hold.
+    Value,
+}
+
+impl Part {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Key => "key",
+            Self::Value => "value",
+        }
+    }
+}
+
+/// How a struct lies in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Its octets.
+    pub size: usize,
+    /// Name, offset and size of each field.
+    pub fields: Vec<(String, usize, usize)>,
+}
+
+impl Layout {
+    /// That of a struct of this version.
+    pub fn of<T: Described>() -> Self {
+        let field = |field: &Field| (field.name.to_owned(), field.offset, field.size);
+        Self { size: size_of::<T>(), fields: T::FIELDS.iter().map(field).collect() }
+    }
+
+    fn parse(words: &mut std::str::SplitWhitespace<'_>) -> Option<Self> {
+        let size = words.next()?.parse().ok()?;
+        let field = |word: &str| {
+            let (name, place) = word.rsplit_once('=')?;
+            let (offset, octets) = place.split_once('+')?;
+            let (offset, octets): (usize, usize) = (offset.parse().ok()?, octets.parse().ok()?);
+            (offset.checked_add(octets)? <= size).then(|| (name.to_owned(), offset, octets))
+        };
+        Some(Self { size, fields: words.map(field).collect::<Option<_>>()? })
+    }
+
+    fn render(&self) -> String {
+        let mut text = self.size.to_string();
+        for (name, offset, size) in &self.fields {
+            // Writing to a string cannot fail.
+            let _ok = write!(text, " {name}={offset}+{size}");
+        }
+        text
+    }
+}
+
+/// The layouts of all maps of a version, by the name of the map.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Description(BTreeMap<(String, Part), Layout>);
+
+/// A line of a description that nobody can read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the description of the maps has a line that makes no sense: `{0}`")]
+pub struct Unreadable(String);
+
+impl Description {
+    /// Adds a map.
+    pub fn add(&mut self, map: &str, key: Layout, value: Layout) {
+        self.0.insert((map.to_owned(), Part::Key), key);
+        self.0.insert((map.to_owned(), Part::Value), value);
+    }
+
+    /// That of keys or values of a map.
+    pub fn get(&self, map: &str, part: Part) -> Option<&Layout> {
+        self.0.get(&(map.to_owned(), part))
+    }
+
+    /// Whether a map has the same layout in both.
+    pub fn agrees(&self, other: &Self, map: &str) -> bool {
+        [Part::Key, Part::Value]
+            .into_iter()
+            .all(|part| self.get(map, part).is_some() && self.get(map, part) == other.get(map, part))
+    }
+
+    /// As text.
+    pub fn render(&self) -> String {
+        let line = |((map, part), layout): (&(String, Part), &Layout)| {
+            format!("{map} {} {}\n", part.as_str(), layout.render())
+        };
+        self.0.iter().map(line).collect()
+    }
+
+    /// From text; empty lines mean nothing.
+    ///
+    /// # Errors
+    /// A line is none that [`Self::render`] writes.
+    pub fn parse(text: &str) -> Result<Self, Unreadable> {
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let map = words.next()?.to_owned();
+            let part = words.next()?;
+            let part = [Part::Key, Part::Value].into_iter().find(|known| known.as_str() == part)?;
+            Some(((map, part), Layout::parse(&mut words)?))
+        };
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let parsed = lines.map(|text| line(text).ok_or_else(|| Unreadable(text.to_owned())));
+        Ok(Self(parsed.collect::<Result<_, _>>()?))
+    }
+}
+
+/// What brings a struct of one layout into another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// From, to and how many octets.
+    moves: Vec<(usize, usize, usize)>,
+}
+
+impl Conversion {
+    /// Each field of the new layout gets the octets of the old one of its name, cut or filled with zeros at the upper end, as a
+    /// little-endian number is that becomes narrower or wider. Fields that the old layout has not are zeros.
+    pub fn between(old: &Layout, new: &Layout) -> Self {
+        let old_fields: BTreeMap<&str, (usize, usize)> =
+            old.fields.iter().map(|(name, offset, size)| (name.as_str(), (*offset, *size))).collect();
+        let one = |(name, to, size): &(String, usize, usize)| {
+            let (from, old_size) = old_fields.get(name.as_str())?;
+            Some((*from, *to, *old_size.min(size)))
+        };
+        Self { moves: new.fields.iter().filter_map(one).collect() }
+    }
+
+    /// Writes what `old` becomes over the zeros in `new`. What lies outside of either is left out.
+    pub fn apply(&self, old: &[u8], new: &mut [u8]) {
+        for &(from, to, size) in &self.moves {
+            if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::conntrack::{Flow, Tuple};
+    use proptest::{collection::vec, prelude::*, sample::subsequence};
+
+    use super::*;
+
+    const NAMES: [&str; 8] = ["to.source", "to.port", "service", "seen", "hop", "counter", "", "reserved"];
+
+    /// Any order of any of the names, each with some octets.
+    fn layout() -> impl Strategy<Value = Layout> {
+        let names = subsequence(NAMES.to_vec(), 1..=NAMES.len()).prop_shuffle();
+        (names, vec(1usize..=24, NAMES.len())).prop_map(|(names, sizes)| {
+            let mut size = 0;
+            let mut fields = Vec::new();
+            for (name, octets) in names.into_iter().zip(sizes) {
+                fields.push((name.to_owned(), size, octets));
+                size += octets;
+            }
+            Layout { size, fields }
+        })
+    }
+
+    fn converted(old: &Layout, new: &Layout, octets: &[u8]) -> Vec<u8> {
+        let mut result = vec![0; new.size];
+        Conversion::between(old, new).apply(octets, &mut result);
+        result
+    }
+
+    fn field<'a>(layout: &Layout, name: &str, octets: &'a [u8]) -> Option<&'a [u8]> {
+        let (_, offset, size) = layout.fields.iter().find(|(other, ..)| other == name)?;
+        octets.get(*offset..offset + size)
+    }
+
+    proptest! {
+        #[test]
+        fn every_field_is_what_it_was_or_zero(old in layout(), new in layout(), octets in vec(any::<u8>(), 200)) {
+            let octets = &octets[..old.size];
+            let result = converted(&old, &new, octets);
+            for (name, _, size) in &new.fields {
+                let mut expected = field(&old, name, octets).unwrap_or_default().to_vec();
+                expected.resize(*size, 0);
+                prop_assert_eq!(field(&new, name, &result), Some(expected.as_slice()), "{}", name);
+            }
+        }
+
+        /// An upgrade and then a downgrade.
+        #[test]
+        fn there_and_back_loses_only_what_the_other_has_no_room_for(
+            old in layout(),
+            new in layout(),
+            octets in vec(any::<u8>(), 200),
+        ) {
+            let octets = &octets[..old.size];
+            let back = converted(&new, &old, &converted(&old, &new, octets));
+            for (name, _, size) in &old.fields {
+                let room = new.fields.iter().find(|(other, ..)| other == name).map_or(0, |(_, _, room)| *room);
+                let mut expected = field(&old, name, octets).unwrap_or_default()[..room.min(*size)].to_vec();
+                expected.resize(*size, 0);
+                prop_assert_eq!(field(&old, name, &back), Some(expected.as_slice()), "{}", name);
+            }
+        }
+
+        #[test]
+        fn a_description_says_what_it_was_made_of(key in layout(), value in layout()) {
+            let mut description = Description::default();
+            description.add("CONNTRACK", key.clone(), value);
+            description.add("AFFINITY", key, Layout::of::<u32>());
+            let read = Description::parse(&description.render());
+            prop_assert_eq!(read.as_ref(), Ok(&description));
+            prop_assert!(description.agrees(&description, "AFFINITY") && !description.agrees(&description, "VIPS"));
+        }
+
+        #[test]
+        fn whatever_somebody_has_written_is_read_or_refused(text in "(CONNTRACK |key |value |[0-9]{1,20} |a=[0-9]{1,20}\\+[0-9]{1,20} |\n|\\PC){0,30}") {
+            if let Ok(description) = Description::parse(&text) {
+                for layout in description.0.values() {
+                    converted(layout, &Layout::of::<Flow>(), &vec![1; layout.size.min(1 << 20)]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_layout_changes_nothing() {
+        let layout = Layout::of::<Flow>();
+        let octets: Vec<u8> = (0..layout.size).map(|octet| octet.to_le_bytes()[0]).collect();
+        assert_eq!(converted(&layout, &layout, &octets), octets);
+        assert_eq!(Layout::of::<Tuple>().size, 40);
+    }
+}
