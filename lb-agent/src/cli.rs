@@ -74,8 +74,8 @@ pub enum Command {
     Top(TopArgs),
     /// Say whether this kernel and machine can run the agent, and what is missing
     Check(CheckArgs),
-    /// Remove every program, map and device that any version of the agent ever made
-    Cleanup,
+    /// Remove every program, map and device that any version of the agent ever made; or what kube-proxy has left
+    Cleanup(CleanupArgs),
     /// Print the completions for a shell
     Completions {
         /// Which shell
@@ -414,6 +414,17 @@ pub struct TopArgs {
     /// How to print it; JSON is printed once
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// Options of `cleanup`.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    /// Remove the rules that a kube-proxy which is gone has left (iptables, nftables, IPVS), and nothing else; the agent may run
+    #[arg(long)]
+    pub kube_proxy: bool,
+    /// Only list what would be removed
+    #[arg(long, requires = "kube_proxy")]
+    pub dry_run: bool,
 }
 
 /// Options of `check`.

@@ -12,6 +12,7 @@ pub mod health;
 #[cfg(test)]
 mod http_test;
 pub mod kubernetes;
+pub mod leftovers;
 pub mod manifests;
 pub mod metrics;
 pub mod node;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use lb_agent::{
-    cli::{Cli, Command, LogFormat, PlaceArgs},
+    cli::{CleanupArgs, Cli, Command, LogFormat, PlaceArgs},
     commands,
     config::{Config, ConfigError, Place},
     daemon::{self, ConfigFile},
@@ -41,7 +41,11 @@ fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
         Command::Monitor(args) => commands::monitor(&looked_at(place)?, args),
         Command::Top(args) => commands::top(&looked_at(place)?, &args),
         Command::Check(args) => commands::check(&looked_at(place)?, args.output),
-        Command::Cleanup => commands::cleanup(&looked_at(place)?),
+        Command::Cleanup(CleanupArgs { kube_proxy: true, dry_run }) => {
+            looked_at(place)?;
+            commands::cleanup_kube_proxy(dry_run)
+        }
+        Command::Cleanup(_) => commands::cleanup(&looked_at(place)?),
         Command::Completions { shell } => commands::completions(shell),
     }
 }

@@ -9,6 +9,7 @@ mod build_ebpf;
 mod demo;
 mod process;
 mod setup;
+mod soak;
 mod stages;
 mod test;
 mod vm;
@@ -38,6 +39,8 @@ enum Task {
     VmGuest(vm::guest::Args),
     /// Run the benchmarks (needs root)
     Bench(bench::Args),
+    /// Change Services and kill agents at random under traffic, and see that nothing fails or leaks (needs root)
+    Soak(soak::Args),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +72,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Bench(args) => {
             prepare_agent()?;
             bench::run(&args)
+        }
+        Task::Soak(args) => {
+            prepare_agent()?;
+            soak::run(&args)
         }
     }
 }

@@ -5,12 +5,14 @@ use std::path::Path;
 use anyhow::bail;
 use comfy_table::Table;
 use serde::Serialize;
+use tracing::warn;
 
 use super::output::{Mood, cell, print_json, print_table, table};
 use crate::{
     cli::TableOrJson,
     config::Place,
     datapath::{self, Probe, ProbeResult},
+    leftovers,
 };
 
 #[derive(Debug, Serialize)]
@@ -36,6 +38,9 @@ pub fn check(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
     match output {
         TableOrJson::Table => print_table(&probe_table(&probes))?,
         TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,
+    }
+    if let Some(advice) = leftovers::advice(&leftovers::find()) {
+        warn!("{advice}");
     }
     let missing: Vec<_> =
         probes.iter().filter(|probe| probe.result == ProbeResult::Missing).map(|probe| probe.name).collect();

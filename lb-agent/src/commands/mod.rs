@@ -13,7 +13,7 @@ mod service_view;
 mod status;
 mod top;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use clap::CommandFactory as _;
 
@@ -22,6 +22,7 @@ use crate::{
     config::Place,
     daemon::socket,
     datapath::{self, Conntrack, Pinned, Removed},
+    leftovers,
 };
 
 pub(crate) use self::event_view::parse_network;
@@ -105,6 +106,27 @@ pub fn cleanup(place: &Place) -> anyhow::Result<()> {
             if unmounted { format!("; unmounted {bpffs}") } else { String::new() }
         ),
     };
+    output::print(&text)
+}
+
+/// Runs `cleanup --kube-proxy`.
+///
+/// # Errors
+/// Something that was found cannot be removed.
+pub fn cleanup_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
+    let found = leftovers::find();
+    let verb = if dry_run { "Would remove" } else { "Removed" };
+    let mut text = String::new();
+    for leftover in &found {
+        if !dry_run {
+            leftover.remove()?;
+        }
+        // Writing to a String never fails.
+        writeln!(text, "{verb} {leftover}.").unwrap_or_default();
+    }
+    if found.is_empty() {
+        text.push_str("kube-proxy has left nothing here that iptables-save, nft or ip show.\n");
+    }
     output::print(&text)
 }
 

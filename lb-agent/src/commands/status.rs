@@ -19,6 +19,7 @@ use crate::{
     datapath::{
         self, Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode,
     },
+    leftovers::{self, Leftover},
 };
 
 /// Everything `status` shows.
@@ -28,6 +29,8 @@ pub(super) struct Status {
     agent: Agent,
     /// What this kernel lacks, and what is done without it.
     degraded: Vec<DegradedView>,
+    /// What a kube-proxy has left.
+    kube_proxy: Vec<Leftover>,
     /// Folder of the pins.
     folder: String,
     programs: Vec<ProgramView>,
@@ -114,6 +117,7 @@ pub(super) fn look(place: &Place, pinned: &Pinned) -> anyhow::Result<Status> {
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
+        kube_proxy: leftovers::find(),
         degraded: datapath::degraded().into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
@@ -208,6 +212,9 @@ fn page(status: &Status, now: Timestamp) -> String {
     writeln!(text, "Sockets   {}", socket_line(&status.socket_programs)).unwrap_or_default();
     for DegradedView { name, detail } in &status.degraded {
         writeln!(text, "Degraded  {name}: {detail}").unwrap_or_default();
+    }
+    if let Some(advice) = leftovers::advice(&status.kube_proxy) {
+        writeln!(text, "Leftovers {advice}").unwrap_or_default();
     }
     writeln!(text, "Pins      {}\n", status.folder).unwrap_or_default();
     if status.programs.is_empty() {
@@ -423,6 +430,7 @@ mod tests {
         outcomes.retain(|outcome| ["forward", "no_backend"].contains(&outcome.outcome));
         Status {
             agent,
+            kube_proxy: Vec::new(),
             degraded: vec![DegradedView { name: "tcx", detail: "filters instead".into() }],
             folder: "/sys/fs/bpf/lb/v1".into(),
             programs: vec![program],

@@ -23,7 +23,7 @@ mod sync_log;
 mod traffic;
 mod writer;
 
-use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use jiff::Timestamp;
@@ -53,6 +53,7 @@ use crate::{
     datapath::{BpfLogger, Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root},
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
+    leftovers,
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
     zpages::{self, About},
@@ -89,6 +90,12 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
             config.without_effect.join(", ")
         );
     }
+    // In the background: it reads all rules there are, and nothing waits for it.
+    thread::spawn(|| {
+        if let Some(advice) = leftovers::advice(&leftovers::find()) {
+            warn!("{advice}");
+        }
+    });
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.place.bpffs.clone();

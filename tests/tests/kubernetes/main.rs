@@ -15,3 +15,4 @@ mod health;
 mod node;
 mod selection;
 mod source;
+mod traffic;

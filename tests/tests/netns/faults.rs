@@ -1,0 +1,104 @@
+//! What happens to the node while there is traffic: only what it concerns may notice.
+
+use std::{net::SocketAddr, time::Duration};
+
+use lb_tests::{
+    cluster::{HTTP_PORT, veth},
+    traffic::{Kind, Traffic},
+    wait_for,
+};
+
+use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
+
+const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
+const NODE_PORT: u16 = 30_080;
+/// Until a device or an address is served.
+const SOON: Duration = Duration::from_secs(2);
+
+/// From outside and from the node: nothing of it goes through the device of pod1.
+fn others(bed: &Bed) -> Traffic {
+    let clients = [&bed.cluster.client, &bed.cluster.node1].into_iter().flat_map(|netns| {
+        let of = move |vip| {
+            let tcp = Kind::TCP.map(|kind| (netns, kind, http(vip)));
+            tcp.into_iter().chain(Kind::UDP.map(|kind| (netns, kind, udp(vip))))
+        };
+        WEB.into_iter().flat_map(of)
+    });
+    Traffic::start(clients).unwrap()
+}
+
+/// The ways to pod1 through a device of the node, which are gone when the device was down.
+fn wire_pod1(bed: &Bed, device: &str) {
+    bed.cluster
+        .node1
+        .ip(&format!(
+            "link set {device} up\naddress replace 10.244.1.1/32 dev {device}\naddress replace fd00:10:244:1::1/128 dev {device} nodad\n\
+             route replace 10.244.1.11/32 dev {device}\nroute replace fd00:10:244:1::11/128 dev {device}\n"
+        ))
+        .unwrap();
+}
+
+fn assert_pod1_is_served(bed: &Bed, why: &str) {
+    for vip in WEB {
+        assert!(wait_for(SOON, || ask_briefly(bed.netns("pod1"), vip)).is_some(), "{why}: {vip}");
+    }
+}
+
+#[test]
+fn a_device_that_is_renamed_or_made_anew_is_served_again_and_costs_others_nothing() {
+    let bed = Bed::with_web(&PODS);
+    let node1 = &bed.cluster.node1;
+    let traffic = others(&bed);
+    assert_pod1_is_served(&bed, "at first");
+
+    node1.ip("link set pod1 down\nlink set pod1 name other1\n").unwrap();
+    wire_pod1(&bed, "other1");
+    assert_pod1_is_served(&bed, "renamed");
+
+    node1.ip("link delete other1\n").unwrap();
+    traffic.goes_on().unwrap();
+    veth((node1, "pod1"), (bed.netns("pod1"), "eth0")).unwrap();
+    wire_pod1(&bed, "pod1");
+    bed.netns("pod1")
+        .ip("address add 10.244.1.11/32 dev eth0\naddress add fd00:10:244:1::11/128 dev eth0 nodad\nlink set eth0 up\n\
+             route add 10.244.1.1 dev eth0\nroute add fd00:10:244:1::1 dev eth0\n\
+             route add default via 10.244.1.1\nroute add default via fd00:10:244:1::1\n")
+        .unwrap();
+    assert_pod1_is_served(&bed, "made anew");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+#[test]
+fn an_address_of_the_node_that_changes_costs_no_connection() {
+    let bed = Bed::with_web(&PODS);
+    let node1 = &bed.cluster.node1;
+    let mut exposed = bed.service("exposed", vips(20), &["pod2"]);
+    exposed.exposure.kind = lb_tests::manifests::Type::NodePort;
+    exposed.ports.truncate(1);
+    exposed.ports[0].node_port = Some(NODE_PORT);
+    assert_eq!(exposed.ports[0].target_port, HTTP_PORT);
+    bed.cluster.manifests.put(&exposed).unwrap();
+    let traffic = bed.traffic();
+    let mut old = None;
+    for last in [9, 10, 11] {
+        let change = old.map_or_else(String::new, |old: u8| {
+            format!(
+                "address del 198.51.100.{old}/24 dev eth0\naddress del fd00:198:51:100::{old}/64 dev eth0\n"
+            )
+        });
+        let change = format!(
+            "{change}address add 198.51.100.{last}/24 dev eth0\naddress add fd00:198:51:100::{last}/64 dev eth0 nodad\n"
+        );
+        node1.ip(&change).unwrap();
+        for address in [format!("198.51.100.{last}"), format!("fd00:198:51:100::{last}")] {
+            let node_port = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
+            let connect = || std::net::TcpStream::connect_timeout(&node_port, Duration::from_millis(100));
+            let served = || bed.cluster.client.run(connect).ok();
+            assert!(wait_for(SOON, served).is_some(), "{node_port}");
+        }
+        old = Some(last);
+        traffic.goes_on().unwrap();
+    }
+    traffic.stop().assert_unharmed();
+}

@@ -1,0 +1,203 @@
+//! Churn for as long as is asked for: Services and endpoints come and go at random, agents are killed and started, and all
+//! that should work does; nothing is left in maps, memory or descriptors.
+//!
+//! `cargo xtask soak --minutes 30` runs it for that long (`LB_SOAK_SECONDS`, `LB_SOAK_SEED`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use lb_tests::{
+    client::{self, ask_udp},
+    netns::Netns,
+    wait_for,
+};
+use serde_json::Value;
+
+use crate::bed::{Bed, http, udp, vips};
+
+/// Where nothing else is asked for.
+const SHORT: u64 = 15;
+const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
+/// Services that come and go.
+const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
+/// The virtual addresses of the first of them.
+const FIRST: u8 = 50;
+/// As much may the agent's memory grow from the middle of the time to the end.
+const GROWTH: u64 = 8 << 20;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The cluster with what changes in it.
+struct Soak {
+    bed: Bed,
+    rng: Rng,
+    /// The pods of each Service that there is.
+    served: BTreeMap<usize, BTreeSet<&'static str>>,
+    changes: u64,
+    restarts: u64,
+    asked: u64,
+}
+
+impl Soak {
+    /// Makes, changes or removes a Service, and sees whether everybody is told.
+    fn change(&mut self) {
+        self.changes += 1;
+        let which = self.rng.usize(..NAMES.len());
+        let vips = vips(FIRST + u8::try_from(which).unwrap());
+        if self.rng.u8(..4) == 0 && self.served.remove(&which).is_some() {
+            self.bed.cluster.manifests.remove(NAMES[which]).unwrap();
+            return self.wait_told(which, None);
+        }
+        let pods: BTreeSet<&str> = PODS.into_iter().filter(|_| self.rng.bool()).collect();
+        let mut service = self.bed.service(NAMES[which], vips, &pods.iter().copied().collect::<Vec<_>>());
+        service.exposure.affinity = self.rng.bool().then_some(600);
+        if self.rng.bool() {
+            service.annotations = vec![(
+                "lb.dev/scheduler",
+                (*["rr", "lc", "mh"].get(self.rng.usize(..3)).unwrap()).to_owned(),
+            )];
+        }
+        self.bed.cluster.manifests.put(&service).unwrap();
+        self.wait_told(which, Some(&pods));
+        self.served.insert(which, pods);
+    }
+
+    /// Waits until the kernel holds a Service with these pods behind each port, or (with none) does not hold it.
+    fn wait_told(&self, which: usize, pods: Option<&BTreeSet<&str>>) {
+        let addresses = |pods: &BTreeSet<&str>| -> BTreeSet<String> {
+            let of =
+                |pod: &&str| self.bed.cluster.pod(pod).unwrap().addresses.map(|address| address.to_string());
+            pods.iter().flat_map(of).collect()
+        };
+        let wanted = pods.map(addresses);
+        let told = || {
+            let list = self.bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
+            let list: Value = serde_json::from_slice(&list.stdout).ok()?;
+            let ports = list.as_array()?.iter().filter(|port| port["name"] == NAMES[which]);
+            let backends: Vec<BTreeSet<String>> = ports
+                .map(|port| {
+                    let backends = port["backends"].as_array().into_iter().flatten();
+                    backends.filter_map(|backend| backend["address"].as_str().map(str::to_owned)).collect()
+                })
+                .collect();
+            let right = match &wanted {
+                Some(wanted) => backends.len() == 2 && backends.iter().all(|of_port| of_port == wanted),
+                None => backends.is_empty(),
+            };
+            right.then_some(())
+        };
+        wait_for(client::PATIENCE, told)
+            .unwrap_or_else(|| panic!("{} has not become {pods:?}", NAMES[which]));
+    }
+
+    /// Asks everybody who should answer, and those who should not.
+    fn ask(&mut self) {
+        for (which, pods) in &self.served {
+            let vips = vips(FIRST + u8::try_from(*which).unwrap());
+            let clients: [&Netns; 3] =
+                [&self.bed.cluster.client, self.bed.netns("pod1"), &self.bed.cluster.node1];
+            for netns in clients {
+                let vip = vips[self.rng.usize(..2)];
+                let answers = [netns.run(|| client::ask_here(http(vip))), ask_udp(netns, udp(vip), 100)];
+                for answer in answers {
+                    self.asked += 1;
+                    match answer {
+                        Ok(answer) => {
+                            assert!(pods.contains(&*answer.server), "{} of {pods:?}", answer.server);
+                        }
+                        Err(error) => {
+                            assert!(pods.is_empty(), "{vip}, served by {pods:?}: {error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        self.restarts += 1;
+        let agent = self.bed.agent.take().unwrap();
+        if self.rng.bool() {
+            agent.kill().unwrap();
+        } else {
+            assert!(agent.terminate().unwrap().success());
+        }
+        self.ask();
+        self.bed.start_agent();
+    }
+
+    /// Resident octets and open descriptors of the agent.
+    fn weight(&self) -> (u64, usize) {
+        let pid = self.bed.agent.as_ref().unwrap().pid();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let kilobytes: u64 = rss.trim().trim_end_matches(" kB").parse().unwrap();
+        (kilobytes << 10, fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
+    }
+
+    /// Entries of the maps whose content follows from the objects alone, and of AFFINITY.
+    fn maps(&self) -> BTreeMap<String, u64> {
+        let output = self.bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let maps = status["maps"].as_array().unwrap().iter();
+        let entries =
+            maps.map(|map| (map["name"].as_str().unwrap().to_owned(), map["entries"].as_u64().unwrap()));
+        entries.filter(|(name, _)| name != "CONNTRACK").collect()
+    }
+}
+
+#[test]
+fn churn_fails_nobody_and_leaks_nothing() {
+    let (seconds, seed) = (number("LB_SOAK_SECONDS", SHORT), number("LB_SOAK_SEED", 5));
+    let mut soak = Soak {
+        bed: Bed::with_web(&PODS),
+        rng: Rng::with_seed(seed),
+        served: BTreeMap::new(),
+        changes: 0,
+        restarts: 0,
+        asked: 0,
+    };
+    let before = soak.maps();
+    let traffic = soak.bed.traffic();
+    let (start, time) = (Instant::now(), Duration::from_secs(seconds));
+    let mut next_restart = start + time / 8;
+    while start.elapsed() < time / 2 {
+        soak.change();
+        soak.ask();
+        if next_restart <= Instant::now() {
+            soak.restart();
+            next_restart = Instant::now() + (time / 4).min(Duration::from_secs(60));
+        }
+    }
+    // From here on one agent lives, so that what it takes more and more of would be seen.
+    let middle = soak.weight();
+    while start.elapsed() < time {
+        soak.change();
+        soak.ask();
+    }
+    for which in std::mem::take(&mut soak.served).into_keys() {
+        soak.bed.cluster.manifests.remove(NAMES[which]).unwrap();
+    }
+    let clean = || (soak.maps() == before).then_some(());
+    wait_for(Duration::from_secs(20), clean)
+        .unwrap_or_else(|| panic!("maps had {before:?} and have {:?}", soak.maps()));
+    let end = soak.weight();
+    assert!(end.0 <= middle.0 + GROWTH, "{} octets of memory, then {}", middle.0, end.0);
+    assert!(end.1 <= middle.1 + 2, "{} descriptors, then {}", middle.1, end.1);
+    let report = traffic.stop();
+    report.assert_unharmed();
+    println!(
+        "seed {seed}, {seconds} s: {} changes, {} restarts, {} questions to what changes, {} MB and {} descriptors in the end",
+        soak.changes,
+        soak.restarts,
+        soak.asked,
+        end.0 >> 20,
+        end.1
+    );
+}
