@@ -1,6 +1,6 @@
 //! The ways that packets take from this node, as the routing table and the neighbours say now.
 
-use std::{collections::BTreeMap, fs, net::IpAddr};
+use std::{collections::BTreeMap, fs, net::IpAddr, sync::OnceLock};
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -8,14 +8,14 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType},
 };
 
-use super::{error::DatapathError, netlink::Netlink, network};
+use super::{error::DatapathError, netlink::Netlink, network, probe};
 
 /// The way to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Interface index of the device that leads there.
     pub device: u32,
-    /// The address that the node itself would speak from.
+    /// The address that the node itself would speak from; of [`Routes::look_up`] only where the kernel tells it to programs, too.
     pub source: Option<IpAddr>,
     /// Octets of the largest packet that goes this way.
     pub mtu: u32,
@@ -79,7 +79,9 @@ impl Routes {
         if !self.forwards(entrance, to) {
             return Ok(None);
         }
-        self.to(to)
+        let route = self.to(to)?;
+        let source = |route: Route| route.source.filter(|_| programs_are_told_sources());
+        Ok(route.map(|route| Route { source: source(route), ..route }))
     }
 
     /// The way that packets of the node itself take.
@@ -122,6 +124,13 @@ impl Routes {
             message.header.ifindex == device && is_valid(message.header.state) && is_of(message, hop)
         }))
     }
+}
+
+/// Whether programs are told from which address the node would speak (6.7 and newer). Where that cannot be found out it is so: most
+/// kernels are newer.
+fn programs_are_told_sources() -> bool {
+    static TOLD: OnceLock<bool> = OnceLock::new();
+    *TOLD.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
 }
 
 const fn family(address: IpAddr) -> AddressFamily {
