@@ -353,7 +353,8 @@ impl Affinity {
     /// Whether the client still belongs to this backend, `timeout` seconds after its last connection at most.
     #[inline(always)]
     pub const fn holds(&self, now: Tick, timeout: u32) -> bool {
-        now.0.wrapping_sub(self.last_used.0) <= Tick::in_seconds(timeout)
+        // The agent asks with the time at which it began to read: the client may have come back since.
+        now.0.saturating_sub(self.last_used.0) <= Tick::in_seconds(timeout)
     }
 }
 
@@ -423,6 +424,7 @@ mod tests {
             assert_eq!(affinity.holds(at(1_000 + 100), timeout), holds, "{timeout} s");
         }
         assert!(affinity.holds(at(1_010), 10) && !affinity.holds(at(1_013), 10));
+        assert!(affinity.holds(at(990), 10), "a client that came after the question was asked");
         assert!(affinity.holds(at(87_400), 86_400) && !affinity.holds(at(87_403), 86_400));
     }
 

@@ -223,7 +223,7 @@ async fn sweep_affinity(
     })
     .await?;
     match swept {
-        Ok(AffinitySweep { clients, expired, evicted }) => {
+        Ok(AffinitySweep { clients, removed, evicted }) => {
             metrics.set_map("AFFINITY", clients, affinity.capacity());
             metrics.count_evicted_clients(evicted);
             if evicted > 0 {
@@ -232,7 +232,7 @@ async fn sweep_affinity(
                     shortages.refused("AFFINITY", count, EVICTED, Instant::now());
                 });
             }
-            debug!(clients, expired, evicted, "swept the clients with affinity");
+            debug!(clients, removed, evicted, "swept the clients with affinity");
         }
         Err(error) => debug!("clients with affinity cannot be forgotten: {error}"),
     }

@@ -1,5 +1,5 @@
-//! The agent's share of session affinity: forgetting clients that have been away for too long, and noticing those that were
-//! forgotten too early.
+//! The agent's share of session affinity: forgetting the clients of services that are gone, and noticing clients that were forgotten
+//! too early.
 //!
 //! `AFFINITY` is an LRU map: where there are more clients than room, the kernel takes the place of the one that has not come
 //! for the longest time, and tells nobody. So whoever is gone from one sweep to the next without having been away for the
@@ -29,10 +29,10 @@ pub struct AffinityTable {
 /// What a sweep found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AffinitySweep {
-    /// Clients that are left.
+    /// Clients that services remember.
     pub clients: usize,
-    /// Clients that were away for longer than their service remembers them, or whose service is gone.
-    pub expired: usize,
+    /// Clients that were forgotten because their service is gone.
+    pub removed: usize,
     /// Clients that were pushed out by others since the last sweep.
     pub evicted: usize,
 }
@@ -47,7 +47,7 @@ impl AffinityTable {
         self.table.capacity()
     }
 
-    /// Forgets the clients whose time is over.
+    /// Forgets the clients of services that are gone, and counts the others.
     pub fn sweep(&mut self) -> Result<AffinitySweep, DatapathError> {
         self.sweep_at(Conntrack::now())
     }
@@ -67,15 +67,16 @@ impl AffinityTable {
         };
         let gone = self.known.iter().filter(|(key, _)| !found.contains_key(key));
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
-        let mut expired = 0;
-        for (key, affinity) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // Who has come back since is not forgotten.
-            if self.table.get(&key)? == Some(affinity) {
-                expired += usize::from(self.table.remove(&key)?);
+        let mut removed = 0;
+        for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
+            // One whose service is there may come back at this very moment, and there is no way to remove an entry only if it
+            // is as it was. The map takes the place of those first that have been away for longest.
+            if !timeouts.contains_key(&key.service) {
+                removed += usize::from(self.table.remove(&key)?);
             }
         }
         self.known = found;
-        Ok(AffinitySweep { clients: self.known.len(), expired, evicted })
+        Ok(AffinitySweep { clients: self.known.len(), removed, evicted })
     }
 
     /// For how many seconds each service port with affinity remembers a client.
