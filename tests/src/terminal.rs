@@ -40,6 +40,13 @@ impl Terminal {
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
+    /// What tmux knows of the terminal, by the names that it has for that (`#{alternate_on}`).
+    pub fn state(&self, of: &str) -> Result<String> {
+        let output =
+            run(&mut self.tmux(&["display-message", "-p", of])).context("asking for the terminal")?;
+        Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+    }
+
     /// Types keys, by the names that tmux has for them.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)

@@ -1,6 +1,7 @@
 //! `lb-agent monitor` and `lb-agent top` as people see them, in a real terminal, and what is counted of services.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader},
     net::{Ipv4Addr, SocketAddr},
     process::{Child, Stdio},
@@ -14,6 +15,10 @@ use lb_tests::{
     http::get,
     terminal::Terminal,
     wait_for,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::Value;
 
@@ -158,6 +163,49 @@ fn top_shows_who_gets_how_much_in_a_terminal() {
         web["backends"].as_array().unwrap().iter().any(|backend| backend["name"] == pod.as_str()),
         "{page:#}"
     );
+}
+
+/// What ends `top`.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Key(&'static str),
+    Signal(Signal),
+}
+
+#[test]
+fn top_leaves_the_terminal_as_it_was_however_it_ends() {
+    let bed = Bed::with_web(&["pod2"]);
+    // A shell that goes on after it.
+    let size = (100, 20);
+    let shell = Terminal::start(&bed.cluster.node1, bed.cluster.folder(), size, "PS1='prompt> ' sh").unwrap();
+    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT].map(End::Signal);
+    for end in [End::Key("q"), End::Key("C-c")].into_iter().chain(signals) {
+        let empty = wait_for(LIMIT, || (shell.screen().ok()? == "prompt>").then_some(()));
+        assert!(empty.is_some(), "before {end:?}: {:?}", shell.screen());
+        top_gives_the_terminal_back(&bed, &shell, end);
+        shell.press(&["clear", "Enter"]).unwrap();
+    }
+}
+
+fn top_gives_the_terminal_back(bed: &Bed, terminal: &Terminal, end: End) {
+    let pid = bed.cluster.folder().join("top.pid");
+    let top = format!("sh -c 'echo $$ > {}; exec {}'", pid.display(), command(bed, "top"));
+    terminal.press(&[&top, "Enter"]).unwrap();
+    screen_with(terminal, &["default/web:http", " 0"], || ());
+    assert_eq!(terminal.state("#{alternate_on} #{cursor_flag}").unwrap(), "1 0");
+    match end {
+        End::Key(key) => terminal.press(&[key]).unwrap(),
+        End::Signal(signal) => {
+            let pid = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+            kill(Pid::from_raw(pid), signal).unwrap();
+        }
+    }
+    let left = || (terminal.state("#{alternate_on} #{cursor_flag}").ok()? == "0 1").then_some(());
+    let seen = terminal.screen();
+    assert!(wait_for(LIMIT, left).is_some(), "{end:?} leaves the screen as it was: {seen:?}");
+    terminal.press(&["stty -a", "Enter"]).unwrap();
+    let screen = screen_with(terminal, &["isig icanon iexten echo "], || ());
+    assert!(screen.contains("prompt> stty -a"), "{end:?}: {screen}");
 }
 
 #[test]

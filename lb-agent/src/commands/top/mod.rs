@@ -1,6 +1,7 @@
 //! `top`: who gets how much, refreshed every few seconds. It reads the pinned maps itself, so it works without an agent.
 
 mod model;
+mod screen;
 mod view;
 
 use std::{
@@ -10,12 +11,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use ratatui::{
-    DefaultTerminal,
-    crossterm::event::{self, KeyCode, KeyEvent, KeyModifiers},
-};
+use ratatui::crossterm::event::{self, KeyCode, KeyEvent, KeyModifiers};
 
-use self::model::{Key, Model, Next, Row, Sample};
+use self::{
+    model::{Key, Model, Next, Row, Sample},
+    screen::Screen,
+};
 use super::{
     output::{print_json, print_table, scaled, table},
     service_view,
@@ -38,11 +39,7 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
         model.update(source.sample()?, started.elapsed());
         return print_once(&model, args.output);
     }
-    // Restores the terminal also where this panics.
-    let mut terminal = ratatui::try_init().context("cannot take over the terminal")?;
-    let result = look(&mut terminal, &mut model, &mut source, interval);
-    ratatui::try_restore().context("cannot give the terminal back")?;
-    result
+    look(&mut Screen::take()?, &mut model, &mut source, interval)
 }
 
 /// Where samples come from.
@@ -70,14 +67,14 @@ impl Source<'_> {
 
 /// The loop of the screen.
 fn look(
-    terminal: &mut DefaultTerminal,
+    screen: &mut Screen,
     model: &mut Model,
     source: &mut Source<'_>,
     interval: Duration,
 ) -> anyhow::Result<()> {
     let mut sampled = Instant::now();
     loop {
-        terminal.draw(|frame| view::draw(frame, model)).context("cannot draw")?;
+        screen.draw(|frame| view::draw(frame, model))?;
         let left = interval.saturating_sub(sampled.elapsed());
         if event::poll(left).context("cannot read keys")? {
             let event = event::read().context("cannot read keys")?;
