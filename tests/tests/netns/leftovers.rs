@@ -1,9 +1,13 @@
-//! What is left behind after `cleanup`: nothing of ours, and all that is of others.
+//! What is left behind: nothing of ours after `cleanup`, nothing of kube-proxy after `cleanup --kube-proxy`, and all that is
+//! others'.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write as _,
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
+    process::Stdio,
     time::Duration,
 };
 
@@ -15,10 +19,16 @@ use lb_tests::{
     agent::{self, Agent, run},
     cleanup::mounts_below,
     netns::Netns,
-    wait_for,
+    skip, wait_for,
 };
 
-use crate::bed::Bed;
+use crate::{
+    bed::Bed,
+    workload::{Family, Port, Service, Workload},
+};
+
+#[path = "../../benches/end_to_end/iptables.rs"]
+mod iptables;
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
@@ -133,4 +143,150 @@ fn cleanup_after_any_fault_leaves_nothing_behind() {
         [&first, &second].into_iter().all(|(p, m)| none(p, &live.0) && none(m, &live.1)).then_some(())
     };
     wait_for(Duration::from_secs(10), gone).expect("programs or maps are still in the kernel");
+}
+
+/// Has `program` read the text.
+fn feed(netns: &Netns, program: &str, arguments: &[&str], text: &str) {
+    let mut command = netns.command(program);
+    command.args(arguments).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{program}: {text}");
+}
+
+const PORTS: [Port; 1] = [Port { protocol: "tcp", port: 80, target: 9376, node_port: 30080 }];
+
+/// Rules of kube-proxy for other Services than those of the bed.
+fn rules_of_iptables(v6: bool) -> String {
+    let of = |last: u8| -> IpAddr {
+        if v6 {
+            Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, last.into()).into()
+        } else {
+            [10, 97, 0, last].into()
+        }
+    };
+    let service = |number: u8| Service {
+        name: format!("s{number}"),
+        cluster_ip: of(number),
+        load_balancer: Some(of(100 + number)),
+        ports: &PORTS,
+        endpoints: vec![of(200), of(201)],
+    };
+    let family = Family(if v6 { "fd00:10:244::/48" } else { "10.244.0.0/16" });
+    iptables::rules(&Workload { family, services: (1..=5).map(service).collect() })
+}
+
+/// The table that every nftables kube-proxy has, out of the generator of the benchmark.
+fn rules_of_nftables(v6: bool) -> String {
+    let source = include_str!("../../benches/end_to_end/nftables.rs");
+    let (_, rest) = source.split_once("const BASE: &str = r#\"").unwrap();
+    let (base, _) = rest.split_once("\"#;").unwrap();
+    let (family, address, cluster, services) = if v6 {
+        ("ip6", "ipv6_addr", "fd00:10:244::/48", "fd00:10:97::/112")
+    } else {
+        ("ip", "ipv4_addr", "10.244.0.0/16", "10.97.0.0/16")
+    };
+    let rules =
+        base.replace("IPADDR", address).replace("CLUSTER_CIDR", cluster).replace("SERVICE_CIDR", services);
+    rules
+        .replace("IP kube-proxy", &format!("{family} kube-proxy"))
+        .replace("IP daddr", &format!("{family} daddr"))
+        .replace("IP saddr", &format!("{family} saddr"))
+}
+
+/// Rules of others: of kubelet, of a CNI plugin, of an administrator who has heard of kube-proxy.
+const OTHERS: &str = r#"*filter
+:KUBE-FIREWALL - [0:0]
+:MINE - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -m comment --comment "before -j KUBE-SERVICES" -j MINE
+-A KUBE-FIREWALL -m comment --comment "of kubelet" -j RETURN
+-A MINE -p tcp -m tcp --dport 9999 -j DROP
+COMMIT
+*nat
+:KUBE-POD-FW-ABCDEFGHIJKLMNOP - [0:0]
+:KUBE-SVC-MINE - [0:0]
+-A POSTROUTING -j KUBE-SVC-MINE
+COMMIT
+"#;
+
+/// The tables that kube-proxy's rules are in, which stay when they are empty.
+const BUILT_IN: &str = "\
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+COMMIT
+";
+
+/// All rules there are, without counters and dates.
+fn rules(node: &Netns) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (program, arguments) in
+        [("iptables-save", &[][..]), ("ip6tables-save", &[]), ("nft", &["-s", "list", "ruleset"])]
+    {
+        let text = text_of(node, program, arguments);
+        lines.extend(text.lines().filter(|line| !line.starts_with('#')).map(
+            |line| match line.split_once(" [") {
+                Some((chain, _)) if line.starts_with(':') => chain.to_owned(),
+                _ => line.to_owned(),
+            },
+        ));
+    }
+    lines
+}
+
+#[test]
+fn what_kube_proxy_has_left_goes_and_nothing_of_others_does() {
+    let bed = Bed::with_web(&PODS);
+    let node1 = &bed.cluster.node1;
+    if ["iptables-save", "nft"].iter().any(|tool| node1.command(tool).arg("-V").output().is_err()) {
+        return skip::whole("there is no iptables or no nft");
+    }
+    let cleanup = |more: &[&str]| {
+        let arguments = [&["cleanup", "--kube-proxy"], more].concat();
+        String::from_utf8(agent::ask(node1, &bed.cluster.bpffs(1), &arguments).unwrap().stdout).unwrap()
+    };
+    for restore in ["iptables-restore", "ip6tables-restore"] {
+        feed(node1, restore, &["--noflush"], BUILT_IN);
+        feed(node1, restore, &["--noflush"], OTHERS);
+    }
+    feed(
+        node1,
+        "nft",
+        &["-f", "-"],
+        "table inet mine {\n chain kube-proxy {\n counter\n }\n}\ntable ip mine {\n}\n",
+    );
+    let others = rules(node1);
+    assert!(cleanup(&["--dry-run"]).contains("has left nothing"));
+    let traffic = bed.traffic();
+
+    feed(node1, "iptables-restore", &["--noflush"], &rules_of_iptables(false));
+    feed(node1, "ip6tables-restore", &["--noflush"], &rules_of_iptables(true));
+    for v6 in [false, true] {
+        feed(node1, "nft", &["-f", "-"], &rules_of_nftables(v6));
+    }
+    // (Any kind of device: not every kernel has dummies.)
+    node1.ip("link add kube-ipvs0 type bridge\naddress add 10.97.0.1/32 dev kube-ipvs0\n").unwrap();
+    let all = rules(node1);
+    assert!(all.len() > others.len() + 150, "{} and {}", others.len(), all.len());
+
+    let status = bed.agent.as_ref().unwrap().ask(&["status"]).unwrap();
+    assert!(String::from_utf8(status.stdout).unwrap().contains("cleanup --kube-proxy"));
+    let would = cleanup(&["--dry-run"]);
+    assert_eq!(would.lines().count(), 7, "two tables of two families, two of nftables, a device: {would}");
+    assert_eq!(rules(node1), all, "a dry run changes nothing");
+    let did = cleanup(&[]);
+    assert_eq!(did.replace("Removed", "Would remove"), would);
+    assert_eq!(rules(node1), others);
+    assert!(!text_of(node1, "ip", &["link", "show"]).contains("kube-ipvs0"));
+    assert!(cleanup(&[]).contains("has left nothing"), "a second time there is nothing");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
 }

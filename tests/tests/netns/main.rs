@@ -44,4 +44,5 @@ mod stale_udp;
 mod testbed;
 mod transfer;
 mod untouched;
+mod workload;
 mod xdp;
