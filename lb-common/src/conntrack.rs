@@ -391,6 +391,17 @@ impl Flow {
         (self.packets, self.traffic) = (0, 0);
     }
 
+    /// Whether packets of the flow may pass the stack by, on a node where `all` do that can. The second translation of a
+    /// masqueraded connection is made at the egress of the device towards the backend, which only packets see that get there.
+    #[inline(always)]
+    pub const fn may_leave(&self, all: bool) -> bool {
+        const AT_EGRESS: u8 = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
+        if self.flags & flow_flags::ROUTED != 0 {
+            return !self.is_tunnelled();
+        }
+        all && self.flags & flow_flags::HAIRPIN == 0 && self.flags & AT_EGRESS != AT_EGRESS
+    }
+
     /// Counts a packet of so many octets, its network header included.
     ///
     /// In place, without a lock: packets of one direction come by one CPU after the other mostly, and where two come at once

@@ -169,6 +169,14 @@ impl Service {
         Self::digest(self, key) == 0
     }
 
+    /// Whether it matters where the client is: inside the cluster or outside of it.
+    #[inline(always)]
+    pub const fn depends_on_client(&self) -> bool {
+        use service_flags::{DSR, MASQUERADE_OUTSIDERS, SHORT_CIRCUIT};
+
+        self.flags & (SHORT_CIRCUIT | MASQUERADE_OUTSIDERS | DSR) != 0
+    }
+
     /// The record as it is for a client `inside` the cluster or outside of it: from then on its backends are those of
     /// `backends_base, backends_count`, and its table is that of `table_base, table_count`.
     #[inline(always)]

@@ -89,11 +89,18 @@ pub struct ServicePortName {
     pub protocol: Protocol,
 }
 
+impl ServicePortName {
+    /// Such as `default/web:http`, or `default/web` for an unnamed port.
+    pub fn without_protocol(&self) -> impl fmt::Display {
+        let Self { service, port, .. } = self;
+        let separator = if port.is_empty() { "" } else { ":" };
+        fmt::from_fn(move |f| write!(f, "{service}{separator}{port}"))
+    }
+}
+
 impl fmt::Display for ServicePortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { service, port, protocol } = self;
-        let separator = if port.is_empty() { "" } else { ":" };
-        write!(f, "{service}{separator}{port}/{}", protocol.as_str())
+        write!(f, "{}/{}", self.without_protocol(), self.protocol.as_str())
     }
 }
 

@@ -43,7 +43,7 @@ impl AffinityTable {
     }
 
     /// How many clients there is room for.
-    pub const fn capacity(&self) -> u32 {
+    pub fn capacity(&self) -> u32 {
         self.table.capacity()
     }
 

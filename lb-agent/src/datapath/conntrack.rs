@@ -123,10 +123,7 @@ impl Conntrack {
 
     /// The moment that programs of this moment note in entries.
     pub fn now() -> Tick {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-        let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
-        Tick::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+        Tick::from_nanos(monotonic_nanoseconds())
     }
 
     /// All flows, sorted by what the client sends.
@@ -409,6 +406,13 @@ fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
         peer.seen = seen::PACKET;
     }
     (peer_key, peer)
+}
+
+/// The clock of the programs, which nobody sets: `CLOCK_MONOTONIC`.
+pub fn monotonic_nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 use std::os::fd::AsFd as _;
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
-use bytemuck::Zeroable as _;
 use object::{Object as _, ObjectSymbol as _};
 
 use super::{
     bpffs::Folder,
-    layout::PROGRAMS,
+    layout::{PROGRAMS, Shape},
     loader::OBJECT,
-    sys::{self, Command, Element},
+    raw_map::RawMap,
 };
 
 /// The name of the section, and of the map that it becomes.
@@ -32,20 +31,11 @@ impl Constants {
             .into_iter()
             .filter_map(|id| MapInfo::from_id(id).ok())
             .find(|info| info.name_as_str() == Some(SECTION))?;
+        let fd = info.fd().ok()?.as_fd().try_clone_to_owned().ok()?;
+        let map = RawMap::new(SECTION, fd, Shape::of(&info).ok()?);
+        // An array of one.
         let mut octets = vec![0; section_size()?];
-        if info.value_size() as usize != octets.len() {
-            return None;
-        }
-        let first = 0u32;
-        let fd = info.fd().ok()?;
-        let mut attr = Element {
-            map: sys::raw(fd.as_fd()),
-            key: sys::pointer(&raw const first),
-            value: sys::pointer(octets.as_mut_ptr()),
-            ..Element::zeroed()
-        };
-        // SAFETY: the key has 4 octets as that of any array, the value as many as the map says.
-        unsafe { sys::bpf(Command::MapLookup, &mut attr) }.ok()?;
+        map.get(&0u32.to_ne_bytes(), &mut octets).ok().filter(|found| *found)?;
         Some(Self { octets })
     }
 

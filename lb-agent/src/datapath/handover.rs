@@ -116,7 +116,7 @@ impl Earlier {
     /// The data plane in `folder`, if it is described.
     fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
         let path = folder.join(DESCRIPTION);
-        let Some(map) = RawMap::open(&path)? else { return Ok(None) };
+        let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
         let mut text = String::new();
         map.for_each(&mut |_, octets| {
             text.push_str(String::from_utf8_lossy(octets).trim_end_matches('\0'));
@@ -129,7 +129,7 @@ impl Earlier {
     }
 
     fn map(&self, spec: &MapSpec) -> Result<Option<RawMap>, DatapathError> {
-        RawMap::open(&self.folder.join(spec.name))
+        RawMap::open(spec.name, &self.folder.join(spec.name))
     }
 
     fn conversions(&self, spec: &MapSpec) -> Option<Conversions> {

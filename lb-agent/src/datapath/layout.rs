@@ -5,7 +5,7 @@
 
 use std::{fmt, io, path::Path};
 
-use aya::maps::{MapInfo, MapType};
+use aya::maps::{MapError, MapInfo, MapType};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
     Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
@@ -58,12 +58,24 @@ impl Shape {
         }
         let read = |error| DatapathError::file("look at the pinned map", path, io::Error::other(error));
         let info = MapInfo::from_pin(path).map_err(read)?;
-        Ok(Some(Self {
-            kind: info.map_type().map_err(read)?,
+        Self::of(&info).map(Some).map_err(read)
+    }
+
+    /// That of an open map.
+    pub(super) fn of(info: &MapInfo) -> Result<Self, MapError> {
+        Ok(Self {
+            kind: info.map_type()?,
             key_size: info.key_size(),
             value_size: info.value_size(),
             max_entries: info.max_entries(),
-        }))
+        })
+    }
+
+    /// Whether each key has one value, of the size that is said: neither one for each CPU, nor without keys.
+    pub(super) const fn has_single_values(&self) -> bool {
+        use MapType::{Array, Hash, LpmTrie, LruHash};
+
+        matches!(self.kind, Array | Hash | LpmTrie | LruHash) && self.key_size > 0 && self.value_size > 0
     }
 }
 

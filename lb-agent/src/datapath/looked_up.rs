@@ -55,13 +55,7 @@ fn globals(folder: &Folder) -> Globals {
 impl ServiceMaps {
     /// The name of a service port, such as `default/web:http`.
     pub(crate) fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
-        Ok(self.service_names.get(&id)?.map(|name| {
-            let service = format!("{}/{}", from_fixed(&name.namespace), from_fixed(&name.name));
-            match from_fixed(&name.port_name) {
-                "" => service,
-                port => format!("{service}:{port}"),
-            }
-        }))
+        Ok(self.labels_of(id)?.map(|labels| labels.name.without_protocol().to_string()))
     }
 
     /// The pod of an endpoint.

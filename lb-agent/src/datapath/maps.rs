@@ -102,7 +102,7 @@ impl ServiceMaps {
     }
 
     /// How much the plan may give out.
-    pub const fn room(&self) -> Room {
+    pub fn room(&self) -> Room {
         Room {
             backends: self.backends.capacity(),
             tables: self.tables.capacity(),
@@ -113,7 +113,7 @@ impl ServiceMaps {
     }
 
     /// How many frontends `SERVICES` can hold.
-    pub const fn frontend_capacity(&self) -> u32 {
+    pub fn frontend_capacity(&self) -> u32 {
         self.services.capacity()
     }
 

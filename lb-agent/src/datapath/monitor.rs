@@ -7,7 +7,7 @@ use lb_common::{Event, monitor};
 
 use super::{
     bpffs::{Folder, Lock},
-    conntrack::Conntrack,
+    conntrack::{Conntrack, monotonic_nanoseconds},
     error::DatapathError,
     layout::{self, Shape},
     table::Table,
@@ -108,11 +108,4 @@ fn open_ring(folder: &Folder) -> Result<RingBuf<MapData>, DatapathError> {
     let open = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
     let map = Map::from_map_data(MapData::from_pin(&path).map_err(open)?).map_err(open)?;
     RingBuf::try_from(map).map_err(open)
-}
-
-/// The time that events have: `CLOCK_MONOTONIC`.
-pub fn monotonic_nanoseconds() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }

@@ -99,9 +99,7 @@ impl<T: Tables> Walk<'_, T> {
 
     /// As `settings::for_client`: the record for this client, and where the client is, if that matters.
     pub(super) fn for_client(&self, service: Service) -> Found<(Service, Option<ClientSide>)> {
-        const MATTERS: u16 =
-            service_flags::SHORT_CIRCUIT | service_flags::MASQUERADE_OUTSIDERS | service_flags::DSR;
-        if service.flags & MATTERS == 0 {
+        if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
         }
         let source = &self.question.tuple.source;

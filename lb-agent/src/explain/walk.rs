@@ -231,7 +231,8 @@ impl<'a, T: Tables> Walk<'a, T> {
             return Ok(routed(flow));
         }
         let to = Ends::from(&flow.to);
-        if self.question.hook == Hook::Ingress && may_leave(flow) && self.leaves_directly(&flow.to)? {
+        let may_leave = self.question.hook == Hook::Ingress && flow.may_leave(self.tables.globals().direct);
+        if may_leave && self.leaves_directly(&flow.to)? {
             return Ok(Verdict::Translated { outcome: Outcome::Direct, to });
         }
         if !self.translates(flow) {
@@ -273,12 +274,6 @@ pub(super) const fn untouched(outcome: Outcome) -> Verdict {
 fn routed(flow: &Flow) -> Verdict {
     let outcome = if flow.is_tunnelled() { Outcome::Tunnelled } else { Outcome::Routed };
     Verdict::Translated { outcome, to: Ends::from(&flow.to) }
-}
-
-/// As `direct::may_leave`.
-const fn may_leave(flow: &Flow) -> bool {
-    const AT_EGRESS: u8 = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
-    flow.flags & flow_flags::HAIRPIN == 0 && flow.flags & AT_EGRESS != AT_EGRESS
 }
 
 const fn way_of(flow: &Flow) -> Way {

@@ -27,19 +27,7 @@ static DIRECT: Global<u8> = Global::new(0);
 /// Whether a packet that enters the node leaves at once; how is in the hop of its flow.
 #[inline(always)]
 pub(super) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    may_leave(flow) && leads_out(skb, packet, flow)
-}
-
-/// Whether packets of the flow may pass the stack by. The second translation of a masqueraded connection is made at the
-/// egress of the device towards the backend, which only packets see that get there.
-#[inline(always)]
-fn may_leave(flow: &Flow) -> bool {
-    const HERE: u8 = flow_flags::HAIRPIN;
-    const AT_EGRESS: u8 = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
-    if flow.flags & flow_flags::ROUTED != 0 {
-        return !flow.is_tunnelled();
-    }
-    DIRECT.load() != 0 && flow.flags & HERE == 0 && flow.flags & AT_EGRESS != AT_EGRESS
+    flow.may_leave(DIRECT.load() != 0) && leads_out(skb, packet, flow)
 }
 
 /// Whether there is a way that takes the packet as it is.

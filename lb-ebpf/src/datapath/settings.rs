@@ -1,6 +1,6 @@
 //! What holds for every packet of the node.
 
-use lb_common::{Address, Service, Settings, service_flags, settings_flags};
+use lb_common::{Address, Service, Settings, settings_flags};
 
 use super::{
     maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
@@ -17,9 +17,7 @@ pub(crate) fn current() -> Option<&'static Settings> {
 /// The record as it is for who has sent this packet, and whether that one is inside the cluster.
 #[inline(always)]
 pub(super) fn for_client(place: &Place, client: &Address, service: Service) -> (Service, bool) {
-    const MATTERS: u16 =
-        service_flags::SHORT_CIRCUIT | service_flags::MASQUERADE_OUTSIDERS | service_flags::DSR;
-    let inside = service.flags & MATTERS != 0 && is_inside(place.device, client);
+    let inside = service.depends_on_client() && is_inside(place.device, client);
     (service.for_client(inside), inside)
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use super::Collection;
-use crate::datapath::Routes;
+use crate::{datapath::Routes, leftovers};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,9 +45,6 @@ const SYSCTLS: [&str; 10] = [
     "net/ipv6/conf/all/forwarding",
 ];
 
-/// What kube-proxy names its chains and tables.
-const OF_KUBE_PROXY: [&str; 2] = ["KUBE-", "kube-proxy"];
-
 pub(super) fn collect(collection: &mut Collection) {
     for (name, command) in NETWORK {
         collection.add(name, run(command));
@@ -78,25 +75,13 @@ fn or_none(json: &str) -> &str {
     if json.trim().is_empty() { "[]" } else { json.trim() }
 }
 
-/// How many rules and chains are called as kube-proxy calls them; not which.
+/// How much of kube-proxy there is, not which rules.
 fn kube_proxy() -> String {
-    let count =
-        |text: &str| text.lines().filter(|line| OF_KUBE_PROXY.iter().any(|name| line.contains(name))).count();
-    let commands: [&[&str]; 4] = [
-        &["iptables-save"],
-        &["ip6tables-save"],
-        &["nft", "list", "tables"],
-        &["ipvsadm", "--save", "--numeric"],
-    ];
-    let line = |command: &[&str]| match run(command) {
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output);
-            let lines = if command[0] == "ipvsadm" { text.lines().count() } else { count(&text) };
-            format!("{}: {lines} lines of kube-proxy's\n", command.join(" "))
-        }
-        Err(error) => format!("{}: {error:#}\n", command.join(" ")),
-    };
-    commands.into_iter().map(line).collect()
+    let found = leftovers::find();
+    if found.is_empty() {
+        return "Nothing of kube-proxy's is here, as far as the tools tell that make it.\n".to_owned();
+    }
+    found.iter().map(|leftover| format!("{leftover}\n")).collect()
 }
 
 fn kernel() -> anyhow::Result<String> {
