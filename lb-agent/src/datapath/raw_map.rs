@@ -77,10 +77,6 @@ impl RawMap {
     /// What is pinned at `path`, if anything is.
     pub(super) fn open(name: &'static str, path: &Path) -> Result<Option<Self>, DatapathError> {
         let Some(shape) = Shape::of_pin(path)? else { return Ok(None) };
-        if !shape.has_single_values() {
-            let found = io::Error::other(format!("it is a {shape}"));
-            return Err(DatapathError::file("read the elements of the pinned map", path, found));
-        }
         let fd =
             sys::open_pin(path).map_err(|error| DatapathError::file("open the pinned map", path, error))?;
         Ok(Some(Self::new(name, fd, shape)))
@@ -116,6 +112,15 @@ impl RawMap {
         self.shape.value_size as usize
     }
 
+    /// No pointer goes to the kernel with less behind it than it reads or writes: `yes` says that keys and values are as large as
+    /// the map's.
+    fn fits(&self, yes: bool) -> io::Result<()> {
+        if yes && self.shape.has_single_values() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("it is a {}, read and written as something else", self.shape)))
+    }
+
     /// Reads the value of `key`; whether there is one.
     pub(super) fn get(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
         self.read(Command::MapLookup, Some(key), value).map_err(|error| self.error("read from", error))
@@ -129,7 +134,7 @@ impl RawMap {
     /// A command that reads a value, or a key.
     fn read(&self, command: Command, key: Option<&[u8]>, out: &mut [u8]) -> io::Result<bool> {
         let size = if command == Command::MapNextKey { self.key_size() } else { self.value_size() };
-        fits(out.len() == size && key.is_none_or(|key| key.len() == self.key_size()))?;
+        self.fits(out.len() == size && key.is_none_or(|key| key.len() == self.key_size()))?;
         let mut attr = Element {
             map: sys::raw(self.fd()),
             key: key.map_or(0, |key| sys::pointer(key.as_ptr())),
@@ -142,7 +147,7 @@ impl RawMap {
 
     /// Writes one element; `flags` are [`ANY`] or [`NO_EXIST`].
     pub(super) fn update(&self, key: &[u8], value: &[u8], flags: u64) -> io::Result<()> {
-        fits(key.len() == self.key_size() && value.len() == self.value_size())?;
+        self.fits(key.len() == self.key_size() && value.len() == self.value_size())?;
         patiently(|| {
             let mut attr = Element {
                 map: sys::raw(self.fd()),
@@ -158,7 +163,7 @@ impl RawMap {
 
     /// Removes one element; whether it was there.
     pub(super) fn delete(&self, key: &[u8]) -> io::Result<bool> {
-        fits(key.len() == self.key_size())?;
+        self.fits(key.len() == self.key_size())?;
         found(patiently(|| {
             let mut attr =
                 Element { map: sys::raw(self.fd()), key: sys::pointer(key.as_ptr()), ..Element::zeroed() };
@@ -170,8 +175,10 @@ impl RawMap {
     /// Updates or, where there are no `values`, deletes many elements at once.
     pub(super) fn write_batch(&self, keys: &[u8], values: Option<&[u8]>) -> Result<(), Trouble> {
         let count = keys.len().checked_div(self.key_size()).unwrap_or(0);
-        let is_whole = values.is_none_or(|values| values.len() == count * self.value_size());
-        let Some(wanted) = u32::try_from(count).ok().filter(|_| is_whole) else { return Err(Trouble::At(0)) };
+        let fits = self.fits(values.is_none_or(|values| values.len() == count * self.value_size()));
+        let Some(wanted) = u32::try_from(count).ok().filter(|_| fits.is_ok()) else {
+            return Err(Trouble::At(0));
+        };
         let command = if values.is_some() { Command::MapUpdateBatch } else { Command::MapDeleteBatch };
         let mut attr = Batch {
             keys: sys::pointer(keys.as_ptr()),
@@ -197,8 +204,8 @@ impl RawMap {
         keys: &mut [u8],
         values: &mut [u8],
     ) -> Result<usize, (usize, io::Error)> {
-        let room = |octets: &[u8], size: usize| octets.len().checked_div(size).unwrap_or(0);
-        let room = room(keys, self.key_size()).min(room(values, self.value_size()));
+        self.fits(true).map_err(|error| (0, error))?;
+        let room = (keys.len() / self.key_size()).min(values.len() / self.value_size());
         let mut attr = Batch {
             in_cursor: from.map_or(0, |cursor| sys::pointer(cursor.0.as_ptr())),
             out_cursor: sys::pointer(to.0.as_mut_ptr()),
@@ -263,11 +270,6 @@ impl RawMap {
         }
         Ok(())
     }
-}
-
-/// No pointer goes to the kernel with less behind it than it reads or writes.
-fn fits(yes: bool) -> io::Result<()> {
-    if yes { Ok(()) } else { Err(io::Error::other("a key or a value is not as large as the map's")) }
 }
 
 fn found(result: io::Result<i32>) -> io::Result<bool> {
