@@ -1,4 +1,5 @@
-"""Checks deploy/ with the tools that its users have: Helm's own library, hadolint, the schemas of Kubernetes, a parser of PromQL.
+"""Checks deploy/ with the tools that its users have: Helm's own library, hadolint, the schemas of Kubernetes, Prometheus' own
+promtool (of Debian's package prometheus; in the PATH, or PROMTOOL says where).
 
     python3 -m venv VENV && VENV/bin/pip install -r deploy/lint/requirements.txt && VENV/bin/python deploy/lint/check.py
 
@@ -7,13 +8,14 @@ With --write it renders the manifests beside the chart anew, and copies into it 
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import kubernetes_validate
-import promql_parser
 import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
@@ -26,6 +28,7 @@ RENDERED = {
     "kubeadm.yaml": DEPLOY / "lint/values-kubeadm.yaml",
 }
 RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
+RULE_TESTS = DEPLOY / "alerts/lb-agent.tests.yaml"
 DASHBOARD = DEPLOY / "grafana/lb-agent.json"
 SEVERITIES = ["critical", "warning", "info"]
 # Of Prometheus' operator: their schemas are not those of Kubernetes.
@@ -118,22 +121,22 @@ def check_copies(write):
     return problems
 
 
-def promql_problem(expression):
+def promtool(*arguments):
+    """What it complains about."""
+    command = [os.environ.get("PROMTOOL", "promtool"), *arguments]
     try:
-        # What Grafana fills in.
-        promql_parser.parse(expression.replace("$__rate_interval", "5m"))
-    except Exception as error:
-        return f"{expression}: {error}"
-    return None
+        run = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return [f"{command[0]} is not installed: it is in Debian's package prometheus (PROMTOOL says where it is)"]
+    return (run.stdout + run.stderr).splitlines() if run.returncode else []
 
 
 def check_rules():
-    problems, names = [], []
+    problems, names = promtool("check", "rules", RULES), []
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             name = rule["alert"]
             names.append(name)
-            problems.append(promql_problem(rule["expr"]))
             if rule["labels"].get("severity") not in SEVERITIES:
                 problems.append(f"{name}: severity is none of {SEVERITIES}")
             if not re.fullmatch("[0-9]+[smh]", rule.get("for", "")):
@@ -142,23 +145,42 @@ def check_rules():
                 if not rule["annotations"].get(text, "").strip():
                     problems.append(f"{name}: no {text}")
     problems += [f"{name} is there twice" for name in set(names) if names.count(name) > 1]
-    return [problem for problem in problems if problem]
+    return problems
+
+
+def check_rule_tests():
+    """Each alert fires on series made for it, and none on those of a healthy node."""
+    rules = [rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    tested = [test["name"] for test in yaml.safe_load(RULE_TESTS.read_text())["tests"]]
+    problems = [f"{name} has no test in {RULE_TESTS.name}" for name in rules if name not in tested]
+    return problems + promtool("test", "rules", RULE_TESTS)
+
+
+def check_expressions(expressions):
+    """As rules, for Prometheus takes an expression from nowhere else without a server."""
+    # What Grafana fills in.
+    expressions = [expression.replace("$__rate_interval", "5m") for expression in expressions]
+    rules = [{"record": f"expression_{number}", "expr": text} for number, text in enumerate(expressions, 1)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
+        file.flush()
+        return promtool("check", "rules", file.name)
 
 
 def check_dashboard():
     dashboard = json.loads(DASHBOARD.read_text())
-    problems, places = [], set()
+    problems, places, expressions = [], set(), []
     for panel in dashboard["panels"]:
         if panel["type"] != "row" and not panel["description"]:
             problems.append(f"{panel['title']}: no description")
         for target in panel.get("targets", []):
-            problems.append(promql_problem(target["expr"]))
+            expressions.append(target["expr"])
         place = panel["gridPos"]
         cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
         if cells & places or place["x"] + place["w"] > 24:
             problems.append(f"{panel['title']}: lies on another panel")
         places |= cells
-    return [problem for problem in problems if problem]
+    return problems + check_expressions(expressions)
 
 
 def check_monitoring_of_chart():
@@ -212,6 +234,7 @@ def main():
         check("copies in the chart", check_copies("--write" in sys.argv[1:])),
         check("rendered manifests", check_rendered("--write" in sys.argv[1:])),
         check("alert rules", check_rules()),
+        check("tests of alert rules", check_rule_tests()),
         check("dashboard", check_dashboard()),
         check("monitoring objects of the chart", check_monitoring_of_chart()),
         check("schemas of Kubernetes", check_manifests()),
