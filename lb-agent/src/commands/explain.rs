@@ -66,9 +66,10 @@ pub fn explain(place: &Place, args: &ExplainArgs) -> anyhow::Result<()> {
 /// The device that the packet comes in through: the one named, or the one that leads to the client.
 fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     match &args.device {
-        Some(name) => routes
-            .device(name)
-            .with_context(|| format!("there is no device {name} in this network namespace")),
+        Some(name) => routes.device(name).with_context(|| {
+            let names: Vec<_> = routes.names().collect();
+            format!("there is no device {name} in this network namespace, only {}", names.join(", "))
+        }),
         None => Ok(routes.to(args.from.ip)?.map_or(0, |route| route.device)),
     }
 }

@@ -89,6 +89,10 @@ impl Tables for PinnedTables {
         self.routes.borrow_mut().look_up(self.device, (*to).into())
     }
 
+    fn device_name(&self, device: u32) -> Option<String> {
+        self.routes.borrow().name(device).map(str::to_owned)
+    }
+
     fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
         self.maps.service_maps.service_name(id)
     }

@@ -134,6 +134,11 @@ pub enum Step {
     Full,
     /// A routed flow or one in a tunnel has no way to its backend.
     NoRoute,
+    /// The packet leaves at once, past the stack.
+    PastStack {
+        /// Through which device.
+        device: String,
+    },
     /// The XDP program lets the packet go on to tc, which decides.
     LeftToTc,
     /// What the hook at hand has to do with the device, found out apart from the maps.

@@ -56,6 +56,8 @@ pub trait Tables {
     fn globals(&self) -> Globals;
     /// The way that packets to this address take.
     fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError>;
+    /// The name of a device, if there is one with this interface index.
+    fn device_name(&self, device: u32) -> Option<String>;
     /// The name of a service port, if it has one.
     fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError>;
     /// The pod of an endpoint, if it is known.

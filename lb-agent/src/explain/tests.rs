@@ -80,6 +80,10 @@ impl Tables for Shelf {
         Ok(None)
     }
 
+    fn device_name(&self, _: u32) -> Option<String> {
+        None
+    }
+
     fn service_name(&self, _: u32) -> Result<Option<String>, DatapathError> {
         Ok(Some("default/web:http".to_owned()))
     }

@@ -3,7 +3,7 @@
 use lb_common::{
     Backend, Outcome, Settings,
     conntrack::{Flow, Phase, Segment, Tuple, flow_flags, seconds_left},
-    device_flags,
+    device_flags, protocol,
 };
 use lb_ebpf::schedule;
 
@@ -80,7 +80,7 @@ impl<'a, T: Tables> Walk<'a, T> {
 
     /// What the XDP program itself does; nothing is to leave the packet to tc.
     fn try_xdp(&mut self) -> Found<Option<Verdict>> {
-        if self.question.tuple.protocol == lb_common::protocol::SCTP {
+        if self.question.tuple.protocol == protocol::SCTP {
             return Ok(None);
         }
         let known = self.known_flow()?;
@@ -233,6 +233,7 @@ impl<'a, T: Tables> Walk<'a, T> {
         let to = Ends::from(&flow.to);
         let may_leave = self.question.hook == Hook::Ingress && flow.may_leave(self.tables.globals().direct);
         if may_leave && self.leaves_directly(&flow.to)? {
+            self.note_exit(&flow.to)?;
             return Ok(Verdict::Translated { outcome: Outcome::Direct, to });
         }
         if !self.translates(flow) {
@@ -248,12 +249,23 @@ impl<'a, T: Tables> Walk<'a, T> {
         Ok(Verdict::Translated { outcome, to })
     }
 
-    /// Whether packets `to` go past the stack although their flow is none of those that always do.
+    /// Whether packets `to` go past the stack although their flow is none of those that always do; as `direct::leads_out`.
     pub(super) fn leaves_directly(&self, to: &Tuple) -> Found<bool> {
-        if !self.tables.globals().direct {
+        if !self.tables.globals().direct || to.protocol == protocol::SCTP {
             return Ok(false);
         }
         Ok(self.tables.route(&to.destination)?.is_some_and(|route| route.neighbour))
+    }
+
+    /// Notes the device through which packets `to` go past the stack.
+    pub(super) fn note_exit(&mut self, to: &Tuple) -> Found<()> {
+        let Some(route) = self.tables.route(&to.destination)? else { return Ok(()) };
+        let name = self.tables.device_name(route.device);
+        let step = Step::PastStack { device: name.unwrap_or_else(|| format!("#{}", route.device)) };
+        if !self.steps.contains(&step) {
+            self.steps.push(step);
+        }
+        Ok(())
     }
 
     /// What holds for every packet; nothing as long as no agent has written any.

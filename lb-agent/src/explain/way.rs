@@ -118,13 +118,16 @@ impl<T: Tables> Walk<'_, T> {
         }
         self.look_at_port(backend, way)?;
         let to = Tuple { destination: backend.address, ..self.question.tuple };
+        let leaves = way == Way::Direct || way == Way::Masqueraded && self.leaves_directly(&to)?;
+        if leaves {
+            self.note_exit(&to)?;
+        }
         Ok(match way {
             Way::Hairpin => Outcome::Hairpin,
             Way::Tunnel => Outcome::NewTunnelledFlow,
             Way::Routed => Outcome::NewRoutedFlow,
-            Way::Direct => Outcome::NewDirectFlow,
-            Way::Masqueraded if self.leaves_directly(&to)? => Outcome::NewDirectFlow,
-            Way::Masqueraded | Way::Masquerade | Way::Stack => Outcome::NewFlow,
+            _ if leaves => Outcome::NewDirectFlow,
+            Way::Masqueraded | Way::Masquerade | Way::Stack | Way::Direct => Outcome::NewFlow,
         })
     }
 

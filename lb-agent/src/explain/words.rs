@@ -10,7 +10,8 @@ use super::{
 /// The step as a line of text: what was looked at, and what was found.
 pub fn step(step: &Step) -> String {
     match step {
-        Step::Attached { .. } | Step::LeftToTc | Step::OtherHook | Step::NoRoute | Step::Full => place(step),
+        Step::Attached { .. } | Step::LeftToTc | Step::OtherHook | Step::Full => place(step),
+        Step::NoRoute | Step::PastStack { .. } => place(step),
         Step::NoPort | Step::NoFlow | Step::Flow { .. } | Step::Anew { .. } | Step::Retransmission => {
             flow(step)
         }
@@ -46,6 +47,7 @@ fn place(step: &Step) -> String {
                 .into()
         }
         Step::NoRoute => "route: there is none to the backend".into(),
+        Step::PastStack { device } => format!("route: leaves at once through {device}, past the stack"),
         _ => "conntrack: full".into(),
     }
 }

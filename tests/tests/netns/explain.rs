@@ -73,4 +73,14 @@ fn explain_says_why_nobody_answers() {
     let node =
         explained(&bed, &["--from", "172.18.0.1", "--to", &http(WEB[0]).to_string(), "--at", "socket"]);
     assert_eq!(node["text"], "the call fails with ECONNREFUSED (reject_tcp)", "{node:#}");
+    let settings = bed.cluster.agent_settings(1);
+    let refused = |devices: &[&str]| {
+        let to = http(WEB[0]).to_string();
+        let arguments = [&["explain", "--from", &client, "--to", &to], devices].concat();
+        agent::ask(&bed.cluster.node1, &settings.bpffs, &arguments).unwrap_err().to_string()
+    };
+    let unknown = refused(&["--device", "nowhere"]);
+    assert!(unknown.contains("no device nowhere in this network namespace, only lo, "), "{unknown}");
+    let two = refused(&["--device", "eth0", "--device", "pod1"]);
+    assert!(two.contains("'--device <NAME>' cannot be used multiple times"), "{two}");
 }

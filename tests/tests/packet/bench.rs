@@ -20,6 +20,7 @@ use aya::{
     util::nr_cpus,
 };
 use bytemuck::Zeroable as _;
+use lb_agent::explain::Globals;
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Event, FragmentKey, FragmentPorts, Outcome,
     Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
@@ -154,19 +155,24 @@ impl Bench {
 
     /// With one map of another size.
     pub(crate) fn with_size(map: &str, entries: u32) -> Self {
-        Self::made(map, entries, 0)
+        Self::made(map, entries, Globals::default())
     }
 
     /// Where clients are led to another backend after so many retransmissions of a SYN.
-    pub(crate) fn with_syn_retries(retries: u16) -> Self {
-        Self::made("SERVICES", 64, retries)
+    pub(crate) fn with_syn_retries(syn_retries: u16) -> Self {
+        Self::with_globals(Globals { syn_retries, ..Globals::default() })
+    }
+
+    /// With this written in the programs, which have the usual seed.
+    pub(crate) fn with_globals(globals: Globals) -> Self {
+        Self::made("SERVICES", 64, globals)
     }
 
     /// One that nobody uses any more, or a new one.
-    fn made(map: &str, entries: u32, syn_retries: u16) -> Self {
-        let usual = SIZES.contains(&(map, entries)) && syn_retries == 0;
+    fn made(map: &str, entries: u32, globals: Globals) -> Self {
+        let usual = SIZES.contains(&(map, entries)) && globals == Globals::default();
         let spare = if usual { SPARE.lock().unwrap().pop() } else { None };
-        let ebpf = spare.unwrap_or_else(|| Self::load(map, entries, syn_retries));
+        let ebpf = spare.unwrap_or_else(|| Self::load(map, entries, globals));
         let ebpf = Loaded { ebpf: Some(ebpf), usual };
         let (device, case, label) = (Device::Ethernet, String::new(), String::new());
         let mut bench = Self { ebpf, device, case, label, step: 0, slot: 0 };
@@ -175,10 +181,12 @@ impl Bench {
         bench
     }
 
-    fn load(map: &str, entries: u32, syn_retries: u16) -> Ebpf {
+    fn load(map: &str, entries: u32, globals: Globals) -> Ebpf {
+        let direct = u8::from(globals.direct);
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
-        loader.override_global("SYN_RETRIES", &syn_retries, true);
+        loader.override_global("SYN_RETRIES", &globals.syn_retries, true);
+        loader.override_global("DIRECT", &direct, true);
         for (name, default) in SIZES {
             loader.map_max_entries(name, if name == map { entries } else { default });
         }
