@@ -16,6 +16,7 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;
+pub mod guest;
 pub mod http;
 pub mod icmp;
 pub mod manifests;

@@ -9,6 +9,7 @@ mod affinity;
 mod balancing;
 mod bed;
 mod bugreport;
+mod clock;
 mod connections;
 mod deploy;
 mod devices;

@@ -235,10 +235,12 @@ impl Process {
     fn start(binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<Self> {
         let path = Path::new(TESTS).join(&binary.name);
         let mut command = Command::new(&path);
-        command.args(["--test-threads=1", "--exact"]).args(tests);
+        // Those that only a guest runs are ignored elsewhere.
+        command.args(["--test-threads=1", "--include-ignored", "--exact"]).args(tests);
         command.env("LB_AGENT", format!("{TESTS}/lb-agent")).env("LB_TEST_SKIPS", SKIPS);
         command.env("LB_NEXT_AGENT", format!("{TESTS}/next-lb-agent"));
         command.env("LB_TEST_PATIENCE", patience.to_string()).env("RUST_BACKTRACE", "0");
+        command.env("LB_TEST_GUEST", "1");
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("cannot start {}", path.display()))?;
         let Some(stdout) = child.stdout.take() else { bail!("{} has no output", path.display()) };

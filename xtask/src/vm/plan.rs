@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::image::TestBinary;
@@ -32,10 +32,11 @@ const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 
 /// What runs besides all of `packet` where time is short: each way of attaching once, and what depends on the kernel. Each costs
 /// a minute or two under Linux 6.1, emulated, most of it in the verifier. A name stands for all tests that begin with it.
-const SHORT: [&str; 8] = [
+const SHORT: [&str; 9] = [
     "datapath::our_own_qdisc_goes_with_us",
     "datapath::we_come_first_at_ingress_and_last_at_egress",
     "netns::balancing::answers_come_from_the_virtual_address",
+    "netns::clock::",
     "netns::lifetime::cleanup_leaves_nothing",
     "netns::masquerade::who_is_masqueraded",
     "netns::sctp::",
@@ -79,6 +80,14 @@ impl Binary {
     pub(super) fn full_name(&self, test: &str) -> String {
         full_name(&self.name, test)
     }
+
+    /// The first of these that neither runs nor has a reason not to.
+    fn first_without<'a>(&self, tests: &'a [String]) -> Option<&'a String> {
+        let is_known = |test: &String| {
+            self.tests.contains(test) || self.skipped.iter().any(|(skipped, _)| skipped == test)
+        };
+        tests.iter().find(|test| !is_known(test))
+    }
 }
 
 fn full_name(binary: &str, test: &str) -> String {
@@ -91,7 +100,15 @@ pub(super) fn plan(extent: &Extent, binaries: &[TestBinary]) -> anyhow::Result<P
     for name in ORDER {
         let binary = binaries.iter().find(|binary| binary.name == name);
         let binary = binary.with_context(|| format!("lb-tests has no test binary {name}"))?;
-        chosen.push(choose(extent, name, list(binary)?));
+        let of_binary = choose(extent, name, list(binary, &[])?);
+        if let Extent::Short = extent
+            && let Some(left_out) = of_binary.first_without(&list(binary, &["--ignored"])?)
+        {
+            bail!(
+                "only guests run {left_out}: name it among the tests of the short list, or nothing runs it"
+            );
+        }
+        chosen.push(of_binary);
     }
     ensure!(binaries.len() == ORDER.len(), "lb-tests has a test binary that {ORDER:?} does not name");
     if let Extent::Short = extent {
@@ -127,9 +144,9 @@ fn choose(extent: &Extent, binary: &str, tests: Vec<String>) -> Binary {
     chosen
 }
 
-/// What a test binary has.
-fn list(binary: &TestBinary) -> anyhow::Result<Vec<String>> {
-    let output = Command::new(&binary.path).args(["--list", "--format=terse"]).output();
+/// What a test binary has, also what is ignored elsewhere; with `--ignored` only that.
+fn list(binary: &TestBinary, more: &[&str]) -> anyhow::Result<Vec<String>> {
+    let output = Command::new(&binary.path).args(["--list", "--format=terse"]).args(more).output();
     let output = output.with_context(|| format!("cannot start {}", binary.path.display()))?;
     ensure!(output.status.success(), "{} --list failed: {}", binary.path.display(), output.status);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -154,5 +171,13 @@ mod tests {
         assert_eq!(chosen(&Extent::Short, "netns", &tests), (vec!["sctp::a".to_owned()], vec![]));
         let (run, skipped) = chosen(&Extent::Full, "netns", &tests);
         assert_eq!((run.len(), skipped.len()), (1, 1));
+    }
+
+    #[test]
+    fn what_only_guests_run_has_to_be_in_the_short_list() {
+        let named = |tests: &[&str]| tests.iter().map(|test| (*test).to_owned()).collect::<Vec<_>>();
+        let short = choose(&Extent::Short, "netns", named(&["clock::a", "bed::b"]));
+        assert_eq!(short.first_without(&named(&["clock::a"])), None);
+        assert_eq!(short.first_without(&named(&["clock::a", "bed::b"])).unwrap(), "bed::b");
     }
 }

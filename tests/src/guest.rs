@@ -1,0 +1,16 @@
+//! Tests that change the machine, or need what the kernels of `cargo xtask vm` have: only guests run them.
+//!
+//! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that
+//! `cargo test -- --ignored` does no harm elsewhere.
+
+/// Panics where this is no guest of `cargo xtask vm`, which says so in `$LB_TEST_GUEST`.
+///
+/// # Panics
+/// Outside of a guest.
+pub fn only() {
+    let is_guest = std::env::var_os("LB_TEST_GUEST").is_some();
+    assert!(
+        is_guest,
+        "this test changes the machine it runs on: `cargo xtask vm --test NAME` runs it in a guest"
+    );
+}

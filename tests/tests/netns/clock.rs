@@ -1,0 +1,183 @@
+//! The calendar clock is set while there is traffic: in guests only, as it is the machine's.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{Connection, ask_http, echo, udp_socket},
+    guest,
+    traffic::{Kind, Traffic},
+    wait_for,
+};
+use nix::{
+    sys::time::TimeSpec,
+    time::{ClockId, clock_gettime, clock_settime},
+};
+
+use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
+
+const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
+/// Longer than any connection is remembered that says nothing.
+const DAY: Duration = Duration::from_secs(25 * 60 * 60);
+/// A summer.
+const OF_1971: Duration = Duration::from_secs(46_656_000);
+/// Until a new Service is served.
+const SOON: Duration = Duration::from_secs(2);
+/// A flow of one question and its answer is remembered so long.
+const REPLIED: Duration = Duration::from_secs(30);
+/// And is gone after this time, in an emulated machine that has other things to do.
+const LATEST: Duration = Duration::from_secs(120);
+
+/// The calendar clock; put right when dropped, by the one that does not jump.
+struct Calendar {
+    began: Instant,
+    at: TimeSpec,
+}
+
+impl Calendar {
+    fn open() -> Self {
+        Self { began: Instant::now(), at: clock_gettime(ClockId::CLOCK_REALTIME).unwrap() }
+    }
+
+    /// What it should be.
+    fn right(&self) -> TimeSpec {
+        self.at + TimeSpec::from_duration(self.began.elapsed())
+    }
+
+    fn set(time: TimeSpec) {
+        clock_settime(ClockId::CLOCK_REALTIME, time).unwrap();
+    }
+}
+
+impl Drop for Calendar {
+    fn drop(&mut self) {
+        if let Err(error) = clock_settime(ClockId::CLOCK_REALTIME, self.right()) {
+            eprintln!("the clock stays wrong: {error}");
+        }
+    }
+}
+
+/// Clients that must stay with what they have: by a connection, by a socket, by affinity.
+struct Settled {
+    connections: [(Connection, String); 2],
+    affine: [(IpAddr, String); 2],
+}
+
+impl Settled {
+    fn new(bed: &Bed, affine: [IpAddr; 2]) -> Self {
+        let open = |vip| {
+            let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
+            let server = connection.ask().unwrap().server;
+            (connection, server)
+        };
+        let ask = |vip| (vip, ask_http(&bed.cluster.client, http(vip)).unwrap().server);
+        Self { connections: WEB.map(open), affine: affine.map(ask) }
+    }
+
+    #[track_caller]
+    fn assert_stay(&mut self, bed: &Bed, when: &str) {
+        for (connection, server) in &mut self.connections {
+            assert_eq!(&connection.ask().unwrap().server, server, "{when}: a connection that was idle");
+        }
+        for (vip, server) in &self.affine {
+            for _ in 0..4 {
+                let again = ask_http(&bed.cluster.client, http(*vip)).unwrap().server;
+                assert_eq!(&again, server, "{when}: affinity at {vip}");
+            }
+        }
+    }
+}
+
+/// Flows of one question and its answer, from where they are.
+struct Idle {
+    clients: [SocketAddr; 2],
+    since: Instant,
+}
+
+impl Idle {
+    fn ask(bed: &Bed) -> Self {
+        let ask = |vip| echo(&udp_socket(&bed.cluster.client, udp(vip)).unwrap(), b"?").unwrap().local;
+        Self { clients: WEB.map(ask), since: Instant::now() }
+    }
+
+    fn are_known(&self, bed: &Bed) -> [bool; 2] {
+        let output = bed.agent.as_ref().unwrap().ask(&["conntrack", "list", "-o", "json"]).unwrap();
+        let flows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let flows = flows.as_array().unwrap();
+        self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
+    }
+
+    /// As they would be by a clock that has jumped on.
+    #[track_caller]
+    fn assert_not_forgotten_too_soon(&self, bed: &Bed, when: &str) {
+        let known = self.are_known(bed);
+        let idle = self.since.elapsed();
+        println!("{when}: idle for {idle:?}, known: {known:?}");
+        assert!(known == [true; 2] || idle > REPLIED, "{when}: forgotten after {idle:?}");
+    }
+
+    /// Which they would not be by a clock that has jumped back.
+    #[track_caller]
+    fn assert_is_forgotten(&self, bed: &Bed) {
+        let gone = || (self.are_known(bed) == [false; 2]).then_some(());
+        wait_for(REPLIED, gone).expect("what is idle is forgotten");
+        let idle = self.since.elapsed();
+        println!("idle for {idle:?}, forgotten");
+        assert!(idle < LATEST, "forgotten after {idle:?}");
+    }
+}
+
+/// Of every kind through packets, and what the sockets of the node have: an emulated machine has enough to do with that.
+fn traffic(bed: &Bed) -> Traffic {
+    let of_client = |vip| {
+        let tcp = Kind::TCP.map(|kind| (&bed.cluster.client, kind, http(vip)));
+        tcp.into_iter().chain(Kind::UDP.map(|kind| (&bed.cluster.client, kind, udp(vip))))
+    };
+    let of_node = [(Kind::Connection, http(WEB[0])), (Kind::Datagrams, udp(WEB[1]))];
+    let of_node = of_node.map(|(kind, to)| (&bed.cluster.node1, kind, to));
+    Traffic::start(WEB.into_iter().flat_map(of_client).chain(of_node)).unwrap()
+}
+
+#[test]
+#[ignore = "only in a guest: `cargo xtask vm` runs it"]
+fn a_clock_that_jumps_costs_no_connection() {
+    guest::only();
+    let bed = Bed::with_web(&PODS);
+    let mut affine = bed.service("affine", vips(20), &PODS);
+    affine.exposure.affinity = Some(600);
+    bed.cluster.manifests.put(&affine).unwrap();
+    wait_for(SOON, || ask_briefly(&bed.cluster.client, vips(20)[1])).expect("it is served");
+    let mut settled = Settled::new(&bed, vips(20));
+    let traffic = traffic(&bed);
+    let calendar = Calendar::open();
+    let idle = Idle::ask(&bed);
+
+    let day = TimeSpec::from_duration(DAY);
+    let of_1971 = TimeSpec::from_duration(OF_1971);
+    let times =
+        [("a day on", calendar.right() + day), ("a day back", calendar.right() - day), ("1971", of_1971)];
+    for (number, (when, time)) in (30..).zip(times) {
+        Calendar::set(time);
+        goes_on(&bed, &traffic, &mut settled, number, when);
+        idle.assert_not_forgotten_too_soon(&bed, when);
+    }
+    idle.assert_is_forgotten(&bed);
+
+    drop(calendar);
+    goes_on(&bed, &traffic, &mut settled, 33, "as it should be");
+    traffic.stop().assert_unharmed();
+}
+
+/// A new Service is served soon, and nobody notices.
+#[track_caller]
+fn goes_on(bed: &Bed, traffic: &Traffic, settled: &mut Settled, number: u8, when: &str) {
+    bed.put(&format!("new{number}"), vips(number), &["pod3"]);
+    for vip in vips(number) {
+        let served = wait_for(SOON, || ask_briefly(&bed.cluster.client, vip));
+        assert_eq!(served.as_deref(), Some("pod3"), "{when}: the Service that was added");
+    }
+    settled.assert_stay(bed, when);
+    traffic.goes_on().unwrap();
+}
