@@ -9,6 +9,7 @@
 //!
 //! A task that ends takes the agent with it: nothing dies silently. The data plane does not care.
 
+mod bpffs;
 mod config_file;
 mod conntrack;
 mod devices;
@@ -166,6 +167,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     datapath.finish_handover()?;
     tasks.spawn("devices", devices.run());
 
+    tasks.spawn("BPF file system", bpffs::run(datapath.anchor()?, Arc::clone(&state)));
     serve_http((config.healthz, config.metrics), about, &state, node_info, tasks);
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
 

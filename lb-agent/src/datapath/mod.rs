@@ -11,6 +11,7 @@
 
 mod active;
 mod affinity;
+mod anchor;
 mod attach;
 mod bpffs;
 mod check;
@@ -61,6 +62,7 @@ pub use glob::Pattern as DevicePattern;
 pub use self::{
     active::{ActiveFlows, Recount},
     affinity::{AffinitySweep, AffinityTable},
+    anchor::{Anchor, Rescued},
     attach::{AttachMode, Attacher, Direction, Place, SyncReport},
     check::{Probe, ProbeResult, check, degraded, forwards},
     cleanup::{Removed, cleanup},
@@ -335,6 +337,11 @@ impl Datapath {
             cleanup::remove_version(&version)?;
         }
         clsact::remove_earlier()
+    }
+
+    /// What notices that the folder is not where it was.
+    pub fn anchor(&self) -> Result<Anchor, DatapathError> {
+        Anchor::new(self.folder.clone())
     }
 
     /// The BPF file system it is pinned on.

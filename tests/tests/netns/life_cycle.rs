@@ -15,6 +15,7 @@ use lb_tests::{
     traffic::{Kind, Traffic},
     wait_for,
 };
+use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
     bed::{Bed, WEB, http, udp},
@@ -252,6 +253,51 @@ fn a_missing_bpffs_is_mounted_and_one_that_cannot_be_is_named() {
     let status = Agent::spawn(&bed.cluster.node1, settings).unwrap().wait().unwrap();
     let said = fs::read_to_string(log).unwrap();
     assert!(!status.success() && said.contains(in_the_way.to_str().unwrap()), "{said}");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+#[test]
+fn a_bpffs_that_is_unmounted_under_the_agent_is_made_anew_and_costs_nothing() {
+    let mut bed = Bed::with_web(&PODS);
+    let bpffs = bed.cluster.bpffs(1);
+    let before = links(&bpffs);
+    let traffic = bed.traffic();
+    let busy = run(Command::new("umount").arg(&bpffs)).unwrap_err().to_string();
+    assert!(busy.contains("busy"), "{busy}");
+    traffic.goes_on().unwrap();
+    run(Command::new("umount").arg("--lazy").arg(&bpffs)).unwrap();
+    // What keeps the agent running starts it again.
+    let agent = bed.agent.take().unwrap();
+    wait_for(PATIENCE, || agent.log().contains("was unmounted").then_some(())).unwrap();
+    assert!(!agent.wait().unwrap().success());
+    assert_eq!(links(&bpffs), before);
+    traffic.goes_on().unwrap();
+    bed.start_agent();
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// Where the agent cannot pin everything anew it stays: nothing else holds the data plane.
+#[test]
+fn an_agent_that_cannot_rescue_what_was_pinned_says_so_and_stays() {
+    let mut bed = Bed::with_web(&PODS);
+    let bpffs = bed.cluster.bpffs(1);
+    let other = bed.cluster.folder().join("other");
+    fs::create_dir(&other).unwrap();
+    run(Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&other)).unwrap();
+    fs::create_dir(other.join("lb")).unwrap();
+    let lock = Flock::lock(fs::File::open(other.join("lb")).unwrap(), FlockArg::LockExclusive).unwrap();
+    let traffic = bed.traffic();
+    run(Command::new("mount").arg("--bind").arg(&other).arg(&bpffs)).unwrap();
+    let agent = bed.agent.take().unwrap();
+    let said = || agent.log().contains("the data plane ends when this agent does").then_some(());
+    wait_for(PATIENCE, said).unwrap();
+    traffic.goes_on().unwrap();
+    assert_eq!(agent.log().matches("the data plane ends when this agent does").count(), 1, "{}", agent.log());
+    drop(lock);
+    assert!(!agent.wait().unwrap().success());
+    bed.start_agent();
     traffic.goes_on().unwrap();
     traffic.stop().assert_unharmed();
 }
