@@ -29,13 +29,15 @@ pub(crate) const TOOLS: [(&str, &str); 9] = [
     ("tmux", "tmux"),
 ];
 /// Programs that `cargo xtask vm` runs besides, and the packages that have them.
-pub(crate) const VM_TOOLS: [(&str, &str); 6] = [
+pub(crate) const VM_TOOLS: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("depmod", "kmod"),
     ("modprobe", "kmod"),
     ("strip", "binutils"),
     ("ss", "iproute2"),
     ("sysctl", "procps"),
+    ("ipset", "ipset"),
+    ("ipvsadm", "ipvsadm"),
 ];
 
 /// Installs the packages of those programs that are missing.

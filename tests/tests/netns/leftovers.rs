@@ -146,7 +146,7 @@ fn cleanup_after_any_fault_leaves_nothing_behind() {
 }
 
 /// Has `program` read the text.
-fn feed(netns: &Netns, program: &str, arguments: &[&str], text: &str) {
+pub(crate) fn feed(netns: &Netns, program: &str, arguments: &[&str], text: &str) {
     let mut command = netns.command(program);
     command.args(arguments).stdin(Stdio::piped());
     let mut child = command.spawn().unwrap();

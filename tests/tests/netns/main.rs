@@ -21,6 +21,7 @@ mod flood;
 mod forwarding;
 mod hairpin;
 mod health;
+mod ipvs;
 mod lan;
 mod leftovers;
 mod life_cycle;

@@ -10,7 +10,7 @@ use lb_tests::{
     client::{Connection, PATIENCE, any_address, ask_http, echo},
     cluster::ClientLink,
     netns::Netns,
-    wait_for,
+    patience, wait_for,
 };
 
 use crate::{
@@ -18,10 +18,10 @@ use crate::{
     lan::{Frontend, Lan, Protocol},
 };
 
-const PODS: [&str; 3] = ["pod1", "pod2", "pod3"];
+pub(crate) const PODS: [&str; 3] = ["pod1", "pod2", "pod3"];
 
 /// Puts the service of that number and scheduler beside the others; one that answers.
-fn put(bed: &Bed, number: u8, scheduler: &str, weights: &str) -> [IpAddr; 2] {
+pub(crate) fn put(bed: &Bed, number: u8, scheduler: &str, weights: &str) -> [IpAddr; 2] {
     let mut service = bed.service(&format!("{scheduler}-{number}"), vips(number), &PODS);
     service.annotations =
         vec![("lb.dev/scheduler", scheduler.to_owned()), ("lb.dev/weights", weights.to_owned())];
@@ -48,11 +48,15 @@ fn short(bed: &Bed, vip: IpAddr) -> [u32; 3] {
 }
 
 /// Connections that stay, with the pod of each.
-struct Held(Vec<(String, Connection)>);
+pub(crate) struct Held(Vec<(String, Connection)>);
 
 impl Held {
+    pub(crate) const fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// Opens more of them; who got these.
-    fn more(&mut self, client: &Netns, vip: IpAddr, count: usize) -> [u32; 3] {
+    pub(crate) fn more(&mut self, client: &Netns, vip: IpAddr, count: usize) -> [u32; 3] {
         let before = self.0.len();
         for _ in 0..count {
             let mut connection = Connection::open(client, http(vip)).unwrap();
@@ -61,14 +65,14 @@ impl Held {
         shares(self.0[before..].iter().map(|(name, _)| name.as_str()))
     }
 
-    fn all(&self) -> [u32; 3] {
+    pub(crate) fn all(&self) -> [u32; 3] {
         shares(self.0.iter().map(|(name, _)| name.as_str()))
     }
 
     /// Ends those of a pod; when that is known, which is when both sides have said so.
-    fn end(&mut self, pod: &str) {
+    pub(crate) fn end(&mut self, pod: &str) {
         self.0.retain(|(name, _)| name != pod);
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200) * patience().min(4));
     }
 }
 
@@ -118,7 +122,7 @@ fn counting_schedulers_react_to_long_connections() {
         (44, "wlc", r#"{"pod2": 0}"#, [6, 0, 6]),
     ] {
         for vip in put(&bed, number, scheduler, weights) {
-            let mut held = Held(Vec::new());
+            let mut held = Held::none();
             held.more(&bed.cluster.client, vip, 12);
             assert_eq!(held.all(), wanted, "{scheduler} {weights} {vip}");
             // Where connections end, new ones begin.
@@ -134,7 +138,7 @@ fn counting_schedulers_react_to_long_connections() {
 fn counts_outlive_the_agent_and_other_backends() {
     let mut bed = Bed::with_web(&PODS);
     let [vip, _] = put(&bed, 50, "lc", "{}");
-    let mut held = Held(Vec::new());
+    let mut held = Held::none();
     held.more(&bed.cluster.client, vip, 9);
     assert_eq!(held.all(), [3, 3, 3]);
     bed.agent.take().unwrap().kill().unwrap();
@@ -163,7 +167,7 @@ fn counts_outlive_the_agent_and_other_backends() {
 fn the_scheduler_of_the_node_is_that_of_services_that_name_none() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--scheduler", "lc"]);
-    let mut held = Held(Vec::new());
+    let mut held = Held::none();
     assert_eq!(held.more(&bed.cluster.client, WEB[0], 9), [3, 3, 3]);
     let mut service = bed.service("web", WEB, &PODS);
     service.annotations = vec![("lb.dev/scheduler", "fastest".to_owned())];
@@ -178,8 +182,13 @@ fn the_scheduler_of_the_node_is_that_of_services_that_name_none() {
 
 /// Who answers a datagram from this port.
 fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
+    from(client, SocketAddr::new(any_address(to.ip()), port), to)
+}
+
+/// Who answers a datagram from this address.
+pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String {
     let connect = || {
-        let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), port))?;
+        let socket = UdpSocket::bind(source)?;
         socket.connect(to)?;
         Ok(socket)
     };

@@ -19,8 +19,25 @@ use crate::process::{self, cargo, command_line};
 use crate::setup;
 
 /// Programs that the tests and the guest call, besides those of [`setup::TOOLS`].
-const TOOLS: [&str; 11] =
-    ["cat", "find", "ip6tables", "modprobe", "mount", "sh", "sleep", "ss", "sysctl", "umount", "unshare"];
+const TOOLS: [&str; 17] = [
+    "cat",
+    "find",
+    "ip6tables",
+    "ip6tables-restore",
+    "ip6tables-save",
+    "ipset",
+    "iptables-restore",
+    "iptables-save",
+    "ipvsadm",
+    "modprobe",
+    "mount",
+    "sh",
+    "sleep",
+    "ss",
+    "sysctl",
+    "umount",
+    "unshare",
+];
 /// What tools read. Those that are not here are not needed here.
 const FILES: [&str; 5] =
     ["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2", "/etc/nsswitch.conf"];

@@ -1,0 +1,206 @@
+//! The kernel's own balancer beside ours: the same virtual servers, the same clients, in one node. In guests only, whose kernels have
+//! IPVS. docs/schedulers.md says what is meant to differ.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use lb_tests::{agent::run, client::ask_http, guest};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+use crate::{
+    bed::{Bed, http, udp, vips},
+    leftovers::feed,
+    schedulers::{Held, PODS, from, put},
+};
+
+/// Numbers of virtual addresses of IPVS, beside ours.
+const BESIDE: u8 = 100;
+/// Clients' addresses, by their last octet.
+const CLIENTS: std::ops::Range<u8> = 10..22;
+const PORTS: std::ops::Range<u16> = 2000..2024;
+
+/// One virtual server, served twice.
+struct Twins {
+    ours: IpAddr,
+    ipvs: IpAddr,
+}
+
+impl Twins {
+    /// Of both families; `weights` are those of [`PODS`].
+    fn put(bed: &Bed, number: u8, scheduler: &str, weights: [u16; 3]) -> [Self; 2] {
+        let named: Vec<String> =
+            PODS.iter().zip(weights).map(|(pod, weight)| format!("{pod:?}: {weight}")).collect();
+        let ours = put(bed, number, scheduler, &format!("{{{}}}", named.join(", ")));
+        let ipvs = vips(BESIDE + number);
+        let mut servers = String::new();
+        for vip in ipvs {
+            bed.cluster.node1.ip(&format!("address add {vip} dev ipvs0\n")).unwrap();
+            for (option, at, is_udp) in [("-t", http(vip), false), ("-u", udp(vip), true)] {
+                let hash = if scheduler == "mh" { " -b mh-port" } else { "" };
+                writeln!(servers, "-A {option} {at} -s {scheduler}{hash}").unwrap();
+                for (pod, weight) in PODS.iter().map(|pod| bed.cluster.pod(pod).unwrap()).zip(weights) {
+                    let to = if is_udp { pod.udp(vip) } else { pod.http(vip) };
+                    writeln!(servers, "-a {option} {at} -r {to} -m -w {weight}").unwrap();
+                }
+            }
+        }
+        feed(&bed.cluster.node1, "ipvsadm", &["-R"], &servers);
+        [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
+    }
+
+    /// The same asked of both.
+    fn each<T>(&self, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
+        [("ours", ask(self.ours)), ("IPVS", ask(self.ipvs))]
+    }
+}
+
+/// Has the packets that begin connections come in on one CPU: each has turns of its own.
+fn on_one_cpu(test: impl FnOnce() + Send) {
+    let pinned = || {
+        let mut one = CpuSet::new();
+        one.set(0).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+        test();
+    };
+    thread::scope(|scope| {
+        scope.spawn(pinned).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+/// Whole rounds, in which everybody gets what is due, neither more nor less.
+fn turns_are_the_same(bed: &Bed) {
+    for (number, scheduler, weights, round) in
+        [(20, "rr", [1, 1, 1], 3), (21, "rr", [1, 0, 9], 2), (22, "wrr", [4, 3, 2], 9)]
+    {
+        for twins in Twins::put(bed, number, scheduler, weights) {
+            for (whose, names) in twins.each(|vip| {
+                let ask = |_| ask_http(&bed.cluster.client, http(vip)).unwrap().server;
+                (0..2 * round).map(ask).collect::<Vec<_>>()
+            }) {
+                let share = |weight: u16| if scheduler == "rr" { weight.min(1) } else { weight };
+                for turn in names.chunks(round) {
+                    let of = |pod: &str| turn.iter().filter(|name| *name == pod).count();
+                    let wanted = weights.map(|weight| usize::from(share(weight)));
+                    assert_eq!(PODS.map(of), wanted, "{whose}, {scheduler} {weights:?}: {names:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Connections that stay; then those of a backend end, and as many begin.
+fn counts_have_the_same_effect(bed: &Bed) {
+    for (number, scheduler, weights, first, all) in [
+        (30, "lc", [9, 1, 1], [1, 1, 1], [4, 4, 4]),
+        (31, "wlc", [2, 1, 1], [1, 1, 1], [6, 3, 3]),
+        (32, "sed", [4, 1, 1], [3, 0, 0], [8, 2, 2]),
+        (33, "nq", [4, 1, 1], [1, 1, 1], [8, 2, 2]),
+        (34, "wlc", [1, 0, 1], [1, 0, 1], [6, 0, 6]),
+    ] {
+        let begun = first.iter().sum::<u32>() as usize;
+        for twins in Twins::put(bed, number, scheduler, weights) {
+            for (whose, found) in twins.each(|vip| {
+                let mut held = Held::none();
+                let first = held.more(&bed.cluster.client, vip, begun);
+                held.more(&bed.cluster.client, vip, 12 - begun);
+                let all = held.all();
+                held.end("pod3");
+                (first, all, held.more(&bed.cluster.client, vip, all[2] as usize))
+            }) {
+                assert_eq!(found, (first, all, [0, 0, all[2]]), "{whose}, {scheduler} {weights:?}");
+            }
+        }
+    }
+}
+
+/// Who answers each client address, from two ports; for each it has to be the same one.
+fn by_address(bed: &Bed, vip: IpAddr) -> Vec<String> {
+    let source = |last: u8| -> SocketAddr {
+        let text = if vip.is_ipv6() {
+            format!("[fd00:198:51:100::{last}]:0")
+        } else {
+            format!("198.51.100.{last}:0")
+        };
+        text.parse().unwrap()
+    };
+    let ask = |last| {
+        let [one, other] = [(); 2].map(|()| from(&bed.cluster.client, source(last), udp(vip)));
+        assert_eq!(one, other, "{} → {vip}", source(last));
+        one
+    };
+    CLIENTS.map(ask).collect()
+}
+
+fn addresses_are_hashed_alike(bed: &Bed) {
+    let mut addresses = String::new();
+    for last in CLIENTS {
+        writeln!(addresses, "address add 198.51.100.{last}/24 dev eth0").unwrap();
+        writeln!(addresses, "address add fd00:198:51:100::{last}/64 dev eth0 nodad").unwrap();
+    }
+    bed.cluster.client.ip(&addresses).unwrap();
+    for (number, scheduler, spreads) in [(40, "sh", true), (41, "dh", false)] {
+        for twins in Twins::put(bed, number, scheduler, [1, 1, 1]) {
+            for (whose, names) in twins.each(|vip| by_address(bed, vip)) {
+                let servers: BTreeSet<&String> = names.iter().collect();
+                assert_eq!(servers.len() > 1, spreads, "{whose}, {scheduler}: {names:?}");
+            }
+        }
+    }
+}
+
+/// Who answers each client port.
+fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
+    let any = lb_tests::client::any_address(vip);
+    PORTS.map(|port| from(&bed.cluster.client, SocketAddr::new(any, port), udp(vip))).collect()
+}
+
+/// Answers to a port would be taken for those to what it asked before, of the same backend at another address.
+fn forget_flows(bed: &Bed) {
+    bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
+    // IPVS remembers them for one.
+    thread::sleep(Duration::from_secs(2));
+}
+
+/// Everybody with the same table chooses alike, and few flows move when a backend goes that was not theirs.
+fn maglev_is_as_consistent(bed: &Bed) {
+    run(bed.cluster.node1.command("ipvsadm").args(["--set", "0", "0", "1"])).unwrap();
+    let put = |number, weights| Twins::put(bed, number, "mh", weights);
+    let servers = [put(50, [1, 1, 1]), put(51, [1, 1, 1]), put(52, [1, 1, 0])];
+    for whose in ["ours", "IPVS"] {
+        let asked = servers.each_ref().map(|twins| {
+            forget_flows(bed);
+            let names = |twins: &Twins| by_port(bed, if whose == "ours" { twins.ours } else { twins.ipvs });
+            twins.each_ref().map(names)
+        });
+        let [all, elsewhere, fewer] = asked;
+        assert_eq!(all, elsewhere, "{whose}");
+        for (all, fewer) in all.iter().zip(&fewer) {
+            assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 3, "{whose}: {all:?}");
+            let stayed = all.iter().zip(fewer).filter(|(before, _)| *before != "pod3");
+            let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(before, after)| before == after);
+            assert!(moved.len() <= 3 && stayed.len() > 6, "{whose}: {moved:?} of {}", stayed.len());
+        }
+    }
+}
+
+#[test]
+#[ignore = "only in a guest: `cargo xtask vm` runs it"]
+fn schedulers_choose_as_those_of_ipvs() {
+    guest::only();
+    let bed = Bed::with_web(&PODS);
+    bed.cluster.node1.ip("link add ipvs0 type dummy\nlink set ipvs0 up\n").unwrap();
+    on_one_cpu(|| {
+        turns_are_the_same(&bed);
+        counts_have_the_same_effect(&bed);
+    });
+    addresses_are_hashed_alike(&bed);
+    maglev_is_as_consistent(&bed);
+}
