@@ -19,9 +19,11 @@ const PLAIN_TOOLS: [(&str, &str); 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
 /// Chains that kube-proxy makes once. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT are kubelet's.)
-const CHAINS: [&str; 11] = [
+const CHAINS: [&str; 13] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FORWARD",
+    "KUBE-IPVS-FILTER",
+    "KUBE-IPVS-OUT-FILTER",
     "KUBE-LOAD-BALANCER",
     "KUBE-MARK-MASQ",
     "KUBE-NODE-PORT",

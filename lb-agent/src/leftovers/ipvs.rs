@@ -1,24 +1,81 @@
-//! Virtual servers of IPVS at the addresses that kube-proxy gave to its device.
+//! What the mode `ipvs` leaves: a device with the addresses of all Services, virtual servers, and sets of addresses that its rules of
+//! iptables look into.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::Path,
+};
 
 use super::{Leftover, Order, output_of};
 
 /// The dummy device that has the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
+/// Where Kubernetes takes node ports from, where nobody says otherwise.
+const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+/// Where the kernel shows that it knows sets: `ipset` would load what is missing, and looking is to change nothing.
+const SETS_MODULE: &str = "/sys/module/ip_set";
+/// Sets that kube-proxy makes, without `KUBE-`, or `KUBE-6-` for IPv6.
+const SETS: [&str; 17] = [
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "HEALTH-CHECK-NODE-PORT",
+    "IPVS-IPS",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    "LOAD-BALANCER-SOURCE-IP",
+    "LOOP-BACK",
+    "NODE-PORT-LOCAL-SCTP-HASH",
+    "NODE-PORT-LOCAL-TCP",
+    "NODE-PORT-LOCAL-UDP",
+    "NODE-PORT-SCTP-HASH",
+    "NODE-PORT-TCP",
+    "NODE-PORT-UDP",
+];
+/// A set is in use for a moment after the last rule that looks into it.
+const ATTEMPTS: u32 = 20;
+/// Longer names are cut off.
+const SET_NAME: usize = 31;
 
 pub(super) fn find() -> Vec<Leftover> {
-    let Some(listed) = output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return Vec::new() };
+    device().into_iter().chain(sets()).collect()
+}
+
+/// The device, and virtual servers that would be known by its addresses no longer.
+fn device() -> Option<Leftover> {
+    let listed = output_of("ip", &["-o", "address", "show", "dev", DEVICE])?;
     let addresses = addresses(&listed);
     let saved = output_of("ipvsadm", &["-S", "-n"]).unwrap_or_default();
     let servers = servers(&saved, &addresses);
-    let mut orders: Vec<Order> =
-        servers.iter().map(|(protocol, at)| Order::new("ipvsadm", &["-D", protocol, at])).collect();
+    let mut orders: Vec<Order> = servers
+        .iter()
+        .map(|Server { protocol, at, .. }| Order::new("ipvsadm", &["-D", protocol, at]))
+        .collect();
     orders.push(Order::new("ip", &["link", "delete", "dev", DEVICE]));
     let (count, servers) = (addresses.len(), servers.len());
-    let what =
-        format!("the device {DEVICE} with {count} addresses and {servers} virtual servers of IPVS there");
-    vec![Leftover { what, orders }]
+    let what = format!("the device {DEVICE} with {count} addresses and {servers} virtual servers of IPVS");
+    Some(Leftover { what, orders })
+}
+
+/// To be removed after the rules that use them.
+fn sets() -> Option<Leftover> {
+    let listed = Path::new(SETS_MODULE).exists().then(|| output_of("ipset", &["list", "-n"]))??;
+    let names: Vec<&str> = listed.lines().filter(|name| is_kube_proxys(name)).collect();
+    let destroy = |name: &&str| Order { attempts: ATTEMPTS, ..Order::new("ipset", &["destroy", name]) };
+    let orders = names.iter().map(destroy).collect();
+    (!names.is_empty()).then(|| Leftover { what: format!("{} sets of ipset", names.len()), orders })
+}
+
+fn is_kube_proxys(set: &str) -> bool {
+    let is = |prefix: &str, name: &str| {
+        let whole = format!("{prefix}{name}");
+        whole.get(..SET_NAME).unwrap_or(&whole) == set
+    };
+    ["KUBE-", "KUBE-6-"].into_iter().any(|prefix| SETS.into_iter().any(|name| is(prefix, name)))
 }
 
 /// Those in the output of `ip -o address show`, but for link-local ones.
@@ -31,30 +88,69 @@ fn addresses(listed: &str) -> BTreeSet<IpAddr> {
     listed.lines().filter_map(address).collect()
 }
 
-/// Protocol (as ipvsadm's option) and address of the virtual servers at one of the addresses, in the output of `ipvsadm -S -n`.
-fn servers<'a>(saved: &'a str, addresses: &BTreeSet<IpAddr>) -> Vec<(&'a str, &'a str)> {
-    let server = |line: &'a str| {
-        let mut words = line.strip_prefix("-A ")?.split(' ');
-        let (protocol, at) = (words.next()?, words.next()?);
-        let address: IpAddr = at.rsplit_once(':')?.0.trim_matches(['[', ']']).parse().ok()?;
-        addresses.contains(&address).then_some((protocol, at))
-    };
-    saved.lines().filter_map(server).collect()
+/// A virtual server in the output of `ipvsadm -S -n`.
+#[derive(Debug, PartialEq, Eq)]
+struct Server<'a> {
+    /// As ipvsadm's option.
+    protocol: &'a str,
+    at: &'a str,
+    /// Where it leads to.
+    real: BTreeSet<&'a str>,
+}
+
+impl Server<'_> {
+    /// None for what is not an address and a port.
+    fn address(&self) -> Option<SocketAddr> {
+        self.at.parse().ok()
+    }
+
+    /// A node port has no address on the device. It is known by leading to endpoints of a Service that has one there.
+    fn is_node_port_of(&self, services: &[Self]) -> bool {
+        let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
+        let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);
+        is_in_range && !self.real.is_empty() && services.iter().any(shares)
+    }
+}
+
+/// The virtual servers at one of the addresses, and those of node ports that lead to the same endpoints.
+fn servers<'a>(saved: &'a str, addresses: &BTreeSet<IpAddr>) -> Vec<Server<'a>> {
+    let mut real: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for line in saved.lines() {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["-A", protocol, at, ..] => {
+                real.entry((protocol, at)).or_default();
+            }
+            ["-a", protocol, at, "-r", server, ..] => {
+                real.entry((protocol, at)).or_default().insert(server);
+            }
+            _ => {}
+        }
+    }
+    let all = real.into_iter().map(|((protocol, at), real)| Server { protocol, at, real });
+    let is_there = |server: &Server<'_>| server.address().is_some_and(|at| addresses.contains(&at.ip()));
+    let (mut found, others): (Vec<_>, Vec<_>) = all.partition(is_there);
+    let node_ports: Vec<_> = others.into_iter().filter(|server| server.is_node_port_of(&found)).collect();
+    found.extend(node_ports);
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_virtual_servers_at_addresses_of_its_device_are_kube_proxys() {
-        let listed = "\
+    const LISTED: &str = "\
 7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\\       valid_lft forever preferred_lft forever
 7: kube-ipvs0    inet6 fd00:10:96::a/128 scope global \\       valid_lft forever preferred_lft forever
 7: kube-ipvs0    inet6 fe80::1/64 scope link \\       valid_lft forever preferred_lft forever
 ";
-        let addresses = addresses(listed);
-        assert_eq!(addresses.len(), 2);
+
+    fn found(saved: &str) -> Vec<(&str, &str)> {
+        servers(saved, &addresses(LISTED)).iter().map(|server| (server.protocol, server.at)).collect()
+    }
+
+    #[test]
+    fn only_virtual_servers_at_addresses_of_its_device_are_kube_proxys() {
+        assert_eq!(addresses(LISTED).len(), 2);
         let saved = "\
 -A -t 10.96.0.1:443 -s rr
 -a -t 10.96.0.1:443 -r 192.0.2.1:6443 -m -w 1
@@ -62,6 +158,36 @@ mod tests {
 -A -t 192.0.2.10:80 -s wlc
 -A -f 7 -s rr
 ";
-        assert_eq!(servers(saved, &addresses), [("-t", "10.96.0.1:443"), ("-u", "[fd00:10:96::a]:53")]);
+        assert_eq!(found(saved), [("-t", "10.96.0.1:443"), ("-u", "[fd00:10:96::a]:53")]);
+    }
+
+    #[test]
+    fn node_ports_lead_to_endpoints_of_a_service_with_an_address_there() {
+        let saved = "\
+-A -t 10.96.0.1:443 -s rr
+-a -t 10.96.0.1:443 -r 192.0.2.1:6443 -m -w 1
+-a -t 10.96.0.1:443 -r 192.0.2.2:6443 -m -w 1
+-A -t 172.18.0.1:30443 -s rr
+-a -t 172.18.0.1:30443 -r 192.0.2.2:6443 -m -w 1
+-A -t 172.18.0.1:443 -s rr
+-a -t 172.18.0.1:443 -r 192.0.2.2:6443 -m -w 1
+-A -u 172.18.0.1:30443 -s rr
+-a -u 172.18.0.1:30443 -r 192.0.2.2:6443 -m -w 1
+-A -t 172.18.0.1:30444 -s rr
+-a -t 172.18.0.1:30444 -r 192.0.2.2:6443 -m -w 1
+-a -t 172.18.0.1:30444 -r 192.0.2.3:6443 -m -w 1
+-A -t 172.18.0.1:30445 -s rr
+";
+        assert_eq!(found(saved), [("-t", "10.96.0.1:443"), ("-t", "172.18.0.1:30443")]);
+    }
+
+    #[test]
+    fn sets_are_known_by_name() {
+        for set in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-6-LOAD-BALANCER-SOURCE-CID"] {
+            assert!(is_kube_proxys(set), "{set}");
+        }
+        for set in ["KUBE-CLUSTER", "KUBE-CLUSTER-IPS", "KUBE-MINE", "cali40masq", "", "KUBE-"] {
+            assert!(!is_kube_proxys(set), "{set}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! What a kube-proxy that is gone has left in this network namespace: rules of iptables and nftables, virtual servers of
-//! IPVS. Traffic never needs them, as packets of Services come past them translated; but they may refuse what they do not know.
+//! IPVS, sets of ipset. Traffic never needs them, as packets of Services come past them translated; but they may refuse what they do not know.
 //!
 //! Looked for and removed with the tools that made them, each as one transaction; where a tool is missing, nothing is found.
 
@@ -10,6 +10,8 @@ use std::{
     fmt,
     io::{self, Write as _},
     process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -29,7 +31,12 @@ struct Order {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
+    /// How often it is tried, with a [`PAUSE`] between.
+    attempts: u32,
 }
+
+/// In this time the kernel has let go of what a rule has used that is gone.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a leftover stays.
 #[derive(Debug, thiserror::Error)]
@@ -60,10 +67,20 @@ impl Leftover {
 impl Order {
     fn new(program: &'static str, arguments: &[&str]) -> Self {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Self { program, arguments, input: String::new() }
+        Self { program, arguments, input: String::new(), attempts: 1 }
     }
 
     fn run(&self) -> io::Result<()> {
+        for _ in 1..self.attempts {
+            if self.try_once().is_ok() {
+                return Ok(());
+            }
+            sleep(PAUSE);
+        }
+        self.try_once()
+    }
+
+    fn try_once(&self) -> io::Result<()> {
         let mut command = Command::new(self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -81,6 +98,7 @@ impl Order {
 pub fn find() -> Vec<Leftover> {
     let mut found = iptables::find();
     found.extend(nftables());
+    // Its sets can go when no rule looks into them.
     found.extend(ipvs::find());
     found
 }
