@@ -7,6 +7,7 @@
 //! ```text
 //! bench     loads the object, runs a packet through a program      packets   builds packets: input and expectation
 //! stage     the addresses and services the cases share             report    what a failure prints and writes
+//! wire      a namespace with wires, for XDP and routes             test_run  the kernel's command
 //! ```
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -15,6 +16,7 @@ mod packet {
     pub(crate) mod packets;
     pub(crate) mod report;
     pub(crate) mod stage;
+    pub(crate) mod test_run;
     pub(crate) mod wire;
 
     mod affinity;

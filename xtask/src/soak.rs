@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: the test of churn, for as long as is asked for.
 
-use crate::process;
+use crate::{process, test::build_agent};
 
 /// Options of `soak`.
 #[derive(clap::Args)]
@@ -13,8 +13,9 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Runs the test in a build of its own profile; the agent must have been built.
+/// Builds the agent and runs the test.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    process::run(build_agent())?;
     let test = "soak::churn_fails_nobody_and_leaks_nothing";
     let mut command = process::cargo([
         "test",

@@ -21,7 +21,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_common::capacity;
 use lb_tests::{
-    bench::{Machine, machine},
+    bench::{Machine, exit_code, machine},
     cleanup::{self, Cleanup, Resource},
 };
 
@@ -69,17 +69,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("error: a target is missed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Args::parse()))
 }
 
 /// Whether every target is met.

@@ -24,7 +24,7 @@ use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_tests::{
-    bench::{Machine, machine},
+    bench::{Machine, exit_code, machine},
     cleanup,
 };
 
@@ -94,17 +94,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("error: a target is missed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Args::parse()))
 }
 
 /// Whether every target is met.

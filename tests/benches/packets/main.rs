@@ -17,7 +17,7 @@ use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_tests::{
-    bench::{Machine, machine},
+    bench::{Machine, exit_code, machine},
     cleanup,
     netns::unique_prefix,
 };
@@ -55,17 +55,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("error: a target is missed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Args::parse()))
 }
 
 /// Whether every target is met.

@@ -2,16 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     net::{IpAddr, SocketAddr},
     ops::{Deref, DerefMut},
-    os::fd::{AsFd as _, AsRawFd as _},
     sync::Mutex,
     thread,
 };
 
 use aya::{
-    Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
+    Ebpf, EbpfLoader,
     maps::{
         Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
         lpm_trie::{Key, LpmTrie},
@@ -29,9 +27,12 @@ use lb_common::{
 };
 use lb_core::tables::{self, Maglev, TableSize};
 use lb_tests::skip;
-use nix::libc;
 
-use super::{packets::Packet, report::assert_same_packet};
+use super::{
+    packets::Packet,
+    report::assert_same_packet,
+    test_run::{self, test_run},
+};
 
 pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
@@ -626,75 +627,19 @@ impl Bench {
         let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
-        let classifier: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
-        let result = if self.device == Device::EthernetWithSum {
-            run_with_sum(classifier, input, &mut output)
-        } else {
-            run_plain(classifier, input, &mut output)
-        };
+        let flags = if self.device == Device::EthernetWithSum { test_run::CHECKSUM_COMPLETE } else { 0 };
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, &[], flags);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
+        let action = action.cast_signed();
         output.truncate(length);
         let moved = self.moved_since(&before);
         Sent { case, device: self.device, input: input.to_vec(), output, action, moved }
     }
 
     fn can_sum(&self) -> bool {
-        let classifier: &SchedClassifier = self.ebpf.program("tc_ingress").unwrap().try_into().unwrap();
-        run_with_sum(classifier, &[0; 64], &mut [0; 64]).is_ok()
+        let program = self.program("tc_ingress").fd().unwrap();
+        test_run(program, &[0; 64], &mut [0; 64], &[], test_run::CHECKSUM_COMPLETE).is_ok()
     }
-}
-
-fn run_plain(program: &SchedClassifier, input: &[u8], output: &mut [u8]) -> io::Result<(i32, usize)> {
-    let options = TestRunOptions { data_in: Some(input), data_out: Some(output), ..TestRunOptions::new() };
-    let result = program.test_run(options).map_err(io::Error::other)?;
-    Ok((result.return_value as i32, result.data_size_out as usize))
-}
-
-/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
-#[repr(C)]
-#[derive(Default)]
-struct TestRunAttr {
-    program: u32,
-    return_value: u32,
-    input_size: u32,
-    output_size: u32,
-    input: u64,
-    output: u64,
-    repeat: u32,
-    duration: u32,
-    context_in_size: u32,
-    context_out_size: u32,
-    context_in: u64,
-    context_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    padding: u32,
-}
-
-/// As [`run_plain`], with a flag that aya does not offer.
-fn run_with_sum(program: &SchedClassifier, input: &[u8], output: &mut [u8]) -> io::Result<(i32, usize)> {
-    const BPF_PROG_TEST_RUN: libc::c_int = 10;
-    const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
-    let fd = program.fd().map_err(io::Error::other)?.as_fd().as_raw_fd();
-    let mut attr = TestRunAttr {
-        program: u32::try_from(fd).map_err(io::Error::other)?,
-        input_size: u32::try_from(input.len()).map_err(io::Error::other)?,
-        output_size: u32::try_from(output.len()).map_err(io::Error::other)?,
-        input: input.as_ptr() as u64,
-        output: output.as_mut_ptr() as u64,
-        repeat: 1,
-        flags: BPF_F_TEST_SKB_CHECKSUM_COMPLETE,
-        ..TestRunAttr::default()
-    };
-    // SAFETY: `attr` has the layout of the kernel and its size goes with it; both buffers are as long as it says and
-    // outlive the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<TestRunAttr>()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok((attr.return_value as i32, attr.output_size as usize))
 }
 
 /// What became of a packet. It does nothing until it is compared.

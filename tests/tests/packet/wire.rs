@@ -2,23 +2,19 @@
 
 use std::{
     fs,
-    io::{self, Write as _},
-    os::fd::{AsFd as _, AsRawFd as _},
+    io::Write as _,
     process::{Command, Stdio},
 };
 
-use aya::programs::ProgramFd;
 use lb_common::Outcome;
-use nix::{
-    libc,
-    sched::{CloneFlags, unshare},
-};
+use nix::sched::{CloneFlags, unshare};
 
 use super::{
     bench::{Bench, Device},
     packets::{NODE, PEER, Packet},
     report::assert_same_packet,
     stage::{Family, each_on},
+    test_run::test_run,
 };
 
 /// Interface index of the wire that packets come in through.
@@ -182,56 +178,10 @@ impl Bench {
         let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
-        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context);
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context, 0);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         output.truncate(length);
         let moved = self.moved_since(&before);
         Run { case, input: input.to_vec(), output, action, moved }
     }
-}
-
-/// The part of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
-#[repr(C)]
-#[derive(Default)]
-struct TestRunAttr {
-    program: u32,
-    return_value: u32,
-    input_size: u32,
-    output_size: u32,
-    input: u64,
-    output: u64,
-    repeat: u32,
-    duration: u32,
-    context_in_size: u32,
-    context_out_size: u32,
-    context_in: u64,
-    context_out: u64,
-}
-
-fn test_run(
-    program: &ProgramFd,
-    input: &[u8],
-    output: &mut [u8],
-    context: &[u32],
-) -> io::Result<(u32, usize)> {
-    const BPF_PROG_TEST_RUN: libc::c_int = 10;
-    let mut attr = TestRunAttr {
-        program: u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?,
-        input_size: u32::try_from(input.len()).map_err(io::Error::other)?,
-        output_size: u32::try_from(output.len()).map_err(io::Error::other)?,
-        input: input.as_ptr() as u64,
-        output: output.as_mut_ptr() as u64,
-        repeat: 1,
-        context_in_size: u32::try_from(size_of_val(context)).map_err(io::Error::other)?,
-        context_in: context.as_ptr() as u64,
-        ..TestRunAttr::default()
-    };
-    // SAFETY: `attr` has the layout of the kernel and its size goes with it; all buffers are as long as it says and
-    // outlive the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<TestRunAttr>()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok((attr.return_value, attr.output_size as usize))
 }
