@@ -267,7 +267,12 @@ pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
 
 /// The same, in the namespace of this thread.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(SocketAddr::new(any_address(to.ip()), 0))?;
+    udp_socket_from(SocketAddr::new(any_address(to.ip()), 0), to)
+}
+
+/// The same, from this address.
+pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(source)?;
     socket.connect(to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     Ok(socket)

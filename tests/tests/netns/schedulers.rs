@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use lb_tests::{
-    client::{Connection, PATIENCE, any_address, ask_http, echo},
+    client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket_from},
     cluster::ClientLink,
     netns::Netns,
     patience, wait_for,
@@ -187,13 +187,7 @@ fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
 
 /// Who answers a datagram from this address.
 pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String {
-    let connect = || {
-        let socket = UdpSocket::bind(source)?;
-        socket.connect(to)?;
-        Ok(socket)
-    };
-    let socket: UdpSocket = client.run(connect).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let socket = client.run(|| udp_socket_from(source, to)).unwrap();
     echo(&socket, b"who?").unwrap().server
 }
 
