@@ -130,7 +130,7 @@ impl Idle {
 }
 
 /// Of every kind through packets, and what the sockets of the node have: an emulated machine has enough to do with that.
-fn traffic(bed: &Bed) -> Traffic {
+pub(crate) fn traffic(bed: &Bed) -> Traffic {
     let of_client = |vip| {
         let tcp = Kind::TCP.map(|kind| (&bed.cluster.client, kind, http(vip)));
         tcp.into_iter().chain(Kind::UDP.map(|kind| (&bed.cluster.client, kind, udp(vip))))

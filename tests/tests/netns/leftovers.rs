@@ -32,7 +32,7 @@ mod iptables;
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
-fn text_of(netns: &Netns, program: &str, arguments: &[&str]) -> String {
+pub(crate) fn text_of(netns: &Netns, program: &str, arguments: &[&str]) -> String {
     String::from_utf8(run(netns.command(program).args(arguments)).unwrap().stdout).unwrap()
 }
 
@@ -211,7 +211,7 @@ COMMIT
 "#;
 
 /// The tables that kube-proxy's rules are in, which stay when they are empty.
-const BUILT_IN: &str = "\
+pub(crate) const BUILT_IN: &str = "\
 *nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -226,7 +226,7 @@ COMMIT
 ";
 
 /// All rules there are, without counters and dates.
-fn rules(node: &Netns) -> Vec<String> {
+pub(crate) fn rules(node: &Netns) -> Vec<String> {
     let mut lines = Vec::new();
     for (program, arguments) in
         [("iptables-save", &[][..]), ("ip6tables-save", &[]), ("nft", &["-s", "list", "ruleset"])]

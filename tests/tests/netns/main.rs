@@ -22,6 +22,7 @@ mod forwarding;
 mod hairpin;
 mod health;
 mod ipvs;
+mod kube_ipvs;
 mod lan;
 mod leftovers;
 mod life_cycle;

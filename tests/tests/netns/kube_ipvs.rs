@@ -1,0 +1,166 @@
+//! What a kube-proxy in mode `ipvs` has left, and virtual servers of others: in guests only, whose kernels have IPVS.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+};
+
+use lb_tests::{
+    agent::{self, run},
+    cluster::HTTP_PORT,
+    guest,
+    netns::Netns,
+    traffic::Kind,
+};
+
+use crate::{
+    bed::{Bed, HTTP, UDP, WEB, vips},
+    clock,
+    leftovers::{BUILT_IN, feed, rules, text_of},
+};
+
+const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
+/// The node's own addresses towards the client.
+const NODE: [&str; 2] = ["198.51.100.1", "fd00:198:51:100::1"];
+const NODE_PORT: u16 = 30_080;
+/// Where an administrator has virtual servers at the node's addresses.
+const MINE: [u16; 2] = [8080, 30_090];
+
+/// What there is of IPVS, sets and rules in the node's namespace.
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    servers: String,
+    sets: String,
+    rules: Vec<String>,
+}
+
+impl State {
+    fn of(node: &Netns) -> Self {
+        Self {
+            servers: text_of(node, "ipvsadm", &["-S", "-n"]),
+            sets: text_of(node, "ipset", &["list", "-n"]),
+            rules: rules(node),
+        }
+    }
+}
+
+/// A virtual server with its real ones, as `ipvsadm -R` reads it.
+fn server(protocol: &str, at: SocketAddr, to: &[SocketAddr]) -> String {
+    let mut text = format!("-A {protocol} {at} -s rr\n");
+    for to in to {
+        writeln!(text, "-a {protocol} {at} -r {to} -m -w 1").unwrap();
+    }
+    text
+}
+
+/// The pods' servers in the family of `like`.
+fn endpoints(bed: &Bed, pods: &[&str], like: IpAddr) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+    pods.iter().map(|name| bed.cluster.pod(name).unwrap()).map(|pod| (pod.http(like), pod.udp(like))).unzip()
+}
+
+/// Virtual servers of an administrator, one of which is at a port that could be a node port; a set and a rule.
+fn put_mine(bed: &Bed) {
+    let node = &bed.cluster.node1;
+    let at = |port| SocketAddr::new(NODE[0].parse().unwrap(), port);
+    let (mine, _) = endpoints(bed, &["pod1"], at(0).ip());
+    feed(node, "ipvsadm", &["-R"], &MINE.map(|port| server("-t", at(port), &mine)).concat());
+    feed(node, "ipset", &["restore"], "create KUBE-MINE hash:ip\n");
+    for restore in ["iptables-restore", "ip6tables-restore"] {
+        feed(node, restore, &["--noflush"], BUILT_IN);
+    }
+    let rules = "*filter\n-A INPUT -m set --match-set KUBE-MINE src -j DROP\nCOMMIT\n";
+    feed(node, "iptables-restore", &["--noflush"], rules);
+}
+
+/// The device, virtual servers for the Service `web`, for a node port of it and for a Service without endpoints; sets and rules.
+fn put_kube_proxys(bed: &Bed) {
+    let node = &bed.cluster.node1;
+    let mut device = "link add kube-ipvs0 type dummy\n".to_owned();
+    for (family, (node_address, prefix)) in NODE.into_iter().zip(["KUBE-", "KUBE-6-"]).enumerate() {
+        let (vip, empty) = (WEB[family], vips(99)[family]);
+        let (http, udp) = endpoints(bed, &PODS, vip);
+        for vip in [vip, empty] {
+            writeln!(device, "address add {vip} dev kube-ipvs0").unwrap();
+        }
+        let servers = [
+            server("-t", SocketAddr::new(vip, HTTP), &http),
+            server("-u", SocketAddr::new(vip, UDP), &udp),
+            server("-t", SocketAddr::new(empty, HTTP), &[]),
+            server("-t", SocketAddr::new(node_address.parse().unwrap(), NODE_PORT), &http[..1]),
+        ];
+        feed(node, "ipvsadm", &["-R"], &servers.concat());
+        let inet = if vip.is_ipv6() { "inet6" } else { "inet" };
+        let sets = format!(
+            "create {prefix}CLUSTER-IP hash:ip,port family {inet}\nadd {prefix}CLUSTER-IP {vip},tcp:{HTTP}\n\
+             create {prefix}IPVS-IPS hash:ip family {inet}\nadd {prefix}IPVS-IPS {vip}\n"
+        );
+        feed(node, "ipset", &["restore"], &sets);
+        let restore = if vip.is_ipv6() { "ip6tables-restore" } else { "iptables-restore" };
+        feed(node, restore, &["--noflush"], &RULES.replace("KUBE-_", prefix));
+    }
+    node.ip(&device).unwrap();
+}
+
+/// A part of the rules of the mode `ipvs`; `KUBE-_` stands for the prefix of the family's sets.
+const RULES: &str = "\
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MASQUERADE
+-A KUBE-SERVICES -m set --match-set KUBE-_CLUSTER-IP src,dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m set --match-set KUBE-_CLUSTER-IP dst,dst -j ACCEPT
+COMMIT
+*filter
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+-A INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER
+-A OUTPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-_CLUSTER-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-_IPVS-IPS dst -j REJECT
+COMMIT
+";
+
+#[test]
+#[ignore = "only in a guest: `cargo xtask vm` runs it"]
+fn what_kube_proxy_has_left_of_ipvs_goes_and_nothing_of_others_does() {
+    guest::only();
+    let bed = Bed::with_web(&PODS);
+    let node = &bed.cluster.node1;
+    let cleanup = |more: &[&str]| {
+        let arguments = [&["cleanup", "--kube-proxy"], more].concat();
+        String::from_utf8(agent::ask(node, &bed.cluster.bpffs(1), &arguments).unwrap().stdout).unwrap()
+    };
+    put_mine(&bed);
+    let mine = State::of(node);
+    assert!(cleanup(&["--dry-run"]).contains("has left nothing"));
+    let mut traffic = clock::traffic(&bed);
+    let served = SocketAddr::new(NODE[0].parse().unwrap(), MINE[0]);
+    assert_eq!(bed.cluster.pod("pod1").unwrap().http(served.ip()).port(), HTTP_PORT);
+    Kind::TCP.into_iter().for_each(|kind| traffic.add(&bed.cluster.client, kind, served));
+
+    put_kube_proxys(&bed);
+    traffic.goes_on().unwrap();
+    let all = State::of(node);
+    assert!(all.servers.lines().count() > mine.servers.lines().count() + 20, "{all:?}");
+
+    let status = bed.agent.as_ref().unwrap().ask(&["status"]).unwrap();
+    assert!(String::from_utf8(status.stdout).unwrap().contains("cleanup --kube-proxy"));
+    let would = cleanup(&["--dry-run"]);
+    assert_eq!(would.lines().count(), 6, "two tables of two families, a device, sets: {would}");
+    assert!(would.contains("with 4 addresses and 8 virtual servers"), "{would}");
+    assert!(would.contains("4 sets of ipset"), "{would}");
+    assert_eq!(State::of(node), all, "a dry run changes nothing");
+    let did = cleanup(&[]);
+    assert_eq!(did.replace("Removed", "Would remove"), would);
+    assert_eq!(State::of(node), mine);
+    assert!(run(node.command("ip").args(["link", "show", "kube-ipvs0"])).is_err(), "the device is gone");
+    assert!(cleanup(&[]).contains("has left nothing"), "a second time there is nothing");
+    traffic.goes_on().unwrap();
+    traffic.stop().assert_unharmed();
+}
