@@ -20,6 +20,11 @@ use crate::{netns::Netns, pattern};
 /// How long a client waits for anything. Nothing in the testbed takes longer than milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
+/// The same on this machine. Not twenty times as long where it is emulated: some clients wait for what never comes.
+fn limit() -> Duration {
+    PATIENCE * crate::patience().min(5)
+}
+
 /// The error of a connection, or of a datagram, that was refused.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
@@ -74,7 +79,7 @@ impl Connection {
 
     /// Connects to `to` from the namespace of this thread.
     pub fn open_here(to: SocketAddr) -> io::Result<Self> {
-        Self::on(TcpStream::connect_timeout(&to, PATIENCE)?, to)
+        Self::on(TcpStream::connect_timeout(&to, limit())?, to)
     }
 
     /// Connects from a local port that other connections may use, too.
@@ -97,8 +102,8 @@ impl Connection {
     /// On a stream that is connected to `to` already.
     pub fn on(stream: TcpStream, to: SocketAddr) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(limit()))?;
+        stream.set_write_timeout(Some(limit()))?;
         Ok(Self { reader: BufReader::with_capacity(pattern::MAX_PIECE, stream), to })
     }
 
@@ -274,7 +279,7 @@ pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
 pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(source)?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(limit()))?;
     Ok(socket)
 }
 
