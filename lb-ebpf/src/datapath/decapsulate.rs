@@ -4,10 +4,7 @@
 //! this backend, or for a flow that goes to it. Anything else is not ours and goes on as it is: this node may be nothing but a
 //! router on its way. The packet then goes to that very backend, by its client's own address, and never into another tunnel.
 
-use aya_ebpf::bindings::{
-    BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
-    bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
-};
+use aya_ebpf::bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC};
 use lb_common::{
     Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
@@ -240,14 +237,13 @@ fn is_peer(address: &Address) -> bool {
     settings::current().is_some_and(|settings| settings.peers.contain(address))
 }
 
-/// Takes the headers of the tunnel away.
+/// Takes the headers of the tunnel away. (What is within is of the same family, so that the kernel need not be told it by
+/// `BPF_F_ADJ_ROOM_DECAP_L3_*`, which is of Linux 6.3.)
 #[inline(always)]
 fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     let Tunnel { outer, inner, .. } = scratch()?.tunnel;
     let octets = inner.wrapping_sub(outer);
-    let network =
-        if packet.headers.is_v4 { BPF_F_ADJ_ROOM_DECAP_L3_IPV4 } else { BPF_F_ADJ_ROOM_DECAP_L3_IPV6 };
-    let flags = u64::from(network | BPF_F_ADJ_ROOM_FIXED_GSO);
+    let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
     skb.ctx.adjust_room(-(octets as i32), BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)?;
     packet.headers.l3 = packet.headers.l3.wrapping_sub(octets);
     packet.headers.l4 = packet.headers.l4.wrapping_sub(octets);
