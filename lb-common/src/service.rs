@@ -361,8 +361,9 @@ impl Affinity {
     /// Whether the client still belongs to this backend, `timeout` seconds after its last connection at most.
     #[inline(always)]
     pub const fn holds(&self, now: Tick, timeout: u32) -> bool {
-        // The agent asks with the time at which it began to read: the client may have come back since.
-        now.0.saturating_sub(self.last_used.0) <= Tick::in_seconds(timeout)
+        // Below zero where the client has come back since: the agent asks with the time at which it began to read.
+        let ago = now.0.wrapping_sub(self.last_used.0).cast_signed();
+        ago <= Tick::in_seconds(timeout).cast_signed()
     }
 }
 
@@ -434,6 +435,8 @@ mod tests {
         assert!(affinity.holds(at(1_010), 10) && !affinity.holds(at(1_013), 10));
         assert!(affinity.holds(at(990), 10), "a client that came after the question was asked");
         assert!(affinity.holds(at(87_400), 86_400) && !affinity.holds(at(87_403), 86_400));
+        let before_the_clock_began = Affinity { last_used: Tick(at(30).0.wrapping_sub(100)), ..affinity };
+        assert!(before_the_clock_began.holds(at(30), 200) && !before_the_clock_began.holds(at(30), 10));
     }
 
     #[test]

@@ -46,7 +46,7 @@ const SIZES: [(&str, u32); 11] = [
     ("TABLES", 512),
     ("ACTIVE", 64),
     ("CONNTRACK", 256),
-    ("FRAGMENTS", 64),
+    ("FRAGMENTS", 1024),
     ("VIPS", 16),
     ("SOURCE_RANGES", 16),
     ("SERVICE_NAMES", 1),
