@@ -50,7 +50,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What is part of `cargo xtask test --vm` and of CI.
+    /// What is part of `cargo xtask test --vm`.
     pub(crate) fn of_ci() -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
