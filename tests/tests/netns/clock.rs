@@ -6,7 +6,7 @@ use std::{
 };
 
 use lb_tests::{
-    client::{Connection, ask_http, echo, udp_socket},
+    client::{Connection, any_address, ask_http, echo, udp_socket_from},
     guest,
     traffic::{Kind, Traffic},
     wait_for,
@@ -27,6 +27,8 @@ const OF_1971: Duration = Duration::from_secs(46_656_000);
 const SOON: Duration = Duration::from_secs(2);
 /// A flow of one question and its answer is remembered so long.
 const REPLIED: Duration = Duration::from_secs(30);
+/// It is from this port, which no other client gets by chance.
+const PORT: u16 = 20_000;
 /// And is gone after this time, in an emulated machine that has other things to do.
 const LATEST: Duration = Duration::from_secs(120);
 
@@ -98,7 +100,11 @@ struct Idle {
 
 impl Idle {
     fn ask(bed: &Bed) -> Self {
-        let ask = |vip| echo(&udp_socket(&bed.cluster.client, udp(vip)).unwrap(), b"?").unwrap().local;
+        let ask = |vip| {
+            let from = SocketAddr::new(any_address(vip), PORT);
+            let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();
+            echo(&socket, b"?").unwrap().local
+        };
         Self { clients: WEB.map(ask), since: Instant::now() }
     }
 
