@@ -97,8 +97,12 @@ pub mod capacity {
     pub const DEVICES: usize = 4_096;
     /// Clients of services with affinity (`AFFINITY`).
     pub const AFFINITY: usize = 65_536;
-    /// Datagrams whose fragments are under way (`FRAGMENTS`).
-    pub const FRAGMENTS: usize = 8_192;
+    /// Datagrams whose fragments are under way (`FRAGMENTS`), all allocated at start.
+    ///
+    /// Before Linux 6.16 each CPU takes 128 free entries of an LRU map for itself at a time, so that one with fewer than 128 for
+    /// each CPU evicts what is in use while others have entries to spare (kernel/bpf/bpf_lru_list.c, `LOCAL_FREE_TARGET`): this
+    /// is twice that for 128 CPUs.
+    pub const FRAGMENTS: usize = 32_768;
     /// UDP sockets and virtual addresses they send to without being connected (`SOCKET_BACKENDS`, `SOCKET_VIPS`), and
     /// connected UDP sockets of the node (`CONNECTED_SOCKETS`).
     pub const SOCKETS: usize = 65_536;

@@ -152,6 +152,9 @@ pub mod service_flags {
     /// Backends on other nodes get the packets of clients outside of the cluster as they are, through a tunnel, and answer
     /// directly (direct server return). Only together with [`MASQUERADE`], which holds for everybody else.
     pub const DSR: u16 = 64;
+    /// As at every node port, flows of TCP and SCTP begin with packets that open a connection only: the address is that of a node,
+    /// whose own connections, and those that netfilter masquerades there, may have the port.
+    pub const OPENED_ONLY: u16 = 128;
 }
 
 impl Service {
@@ -167,6 +170,12 @@ impl Service {
     #[inline(always)]
     pub fn is_sealed(&self, key: &ServiceKey) -> bool {
         Self::digest(self, key) == 0
+    }
+
+    /// Whether packets in the middle of a connection may be another one's than the service's.
+    #[inline(always)]
+    pub const fn is_opened_only(&self) -> bool {
+        self.kind == FrontendKind::NodePort as u8 || self.flags & service_flags::OPENED_ONLY != 0
     }
 
     /// Whether it matters where the client is: inside the cluster or outside of it.

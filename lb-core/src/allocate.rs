@@ -210,7 +210,8 @@ impl Allocator {
             }
         }
         if wants_node_ports(spec) {
-            for (port, number) in before.node_ports {
+            let kept: BTreeSet<_> = spec.ports.iter().flatten().map(port_name).collect();
+            for (port, number) in before.node_ports.into_iter().filter(|(port, _)| kept.contains(port)) {
                 node_ports.entry(port).or_insert(number);
             }
         }

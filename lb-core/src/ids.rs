@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids are given in ascending order and start again at 1 only after `u32::MAX`, so
-/// that what the kernel still remembers of a service port that is gone never meets a new one.
+/// that what the kernel still remembers of a service port that is gone does not meet a new one. (After a restart it may: the highest
+/// id that has a name is all that is known of those before. Packets go by no flow's id, so it only counts under the wrong name.)
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,

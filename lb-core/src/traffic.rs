@@ -7,7 +7,7 @@
 //! connection that is over, a backend of UDP that has gone).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::BuildHasher,
     ops::{AddAssign, Sub},
 };
@@ -99,6 +99,8 @@ pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
     backends: BTreeMap<Counted, Backend>,
+    /// What forgotten backends have done, of services with others that are not: sums of services do not fall.
+    forgotten: BTreeMap<u32, Traffic>,
     walk: u32,
 }
 
@@ -146,7 +148,14 @@ impl<S: BuildHasher> Ledger<S> {
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
-        self.backends.retain(|_, backend| walk.wrapping_sub(backend.last_walk) < SILENCE);
+        let is_silent = |backend: &Backend| walk.wrapping_sub(backend.last_walk) >= SILENCE;
+        for (counted, backend) in self.backends.extract_if(.., |_, backend| is_silent(backend)) {
+            *self.forgotten.entry(counted.service).or_default() += backend.tally.total;
+        }
+        if !self.forgotten.is_empty() {
+            let left: BTreeSet<u32> = self.backends.keys().map(|counted| counted.service).collect();
+            self.forgotten.retain(|service, _| left.contains(service));
+        }
     }
 
     /// The sums of each backend that had a flow lately.
@@ -156,7 +165,8 @@ impl<S: BuildHasher> Ledger<S> {
 
     /// The sums of each service port, by its id.
     pub fn services(&self) -> BTreeMap<u32, Tally> {
-        let mut services: BTreeMap<u32, Tally> = BTreeMap::new();
+        let of_forgotten = |(id, total): (&u32, &Traffic)| (*id, Tally { total: *total, active: 0 });
+        let mut services: BTreeMap<u32, Tally> = self.forgotten.iter().map(of_forgotten).collect();
         for (counted, tally) in self.backends() {
             *services.entry(counted.service).or_default() += *tally;
         }
@@ -349,5 +359,22 @@ mod tests {
         assert_eq!(ledger.backends().count(), 1);
         walk(&mut ledger, &[]);
         assert_eq!(ledger.backends().count(), 0);
+    }
+
+    #[test]
+    fn the_sum_of_a_service_does_not_fall_when_a_backend_is_forgotten() {
+        let mut ledger = Sums::default();
+        walk(&mut ledger, &[]);
+        let (mut old, mut new) = (pair(1, 5), pair(2, 6));
+        old.1.count(900);
+        new.1.count(100);
+        walk(&mut ledger, &[old, new]);
+        let before = all(&ledger);
+        assert_eq!(before.total.sent, volume(2, 1000));
+        (0..SILENCE).for_each(|_| walk(&mut ledger, &[new]));
+        assert_eq!(ledger.backends().count(), 1);
+        assert_eq!(all(&ledger), Tally { active: 1, ..before });
+        (0..SILENCE).for_each(|_| walk(&mut ledger, &[]));
+        assert_eq!(all(&ledger), Tally::default(), "nobody has a flow: the sums end");
     }
 }

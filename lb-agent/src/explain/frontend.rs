@@ -86,8 +86,8 @@ impl<T: Tables> Walk<'_, T> {
     /// As `new_flow::may_begin`.
     fn may_begin(&mut self, service: &Service) -> Found<bool> {
         let tracked = self.question.tuple.protocol != protocol::UDP;
-        if tracked && service.kind == FrontendKind::NodePort as u8 && !self.segment.opens() {
-            self.steps.push(Step::NodePortIsNotOpened);
+        if tracked && service.is_opened_only() && !self.segment.opens() {
+            self.steps.push(Step::IsNotOpened);
             return Ok(false);
         }
         if tracked && self.segment.resets() {

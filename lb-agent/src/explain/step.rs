@@ -75,7 +75,7 @@ pub enum Step {
         is: Unlisted,
     },
     /// At an address of the node only a packet that opens a connection can be for the service.
-    NodePortIsNotOpened,
+    IsNotOpened,
     /// A reset that belongs to no flow.
     StrayReset,
     /// Whether the client is inside the cluster, where that matters.

@@ -13,7 +13,7 @@ use super::{
     step::{Ends, Source, Stale, Step, Verdict, Way},
     tables::Tables,
 };
-use crate::datapath::DatapathError;
+use crate::datapath::{DatapathError, Route};
 
 /// Why the walk ends early.
 pub(super) enum Stop {
@@ -231,9 +231,11 @@ impl<'a, T: Tables> Walk<'a, T> {
             return Ok(routed(flow));
         }
         let to = Ends::from(&flow.to);
-        let may_leave = self.question.hook == Hook::Ingress && flow.may_leave(self.tables.globals().direct);
-        if may_leave && self.leaves_directly(&flow.to)? {
-            self.note_exit(&flow.to)?;
+        if self.question.hook == Hook::Ingress
+            && flow.may_leave(self.tables.globals().direct)
+            && let Some(route) = self.direct_exit(&flow.to)?
+        {
+            self.note_exit(&route);
             return Ok(Verdict::Translated { outcome: Outcome::Direct, to });
         }
         if !self.translates(flow) {
@@ -249,23 +251,21 @@ impl<'a, T: Tables> Walk<'a, T> {
         Ok(Verdict::Translated { outcome, to })
     }
 
-    /// Whether packets `to` go past the stack although their flow is none of those that always do; as `direct::leads_out`.
-    pub(super) fn leaves_directly(&self, to: &Tuple) -> Found<bool> {
+    /// Where packets `to` leave past the stack although their flow is none of those that always do; as `direct::leads_out`.
+    pub(super) fn direct_exit(&self, to: &Tuple) -> Found<Option<Route>> {
         if !self.tables.globals().direct || to.protocol == protocol::SCTP {
-            return Ok(false);
+            return Ok(None);
         }
-        Ok(self.tables.route(&to.destination)?.is_some_and(|route| route.neighbour))
+        Ok(self.tables.route(&to.destination)?.filter(|route| route.neighbour))
     }
 
-    /// Notes the device through which packets `to` go past the stack.
-    pub(super) fn note_exit(&mut self, to: &Tuple) -> Found<()> {
-        let Some(route) = self.tables.route(&to.destination)? else { return Ok(()) };
+    /// Notes the device through which packets go past the stack.
+    pub(super) fn note_exit(&mut self, route: &Route) {
         let name = self.tables.device_name(route.device);
         let step = Step::PastStack { device: name.unwrap_or_else(|| format!("#{}", route.device)) };
         if !self.steps.contains(&step) {
             self.steps.push(step);
         }
-        Ok(())
     }
 
     /// What holds for every packet; nothing as long as no agent has written any.

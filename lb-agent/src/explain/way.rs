@@ -77,7 +77,7 @@ impl<T: Tables> Walk<'_, T> {
     /// The way of a flow that nothing is special about.
     fn through_node(&self, backend: &Backend) -> Found<Way> {
         let to = Tuple { destination: backend.address, ..self.question.tuple };
-        Ok(if self.leaves_directly(&to)? { Way::Direct } else { Way::Stack })
+        Ok(if self.direct_exit(&to)?.is_some() { Way::Direct } else { Way::Stack })
     }
 
     /// As `masquerade::fallback`: the address that the agent gives, of the family of `like`.
@@ -118,15 +118,15 @@ impl<T: Tables> Walk<'_, T> {
         }
         self.look_at_port(backend, way)?;
         let to = Tuple { destination: backend.address, ..self.question.tuple };
-        let leaves = way == Way::Direct || way == Way::Masqueraded && self.leaves_directly(&to)?;
-        if leaves {
-            self.note_exit(&to)?;
+        let exit = if matches!(way, Way::Direct | Way::Masqueraded) { self.direct_exit(&to)? } else { None };
+        if let Some(route) = &exit {
+            self.note_exit(route);
         }
         Ok(match way {
             Way::Hairpin => Outcome::Hairpin,
             Way::Tunnel => Outcome::NewTunnelledFlow,
             Way::Routed => Outcome::NewRoutedFlow,
-            _ if leaves => Outcome::NewDirectFlow,
+            _ if exit.is_some() => Outcome::NewDirectFlow,
             Way::Masqueraded | Way::Masquerade | Way::Stack | Way::Direct => Outcome::NewFlow,
         })
     }

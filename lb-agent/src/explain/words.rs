@@ -17,9 +17,7 @@ pub fn step(step: &Step) -> String {
         }
         Step::Foreign | Step::PortTaken { .. } | Step::AcceptsWhatNobodyAsked => flow(step),
         Step::Frontend { .. } | Step::NoFrontend | Step::Torn | Step::Address { .. } => frontend(step),
-        Step::NodePortIsNotOpened | Step::StrayReset | Step::SocketsOnly | Step::NoBackends { .. } => {
-            policy(step)
-        }
+        Step::IsNotOpened | Step::StrayReset | Step::SocketsOnly | Step::NoBackends { .. } => policy(step),
         Step::Client { .. } | Step::SourceRanges { .. } | Step::Masquerade { .. } => policy(step),
         Step::Affinity { is } => affinity(is),
         Step::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
@@ -159,7 +157,7 @@ fn counted(backends: u32) -> String {
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
 fn policy(step: &Step) -> String {
     match step {
-        Step::NodePortIsNotOpened => {
+        Step::IsNotOpened => {
             "connection: at an address of the node only a packet that opens one is for the service".into()
         }
         Step::StrayReset => "connection: a reset of no flow: there is nobody to reset".into(),

@@ -69,6 +69,20 @@ fn addresses_move_on_along_a_chain_whatever_the_names() {
 }
 
 #[test]
+fn a_node_port_moves_with_its_port_to_another_service_in_one_go() {
+    let http = json!({"name": "http", "port": 80, "nodePort": 30080});
+    let metrics = json!({"name": "metrics", "port": 9090, "nodePort": 30090});
+    let with = |ports: Value| json!({"type": "NodePort", "ports": ports});
+    for other in ["a", "z"] {
+        let mut all = dual();
+        assign(&mut all, "web", with(json!([http, metrics])));
+        let mut services = [service("web", with(json!([http]))), service(other, with(json!([metrics])))];
+        assert_eq!(all.assign_all(&mut services), BTreeMap::new());
+        assert_eq!(node_ports(services[1].spec.as_ref().unwrap()), [Some(30090)]);
+    }
+}
+
+#[test]
 fn a_load_balancer_with_a_local_policy_gets_a_port_for_health_checks() {
     let mut all = dual();
     let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local"});

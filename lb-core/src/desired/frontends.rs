@@ -17,6 +17,8 @@ pub(super) struct Places {
     places: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
+    /// Whether its external addresses are those of nodes: one is this node's, as then are the others, mostly.
+    at_nodes: bool,
 }
 
 /// The lists of endpoints that frontends can lead to, as numbers of slices; `None` is an empty one.
@@ -48,7 +50,10 @@ impl Places {
         if let Some(node_port) = port.node_port {
             add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
         }
-        Self { family, places, internal: service.internal_policy, external: service.external.policy }
+        let is_own = |address: &IpAddr| node.addresses.own.binary_search(address).is_ok();
+        let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
+        let (internal, external) = (service.internal_policy, service.external.policy);
+        Self { family, places, internal, external, at_nodes }
     }
 
     /// Whether some frontend leads to the endpoints of the cluster: under `externalTrafficPolicy: Local` too, for
@@ -89,9 +94,18 @@ impl Places {
             if kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback() {
                 flags |= service_flags::SOCKETS_ONLY;
             }
+            if self.at_nodes && kind != FrontendKind::ClusterIp && is_unprivileged(key.port) {
+                flags |= service_flags::OPENED_ONLY;
+            }
             Frontend { key, kind, slice, inside, flags }
         })
     }
+}
+
+/// Whether connections that go out from nodes may have the frontend's port, if they may have its address: below 1024 there are
+/// none, and connections of clients go on where another node had the address before.
+const fn is_unprivileged(port: u16) -> bool {
+    port >= 1024
 }
 
 /// Where a frontend leads.

@@ -14,7 +14,7 @@ use lb_core::{
     arena::Epoch,
     family::{Families, Family},
     health_checks::NoLocalEndpoints,
-    model::{self, NodeAddresses, Policy},
+    model::{self, NodeAddresses, ObjectName, Policy},
     plan::{Contents, EndpointLabels, Plan, Step, slices_of, tables_of},
     reconciler::{Reconciler, Room},
     tables::Digest,
@@ -283,7 +283,7 @@ impl Kernel {
     }
 }
 
-const FLAGS: [(u16, &str); 7] = [
+const FLAGS: [(u16, &str); 8] = [
     (service_flags::MASQUERADE, "masquerade"),
     (service_flags::MASQUERADE_OUTSIDERS, "masquerade outsiders"),
     (service_flags::SHORT_CIRCUIT, "short circuit"),
@@ -291,6 +291,7 @@ const FLAGS: [(u16, &str); 7] = [
     (service_flags::SOURCE_RANGES, "source ranges"),
     (service_flags::SOCKETS_ONLY, "sockets only"),
     (service_flags::DSR, "direct"),
+    (service_flags::OPENED_ONLY, "opened only"),
 ];
 
 fn shown(backend: &Backend) -> String {
@@ -484,6 +485,12 @@ impl Node {
         assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
+    /// Whether the Service keeps what it has. Its address may be another one's meanwhile, so that this is a name alone.
+    fn waits(&self, service: &ObjectName) -> bool {
+        let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
+        waiting.any(|problem| problem.service() == service)
+    }
+
     fn assert_no_leak(&self) {
         let slices = self.kernel.maps.frontends.values().flat_map(slices_of);
         let referred: BTreeSet<(u32, u32)> = slices.map(|range| (range.base, range.count)).collect();
@@ -498,9 +505,10 @@ impl Node {
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
         assert_eq!(arena.free_slots(), self.room.tables - used);
-        for id in self.kernel.maps.service_labels.keys() {
+        for (id, labels) in &self.kernel.maps.service_labels {
             assert!(
-                self.kernel.maps.frontends.values().any(|record| record.id == *id),
+                self.kernel.maps.frontends.values().any(|record| record.id == *id)
+                    || self.waits(&labels.name.service),
                 "a name without a frontend"
             );
         }

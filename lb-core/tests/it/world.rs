@@ -114,6 +114,13 @@ impl World {
             kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback(),
             service_flags::SOCKETS_ONLY,
         );
+        flag(
+            !internal
+                && key.port >= 1024
+                && (service.external.load_balancer_ips.iter().chain(&service.external.ips))
+                    .any(|address| node.addresses.own.contains(address)),
+            service_flags::OPENED_ONLY,
+        );
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
         let scheduling = service.scheduling.as_deref();
         let mode = scheduling.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);

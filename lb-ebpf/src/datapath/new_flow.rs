@@ -1,9 +1,7 @@
 //! Packets of no flow: what they are for, and whether they may.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use lb_common::{
-    Address, Choice, EventHook, FrontendKind, Outcome, Service, SourceRange, handover, service_flags,
-};
+use lb_common::{Address, Choice, EventHook, Outcome, Service, SourceRange, handover, service_flags};
 use lb_ebpf::{
     packet::{Body, Packet},
     schedule,
@@ -140,22 +138,19 @@ fn may_begin_here(packet: &Packet) -> Result<(), Outcome> {
 /// Whether a flow may begin with this packet.
 ///
 /// Segments in the middle of a connection may: the entries of the connection may be lost, or another node's. But at an
-/// address of the node itself, ports of connections of the node and of those that netfilter masquerades lie among the
-/// node ports: there only a SYN can be for the service.
+/// address of the node itself, connections of the node and those that netfilter masquerades have ports, too: there only a SYN
+/// can be for the service.
 #[inline(always)]
 fn may_begin(packet: &Packet, service: &Service) -> Result<(), Outcome> {
     match packet.body {
         // Its first fragment was not translated, so this one must not be.
         Body::LaterFragment => Err(Outcome::UnknownFragment),
-        Body::Tcp | Body::Sctp if is_node_port(service) && !packet.segment.opens() => Err(Outcome::NoService),
+        Body::Tcp | Body::Sctp if service.is_opened_only() && !packet.segment.opens() => {
+            Err(Outcome::NoService)
+        }
         Body::Tcp | Body::Sctp if packet.segment.resets() => Err(Outcome::StrayReset),
         Body::Tcp | Body::Udp | Body::Sctp | Body::IcmpError | Body::Echo => Ok(()),
     }
-}
-
-#[inline(always)]
-const fn is_node_port(service: &Service) -> bool {
-    service.kind == FrontendKind::NodePort as u8
 }
 
 /// Whether the service takes this client.

@@ -1,7 +1,9 @@
 //! Addresses of load balancers and external IPs: which are served, and for whom.
 
+use std::net::SocketAddr;
+
 use lb_tests::{
-    client::ask_http,
+    client::{Connection, ask_http},
     manifests::{Exposure, Type},
     server,
 };
@@ -11,7 +13,7 @@ use crate::{
     lan::{
         CLUSTER_CIDR, Expect, FRONTENDS,
         Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
-        Lan, Protocol, Seen, external,
+        Lan, Protocol, Seen, external, node_addresses,
     },
 };
 
@@ -129,4 +131,23 @@ fn a_service_changes_its_type_and_its_node_port_live() {
     lan.remove(1);
     lan.check(&["client"], 2, &[NodePort(1)], Expect::Refused);
     lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
+}
+
+/// As load balancers do it that have no addresses of their own. A connection of the node may get such a port, too, and so may one
+/// that netfilter masquerades.
+#[test]
+fn a_connection_of_the_node_from_the_port_of_a_service_is_the_nodes() {
+    const PORT: u16 = 40_443;
+    let lan = Lan::with(&[]);
+    let mut service = lan.service(1, &["pod2"]);
+    service.ports[0].port = PORT;
+    service.exposure.load_balancer_ips = [node_addresses(1), node_addresses(2)].concat();
+    lan.apply(&[service]);
+    for address in node_addresses(1) {
+        let frontend = SocketAddr::new(address, PORT);
+        assert_eq!(ask_http(lan.netns("client"), frontend).unwrap().server, "pod2");
+        let elsewhere = lan.cluster.pod("pod3").unwrap().http(address);
+        let mut connection = Connection::open_from_port(&lan.cluster.node1, PORT, elsewhere).unwrap();
+        assert_eq!(connection.ask().unwrap().server, "pod3");
+    }
 }

@@ -242,6 +242,7 @@ impl World<'_> {
             (service_flags::MASQUERADE_OUTSIDERS, 20),
             (service_flags::SOURCE_RANGES, 15),
             (service_flags::SOCKETS_ONLY, 5),
+            (service_flags::OPENED_ONLY, 15),
         ]);
         if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
             flags |= service_flags::DSR;

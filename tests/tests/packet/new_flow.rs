@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use bytemuck::Zeroable as _;
-use lb_common::{Address, FrontendKind, Outcome, Service, ServiceKey, conntrack::Phase};
+use lb_common::{Address, FrontendKind, Outcome, Service, ServiceKey, conntrack::Phase, service_flags};
 
 use super::{
     bench::{Bench, Hook, TCP, UDP},
@@ -157,14 +157,18 @@ fn an_unknown_scheduler_still_finds_a_backend() {
 fn what_comes_back_to_connections_of_others_is_theirs() {
     each("answers to others", |bench, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        for kind in [FrontendKind::NodePort, FrontendKind::LoadBalancer] {
-            let record = Service { id: 1, kind: kind as u8, ..Service::zeroed() };
+        for (kind, flags) in [
+            (FrontendKind::NodePort, 0),
+            (FrontendKind::LoadBalancer, service_flags::OPENED_ONLY),
+            (FrontendKind::LoadBalancer, 0),
+        ] {
+            let record = Service { id: 1, kind: kind as u8, flags, ..Service::zeroed() };
             bench.service_with(vip, TCP, &[backend], record);
             let accepts = Packet::tcp(client, vip, 5000, b"").syn().ack(1001);
             bench.send(Hook::Ingress, &accepts).passes_untouched(Outcome::NoService);
             let segment = Packet::tcp(client, vip, 5001, b"data").ack(1001);
             let reset = Packet::tcp(client, vip, 5001, b"").rst();
-            if kind == FrontendKind::NodePort {
+            if record.is_opened_only() {
                 bench.send(Hook::Ingress, &segment).passes_untouched(Outcome::NoService);
                 bench.send(Hook::Ingress, &reset).passes_untouched(Outcome::NoService);
                 bench.assert_flows(0);
