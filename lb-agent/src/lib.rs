@@ -16,4 +16,5 @@ pub mod leftovers;
 pub mod manifests;
 pub mod metrics;
 pub mod node;
+mod tell;
 pub mod zpages;

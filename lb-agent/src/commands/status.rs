@@ -262,6 +262,9 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
         format!("Sync      {state}, last change written {last}"),
         format!("Services  {services} service ports, {endpoints} backends"),
     ];
+    let gone = (!report.node_eligible).then(|| {
+        "Healthz   503: the node is being deleted, or the cluster autoscaler is about to remove it".to_owned()
+    });
     let node = node_lines(&report.node);
     let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
         let since =
@@ -271,7 +274,14 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
     let shortages = report.shortages.iter().map(|shortage| shortage_line(shortage, now));
-    for line in lines.into_iter().chain(node).chain(pending).chain(failures).chain(problems).chain(shortages)
+    for line in lines
+        .into_iter()
+        .chain(gone)
+        .chain(node)
+        .chain(pending)
+        .chain(failures)
+        .chain(problems)
+        .chain(shortages)
     {
         text.push_str(&line);
         text.push('\n');
@@ -378,6 +388,7 @@ mod tests {
             started: "2026-11-20T01:00:00Z".parse().unwrap(),
             synchronised: true,
             healthy: true,
+            node_eligible: true,
             last_sync: Some("2026-11-21T02:59:57Z".parse().unwrap()),
             services: 2,
             endpoints: 3,
@@ -473,6 +484,17 @@ forward     pass     12
 no_backend  drop     0
 ";
         assert_eq!(page(&status(agent), NOW.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn a_healthy_agent_says_why_load_balancers_are_sent_away() {
+        let going = Report { node_eligible: false, ..report() };
+        let agent = Agent { running: true, process: None, silent: None, report: Some(going) };
+        let text = page(&status(agent), NOW.parse().unwrap());
+        assert!(
+            text.contains("\nSync      healthy, ") && text.contains("\nHealthz   503: the node is"),
+            "{text}"
+        );
     }
 
     #[test]

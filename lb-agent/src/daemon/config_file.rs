@@ -26,21 +26,25 @@ impl ConfigFile {
     }
 
     async fn changed_within(self, running: &Config, period: Duration) -> PathBuf {
-        let Some(path) = self.path else { return future::pending().await };
-        let mut judged = fs::read(&path).await.ok();
-        let mut last = judged.clone();
+        // A pipe has nothing more to say.
+        let Some(path) = self.path.filter(|path| path.is_file()) else { return future::pending().await };
+        let mut last = fs::read(&path).await.ok();
+        // What is there now may be newer than what runs: the agent has loaded its programs since it read it.
+        let mut judged = None;
         loop {
             time::sleep(period).await;
             let now = fs::read(&path).await.ok();
             let settled = now == last;
             last = now;
-            if !settled || last == judged {
+            if !settled || judged.as_ref() == Some(&last) {
                 continue;
             }
-            judged.clone_from(&last);
+            let is_first = judged.replace(last.clone()).is_none();
             match (self.read)() {
                 Ok(config) if config == *running => {
-                    info!("{} has changed, but no setting", path.display());
+                    if !is_first {
+                        info!("{} has changed, but no setting", path.display());
+                    }
                 }
                 Ok(_) => return path,
                 Err(error) => warn!("the agent goes on as it was started: {error}"),
@@ -107,6 +111,13 @@ mod tests {
         assert!(!bed.ends_with("node-nmae: b\n").await, "a mistake");
         assert!(!bed.ends_with("node-name: a\n").await, "back");
         assert!(bed.ends_with("node-name: b\n").await, "another name");
+    }
+
+    #[tokio::test]
+    async fn a_change_while_the_agent_starts_counts() {
+        let bed = Bed::new("node-name: a\n");
+        std::fs::write(bed.dir.path().join("config"), "node-name: b\n").unwrap();
+        assert!(bed.ends_with("node-name: b\n").await);
     }
 
     #[tokio::test]

@@ -168,8 +168,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("devices", devices.run());
 
     tasks.spawn("BPF file system", bpffs::run(datapath.anchor()?, Arc::clone(&state)));
-    serve_http((config.healthz, config.metrics), about, &state, node_info, tasks);
-    tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state)));
+    serve_http((config.healthz, config.metrics), about, &state, node_info.clone(), tasks);
+    tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state), node_info));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
     let counted = datapath.conntrack().counters()?;

@@ -11,10 +11,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{io::AsyncWriteExt as _, net::UnixListener, time};
+use tokio::{io::AsyncWriteExt as _, net::UnixListener, sync::watch, time};
 use tracing::{debug, warn};
 
 use super::state::{Report, State};
+use crate::kubernetes::NodeInfo;
 
 /// Where the sockets are.
 const FOLDER: &str = "/run/lb-agent";
@@ -32,7 +33,11 @@ fn path(bpffs: &Path) -> io::Result<PathBuf> {
 
 /// Serves reports for ever. Where that is impossible, such as on a read-only file system, it is said once and only
 /// `status` is poorer for it.
-pub(super) async fn serve(bpffs: PathBuf, state: Arc<State>) -> anyhow::Result<Infallible> {
+pub(super) async fn serve(
+    bpffs: PathBuf,
+    state: Arc<State>,
+    node_info: watch::Receiver<NodeInfo>,
+) -> anyhow::Result<Infallible> {
     let listener = match bind(&bpffs) {
         Ok(listener) => listener,
         Err(error) => {
@@ -43,7 +48,8 @@ pub(super) async fn serve(bpffs: PathBuf, state: Arc<State>) -> anyhow::Result<I
     loop {
         match listener.accept().await {
             Ok((mut stream, _)) => {
-                let report = serde_json::to_vec(&state.report())?;
+                let node_eligible = node_info.borrow().eligible;
+                let report = serde_json::to_vec(&state.report(node_eligible))?;
                 tokio::spawn(async move {
                     match time::timeout(PATIENCE, stream.write_all(&report)).await {
                         Ok(Ok(())) => {}

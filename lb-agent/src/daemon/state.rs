@@ -26,8 +26,11 @@ pub struct Report {
     pub started: Timestamp,
     /// Whether everything that existed at the start is in the kernel.
     pub synchronised: bool,
-    /// Whether `/healthz` says 200.
+    /// Whether everything is in the kernel, or has not waited for long. `/healthz` says 200 then, if the node is eligible.
     pub healthy: bool,
+    /// Whether load balancers may send to the node: it is neither being deleted nor about to be removed.
+    #[serde(default = "yes")]
+    pub node_eligible: bool,
     /// When the kernel last was what it should be.
     pub last_sync: Option<Timestamp>,
     /// Service ports in the kernel.
@@ -81,6 +84,11 @@ pub struct NodeReport {
     pub masquerade_first_port: u16,
     /// Last source port of masqueraded packets.
     pub masquerade_last_port: u16,
+}
+
+/// An agent of before did not say; no other would be.
+const fn yes() -> bool {
+    true
 }
 
 /// A device that the agent serves.
@@ -188,7 +196,7 @@ impl State {
     }
 
     /// Everything `status` shows.
-    pub fn report(&self) -> Report {
+    pub fn report(&self, node_eligible: bool) -> Report {
         let inner = self.lock();
         let Inner { freshness, progress, .. } = &*inner;
         Report {
@@ -198,6 +206,7 @@ impl State {
             started: self.started,
             synchronised: freshness.is_synchronised(),
             healthy: freshness.health(Moment::now()).healthy,
+            node_eligible,
             last_sync: freshness.last_updated(),
             services: progress.services,
             endpoints: progress.endpoints,
@@ -224,11 +233,11 @@ mod tests {
         state.changed();
         state.progressed(refused());
         assert!(!state.health().healthy);
-        assert!(state.report().pending_since.is_some());
+        assert!(state.report(true).pending_since.is_some());
         state.progressed(Progress::default());
         assert!(state.health().healthy);
-        assert!(state.report().last_sync.is_some());
-        assert_eq!(state.report().pending_since, None);
+        assert!(state.report(true).last_sync.is_some());
+        assert_eq!(state.report(true).pending_since, None);
     }
 
     #[test]
@@ -237,7 +246,7 @@ mod tests {
         state.changed();
         state.progressed(Progress { pending: 1, ..Progress::default() });
         assert!(state.health().healthy);
-        let report = state.report();
+        let report = state.report(true);
         assert_eq!((report.pending, report.pending_since), (1, None));
     }
 }

@@ -37,6 +37,7 @@ use crate::{
     datapath::{ApplyError, Datapath, DatapathError, grace},
     health::Checks,
     metrics::{Extent, Metrics},
+    tell::warn_few,
 };
 
 /// Pauses between attempts at what the kernel refused, doubled every time.
@@ -291,7 +292,7 @@ impl Writer {
         self.tell_shortages();
         let said = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
         let said: BTreeSet<String> = said.map(ToString::to_string).collect();
-        said.difference(&self.said).for_each(|problem| warn!("{problem}"));
+        warn_few(said.difference(&self.said));
         self.said = said;
         let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
         let failures = failure.into_iter().collect();

@@ -176,13 +176,16 @@ fn check_object() -> Result<(), DatapathError> {
     }
 }
 
+/// Maps that are made anew where a newer version wants more entries: it counts more, and its counters start from 0; fragments that
+/// are under way are lost.
+const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
+
 /// How many entries the map has, or is to have; refuses a pinned map of another shape.
 fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
     let wanted = capacities.of(spec);
     let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };
     spec.check(path, &found)?;
-    if spec.name == layout::STATS.name && found.max_entries < wanted {
-        // A newer version counts more; its counters start from 0.
+    if GROWS.contains(&spec.name) && found.max_entries < wanted {
         bpffs::unpin(path)?;
         return Ok(wanted);
     }

@@ -13,6 +13,7 @@ use lb_core::{
 use tracing::warn;
 
 use super::kind::Kind;
+use crate::tell::warn_few;
 
 /// What a watch has shown of the objects of one kind: from its events to changes.
 ///
@@ -32,6 +33,8 @@ pub(super) struct Objects<K: Kind> {
     /// What the changes are the consequence of; nothing from before the beginning counts.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
+    /// What is wrong with objects and was not logged yet.
+    untold: Vec<String>,
 }
 
 /// An object that exists, readable or not.
@@ -65,6 +68,7 @@ impl<K: Kind> Objects<K> {
             changes: Vec::new(),
             triggered: Vec::new(),
             beginning,
+            untold: Vec::new(),
         }
     }
 
@@ -91,6 +95,7 @@ impl<K: Kind> Objects<K> {
                 }
             }
         }
+        warn_few(self.untold.drain(..));
         std::mem::take(&mut self.changes)
     }
 
@@ -156,7 +161,7 @@ impl<K: Kind> Objects<K> {
             return;
         };
         if self.bad.get(name).is_none_or(|bad| bad.why != why) {
-            warn!("{why}");
+            self.untold.push(why.clone());
         }
         self.bad.insert(name.clone(), Bad { why, unread: false, service: None });
     }
@@ -172,7 +177,7 @@ impl<K: Kind> Objects<K> {
         let unread = self.bad.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
         let stays = if unread { "it is left out" } else { "its last good state stays in force" };
         let why = format!("{why}; {stays}");
-        warn!("{why}");
+        self.untold.push(why.clone());
         let triggered = self.known.get(&name).and_then(|known| known.triggered);
         let service = K::service(&name, metadata);
         self.known.insert(name.clone(), Known { triggered, ..now });

@@ -142,9 +142,10 @@ fn status(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-/// Connections end, and versions expire: then the watch goes on by itself. If it cannot, the next error says so.
+/// Connections end, and versions expire: then the watch goes on by itself. If it cannot, the next error says so. A watch that
+/// cannot even begin with an expired version, which API servers tell within the watch, asks for that version again.
 fn is_routine(error: &watcher::Error) -> bool {
-    let expired = status(error) == Some(410);
+    let expired = status(error) == Some(410) && !matches!(error, watcher::Error::WatchStartFailed(_));
     expired
         || matches!(error, watcher::Error::WatchFailed(cause) if !matches!(cause, kube::Error::SerdeError(_)))
 }
@@ -162,4 +163,19 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn an_expired_version_is_routine_where_the_watch_goes_on_by_itself() {
+        let gone = || Box::new(Status::failure("too old resource version", "Expired").with_code(410));
+        assert!(is_routine(&watcher::Error::WatchError(gone())));
+        assert!(is_routine(&watcher::Error::InitialListFailed(kube::Error::Api(gone()))));
+        assert!(!is_routine(&watcher::Error::WatchStartFailed(kube::Error::Api(gone()))));
+    }
 }

@@ -23,6 +23,8 @@ pub(super) struct File {
     pub(super) documents: Vec<Document>,
     /// Why the file cannot be read at this moment; the documents are those of the last time it could.
     pub(super) unreadable: Option<String>,
+    /// Whether somebody still writes to it.
+    pub(super) is_draft: bool,
 }
 
 /// A document of a file.
@@ -41,7 +43,9 @@ pub(super) struct Document {
 impl File {
     /// Whether there may be objects in the file that cannot be told at this moment.
     pub(super) fn is_obscure(&self) -> bool {
-        self.unreadable.is_some() || self.documents.iter().any(|document| !document.parsed.faults.is_empty())
+        self.unreadable.is_some()
+            || self.is_draft
+            || self.documents.iter().any(|document| !document.parsed.faults.is_empty())
     }
 
     /// The place of the document at `index`.

@@ -34,6 +34,8 @@ pub struct Edit {
 pub enum Content {
     /// It holds this text.
     Text(String),
+    /// It holds this text, and somebody still writes to it: there may be more.
+    Draft(String),
     /// It is there but cannot be read, for this reason.
     Unreadable(String),
     /// It is gone.
@@ -65,6 +67,8 @@ pub struct Manifests {
     remembers: bool,
     /// Why the folder cannot be read at this moment.
     unreadable: Option<String>,
+    /// Whether there are files whose content was not shown yet.
+    expects_more: bool,
     /// Services that could not get the addresses or ports they want.
     refused: BTreeMap<Key, Fault>,
     /// Objects that more than one document defines.
@@ -120,6 +124,7 @@ impl Manifests {
             addresses: Addresses::new(options, contents),
             remembers: true,
             unreadable: None,
+            expects_more: false,
             refused: BTreeMap::new(),
             disputed: BTreeSet::new(),
             missing: BTreeSet::new(),
@@ -137,6 +142,11 @@ impl Manifests {
         self.unreadable = why;
     }
 
+    /// Takes note of whether there are files with a content that comes with a later edit.
+    pub fn set_expects_more(&mut self, more: bool) {
+        self.expects_more = more;
+    }
+
     /// Takes note of edits, of each file at most one, and tells what followed.
     pub fn apply(&mut self, edits: &[Edit]) -> Update {
         let mut touched = self.take_edits(edits);
@@ -149,7 +159,8 @@ impl Manifests {
 
     /// Once it is certain which Services exist, the addresses that others had in an earlier life are free.
     fn forget_earlier_life(&mut self) {
-        if self.remembers && !self.files.values().any(File::is_obscure) {
+        let knows_all = self.unreadable.is_none() && !self.expects_more;
+        if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
             let key = |name: &ObjectName| Key { kind: Kind::Service, name: name.clone() };
             self.addresses.retain(|name| self.claims.contains_key(&key(name)));
             self.remembers = false;
@@ -161,26 +172,28 @@ impl Manifests {
         let texts: Vec<_> = edits
             .iter()
             .filter_map(|edit| match &edit.content {
-                Content::Text(text) => Some((&edit.file, Text::new(text))),
+                Content::Text(text) => Some((&edit.file, Text::new(text), false)),
+                Content::Draft(text) => Some((&edit.file, Text::new(text), true)),
                 Content::Unreadable(_) | Content::Gone => None,
             })
             .collect();
         let old = |file: &OsString| self.files.get(file.as_os_str());
-        let news: Vec<_> = texts.iter().flat_map(|(file, text)| text.news(old(file))).collect();
+        let news: Vec<_> = texts.iter().flat_map(|(file, text, _)| text.news(old(file))).collect();
         let parsed = parse_all(&news);
         let mut touched = BTreeSet::new();
-        for (name, text) in &texts {
+        for (name, text, is_draft) in &texts {
             let name: Arc<OsStr> = name.as_os_str().into();
             let file = self.files.entry(name.clone()).or_default();
+            file.is_draft = *is_draft;
             let difference = file.update(text, &parsed, &mut self.next_id);
             self.reclaim(&name, &difference, &mut touched);
         }
         for edit in edits {
             match &edit.content {
-                Content::Text(_) => {}
+                Content::Text(_) | Content::Draft(_) => {}
                 Content::Unreadable(why) => {
-                    self.files.entry(edit.file.as_os_str().into()).or_default().unreadable =
-                        Some(why.clone());
+                    let file = self.files.entry(edit.file.as_os_str().into()).or_default();
+                    (file.unreadable, file.is_draft) = (Some(why.clone()), false);
                 }
                 Content::Gone => self.forget(&edit.file, &mut touched),
             }
@@ -339,6 +352,7 @@ impl Manifests {
         problems.extend(self.unreadable.as_ref().map(|why| unreadable(self.dir.clone(), why)));
         for (name, file) in &self.files {
             problems.extend(file.unreadable.as_ref().map(|why| unreadable(self.dir.join(&**name), why)));
+            problems.extend(file.is_draft.then(|| draft(self.dir.join(&**name))));
             for (index, document) in file.documents.iter().enumerate() {
                 self.problems_of(name, index, document, &mut problems);
             }
@@ -396,6 +410,18 @@ impl Manifests {
     fn place(&self, file: &Arc<OsStr>, document: usize) -> Place {
         let place = self.files.get(file).map(|file| file.place(document));
         Place { file: self.dir.join(&**file), document: place }
+    }
+}
+
+/// Whoever waits for an object to go has to know why it does not.
+fn draft(file: PathBuf) -> Problem {
+    let message = "somebody still writes to it; what it defined and does not any more stays in force until it is written and closed";
+    Problem {
+        severity: Severity::Warning,
+        place: Place { file, document: None },
+        object: None,
+        field: String::new(),
+        message: message.to_owned(),
     }
 }
 

@@ -17,12 +17,13 @@ use tracing::{error, info, warn};
 
 use super::{
     ManifestsOptions,
-    folder::{Edit, Manifests, Update},
+    folder::{Content, Edit, Manifests, Update},
     problem::{Problem, Severity},
     read,
     settle::Work,
     watch::Watch,
 };
+use crate::tell;
 
 /// How long the first load waits for files that somebody writes to at that moment.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
@@ -98,7 +99,7 @@ impl Follower {
                 synchronised = true;
                 events.push(SourceEvent::Synchronised);
             }
-            if synchronised && sound && !complete {
+            if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
                 events.push(SourceEvent::Complete);
             }
@@ -131,6 +132,17 @@ impl Follower {
         // What changed while it was read is read again soon.
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
+        if !self.watch.is_attached() {
+            // Another folder has come in the place of this one: what is missing in it now may be in the next look at it.
+            edits.retain(|edit| edit.content != Content::Gone);
+            self.watch.poll();
+        }
+        for edit in edits.iter_mut().filter(|edit| self.watch.is_draft(&edit.file)) {
+            if let Content::Text(text) = &mut edit.content {
+                edit.content = Content::Draft(std::mem::take(text));
+            }
+        }
+        manifests.set_expects_more(!self.watch.is_settled());
         let apply = move || {
             let update = manifests.apply(&edits);
             (manifests, update)
@@ -178,7 +190,7 @@ impl Follower {
     }
 }
 
-/// Logs each problem when it comes and when it goes. One that only moved to another line is the same.
+/// Logs problems when they come and when they go, of many at once the first few. One that only moved to another line is the same.
 fn log_difference(old: &[Problem], new: &[Problem]) {
     let identity = |problem: &Problem| {
         let Problem { severity, place, object, field, message } = problem.clone();
@@ -186,13 +198,77 @@ fn log_difference(old: &[Problem], new: &[Problem]) {
     };
     let (known, now): (HashSet<_>, HashSet<_>) =
         (old.iter().map(identity).collect(), new.iter().map(identity).collect());
-    for problem in new.iter().filter(|problem| !known.contains(&identity(problem))) {
-        match problem.severity {
-            Severity::Error => error!("{problem}"),
-            Severity::Warning => warn!("{problem}"),
-        }
+    let come = new.iter().filter(|problem| !known.contains(&identity(problem)));
+    let more = tell::few(come, |problem| match problem.severity {
+        Severity::Error => error!("{problem}"),
+        Severity::Warning => warn!("{problem}"),
+    });
+    tell::say_more(more);
+    let gone = old.iter().filter(|problem| !now.contains(&identity(problem)));
+    let more = tell::few(gone, |problem| info!("put right: {problem}"));
+    if more > 0 {
+        info!("put right: {more} more problems");
     }
-    for problem in old.iter().filter(|problem| !now.contains(&identity(problem))) {
-        info!("put right: {problem}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lb_core::allocate::DEFAULT_NODE_PORTS;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
+
+    /// A folder with one Service, and who follows it.
+    fn bed() -> (TempDir, Follower, Manifests) {
+        let root = TempDir::new().unwrap();
+        let dir = root.path().join("dir");
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("a.yaml"), SERVICE).unwrap();
+        let options = ManifestsOptions {
+            dir: dir.clone(),
+            cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
+            node_port_range: DEFAULT_NODE_PORTS,
+        };
+        let watch = Watch::new(&dir).unwrap();
+        let (events, problems) = (mpsc::channel(8).0, watch::channel(Vec::new()).0);
+        let manifests = Manifests::new(&options, &Contents::default());
+        (root, Follower { dir, watch, events, problems }, manifests)
+    }
+
+    fn swap(root: &TempDir) {
+        fs::rename(root.path().join("dir"), root.path().join("old")).unwrap();
+        fs::create_dir(root.path().join("dir")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_swapped_while_it_is_first_read_is_not_settled() {
+        let (root, mut follower, manifests) = bed();
+        swap(&root);
+        let (manifests, _) = follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();
+        assert!(!follower.watch.is_settled(), "nobody says yet that this is all");
+        let next = follower.watch.next().await.unwrap();
+        assert_eq!(next, Work::Everything);
+        follower.load(manifests, next).await.unwrap();
+        assert!(follower.watch.is_settled());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_swapped_while_it_is_read_loses_nothing() {
+        let (root, mut follower, manifests) = bed();
+        let (manifests, update) = follower.load(manifests, Work::Everything).await.unwrap();
+        assert_eq!(update.changes.len(), 1);
+        // It is known which files are to be read; when they are, they are somewhere else.
+        swap(&root);
+        let (manifests, update) =
+            follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();
+        assert_eq!(update.changes, []);
+        let next = follower.watch.next().await.unwrap();
+        assert_eq!(next, Work::Everything);
+        let (_, update) = follower.load(manifests, next).await.unwrap();
+        assert_eq!(update.changes.len(), 1, "the new folder has no such file");
     }
 }

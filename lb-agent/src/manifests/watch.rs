@@ -4,7 +4,7 @@
 //! (files behind links, another folder in the place of this one) is looked at a few times a second.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs::{self, Metadata},
     io,
@@ -34,6 +34,8 @@ pub(super) struct Watch {
     /// Whether there was no folder when it was last looked for.
     is_gone: bool,
     unsettled: Unsettled,
+    /// Files that were written to and not closed since.
+    drafts: BTreeSet<OsString>,
     links: BTreeMap<OsString, Link>,
     next_poll: Instant,
 }
@@ -75,10 +77,16 @@ impl Watch {
     pub(super) fn new(dir: &Path) -> io::Result<Self> {
         // SAFETY: Inotify owns its descriptor until it is dropped and always gives the same one.
         let inotify = unsafe { AsyncFd::register(Inotify::init()?) }?;
-        let (unsettled, links) = (Unsettled::default(), BTreeMap::new());
-        let next_poll = Instant::now() + POLL;
-        let mut watch =
-            Self { dir: dir.to_owned(), inotify, watched: None, is_gone: false, unsettled, links, next_poll };
+        let mut watch = Self {
+            dir: dir.to_owned(),
+            inotify,
+            watched: None,
+            is_gone: false,
+            unsettled: Unsettled::default(),
+            drafts: BTreeSet::new(),
+            links: BTreeMap::new(),
+            next_poll: Instant::now() + POLL,
+        };
         watch.attach()?;
         Ok(watch)
     }
@@ -95,6 +103,8 @@ impl Watch {
             | WatchMask::ATTRIB
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
+            // What is written to a file that has no name any more is not the next one's.
+            | WatchMask::EXCL_UNLINK
             | WatchMask::ONLYDIR;
         let folder = identity(&fs::metadata(&self.dir)?);
         let descriptor = self.inotify.get_ref().watches().add(&self.dir, mask)?;
@@ -103,6 +113,7 @@ impl Watch {
     }
 
     fn detach(&mut self) {
+        self.drafts.clear();
         if let Some((_, descriptor)) = self.watched.take() {
             // The watch of a removed folder is gone already.
             self.inotify.get_ref().watches().remove(descriptor).ok();
@@ -134,7 +145,8 @@ impl Watch {
         if self.is_attached() { work } else { Work::Everything }
     }
 
-    fn is_attached(&self) -> bool {
+    /// Whether what is at the path is the folder that is watched.
+    pub(super) fn is_attached(&self) -> bool {
         let there = fs::metadata(&self.dir).ok().map(|metadata| identity(&metadata));
         there.is_some() && there == self.watched.as_ref().map(|(folder, _)| *folder)
     }
@@ -152,6 +164,8 @@ impl Watch {
             for event in events {
                 let current = self.watched.as_ref().is_some_and(|(_, watch)| *watch == event.wd);
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
+                    // Nobody knows which files were closed meanwhile.
+                    self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
                     // The folder itself was removed, moved or unmounted; another one may have its inode soon.
@@ -159,13 +173,14 @@ impl Watch {
                     self.next_poll = now;
                 } else if current {
                     note(&mut self.unsettled, event.mask, event.name, now);
+                    note_draft(&mut self.drafts, event.mask, event.name);
                 }
             }
         }
     }
 
     /// Looks at what inotify does not tell.
-    fn poll(&mut self) {
+    pub(super) fn poll(&mut self) {
         if !self.is_attached() {
             self.detach();
             let attached = self.attach().is_ok();
@@ -200,6 +215,16 @@ impl Watch {
         self.unsettled.contains(name)
     }
 
+    /// Whether somebody has written to the file and not closed it since.
+    pub(super) fn is_draft(&self, name: &OsStr) -> bool {
+        self.drafts.contains(name)
+    }
+
+    /// Whether there is such a file.
+    pub(super) fn has_drafts(&self) -> bool {
+        !self.drafts.is_empty()
+    }
+
     /// Whether nothing waits to be looked at.
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled.is_empty()
@@ -221,5 +246,21 @@ fn note(unsettled: &mut Unsettled, mask: EventMask, name: Option<&OsStr>, now: I
         unsettled.writing(name, now);
     } else if mask.intersects(EventMask::CREATE | EventMask::DELETE | EventMask::MOVED_FROM) {
         unsettled.came_or_went(name, now);
+    }
+}
+
+/// (A write by `truncate(2)` is followed by no close; the next one that is closed ends it.)
+fn note_draft(drafts: &mut BTreeSet<OsString>, mask: EventMask, name: Option<&OsStr>) {
+    let Some(name) = name.filter(|name| is_manifest(name)) else { return };
+    if mask.contains(EventMask::MODIFY) {
+        drafts.insert(name.to_owned());
+    } else if mask.intersects(
+        EventMask::CLOSE_WRITE
+            | EventMask::MOVED_TO
+            | EventMask::MOVED_FROM
+            | EventMask::DELETE
+            | EventMask::CREATE,
+    ) {
+        drafts.remove(name);
     }
 }

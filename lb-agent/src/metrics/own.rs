@@ -82,7 +82,11 @@ impl Own {
         registry.register("map_entries", "Entries of a map that are in use", self.map_entries.clone());
         registry.register("map_capacity", "Entries a map can hold", self.map_capacity.clone());
         registry.register("devices", "Devices with our programs", self.devices.clone());
-        registry.register("conntrack_flows", "Connections tracked at the last sweep", self.flows.clone());
+        registry.register(
+            "conntrack_flows",
+            "Flows tracked at the last sweep; a connection that is masqueraded through the stack is two",
+            self.flows.clone(),
+        );
         let help = "Connections forgotten after their timeout";
         registry.register("conntrack_expired", help, self.flows_expired.clone());
         let help = "Connections forgotten before their timeout, because the map was nearly full";

@@ -178,16 +178,31 @@ fn addresses_and_node_ports_of_an_earlier_life_stay() {
     }
 }
 
-#[test]
-fn the_address_of_an_earlier_life_is_free_once_its_service_is_known_to_be_gone() {
+/// What a kernel holds in which the Service of that name has this node port.
+fn with_node_port(service: &str, node_port: u16) -> Contents {
     let mut contents = Contents::default();
     let name = ServicePortName {
-        service: ObjectName::new("default", "gone"),
+        service: ObjectName::new("default", service),
         port: "".into(),
         protocol: Protocol::Tcp,
     };
-    contents.service_labels.insert(7, ServiceLabels { name, node_port: Some(31_234) });
-    let mut folder = Folder::with(options(), &contents);
+    contents.service_labels.insert(7, ServiceLabels { name, node_port: Some(node_port) });
+    contents
+}
+
+#[test]
+fn a_file_that_is_written_to_while_the_agent_starts_loses_no_node_port() {
+    let mut folder = Folder::with(options(), &with_node_port("late", 31_234));
+    folder.manifests.set_expects_more(true);
+    folder.write(&[("a.yaml", &service("a", 80))]);
+    folder.manifests.set_expects_more(false);
+    folder.write(&[("late.yaml", &service("late", 80).replace("spec:", "spec:\n  type: NodePort"))]);
+    assert_eq!(folder.service("late").ports[0].node_port, Some(31_234));
+}
+
+#[test]
+fn the_address_of_an_earlier_life_is_free_once_its_service_is_known_to_be_gone() {
+    let mut folder = Folder::with(options(), &with_node_port("gone", 31_234));
     let wanted = service("a", 80)
         .replace("spec:", "spec:\n  type: NodePort")
         .replace("port: 80", "port: 80\n    nodePort: 31234");

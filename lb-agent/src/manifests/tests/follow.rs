@@ -198,6 +198,22 @@ async fn a_half_written_file_is_not_read_before_it_is_closed() {
 }
 
 #[tokio::test]
+async fn what_a_stalled_write_has_not_come_to_yet_stays() {
+    use std::io::Write as _;
+    let text = format!("{}---\n{}---\n{}", service("a", 1), service("b", 1), service("c", 1));
+    let (mut source, _) = Source::start(&[("a.yaml", &text)]).await;
+    let mut file = fs::File::create(source.path("a.yaml")).unwrap();
+    file.write_all(service("a", 2).as_bytes()).unwrap();
+    assert_eq!(source.changes().await, ["a:2"], "what is there counts within a second");
+    assert!(source.problem().await.contains("somebody still writes to it"));
+    source.assert_quiet(Duration::from_secs(1)).await;
+    file.write_all(format!("---\n{}", service("b", 2)).as_bytes()).unwrap();
+    drop(file);
+    assert_eq!(source.changes().await, ["-c", "b:2"], "when it is closed, so does what is not");
+    source.problems.wait_for(Vec::is_empty).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_file_that_is_never_closed_is_read_within_a_second() {
     use std::io::Write as _;
     let (mut source, _) = Source::start(&[]).await;
