@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod guest;
 pub mod http;
 pub mod icmp;
+pub mod kube_proxy;
 pub mod manifests;
 pub mod netns;
 pub mod pattern;

@@ -107,7 +107,13 @@ impl Netns {
 
     /// Runs `ip` commands, one a line, as `ip -batch` does.
     pub fn ip(&self, commands: &str) -> Result<()> {
-        run_batch(&mut self.command("ip"), commands).with_context(|| format!("in namespace {}", self.name))
+        self.feed("ip", &BATCH, commands)
+    }
+
+    /// Runs a program that reads `input`; fails if it fails, with what it said.
+    pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+        feed(self.command(program).args(arguments), input)
+            .with_context(|| format!("in namespace {}", self.name))
     }
 
     /// Writes a setting below `/proc/sys/net`; `key` has slashes: `ipv4/ip_forward`.
@@ -132,20 +138,28 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(NETNS_FOLDER).join(name)
 }
 
+const BATCH: [&str; 2] = ["-batch", "-"];
+/// So much of the input stands in an error.
+const SHOWN_LINES: usize = 20;
+
 /// Runs `ip` commands, one a line, outside of any namespace of the testbed.
 pub fn ip(commands: &str) -> Result<()> {
-    run_batch(&mut Command::new("ip"), commands)
+    feed(Command::new("ip").args(BATCH), commands)
 }
 
-fn run_batch(ip: &mut Command, commands: &str) -> Result<()> {
-    ip.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = ip.spawn().context("running `ip` (Debian package iproute2)")?;
+fn feed(command: &mut Command, input: &str) -> Result<()> {
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let (mut child, cleanup) =
+        Cleanup::spawn(command).with_context(|| format!("starting {command:?} (is it installed?)"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(commands.as_bytes()).context("writing to `ip -batch`")?;
+        stdin.write_all(input.as_bytes()).with_context(|| format!("writing to {command:?}"))?;
     }
-    let output = child.wait_with_output().context("waiting for `ip -batch`")?;
+    let output = child.wait_with_output().with_context(|| format!("waiting for {command:?}"))?;
+    cleanup.disarm();
     let reason = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "`ip -batch` failed: {reason}commands were:\n{commands}");
+    let shown: Vec<&str> = input.lines().take(SHOWN_LINES).collect();
+    let shown = shown.join("\n");
+    ensure!(output.status.success(), "{command:?} failed: {reason}its input began with:\n{shown}");
     Ok(())
 }
 

@@ -6,14 +6,17 @@
 use std::{
     fs,
     net::IpAddr,
-    os::unix::fs::MetadataExt as _,
+    os::{fd::FromRawFd as _, unix::fs::MetadataExt as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
-use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
+use aya::{
+    maps::MapInfo,
+    programs::{SchedClassifier, TcAttachType},
+};
 use bytemuck::Zeroable as _;
 use lb_agent::datapath::{
     AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
@@ -152,11 +155,8 @@ fn tcx(device: &str, direction: TcAttachType) -> Vec<u32> {
 }
 
 /// Linux before 6.6 has none and does not know the question.
-fn has_tcx(device: &str) -> bool {
-    match SchedClassifier::query_tcx(device, TcAttachType::Ingress) {
-        Err(ProgramError::SyscallError(error)) => error.io_error.raw_os_error() != Some(libc::EINVAL),
-        Ok(_) | Err(_) => true,
-    }
+fn has_tcx() -> bool {
+    AttachMode::probe().unwrap() == AttachMode::Tcx
 }
 
 /// The folder of the data plane of this version, on its BPF file system.
@@ -351,6 +351,38 @@ fn a_grace_period_ends() {
 
 // ---- pins
 
+/// Makes an LRU map and pins it. (aya makes none.)
+fn pin_lru_map(path: &std::path::Path, key_size: u32, value_size: u32, entries: u32) {
+    const MAP_CREATE: libc::c_int = 0;
+    const OBJ_PIN: libc::c_int = 6;
+    const LRU_HASH: u32 = 9;
+    let create = [LRU_HASH, key_size, value_size, entries, 0];
+    // SAFETY: the kernel reads as much of the attributes as there is.
+    let map = unsafe { libc::syscall(libc::SYS_bpf, MAP_CREATE, create.as_ptr(), size_of_val(&create)) };
+    assert!(map >= 0, "{}", std::io::Error::last_os_error());
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let pin = [path.as_ptr() as u64, u64::try_from(map).unwrap()];
+    // SAFETY: as above; the path outlives the call.
+    let pinned = unsafe { libc::syscall(libc::SYS_bpf, OBJ_PIN, pin.as_ptr(), size_of_val(&pin)) };
+    assert_eq!(pinned, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: nobody else has the descriptor.
+    drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::c_int::try_from(map).unwrap()) });
+}
+
+/// An agent of before had fewer entries; nobody would miss those that are lost.
+#[test]
+fn a_map_of_fragments_grows_with_an_upgrade() {
+    let sandbox = Sandbox::new();
+    drop(sandbox.open());
+    let path = sandbox.pin("FRAGMENTS");
+    let wanted = MapInfo::from_pin(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    pin_lru_map(&path, wanted.key_size(), wanted.value_size(), 8_192);
+    drop(sandbox.open());
+    assert_eq!(MapInfo::from_pin(&path).unwrap().max_entries(), wanted.max_entries());
+    assert!(wanted.max_entries() > 8_192);
+}
+
 #[test]
 fn a_map_of_another_shape_is_refused() {
     let sandbox = Sandbox::new();
@@ -534,7 +566,7 @@ fn another_layout_that_describes_itself_is_taken_over() {
 fn we_come_first_at_ingress_and_last_at_egress() {
     let sandbox = Sandbox::new();
     let wire = [wire("wire0", 50)];
-    if !has_tcx("wire0") {
+    if !has_tcx() {
         return skip::whole("the kernel has no tcx");
     }
     // Another program: that of a data plane with other pins.
@@ -578,7 +610,7 @@ fn without_tcx_filters_are_used_beside_those_of_others() {
             assert_eq!(filters.matches("lb:tc_").count(), 1, "{filters}");
             assert!(filters.contains("direct-action"), "{filters}");
         }
-        assert!(!has_tcx("wire0") || tcx("wire0", TcAttachType::Ingress).is_empty());
+        assert!(!has_tcx() || tcx("wire0", TcAttachType::Ingress).is_empty());
     }
     assert_ne!(ids[0], ids[1], "a new agent puts its own programs in");
 

@@ -28,7 +28,7 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Whether it is no larger than the size that the memory of the agent has a limit for.
+    /// Whether it is no larger than the size that limits hold for: 10,000 Services with 5 endpoints.
     pub(crate) fn is_ordinary(self) -> bool {
         u64::from(self.services) * u64::from(self.endpoints) <= 50_000
     }

@@ -6,9 +6,7 @@
 mod compare;
 mod cpu;
 mod family;
-mod iptables;
 mod load;
-mod nftables;
 mod node;
 mod offload;
 mod prepare;

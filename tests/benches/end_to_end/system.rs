@@ -2,9 +2,8 @@
 
 use std::{
     fmt, fs,
-    io::Write as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
@@ -12,13 +11,12 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use lb_tests::{
     agent::{self, Agent, Settings},
     cleanup::{Cleanup, Resource},
-    netns::Netns,
+    kube_proxy::{iptables, nftables},
     wait_for,
 };
 use serde::Serialize;
 
 use crate::{
-    iptables, nftables,
     node::{self, Node},
     way::Way,
     workload::Workload,
@@ -123,9 +121,11 @@ impl Setup {
                     Backend::Nft => "nft",
                 };
                 let program = format!("{program}-{backend}-restore");
-                feed(&node.node, &program, &[], &iptables::rules(workload))?;
+                node.node.feed(&program, &[], &iptables::rules(&workload.cluster()))?;
             }
-            System::Nftables => feed(&node.node, "nft", &["-f", "-"], &nftables::rules(workload))?,
+            System::Nftables => {
+                node.node.feed("nft", &["-f", "-"], &nftables::rules(&workload.cluster()))?;
+            }
             System::Tc | System::Direct | System::Xdp => {
                 return Ok(Running { _agent: Some(self.start_agent(system, node, workload)?) });
             }
@@ -209,21 +209,4 @@ pub(crate) fn agent_knows(flag: &str) -> Result<bool> {
     let binary = agent::binary();
     let output = agent::run(Command::new(&binary).args(["run", "--help"]))?;
     Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().any(|word| word == flag))
-}
-
-/// Runs a program with this input in a namespace.
-fn feed(netns: &Netns, program: &str, arguments: &[&str], input: &str) -> Result<()> {
-    let mut command = netns.command(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let (mut child, cleanup) =
-        Cleanup::spawn(&mut command).with_context(|| format!("starting {program} (is it installed?)"))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(input.as_bytes()).with_context(|| format!("writing to {program}"))?;
-    }
-    let output = child.wait_with_output().with_context(|| format!("waiting for {program}"))?;
-    cleanup.disarm();
-    let reason = String::from_utf8_lossy(&output.stderr);
-    let few: String = reason.lines().take(5).collect::<Vec<_>>().join("\n");
-    ensure!(output.status.success(), "{program} failed in {}: {few}", netns.name());
-    Ok(())
 }

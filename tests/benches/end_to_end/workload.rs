@@ -2,12 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_tests::manifests;
+use lb_tests::{
+    kube_proxy::{Cluster, Port, Service},
+    manifests,
+};
 use serde::Serialize;
 
 use crate::{
     family::{CLUSTER_IPS, ELSEWHERE, Family, LOAD_BALANCERS, PODS, REMOTE_PODS},
     load::{TCP_PORT, Targets, UDP_PORT},
+    node,
     way::Way,
 };
 
@@ -18,38 +22,8 @@ const FIRST: u32 = 256;
 /// Endpoints begin here: below are the addresses that pods have of their own.
 const FIRST_ENDPOINT: u32 = 16;
 
-/// A port of a Service.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Port {
-    /// `tcp` or `udp`, which is its name, too.
-    pub(crate) protocol: &'static str,
-    /// What clients speak to.
-    pub(crate) port: u16,
-    /// Where endpoints listen.
-    pub(crate) target: u16,
-    /// The port of the nodes, for a Service that has some.
-    pub(crate) node_port: u16,
-}
-
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };
 const UDP: Port = Port { protocol: "udp", port: PORT, target: UDP_PORT, node_port: 30053 };
-
-/// A Service.
-#[derive(Clone, Debug)]
-pub(crate) struct Service {
-    /// `metadata.name`
-    pub(crate) name: String,
-    /// `spec.clusterIP`
-    pub(crate) cluster_ip: IpAddr,
-    /// The address of its load balancer; a Service that has one has node ports, too.
-    pub(crate) load_balancer: Option<IpAddr>,
-    /// `spec.ports`
-    pub(crate) ports: &'static [Port],
-    /// Addresses of its endpoints.
-    pub(crate) endpoints: Vec<IpAddr>,
-    /// Whether the endpoints are on this node.
-    pub(crate) is_local: bool,
-}
 
 /// How many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -65,7 +39,8 @@ pub(crate) struct Workload {
     /// IPv4 or IPv6.
     pub(crate) family: Family,
     /// In the order in which rules are tried where rules are tried one after the other.
-    pub(crate) services: Vec<Service>,
+    services: Vec<Service>,
+    node_addresses: [IpAddr; 2],
 }
 
 impl Workload {
@@ -84,7 +59,7 @@ impl Workload {
         let mut services: Vec<Service> = (0..others / 2).map(other).collect();
         services.extend([inside(family, size.endpoints), outside(family, size.endpoints)]);
         services.extend((others / 2..others).map(other));
-        Self { family, services }
+        Self { family, services, node_addresses: node::addresses(family) }
     }
 
     /// Where clients of this way connect to if there is a load balancer.
@@ -106,9 +81,20 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, TCP_PORT), udp: SocketAddr::new(address, UDP_PORT) }
     }
 
+    /// As kube-proxy sees it.
+    pub(crate) fn cluster(&self) -> Cluster<'_> {
+        Cluster {
+            is_ipv6: self.family.pick(false, true),
+            cluster_cidr: self.family.cluster_cidr(),
+            service_cidr: self.family.service_cidr(),
+            node_addresses: &self.node_addresses,
+            services: &self.services,
+        }
+    }
+
     /// As manifests for the agent.
     pub(crate) fn manifests(&self) -> String {
-        let services: Vec<String> = self.services.iter().map(|service| service.manifest().yaml()).collect();
+        let services: Vec<String> = self.services.iter().map(|service| manifest(service).yaml()).collect();
         services.join("---\n")
     }
 }
@@ -137,38 +123,36 @@ fn outside(family: Family, endpoints: u32) -> Service {
     }
 }
 
-impl Service {
-    fn manifest(&self) -> manifests::Service {
-        let node_port = |port: &Port| self.load_balancer.map(|_| port.node_port);
-        let port = |port: &Port| manifests::Port {
-            name: port.protocol,
-            protocol: if port.protocol == "tcp" { "TCP" } else { "UDP" },
-            port: port.port,
-            target_port: port.target,
-            node_port: node_port(port),
-        };
-        let endpoint = |(n, address): (usize, &IpAddr)| manifests::Endpoint {
-            pod: format!("{}-{n:05}", self.name),
-            node: if self.is_local { "node" } else { "other" }.to_owned(),
-            addresses: vec![*address],
-            ready: true,
-            ..manifests::Endpoint::default()
-        };
-        let kind = match self.load_balancer {
-            Some(_) => manifests::Type::LoadBalancer,
-            None => manifests::Type::ClusterIP,
-        };
-        manifests::Service {
-            annotations: Vec::new(),
-            name: self.name.clone(),
-            cluster_ips: vec![self.cluster_ip],
-            ports: self.ports.iter().map(port).collect(),
-            endpoints: self.endpoints.iter().enumerate().map(endpoint).collect(),
-            exposure: manifests::Exposure {
-                kind,
-                load_balancer_ips: self.load_balancer.into_iter().collect(),
-                ..manifests::Exposure::default()
-            },
-        }
+fn manifest(service: &Service) -> manifests::Service {
+    let node_port = |port: &Port| service.load_balancer.map(|_| port.node_port);
+    let port = |port: &Port| manifests::Port {
+        name: port.protocol,
+        protocol: if port.protocol == "tcp" { "TCP" } else { "UDP" },
+        port: port.port,
+        target_port: port.target,
+        node_port: node_port(port),
+    };
+    let endpoint = |(n, address): (usize, &IpAddr)| manifests::Endpoint {
+        pod: format!("{}-{n:05}", service.name),
+        node: if service.is_local { "node" } else { "other" }.to_owned(),
+        addresses: vec![*address],
+        ready: true,
+        ..manifests::Endpoint::default()
+    };
+    let kind = match service.load_balancer {
+        Some(_) => manifests::Type::LoadBalancer,
+        None => manifests::Type::ClusterIP,
+    };
+    manifests::Service {
+        annotations: Vec::new(),
+        name: service.name.clone(),
+        cluster_ips: vec![service.cluster_ip],
+        ports: service.ports.iter().map(port).collect(),
+        endpoints: service.endpoints.iter().enumerate().map(endpoint).collect(),
+        exposure: manifests::Exposure {
+            kind,
+            load_balancer_ips: service.load_balancer.into_iter().collect(),
+            ..manifests::Exposure::default()
+        },
     }
 }

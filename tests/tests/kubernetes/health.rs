@@ -47,6 +47,7 @@ fn a_node_that_is_about_to_go_gets_no_more_traffic() {
             answer.code == code && body["nodeEligible"] == eligible && body["healthy"] == true
         });
         assert_eq!(get(&bed, HEALTHZ, "/livez").code, 200, "{what}: the agent is well");
+        assert_eq!(bed.json(&["status"]).unwrap()["agent"]["nodeEligible"], eligible, "{what}");
     };
     told("a node like any other", true);
     let taint = |key: &str| json!([{"key": key, "effect": "NoSchedule"}]);

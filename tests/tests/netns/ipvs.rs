@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::Duration,
 };
@@ -17,7 +18,6 @@ use nix::{
 
 use crate::{
     bed::{Bed, http, udp, vips},
-    leftovers::feed,
     schedulers::{Held, PODS, from, put},
 };
 
@@ -52,14 +52,27 @@ impl Twins {
                 }
             }
         }
-        feed(&bed.cluster.node1, "ipvsadm", &["-R"], &servers);
+        bed.cluster.node1.feed("ipvsadm", &["-R"], &servers).unwrap();
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// The same asked of both.
-    fn each<T>(&self, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
-        [("ours", ask(self.ours)), ("IPVS", ask(self.ipvs))]
+    /// The same asked of both, of each from ports that the client has not used yet: neither of the two exchanges them, and IPVS
+    /// takes answers to a port that it knows for those of its own connection, also when they are ours.
+    fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
+        [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
+            use_other_ports(bed);
+            (whose, ask(vip))
+        })
     }
+}
+
+/// From now on the client's connections come from ports that none came from before.
+fn use_other_ports(bed: &Bed) {
+    static NEXT: AtomicU16 = AtomicU16::new(32_768);
+    const COUNT: u16 = 512;
+    let first = NEXT.fetch_add(COUNT, Ordering::Relaxed);
+    let range = format!("{first} {}", first + (COUNT - 1));
+    bed.cluster.client.sysctl("ipv4/ip_local_port_range", &range).unwrap();
 }
 
 /// Has the packets that begin connections come in on one CPU: each has turns of its own.
@@ -81,7 +94,7 @@ fn turns_are_the_same(bed: &Bed) {
         [(20, "rr", [1, 1, 1], 3), (21, "rr", [1, 0, 9], 2), (22, "wrr", [4, 3, 2], 9)]
     {
         for twins in Twins::put(bed, number, scheduler, weights) {
-            for (whose, names) in twins.each(|vip| {
+            for (whose, names) in twins.each(bed, |vip| {
                 let ask = |_| ask_http(&bed.cluster.client, http(vip)).unwrap().server;
                 (0..2 * round).map(ask).collect::<Vec<_>>()
             }) {
@@ -108,7 +121,7 @@ fn counts_have_the_same_effect(bed: &Bed) {
         let begun = first.iter().sum::<u32>() as usize;
         let [v4, v6] = Twins::put(bed, number, scheduler, weights);
         let twins = if number % 2 == 0 { v4 } else { v6 };
-        for (whose, found) in twins.each(|vip| {
+        for (whose, found) in twins.each(bed, |vip| {
             let mut held = Held::none();
             let first = held.more(&bed.cluster.client, vip, begun);
             held.more(&bed.cluster.client, vip, 12 - begun);
@@ -148,7 +161,7 @@ fn addresses_are_hashed_alike(bed: &Bed) {
     bed.cluster.client.ip(&addresses).unwrap();
     for (number, scheduler, spreads) in [(40, "sh", true), (41, "dh", false)] {
         for twins in Twins::put(bed, number, scheduler, [1, 1, 1]) {
-            for (whose, names) in twins.each(|vip| by_address(bed, vip)) {
+            for (whose, names) in twins.each(bed, |vip| by_address(bed, vip)) {
                 let servers: BTreeSet<&String> = names.iter().collect();
                 assert_eq!(servers.len() > 1, spreads, "{whose}, {scheduler}: {names:?}");
             }

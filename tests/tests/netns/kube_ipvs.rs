@@ -16,7 +16,7 @@ use lb_tests::{
 use crate::{
     bed::{Bed, HTTP, UDP, WEB, vips},
     clock,
-    leftovers::{BUILT_IN, feed, rules, text_of},
+    leftovers::{BUILT_IN, rules, text_of},
 };
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
@@ -63,13 +63,13 @@ fn put_mine(bed: &Bed) {
     let node = &bed.cluster.node1;
     let at = |port| SocketAddr::new(NODE[0].parse().unwrap(), port);
     let (mine, _) = endpoints(bed, &["pod1"], at(0).ip());
-    feed(node, "ipvsadm", &["-R"], &MINE.map(|port| server("-t", at(port), &mine)).concat());
-    feed(node, "ipset", &["restore"], "create KUBE-MINE hash:ip\n");
+    node.feed("ipvsadm", &["-R"], &MINE.map(|port| server("-t", at(port), &mine)).concat()).unwrap();
+    node.feed("ipset", &["restore"], "create KUBE-MINE hash:ip\n").unwrap();
     for restore in ["iptables-restore", "ip6tables-restore"] {
-        feed(node, restore, &["--noflush"], BUILT_IN);
+        node.feed(restore, &["--noflush"], BUILT_IN).unwrap();
     }
     let rules = "*filter\n-A INPUT -m set --match-set KUBE-MINE src -j DROP\nCOMMIT\n";
-    feed(node, "iptables-restore", &["--noflush"], rules);
+    node.feed("iptables-restore", &["--noflush"], rules).unwrap();
 }
 
 /// The device, virtual servers for the Service `web`, for a node port of it and for a Service without endpoints; sets and rules.
@@ -88,15 +88,15 @@ fn put_kube_proxys(bed: &Bed) {
             server("-t", SocketAddr::new(empty, HTTP), &[]),
             server("-t", SocketAddr::new(node_address.parse().unwrap(), NODE_PORT), &http[..1]),
         ];
-        feed(node, "ipvsadm", &["-R"], &servers.concat());
+        node.feed("ipvsadm", &["-R"], &servers.concat()).unwrap();
         let inet = if vip.is_ipv6() { "inet6" } else { "inet" };
         let sets = format!(
             "create {prefix}CLUSTER-IP hash:ip,port family {inet}\nadd {prefix}CLUSTER-IP {vip},tcp:{HTTP}\n\
              create {prefix}IPVS-IPS hash:ip family {inet}\nadd {prefix}IPVS-IPS {vip}\n"
         );
-        feed(node, "ipset", &["restore"], &sets);
+        node.feed("ipset", &["restore"], &sets).unwrap();
         let restore = if vip.is_ipv6() { "ip6tables-restore" } else { "iptables-restore" };
-        feed(node, restore, &["--noflush"], &RULES.replace("KUBE-_", prefix));
+        node.feed(restore, &["--noflush"], &RULES.replace("KUBE-_", prefix)).unwrap();
     }
     node.ip(&device).unwrap();
 }

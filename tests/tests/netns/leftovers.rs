@@ -4,10 +4,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Write as _,
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
@@ -18,17 +16,12 @@ use aya::{
 use lb_tests::{
     agent::{self, Agent, run},
     cleanup::mounts_below,
+    kube_proxy::{Cluster, Port, Service, iptables, nftables},
     netns::Netns,
     skip, wait_for,
 };
 
-use crate::{
-    bed::Bed,
-    workload::{Family, Port, Service, Workload},
-};
-
-#[path = "../../benches/end_to_end/iptables.rs"]
-mod iptables;
+use crate::bed::Bed;
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
@@ -145,53 +138,36 @@ fn cleanup_after_any_fault_leaves_nothing_behind() {
     wait_for(Duration::from_secs(10), gone).expect("programs or maps are still in the kernel");
 }
 
-/// Has `program` read the text.
-pub(crate) fn feed(netns: &Netns, program: &str, arguments: &[&str], text: &str) {
-    let mut command = netns.command(program);
-    command.args(arguments).stdin(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success(), "{program}: {text}");
+/// One for each Service: no two have the same node port.
+static PORTS: [Port; 5] = [port(30080), port(30081), port(30082), port(30083), port(30084)];
+
+const fn port(node_port: u16) -> Port {
+    Port { protocol: "tcp", port: 80, target: 9376, node_port }
 }
 
-const PORTS: [Port; 1] = [Port { protocol: "tcp", port: 80, target: 9376, node_port: 30080 }];
-
-/// Rules of kube-proxy for other Services than those of the bed.
-fn rules_of_iptables(v6: bool) -> String {
+/// Rules of kube-proxy for other Services than those of the bed: of mode iptables, and of mode nftables.
+fn rules_of_kube_proxy(is_ipv6: bool) -> [String; 2] {
     let of = |last: u8| -> IpAddr {
-        if v6 {
+        if is_ipv6 {
             Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, last.into()).into()
         } else {
             [10, 97, 0, last].into()
         }
     };
-    let service = |number: u8| Service {
+    let service = |(number, port): (u8, &'static Port)| Service {
         name: format!("s{number}"),
         cluster_ip: of(number),
         load_balancer: Some(of(100 + number)),
-        ports: &PORTS,
+        ports: std::slice::from_ref(port),
         endpoints: vec![of(200), of(201)],
+        is_local: false,
     };
-    let family = Family(if v6 { "fd00:10:244::/48" } else { "10.244.0.0/16" });
-    iptables::rules(&Workload { family, services: (1..=5).map(service).collect() })
-}
-
-/// The table that every nftables kube-proxy has, out of the generator of the benchmark.
-fn rules_of_nftables(v6: bool) -> String {
-    let source = include_str!("../../benches/end_to_end/nftables.rs");
-    let (_, rest) = source.split_once("const BASE: &str = r#\"").unwrap();
-    let (base, _) = rest.split_once("\"#;").unwrap();
-    let (family, address, cluster, services) = if v6 {
-        ("ip6", "ipv6_addr", "fd00:10:244::/48", "fd00:10:97::/112")
-    } else {
-        ("ip", "ipv4_addr", "10.244.0.0/16", "10.97.0.0/16")
-    };
-    let rules =
-        base.replace("IPADDR", address).replace("CLUSTER_CIDR", cluster).replace("SERVICE_CIDR", services);
-    rules
-        .replace("IP kube-proxy", &format!("{family} kube-proxy"))
-        .replace("IP daddr", &format!("{family} daddr"))
-        .replace("IP saddr", &format!("{family} saddr"))
+    let services: Vec<Service> = (1..).zip(&PORTS).map(service).collect();
+    let (cluster_cidr, service_cidr) =
+        if is_ipv6 { ("fd00:10:244::/48", "fd00:10:97::/112") } else { ("10.244.0.0/16", "10.97.0.0/16") };
+    let cluster =
+        Cluster { is_ipv6, cluster_cidr, service_cidr, node_addresses: &[of(250)], services: &services };
+    [iptables::rules(&cluster), nftables::rules(&cluster)]
 }
 
 /// Rules of others: of kubelet, of a CNI plugin, of an administrator who has heard of kube-proxy.
@@ -254,23 +230,19 @@ fn what_kube_proxy_has_left_goes_and_nothing_of_others_does() {
         String::from_utf8(agent::ask(node1, &bed.cluster.bpffs(1), &arguments).unwrap().stdout).unwrap()
     };
     for restore in ["iptables-restore", "ip6tables-restore"] {
-        feed(node1, restore, &["--noflush"], BUILT_IN);
-        feed(node1, restore, &["--noflush"], OTHERS);
+        node1.feed(restore, &["--noflush"], BUILT_IN).unwrap();
+        node1.feed(restore, &["--noflush"], OTHERS).unwrap();
     }
-    feed(
-        node1,
-        "nft",
-        &["-f", "-"],
-        "table inet mine {\n chain kube-proxy {\n counter\n }\n}\ntable ip mine {\n}\n",
-    );
+    let mine = "table inet mine {\n chain kube-proxy {\n counter\n }\n}\ntable ip mine {\n}\n";
+    node1.feed("nft", &["-f", "-"], mine).unwrap();
     let others = rules(node1);
     assert!(cleanup(&["--dry-run"]).contains("has left nothing"));
     let traffic = bed.traffic();
 
-    feed(node1, "iptables-restore", &["--noflush"], &rules_of_iptables(false));
-    feed(node1, "ip6tables-restore", &["--noflush"], &rules_of_iptables(true));
-    for v6 in [false, true] {
-        feed(node1, "nft", &["-f", "-"], &rules_of_nftables(v6));
+    for (is_ipv6, restore) in [(false, "iptables-restore"), (true, "ip6tables-restore")] {
+        let [iptables, nftables] = rules_of_kube_proxy(is_ipv6);
+        node1.feed(restore, &["--noflush"], &iptables).unwrap();
+        node1.feed("nft", &["-f", "-"], &nftables).unwrap();
     }
     // (Any kind of device: not every kernel has dummies.)
     node1.ip("link add kube-ipvs0 type bridge\naddress add 10.97.0.1/32 dev kube-ipvs0\n").unwrap();

@@ -2,14 +2,14 @@
 
 use std::{fs, io, process::Command};
 
-use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
+use aya::programs::{SchedClassifier, TcAttachType};
+use lb_agent::datapath::AttachMode;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, Transfer, ask_http, ask_udp, udp_socket},
     netns::Netns,
     wait_for,
 };
-use nix::libc;
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
@@ -91,19 +91,14 @@ fn edits_while_the_agent_is_away_are_served_when_it_is_back() {
 /// Names of the programs at tcx hooks of the devices of node1; Linux before 6.6 has none and does not know the question.
 fn programs(bed: &Bed) -> Vec<String> {
     let mut names = Vec::new();
-    let query = |device, hook| match SchedClassifier::query_tcx(device, hook) {
-        Ok((_, programs)) => Ok(programs
-            .iter()
-            .map(|program| program.name_as_str().unwrap_or("?").to_owned())
-            .collect::<Vec<_>>()),
-        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EINVAL) => {
-            Ok(Vec::new())
-        }
-        Err(error) => Err(io::Error::other(error)),
-    };
+    if AttachMode::probe().unwrap() == AttachMode::Clsact {
+        return names;
+    }
+    let query = |device, hook| SchedClassifier::query_tcx(device, hook).map_err(io::Error::other);
     for device in ["eth0", "eth1", "pod1", "pod2"] {
         for hook in [TcAttachType::Ingress, TcAttachType::Egress] {
-            names.extend(bed.cluster.node1.run(|| query(device, hook)).unwrap());
+            let (_, programs) = bed.cluster.node1.run(|| query(device, hook)).unwrap();
+            names.extend(programs.iter().map(|program| program.name_as_str().unwrap_or("?").to_owned()));
         }
     }
     names

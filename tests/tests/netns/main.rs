@@ -47,5 +47,4 @@ mod stale_udp;
 mod testbed;
 mod transfer;
 mod untouched;
-mod workload;
 mod xdp;

@@ -176,8 +176,9 @@ impl Scene<'_> {
 impl Traffic {
     fn count(&mut self, answer: &Answer) {
         *self.answers.entry(answer.server.clone()).or_default() += 1;
-        // A pod that reaches itself sees another address than its own, else answers would never leave it.
-        if answer.server != self.client && answer.seen != answer.local {
+        // A pod that reaches itself sees another address than its own, else answers would never leave it. (The port may be another
+        // one: that of the client may be one it had for a backend through another service a moment ago.)
+        if answer.server != self.client && answer.seen.ip() != answer.local.ip() {
             self.address_changed += 1;
         }
     }

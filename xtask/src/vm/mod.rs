@@ -50,7 +50,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What is part of `cargo xtask test --vm`.
+    /// What is part of `cargo xtask test --vm`, and so of each run of `.ci/run`.
     pub(crate) fn of_ci() -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),

@@ -1,18 +1,17 @@
 //! Rules as kube-proxy 1.36 writes them in mode `iptables`, with `clusterCIDR` for detecting local clients.
 //!
-//! Left out is what no packet of this benchmark comes near to: health check node ports, source ranges, and node ports on
-//! loopback addresses.
+//! Left out are health check node ports, source ranges, and node ports on loopback addresses.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
-use crate::workload::{Port, Service, Workload};
+use super::{Cluster, Port, Service};
 
 /// The input of `iptables-restore` or `ip6tables-restore`.
-pub(crate) fn rules(workload: &Workload) -> String {
+pub fn rules(cluster: &Cluster<'_>) -> String {
     let mut nat = Nat::default();
-    for service in &workload.services {
+    for service in cluster.services {
         for port in service.ports {
-            nat.service(workload.family.cluster_cidr(), service, port);
+            nat.service(cluster.cluster_cidr, service, port);
         }
     }
     let Nat { chains, services, node_ports, rules, .. } = nat;
