@@ -8,11 +8,13 @@
 //! bench     loads the object, runs a packet through a program      packets   builds packets: input and expectation
 //! stage     the addresses and services the cases share             report    what a failure prints and writes
 //! wire      a namespace with wires, for XDP and routes             test_run  the kernel's command
+//! clock     the time as programs see it
 //! ```
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod packet {
     pub(crate) mod bench;
+    pub(crate) mod clock;
     pub(crate) mod packets;
     pub(crate) mod report;
     pub(crate) mod stage;

@@ -12,19 +12,20 @@ use aya::maps::{
 };
 use bytemuck::Zeroable as _;
 use lb_agent::{
-    datapath::{Conntrack, DatapathError, Route, Routes},
+    datapath::{DatapathError, Route, Routes},
     explain::{self, Explanation, Globals, Hook as Where, Question, Step, Tables, Turn, Verdict},
 };
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
     Service, ServiceKey, Settings, SourceRange, Vip, backend_flags,
-    conntrack::{Flow, Tick, Tuple},
+    conntrack::{Flow, Tuple},
     service_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
 
 use super::{
     bench::{Bench, Device, Hook, SCTP, TCP, UDP},
+    clock,
     packets::Packet,
     stage::Family,
     wire::{Mode, NARROW, NARROW_MTU, OTHER, WIRE, XDP_PASS, set_up},
@@ -340,7 +341,7 @@ impl World<'_> {
             turn: self.pick(&turns),
             hook,
             device,
-            now: Conntrack::now(),
+            now: clock::tick(),
         }
     }
 
@@ -401,7 +402,7 @@ impl World<'_> {
         explanation: &Explanation,
         moved: &[(Outcome, u64)],
     ) {
-        if is_close_to_a_tick(question.now) {
+        if clock::tick() != question.now {
             // What depends on the time may have been another a moment ago.
             return;
         }
@@ -484,14 +485,6 @@ impl World<'_> {
         let other = |port| (Tuple::new(client, client, port, 9, UDP), Flow::zeroed());
         (0..flows).map(other).collect()
     }
-}
-
-/// Whether the clock of the programs, which is a coarse one, may have said another tick than this since the question was asked.
-fn is_close_to_a_tick(asked: Tick) -> bool {
-    const COARSE: u64 = 50_000_000;
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
-    let nanos = u64::try_from(now.tv_sec()).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec()).unwrap();
-    Tick::from_nanos(nanos) != asked || Tick::from_nanos(nanos - COARSE) != asked
 }
 
 fn packet(question: &Question) -> Packet {

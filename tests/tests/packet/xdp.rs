@@ -1,6 +1,9 @@
 //! Routed flows: what XDP sends on, what it leaves to tc, and that both do the same.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use bytemuck::Zeroable as _;
 use etherparse::IpNumber;
@@ -8,13 +11,14 @@ use lb_common::{
     Address,
     Outcome::*,
     Service, Settings, backend_flags,
-    conntrack::{Tick, flow_flags},
+    conntrack::{Flow, Tuple, flow_flags},
     service_flags,
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     bench::{Bench, Hook, SCTP, TCP, UDP},
+    clock,
     packets::{Packet, QINQ, VLAN, fragments},
     stage::{Family, each},
     tunnel,
@@ -316,16 +320,6 @@ fn a_way_that_takes_less_than_the_wire_is_none_for_routed_flows() {
     });
 }
 
-/// Lets a second pass for all flows: their next hops are asked for again.
-fn age_hops(bench: &mut Bench) {
-    let flows = bench.flows();
-    let mut map = bench.conntrack();
-    for (key, mut flow) in flows {
-        flow.hop.asked = Tick(0);
-        map.insert(key, flow, 0).unwrap();
-    }
-}
-
 #[test]
 fn a_packet_that_has_become_too_large_is_answered_at_tc() {
     each_on_wires("too large", |bench, family| {
@@ -339,7 +333,7 @@ fn a_packet_that_has_become_too_large_is_answered_at_tc() {
         let family_flag = if family == Family::V4 { "-4" } else { "-6" };
         let arguments = format!("{family_flag} route add {to} dev wire mtu lock {NARROW_MTU}");
         assert!(std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
-        age_hops(bench);
+        bench.forget_hops();
         let large = Packet::tcp(client, vip, 1001, &[1; 1400]).ack(1);
         bench.arrive(Mode::Native, &large).stays_for_tc();
         let run = bench.arrive_at_tc(&large);
@@ -458,15 +452,10 @@ impl Case {
     }
 }
 
-/// The state without what says when, which both write in their own time, and without next hops, which only XDP keeps.
+/// The state without next hops, which only XDP keeps.
 fn state(bench: &Bench) -> Vec<String> {
     let mut flows = bench.flows();
     for flow in flows.values_mut() {
-        flow.last_seen = Tick(0);
-        if flow.to.protocol == UDP {
-            // The tick of the first datagram.
-            flow.next_seq = 0;
-        }
         flow.hop = bytemuck::Zeroable::zeroed();
     }
     flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
@@ -477,7 +466,26 @@ fn goes_on(run: &Run) -> bool {
     run.moved == [(Routed, 1)] || run.moved == [(Tunnelled, 1)]
 }
 
-/// XDP and tc see the same packet in the same state. What XDP sends on, tc would send on with the same octets, and both
+/// What XDP does with the packet and what tc does, where both find the flows of `before`, and the state that each leaves.
+fn both(
+    bench: &mut Bench,
+    packet: &Packet,
+    before: &BTreeMap<Tuple, Flow>,
+    xdp_first: bool,
+) -> [(Run, Vec<String>); 2] {
+    let order = if xdp_first { [true, false] } else { [false, true] };
+    let mut runs = order.map(|by_xdp| {
+        bench.restore(before);
+        let run = if by_xdp { bench.arrive(Mode::Generic, packet) } else { bench.arrive_at_tc(packet) };
+        (run, state(bench))
+    });
+    if !xdp_first {
+        runs.reverse();
+    }
+    runs
+}
+
+/// XDP and tc see the same packet in the same state at the same time. What XDP sends on, tc would send on with the same octets, and both
 /// leave the same state; what XDP leaves to tc, it has not touched.
 fn agree(bench: &mut Bench, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
@@ -491,16 +499,8 @@ fn agree(bench: &mut Bench, case: &Case) {
     let before = bench.flows();
     let (xdp, at_tc);
     if before.contains_key(&packet.tuple()) {
-        let order = if case.xdp_first { [true, false] } else { [false, true] };
-        let mut runs = order.map(|by_xdp| {
-            bench.restore(&before);
-            let run = if by_xdp { bench.arrive(Mode::Generic, &packet) } else { bench.arrive_at_tc(&packet) };
-            (run, state(bench))
-        });
-        if !case.xdp_first {
-            runs.reverse();
-        }
-        let [(by_xdp, after_xdp), (by_tc, after_tc)] = runs;
+        let [(by_xdp, after_xdp), (by_tc, after_tc)] =
+            clock::within_a_tick(|| both(bench, &packet, &before, case.xdp_first));
         if goes_on(&by_xdp) {
             let differ = after_xdp.iter().zip(&after_tc).find(|(one, other)| one != other);
             assert_eq!(differ, None, "{case:?}");
