@@ -311,6 +311,13 @@ pub struct NodeAddresses {
     pub node_ports: Vec<IpAddr>,
 }
 
+impl NodeAddresses {
+    /// Whether the address is one of the node's own.
+    pub fn is_own(&self, address: &IpAddr) -> bool {
+        self.own.binary_search(address).is_ok()
+    }
+}
+
 /// What a source tells the store. `None` is an object that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {

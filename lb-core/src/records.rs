@@ -75,9 +75,8 @@ pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let frontends = ports.iter().flat_map(|port| &port.frontends);
     for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
         let address = IpAddr::from(frontend.key.address);
-        let own = node.addresses.own.binary_search(&address).is_ok();
         let flags = match frontend.kind {
-            _ if own => 0,
+            _ if node.addresses.is_own(&address) => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
             FrontendKind::LoadBalancer => vip_flags::ECHO,
             // Often that of another node or machine, which answers for itself, or does not.

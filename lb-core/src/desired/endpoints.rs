@@ -81,7 +81,7 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     if is_local(endpoint, node) {
         flags |= backend_flags::LOCAL;
     }
-    if node.addresses.own.binary_search(&endpoint.address).is_ok() {
+    if node.addresses.is_own(&endpoint.address) {
         flags |= backend_flags::HOST;
     }
     Backend { address, port, flags, weight: 1, counter: 0 }

@@ -50,8 +50,12 @@ impl Places {
         if let Some(node_port) = port.node_port {
             add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
         }
-        let is_own = |address: &IpAddr| node.addresses.own.binary_search(address).is_ok();
-        let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
+        let at_nodes = service
+            .external
+            .load_balancer_ips
+            .iter()
+            .chain(&service.external.ips)
+            .any(|address| node.addresses.is_own(address));
         let (internal, external) = (service.internal_policy, service.external.policy);
         Self { family, places, internal, external, at_nodes }
     }
