@@ -339,16 +339,7 @@ impl Manifests {
     /// Everything that is wrong, in the order of files and documents.
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        let unreadable = |file: PathBuf, why: &String| {
-            let place = Place { file, document: None };
-            Problem {
-                severity: Severity::Error,
-                place,
-                object: None,
-                field: String::new(),
-                message: why.clone(),
-            }
-        };
+        let unreadable = |file, why: &String| Problem::of_file(Severity::Error, file, why.clone());
         problems.extend(self.unreadable.as_ref().map(|why| unreadable(self.dir.clone(), why)));
         for (name, file) in &self.files {
             problems.extend(file.unreadable.as_ref().map(|why| unreadable(self.dir.join(&**name), why)));
@@ -416,13 +407,7 @@ impl Manifests {
 /// Whoever waits for an object to go has to know why it does not.
 fn draft(file: PathBuf) -> Problem {
     let message = "somebody still writes to it; what it defined and does not any more stays in force until it is written and closed";
-    Problem {
-        severity: Severity::Warning,
-        place: Place { file, document: None },
-        object: None,
-        field: String::new(),
-        message: message.to_owned(),
-    }
+    Problem::of_file(Severity::Warning, file, message.to_owned())
 }
 
 /// Which document of its file a claim is in.

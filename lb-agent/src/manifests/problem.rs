@@ -24,6 +24,14 @@ pub struct Problem {
     pub message: String,
 }
 
+impl Problem {
+    /// One of a whole file, or of the folder.
+    pub(super) fn of_file(severity: Severity, file: PathBuf, message: String) -> Self {
+        let place = Place { file, document: None };
+        Self { severity, place, object: None, field: String::new(), message }
+    }
+}
+
 /// A place in the manifests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {

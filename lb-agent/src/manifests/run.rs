@@ -129,6 +129,17 @@ impl Follower {
         let dir = self.dir.clone();
         let read = move || files.iter().map(|file| read::edit(&dir, file)).collect();
         let mut edits: Vec<Edit> = spawn_blocking(read).await?;
+        self.distrust(&mut edits)?;
+        manifests.set_expects_more(!self.watch.is_settled());
+        let apply = move || {
+            let update = manifests.apply(&edits);
+            (manifests, update)
+        };
+        Ok(spawn_blocking(apply).await?)
+    }
+
+    /// Looks at what happened to the files while they were read: keeps what was found for certain, as far as it is.
+    fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
         // What changed while it was read is read again soon.
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
@@ -142,12 +153,7 @@ impl Follower {
                 edit.content = Content::Draft(std::mem::take(text));
             }
         }
-        manifests.set_expects_more(!self.watch.is_settled());
-        let apply = move || {
-            let update = manifests.apply(&edits);
-            (manifests, update)
-        };
-        Ok(spawn_blocking(apply).await?)
+        Ok(())
     }
 
     /// The files that the work is about.
