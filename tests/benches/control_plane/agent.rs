@@ -23,7 +23,7 @@ use lb_tests::{
 
 use crate::{
     memory::Resident,
-    report::Report,
+    report::{FULL_SYNC_LIMIT, Report},
     temporary_folder,
     workload::{Edit, Folder, Size},
 };
@@ -39,7 +39,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// The metric whose sum and count tell how long the writer took.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
-/// 200 MB; larger sizes have no limit.
+/// In bytes.
 const MEMORY_LIMIT: f64 = 200e6;
 
 /// Runs it `runs` times with the Services in so many files, and adds the figures.
@@ -81,23 +81,21 @@ impl Figures {
         let again = format!("{place}: start with maps from before");
         let one = format!("{place}: one endpoint moves");
         let seconds = |place, what, samples| Figure::new(place, what, Unit::Seconds, samples);
-        let has_limit = report.size().is_ordinary();
-        let bytes = |place, what, samples| {
-            let figure = Figure::new(place, what, Unit::Bytes, samples);
-            if has_limit { figure.target(Quantile::Max, MEMORY_LIMIT) } else { figure }
-        };
+        let bytes = |place, what, samples| Figure::new(place, what, Unit::Bytes, samples);
         report.add(seconds(&all, "process to /healthz 200", self.start));
         let first_sync = seconds(&all, "- objects to programmed maps, as the agent says", self.first_sync);
-        report.add_full_sync(first_sync);
-        report.add(bytes(&all, "resident memory when settled", self.resident));
+        report.add_limited(first_sync, FULL_SYNC_LIMIT);
+        report.add_limited(bytes(&all, "resident memory when settled", self.resident), MEMORY_LIMIT);
         report.add(seconds(&one, "rename of the file to kernel", self.edit));
         let sync = seconds(&one, "- event to kernel, as the agent says", self.sync);
         report.add(sync.target(Quantile::P99, 0.010));
-        report.add(bytes(&one, "resident memory after all changes", self.resident_later));
-        report.add(bytes(&one, "resident memory at its highest", self.resident_peak));
+        report
+            .add_limited(bytes(&one, "resident memory after all changes", self.resident_later), MEMORY_LIMIT);
+        report.add_limited(bytes(&one, "resident memory at its highest", self.resident_peak), MEMORY_LIMIT);
         report.add(seconds(&again, "process to /healthz 200", self.restart));
-        report.add(bytes(&again, "resident memory when settled", self.restart_resident));
-        report.add(bytes(&again, "resident memory at its highest", self.restart_peak));
+        report
+            .add_limited(bytes(&again, "resident memory when settled", self.restart_resident), MEMORY_LIMIT);
+        report.add_limited(bytes(&again, "resident memory at its highest", self.restart_peak), MEMORY_LIMIT);
     }
 }
 

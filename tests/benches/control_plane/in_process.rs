@@ -21,7 +21,7 @@ use lb_tests::bench::{Figure, Quantile, Unit};
 
 use crate::{
     memory,
-    report::Report,
+    report::{FULL_SYNC_LIMIT, Report},
     temporary_folder,
     workload::{CLUSTER_IP_RANGE, Folder, Size},
 };
@@ -63,7 +63,7 @@ impl Figures {
         let seconds = |place, what, samples| Figure::new(place, what, Unit::Seconds, samples);
         let count = |place, what, samples| Figure::new(place, what, Unit::Count, samples);
         report.add(seconds(ALL, "YAML to objects (100 files)", self.parse));
-        report.add_full_sync(seconds(ALL, "objects to programmed maps", self.total));
+        report.add_limited(seconds(ALL, "objects to programmed maps", self.total), FULL_SYNC_LIMIT);
         report.add(seconds(ALL, "- store", self.handle));
         report.add(seconds(ALL, "- plan", self.plan));
         report.add(seconds(ALL, "- write to the kernel", self.apply));

@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use crate::workload::Size;
 
+/// How many seconds it may take from objects to programmed maps.
+pub(crate) const FULL_SYNC_LIMIT: f64 = 0.5;
+
 /// Everything that was measured; `--json` prints just this.
 #[derive(Serialize)]
 pub(crate) struct Report {
@@ -29,21 +32,15 @@ impl Report {
         Self { size, runs, changes_per_run, agent, machine, load_after, figures: Vec::new() }
     }
 
-    /// What is measured.
-    pub(crate) const fn size(&self) -> Size {
-        self.size
-    }
-
     /// Adds a figure.
     pub(crate) fn add(&mut self, figure: Figure) {
         self.figures.push(figure);
     }
 
-    /// Adds the seconds from objects to programmed maps, which have a limit at the ordinary size: they grow with it.
-    pub(crate) fn add_full_sync(&mut self, figure: Figure) {
-        const LIMIT: f64 = 0.5;
+    /// Adds a figure whose highest value has a limit at the ordinary size, because it grows with it.
+    pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
-        self.add(if has_limit { figure.target(Quantile::Max, LIMIT) } else { figure });
+        self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });
     }
 
     /// Whether every target is met.
