@@ -218,7 +218,8 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
     } else if ether_type == ether_type::IPV6 {
         let header: &Ipv6Hdr = frame.header(L3)?;
         let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));
-        if header.vcf[0] >> 4 != 6 || source.is_v4() || destination.is_v4() {
+        let payload = u32::from(u16::from_be(half_word(&header.payload_len)));
+        if header.vcf[0] >> 4 != 6 || source.is_v4() || destination.is_v4() || payload == 0 {
             return Err(Outcome::OtherHook);
         }
         Ip {
@@ -227,7 +228,7 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Result<Packet, Outcome> {
             protocol: header.next_hdr,
             headers: Headers { l3: L3, l4: L3 + lengths::IPV6, is_v4: false },
             fragment: WHOLE,
-            length: u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6,
+            length: payload + lengths::IPV6,
         }
     } else {
         return Err(Outcome::OtherHook);
@@ -719,7 +720,10 @@ mod tests {
             // BIG TCP: the length does not fit, so it is 0.
             let length = if matches!(ip, IpHeaders::Ipv4(..)) { ETHERNET + 2 } else { ETHERNET + 4 };
             octets[length..length + 2].fill(0);
-            assert_eq!(parse(octets.as_slice(), Layer::Ethernet).unwrap().segment.payload, 13);
+            let parsed = parse(octets.as_slice(), Layer::Ethernet).unwrap();
+            assert_eq!((parsed.length, parsed.segment.payload), (0, 13));
+            let plain = parse_plain(octets.as_slice());
+            assert!(plain == Ok(parsed) || plain == Err(Outcome::OtherHook), "{plain:?}");
             // A length within the headers.
             octets[length + 1] = 41;
             assert_eq!(
