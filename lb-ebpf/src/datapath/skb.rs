@@ -7,7 +7,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
         bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_tail,
-        bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
     programs::TcContext,
 };
@@ -237,7 +237,8 @@ impl Skb {
 
     /// Sends the packet out past the stack.
     #[inline(always)]
-    pub(crate) fn route(&self) -> Result<(), Outcome> {
+    pub(crate) fn route(&mut self) -> Result<(), Outcome> {
+        self.untag()?;
         let Exit { device, way } = self.exit;
         // SAFETY: the helpers take plain numbers. Without parameters of its own the first one looks for the next hop itself.
         let action = unsafe {
@@ -279,6 +280,18 @@ impl Skb {
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.
         unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
+    }
+
+    /// Takes off the tag of the network that the packet has come from: where it goes is another one, or the device of this one
+    /// puts it on again.
+    #[inline(always)]
+    fn untag(&mut self) -> Result<(), Outcome> {
+        if !self.is_tagged() {
+            return Ok(());
+        }
+        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the call.
+        let result = unsafe { bpf_skb_vlan_pop(self.ctx.skb.skb) };
+        if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
     /// Where the program runs.

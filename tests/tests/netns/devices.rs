@@ -14,12 +14,20 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// What a client does with each family; `pod2` is local, `pod3` behind another node.
+/// What a client does with each family, under its own address; `pod2` is local, `pod3` behind another node.
 fn assert_works_for_the_client(bed: &Bed) {
     for vip in WEB {
+        let answer = ask_http(&bed.cluster.client, http(vip)).unwrap();
+        assert_eq!(answer.seen, answer.local);
+    }
+    assert_serves_the_client(bed);
+}
+
+/// The same under whatever address.
+fn assert_serves_the_client(bed: &Bed) {
+    for vip in WEB {
         for _ in 0..10 {
-            let answer = ask_http(&bed.cluster.client, http(vip)).unwrap();
-            assert_eq!(answer.seen, answer.local);
+            ask_http(&bed.cluster.client, http(vip)).unwrap();
         }
         ask_udp(&bed.cluster.client, udp(vip), 64).unwrap();
         ask_udp(&bed.cluster.client, udp(vip), 8_192).unwrap();
@@ -68,16 +76,36 @@ fn devices(netns: &Netns) -> String {
     netns.run(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap()
 }
 
-#[test]
-fn a_vlan_device() {
+/// Whether there are 802.1Q devices; else the test has said that it is none.
+fn has_vlan_devices() -> bool {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
     // `ip` has the kernel load the module if there is one.
-    if let Err(error) = probe.client.ip("link add link eth0 name probe type vlan id 100\n") {
+    let made = probe.client.ip("link add link eth0 name probe type vlan id 100\n");
+    if let Err(error) = &made {
         skip::whole(&format!("no 802.1Q devices (priority tags are tested all the same): {error:#}"));
+    }
+    made.is_ok()
+}
+
+#[test]
+fn a_vlan_device() {
+    if has_vlan_devices() {
+        assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::Vlan(100), &["pod2", "pod3"]));
+    }
+}
+
+#[test]
+fn a_vlan_device_on_top_of_one_that_is_served_itself() {
+    if !has_vlan_devices() {
         return;
     }
-    drop(probe);
-    assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::Vlan(100), &["pod2", "pod3"]));
+    for arguments in [&["--forwarding", "direct"][..], &["--forwarding", "direct", "--masquerade-all"]] {
+        let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
+        // With an address of its own it is a wire, and sees the packets first, their tags out of the frames.
+        bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
+        bed.start_agent_with(arguments);
+        assert_serves_the_client(&bed);
+    }
 }
 
 #[test]

@@ -32,11 +32,12 @@ const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 
 /// What runs besides all of `packet` where time is short: each way of attaching once, and what depends on the kernel. Each costs
 /// a minute or two under Linux 6.1, emulated, most of it in the verifier. A name stands for all tests that begin with it.
-const SHORT: [&str; 11] = [
+const SHORT: [&str; 12] = [
     "datapath::our_own_qdisc_goes_with_us",
     "datapath::we_come_first_at_ingress_and_last_at_egress",
     "netns::balancing::answers_come_from_the_virtual_address",
     "netns::clock::",
+    "netns::devices::a_vlan_device",
     "netns::ipvs::",
     "netns::kube_ipvs::",
     "netns::lifetime::cleanup_leaves_nothing",
