@@ -6,15 +6,15 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
-        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_tail,
-        bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_head,
+        bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
     programs::TcContext,
 };
 use lb_common::{Outcome, protocol};
 use lb_ebpf::{
     bounds::bounded,
-    frame::{Frame, Header, MAX_OFFSET},
+    frame::{Frame, Header, MAX_OFFSET, lengths},
     packet::{Body, Layer, Packet},
     rewrite::FrameMut,
 };
@@ -238,7 +238,7 @@ impl Skb {
     /// Sends the packet out past the stack.
     #[inline(always)]
     pub(crate) fn route(&mut self) -> Result<(), Outcome> {
-        self.untag()?;
+        self.frame_for_others()?;
         let Exit { device, way } = self.exit;
         // SAFETY: the helpers take plain numbers. Without parameters of its own the first one looks for the next hop itself.
         let action = unsafe {
@@ -282,15 +282,20 @@ impl Skb {
         unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
     }
 
-    /// Takes off the tag of the network that the packet has come from: where it goes is another one, or the device of this one
-    /// puts it on again.
+    /// Makes the frame one that other devices take: with room for an Ethernet header, which the kernel writes, and without the tag
+    /// of the network that it has come from. (Where it goes is another one, or the device of this one puts it on again.)
     #[inline(always)]
-    fn untag(&mut self) -> Result<(), Outcome> {
-        if !self.is_tagged() {
-            return Ok(());
-        }
-        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the call.
-        let result = unsafe { bpf_skb_vlan_pop(self.ctx.skb.skb) };
+    fn frame_for_others(&mut self) -> Result<(), Outcome> {
+        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the calls.
+        let result = unsafe {
+            if self.layer == Layer::Ip {
+                bpf_skb_change_head(self.ctx.skb.skb, lengths::ETHERNET, 0)
+            } else if self.is_tagged() {
+                bpf_skb_vlan_pop(self.ctx.skb.skb)
+            } else {
+                0
+            }
+        };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 

@@ -9,8 +9,8 @@ use lb_tests::{
     client::{Connection, PATIENCE, ask_udp, echo, udp_socket},
     cluster::{CLIENT, ClientLink, PodLink, Wiring},
     manifests::Service,
-    netns::switch_send_checksums,
-    pattern,
+    netns::{Netns, switch_send_checksums, unique_prefix},
+    pattern, pump,
     socket::{next_error, path_mtu, queue_errors},
     wait_for,
 };
@@ -156,6 +156,45 @@ fn clients_are_seen_and_answered_by_backends_on_other_nodes() {
         assert!(flows.iter().all(|flow| flow["half"] == false));
         assert_eq!(nodes.json(1, &["status"])["agent"]["node"]["northSouthMode"], "dsr");
         assert_eq!(nodes.json(1, &["service", "show", "service1"])[0]["northSouthMode"], "dsr");
+    }
+}
+
+/// As those of a VPN, say.
+#[test]
+fn clients_behind_a_device_without_ethernet_header_are_answered_directly() {
+    for tunnel in ["ipip", "gue"] {
+        let nodes = Nodes::alike(&["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel], false);
+        let node1 = &nodes.cluster.node1;
+        let far = Netns::create(&unique_prefix()).unwrap();
+        let _pump = pump::connect((&far, "vpn0"), (node1, "vpn0"), pump::Layer::Ip).unwrap();
+        for (netns, host) in [(node1, 1), (&far, 2)] {
+            netns
+                .ip(&format!(
+                    "address add 10.99.0.{host}/24 dev vpn0\naddress add fd00:10:99::{host}/64 dev vpn0 nodad\n\
+                     link set vpn0 up\n"
+                ))
+                .unwrap();
+        }
+        far.ip("route add default via 10.99.0.1\nroute add default via fd00:10:99::1\n").unwrap();
+        let back = "route add 10.99.0.0/24 via 172.18.0.1\nroute add fd00:10:99::/64 via fd00:172:18::1\n";
+        nodes.cluster.node(3).ip(back).unwrap();
+        nodes.serve(&[nodes.service(1, &["pod5"])]);
+        for (protocol, family) in [Protocol::Tcp, Protocol::Udp].map(|p| [(p, 0), (p, 1)]).concat() {
+            let to = LoadBalancer.of(1, (protocol, family));
+            let ask = || match knock(&far, to, protocol) {
+                Verdict::Answered(answer) => Some(answer),
+                _ => None,
+            };
+            // The agent finds the device within a second.
+            let answer = wait_for(PATIENCE, ask).unwrap_or_else(|| panic!("{to} {protocol:?}, {tunnel}"));
+            assert_eq!(
+                (answer.seen, answer.server.as_str()),
+                (answer.local, "pod5"),
+                "{to} {protocol:?}, {tunnel}"
+            );
+        }
+        assert!(nodes.counted(1, "new_tunnelled_flow") >= 4);
+        nodes.assert_nothing_was_lost();
     }
 }
 
