@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -29,7 +30,8 @@ mod tree;
 
 use self::kernel::Kernel;
 use self::plan::Extent;
-use self::report::Report;
+use self::qemu::Accelerator;
+use self::report::{Record, Report};
 
 /// Arguments of `vm`.
 #[derive(clap::Args)]
@@ -69,7 +71,7 @@ impl Args {
     }
 }
 
-/// Runs the tests on each kernel, one after the other, also after a failure.
+/// Runs the tests on each kernel, also after a failure.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::install(&setup::VM_TOOLS)?;
     let kernels: Vec<Kernel> =
@@ -77,21 +79,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     process::run(build_agent())?;
     build_next_agent()?;
     let tests = image::build_tests()?;
+    let accelerator = qemu::accelerator(kernels.first().context("no kernel is named")?)?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();
-    for kernel in &kernels {
-        let start = Instant::now();
-        match run_one(kernel, &tests, &args.extent()) {
-            Ok(report) => {
-                println!("{}, in {}", report.closing_line(&kernel.release), minutes(start.elapsed()));
-                if report.failed() > 0 {
-                    failed.push(kernel.release.as_str());
+    for kernels in kernels.chunks(accelerator.guests_at_once()) {
+        for kernel in kernels {
+            image::write(&image_of(kernel)?, kernel, &tests, &plan::plan(&args.extent(), &tests)?)?;
+        }
+        let results = thread::scope(|scope| {
+            let boot = |kernel| scope.spawn(move || run_one(kernel, accelerator));
+            let guests: Vec<_> = kernels.iter().map(boot).collect();
+            guests.into_iter().map(ScopedJoinHandle::join).collect::<Vec<_>>()
+        });
+        for (kernel, result) in kernels.iter().zip(results) {
+            match result {
+                Ok(Some(report)) => {
+                    if report.failed() > 0 {
+                        failed.push(kernel.release.as_str());
+                    }
+                    reports.push((kernel.name.clone(), report));
                 }
-                reports.push((kernel.name.clone(), report));
-            }
-            Err(error) => {
-                println!("vm {}: no result: {error:#}", kernel.release);
-                failed.push(&kernel.release);
+                Ok(None) | Err(_) => failed.push(&kernel.release),
             }
         }
     }
@@ -99,17 +107,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     docs::compare_or_write(&reports, args.write_docs)
 }
 
-fn run_one(kernel: &Kernel, tests: &[image::TestBinary], extent: &Extent) -> anyhow::Result<Report> {
-    let folder = folder(&kernel.release)?;
-    let image = folder.join("initramfs.cpio");
-    image::write(&image, kernel, tests, &plan::plan(extent, tests)?)?;
-    let accelerator = qemu::accelerator(kernel, &folder)?;
+/// Boots the kernel with its image and prints its closing line, or why there is none.
+fn run_one(kernel: &Kernel, accelerator: Accelerator) -> Option<Report> {
+    let start = Instant::now();
+    match boot(kernel, accelerator) {
+        Ok(report) => {
+            println!("{}, in {}", report.closing_line(&kernel.release), minutes(start.elapsed()));
+            Some(report)
+        }
+        Err(error) => {
+            println!("vm {}: no result: {error:#}", kernel.release);
+            None
+        }
+    }
+}
+
+fn boot(kernel: &Kernel, accelerator: Accelerator) -> anyhow::Result<Report> {
+    let image = image_of(kernel)?;
     let megabytes = fs::metadata(&image).map(|file| file.len() >> 20).unwrap_or_default();
     eprintln!("vm {}: booting, {accelerator}, an initramfs of {megabytes} MB", kernel.release);
-    let outcome =
-        qemu::boot(kernel, &image, &folder, accelerator, |record| eprint!("{}", record.progress()))?;
+    let show = |record: &Record| eprint!("{}", record.progress(&kernel.name));
+    let outcome = qemu::boot(kernel, &image, &folder(&kernel.release)?, accelerator, show)?;
     fs::remove_file(&image).with_context(|| format!("cannot remove {}", image.display()))?;
     outcome.judge()
+}
+
+fn image_of(kernel: &Kernel) -> anyhow::Result<PathBuf> {
+    Ok(folder(&kernel.release)?.join("initramfs.cpio"))
 }
 
 /// Where what the kernel and the tests said is kept: `target/vm/RELEASE`.

@@ -52,31 +52,38 @@ pub(super) enum TestOutcome {
 }
 
 impl Record {
-    /// What is shown while the guest runs.
-    pub(super) fn progress(&self) -> String {
+    /// What is shown while the guest with this `kernel` runs.
+    pub(super) fn progress(&self, kernel: &str) -> String {
         match self {
             Self::Started { missing_modules } if missing_modules.is_empty() => {
-                "  the guest is up\n".to_owned()
+                format!("  {kernel:<5} the guest is up\n")
             }
             Self::Started { missing_modules } => {
-                format!("  the guest is up; this kernel has no {}\n", missing_modules.join(", "))
+                format!("  {kernel:<5} the guest is up; this kernel has no {}\n", missing_modules.join(", "))
             }
             Self::Check(probes) => probes
                 .iter()
                 .filter(|probe| probe.result != "ok")
-                .map(|probe| format!("  {}: {}: {}\n", probe.result, probe.name, first_line(&probe.detail)))
+                .map(|Probe { result, name, detail }| {
+                    format!("  {kernel:<5} {result}: {name}: {}\n", first_line(detail))
+                })
                 .collect(),
             Self::Test(Test { name, outcome, seconds }) => match outcome {
                 TestOutcome::Passed { without } if without.is_empty() => {
-                    format!("  ok       {seconds:6.1} s  {name}\n")
+                    format!("  {kernel:<5} ok       {seconds:6.1} s  {name}\n")
                 }
                 TestOutcome::Passed { without } => {
-                    format!("  ok       {seconds:6.1} s  {name}, without: {}\n", without.join("; "))
+                    format!(
+                        "  {kernel:<5} ok       {seconds:6.1} s  {name}, without: {}\n",
+                        without.join("; ")
+                    )
                 }
-                TestOutcome::Skipped { reason } => format!("  skipped            {name}: {reason}\n"),
-                TestOutcome::Failed => format!("  FAILED   {seconds:6.1} s  {name}\n"),
+                TestOutcome::Skipped { reason } => {
+                    format!("  {kernel:<5} skipped            {name}: {reason}\n")
+                }
+                TestOutcome::Failed => format!("  {kernel:<5} FAILED   {seconds:6.1} s  {name}\n"),
             },
-            Self::Output { name, output } => format!("  ---- {name} ----\n{output}\n"),
+            Self::Output { name, output } => format!("  {kernel:<5} ---- {name} ----\n{output}\n"),
             Self::Closing { .. } => String::new(),
         }
     }
