@@ -181,9 +181,8 @@ fn clients_behind_a_device_without_ethernet_header_are_answered_directly() {
         nodes.serve(&[nodes.service(1, &["pod5"])]);
         for (protocol, family) in [Protocol::Tcp, Protocol::Udp].map(|p| [(p, 0), (p, 1)]).concat() {
             let to = LoadBalancer.of(1, (protocol, family));
-            let ask = || match knock(&far, to, protocol) {
-                Verdict::Answered(answer) => Some(answer),
-                _ => None,
+            let ask = || {
+                if let Verdict::Answered(answer) = knock(&far, to, protocol) { Some(answer) } else { None }
             };
             // The agent finds the device within a second.
             let answer = wait_for(PATIENCE, ask).unwrap_or_else(|| panic!("{to} {protocol:?}, {tunnel}"));
