@@ -20,7 +20,7 @@ use crate::{
     last_good::LastGood,
     mirror::Mirror,
     model::{Change, Mistake, Node, NodeAddresses, ObjectName, Policy},
-    moved::{Endings, Moved},
+    moved::{Endings, Moved, Served},
     per_address::PerAddress,
     plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of, tables_of},
     records::{Place, count, labels_of, record, source_ranges, vips_of},
@@ -314,6 +314,11 @@ impl Reconciler {
     /// else ask again later: new flows may still go to what they have lost.
     pub fn take_moved(&mut self) -> Moved {
         self.endings.take()
+    }
+
+    /// What serves each UDP frontend, from each plan on before its first step.
+    pub const fn served(&self) -> &Served {
+        self.endings.served()
     }
 
     /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace

@@ -4,11 +4,14 @@ use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration}
 
 use anyhow::Context as _;
 use lb_common::{
-    Endpoint, ServiceKey,
+    Address, ServiceKey,
     conntrack::{Flow, Pressure, Tuple},
     protocol,
 };
-use lb_core::{family::Family, moved::Moved};
+use lb_core::{
+    family::Family,
+    moved::{Moved, Served},
+};
 use tokio::{
     sync::{mpsc, watch},
     task,
@@ -40,14 +43,24 @@ pub(super) struct Observers {
     pub(super) traffic: Option<ServiceTraffic>,
 }
 
+/// What tells which UDP flows and sockets are stale.
+#[derive(Debug)]
+pub(super) struct Udp {
+    pub(super) sockets: UdpSockets,
+    /// Frontends that have lost endpoints, once the kernel has lost them, too.
+    pub(super) moved: mpsc::UnboundedReceiver<Moved>,
+    /// What serves them.
+    pub(super) served: Served,
+}
+
 /// Runs for ever. `tally` says how many flows have begun.
 pub(super) async fn run(
     conntrack: Conntrack,
-    sockets: UdpSockets,
-    mut moved: mpsc::UnboundedReceiver<Moved>,
+    udp: Udp,
     mut tally: watch::Receiver<Tally>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
+    let Udp { sockets, mut moved, served } = udp;
     let mut fill = Fill::default();
     let mut recount = Recount::default();
     let mut trouble = Trouble::default();
@@ -71,13 +84,15 @@ pub(super) async fn run(
         }
         let mut result = Ok(());
         if !packets_of.is_empty() {
-            result = forget(conntrack.clone(), packets_of.clone(), &observers.metrics).await?;
+            let stale = Stale { frontends: packets_of.clone(), served: served.clone() };
+            result = forget(conntrack.clone(), stale, &observers.metrics).await?;
             if result.is_ok() {
                 sockets_of.append(&mut packets_of);
             }
         }
         if !sockets_of.is_empty() {
-            let ended = end_sockets(sockets.clone(), sockets_of.clone()).await?;
+            let stale = Stale { frontends: sockets_of.clone(), served: served.clone() };
+            let ended = end_sockets(sockets.clone(), stale).await?;
             if ended.is_ok() {
                 sockets_of.clear();
             }
@@ -174,7 +189,7 @@ async fn sweep(
 /// Forgets UDP flows to backends that their frontend does not have any more, once no program can make new ones.
 async fn forget(
     conntrack: Conntrack,
-    frontends: Moved,
+    stale: Stale,
     metrics: &Metrics,
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let started = Instant::now();
@@ -182,10 +197,10 @@ async fn forget(
         grace::wait()?;
         let mut of_family = [0, 0];
         conntrack.purge(|key, flow| {
-            let stale = is_stale(&frontends, key, flow);
+            let is_stale = stale.is_flow(key, flow);
             let family = Family::of(key.destination.into());
-            of_family[family as usize] += usize::from(stale);
-            stale
+            of_family[family as usize] += usize::from(is_stale);
+            is_stale
         })?;
         Ok(of_family)
     });
@@ -199,10 +214,10 @@ async fn forget(
 }
 
 /// Ends UDP sockets that are connected to backends that their frontend does not have any more.
-async fn end_sockets(sockets: UdpSockets, frontends: Moved) -> anyhow::Result<Result<(), DatapathError>> {
+async fn end_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
     let ended = task::spawn_blocking(move || {
         sockets.destroy(|vip, backend| {
-            has_moved(&frontends, &ServiceKey::new(vip.address, vip.port, protocol::UDP), *backend)
+            stale.is(&ServiceKey::new(vip.address, vip.port, protocol::UDP), (backend.address, backend.port))
         })
     });
     Ok(ended.await?.map(|sockets| {
@@ -212,13 +227,22 @@ async fn end_sockets(sockets: UdpSockets, frontends: Moved) -> anyhow::Result<Re
     }))
 }
 
-fn is_stale(frontends: &Moved, key: &Tuple, flow: &Flow) -> bool {
-    let frontend = ServiceKey::new(key.destination, key.destination_port, key.protocol);
-    has_moved(frontends, &frontend, Endpoint::new(flow.to.destination, flow.to.destination_port))
+/// What is stale: whatever leads from one of these frontends to an endpoint that does not serve it, at the moment when that is
+/// asked. Others may have come since they have moved.
+struct Stale {
+    frontends: Moved,
+    served: Served,
 }
 
-fn has_moved(frontends: &Moved, frontend: &ServiceKey, backend: Endpoint) -> bool {
-    frontends.get(frontend).is_some_and(|backends| !backends.contains(&(backend.address, backend.port)))
+impl Stale {
+    fn is_flow(&self, key: &Tuple, flow: &Flow) -> bool {
+        let frontend = ServiceKey::new(key.destination, key.destination_port, key.protocol);
+        self.is(&frontend, (flow.to.destination, flow.to.destination_port))
+    }
+
+    fn is(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
+        self.frontends.contains(frontend) && self.served.has_lost(frontend, endpoint)
+    }
 }
 
 #[cfg(test)]
@@ -250,11 +274,14 @@ mod tests {
     #[test]
     fn only_flows_of_the_frontend_to_other_backends_are_stale() {
         let frontend = ServiceKey::new(ip("10.96.0.53"), 53, protocol::UDP);
-        let frontends = Moved::from([(frontend, BTreeSet::from([(ip("10.1.0.5"), 5353)]).into())]);
+        let other = ServiceKey::new(ip("10.96.0.54"), 53, protocol::UDP);
+        let serving = Arc::new(BTreeSet::from([(ip("10.1.0.5"), 5353)]));
+        let served = [(frontend, Arc::clone(&serving)), (other, serving)].into_iter().collect();
+        let those = Stale { frontends: Moved::from([frontend]), served };
         let stale = |vip: &str, backend: &str, port| {
             let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);
             let to = Tuple { destination: ip(backend), destination_port: port, ..key };
-            is_stale(&frontends, &key, &Flow::new(&key, &to, 1, 0, Tick(0)))
+            those.is_flow(&key, &Flow::new(&key, &to, 1, 0, Tick(0)))
         };
         assert!(stale("10.96.0.53", "10.1.0.6", 5353));
         assert!(stale("10.96.0.53", "10.1.0.5", 53));

@@ -185,7 +185,6 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         traffic,
     };
     let (flows, sockets) = (datapath.conntrack(), datapath.udp_sockets()?);
-    tasks.spawn("conntrack", conntrack::run(flows, sockets, moved, tally, observers));
 
     let (checks, checks_receiver) = watch::channel(Checks::new());
     let events = tell_events(&config.source, &node_name, tasks);
@@ -221,6 +220,8 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     let listeners = Listeners { moved: moved_sender, checks, synchronised: synchronised_sender };
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     writer.adopt_counters(counted);
+    let udp = conntrack::Udp { sockets, moved, served: writer.served() };
+    tasks.spawn("conntrack", conntrack::run(flows, udp, tally, observers));
     tasks.spawn("writer", writer.run(events, counters));
     Ok(())
 }

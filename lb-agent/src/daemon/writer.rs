@@ -18,7 +18,7 @@ use lb_core::{
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
-    moved::Moved,
+    moved::{Moved, Served},
     plan::{Contents, Plan, Problem},
     reconciler::Reconciler,
 };
@@ -118,6 +118,11 @@ impl Writer {
             grace: None,
             said: BTreeSet::new(),
         }
+    }
+
+    /// What serves each UDP frontend, whenever that is asked.
+    pub(super) fn served(&self) -> Served {
+        self.reconciler.served().clone()
     }
 
     /// The counters of flows that an earlier life has left.

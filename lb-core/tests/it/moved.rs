@@ -1,7 +1,5 @@
 //! Which UDP flows an agent is told to forget.
 
-use std::{collections::BTreeSet, sync::Arc};
-
 use lb_common::{Address, ServiceKey};
 use lb_core::{
     model::{
@@ -53,10 +51,14 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
 fn kept(node: &mut Node) -> Option<Vec<u8>> {
     node.settle();
     let moved: Moved = node.reconciler.take_moved();
-    let key = ServiceKey::new(Address::from_v4(VIP), 53, Protocol::Udp.number());
-    assert!(moved.keys().all(|found| *found == key), "{moved:?}");
-    let last = |serving: &Arc<BTreeSet<_>>| serving.iter().map(|(address, _)| last_octet(*address)).collect();
-    moved.get(&key).map(last)
+    let key = frontend();
+    assert!(moved.iter().all(|found| *found == key), "{moved:?}");
+    let serving = moved.contains(&key).then(|| node.reconciler.served().by(&key).expect("it is served"));
+    serving.map(|serving| serving.iter().map(|(address, _)| last_octet(*address)).collect())
+}
+
+fn frontend() -> ServiceKey {
+    ServiceKey::new(Address::from_v4(VIP), 53, Protocol::Udp.number())
 }
 
 fn last_octet(address: Address) -> u8 {
@@ -142,6 +144,47 @@ fn what_the_kernel_refused_is_said_again() {
     assert_eq!(node.reconciler.take_moved().len(), 1);
     node.reconciler.failed();
     assert_eq!(kept(&mut node), Some(vec![2]), "until the switch, flows to the first one were made");
+}
+
+#[test]
+fn an_endpoint_that_comes_while_others_are_being_forgotten_keeps_its_flows() {
+    let mut node = node(dns(vec![endpoint(1)]));
+    assert_eq!(kept(&mut node), Some(vec![1]));
+    assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
+    // Whoever forgets them waits for a grace period first. Meanwhile:
+    let served = node.reconciler.served().clone();
+    let lost = |last| served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
+    assert!(lost(1) && !lost(2) && lost(3));
+    node.reconciler.handle(vec![slice(vec![endpoint(2), endpoint(3)])]);
+    assert!(!node.reconciler.plan().steps.is_empty());
+    assert!(lost(1) && !lost(2) && !lost(3), "known before the kernel makes flows to it");
+    node.settle();
+    node.reconciler.handle(vec![slice(vec![])]);
+    node.settle();
+    assert!(lost(1) && !lost(3), "there is nowhere else to go");
+}
+
+#[test]
+fn a_frontend_that_another_service_takes_over_is_served_by_that_one() {
+    for (old, new) in [("a", "b"), ("b", "a")] {
+        let changes = |name: &str, last| {
+            let Change::Service(_, Some(service)) = service(Protocol::Udp, TrafficPolicy::Cluster) else {
+                unreachable!()
+            };
+            let Change::EndpointSlice(_, Some(slice)) = slice(vec![endpoint(last)]) else { unreachable!() };
+            let name = ObjectName::new("kube-system", name);
+            let slice = EndpointSlice { service: name.clone(), ..slice };
+            [Change::Service(name.clone(), Some(service)), Change::EndpointSlice(name, Some(slice))]
+        };
+        let mut node = node(changes(old, 1).into());
+        assert_eq!(kept(&mut node), Some(vec![1]));
+        node.reconciler.handle(vec![Change::Service(ObjectName::new("kube-system", old), None)]);
+        node.reconciler.handle(changes(new, 2).into());
+        assert_eq!(kept(&mut node), Some(vec![2]), "from {old} to {new}");
+        node.reconciler.handle(vec![Change::Service(ObjectName::new("kube-system", new), None)]);
+        node.settle();
+        assert_eq!(node.reconciler.served().by(&frontend()), None);
+    }
 }
 
 #[test]
