@@ -3,9 +3,10 @@
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering},
     },
     thread::{JoinHandle, sleep, spawn},
     time::Duration,
@@ -267,10 +268,25 @@ pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
 
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    netns.run(|| udp_socket_here(to))
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    netns.run(|| {
+        for _ in OWN_PORTS {
+            let place = NEXT.fetch_add(1, Ordering::Relaxed) % (OWN_PORTS.end() - OWN_PORTS.start() + 1);
+            let source = SocketAddr::new(any_address(to.ip()), OWN_PORTS.start() + place);
+            match udp_socket_from(source, to) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                socket => return socket,
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    })
 }
 
-/// The same, in the namespace of this thread.
+/// Ports that Linux gives nobody who does not ask for them. A flow of datagrams outlives its socket: by taking these in turn no
+/// test goes on with one of another socket, as happens by chance with ports at random.
+const OWN_PORTS: RangeInclusive<u16> = 61_000..=65_535;
+
+/// The same, in the namespace of this thread, from any port.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_from(SocketAddr::new(any_address(to.ip()), 0), to)
 }

@@ -75,7 +75,8 @@ fn affinity_ends_after_its_timeout_and_is_refreshed_by_connections() {
     let services = [1, 2, 3, 4];
     lan.apply(&services.map(|number| sticky(&lan, number, &PODS, 2)));
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
-    let (mut first, mut since, mut before) = (all(), Instant::now(), Instant::now());
+    let mut before = Instant::now();
+    let (mut first, mut since) = (all(), Instant::now());
     // Longer than the time-out in all, but never without a connection for so long.
     while since.elapsed() < Duration::from_secs(4) {
         sleep(Duration::from_millis(700));

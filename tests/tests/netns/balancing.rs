@@ -9,7 +9,7 @@ use std::{
 use lb_tests::{
     client::{Answer, Connection, PATIENCE, any_address, ask_http, ask_udp},
     netns::Netns,
-    wait_for,
+    patience, wait_for,
 };
 
 use crate::bed::{Bed, WEB, http, udp, vips};
@@ -105,7 +105,7 @@ fn with_an_agent_on_each_node_every_pod_is_a_client() {
 /// A socket that is not connected shows where answers come from.
 fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
     let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE * patience())).unwrap();
     socket.send_to(b"?", to).unwrap();
     socket.recv_from(&mut [0; 128]).unwrap().1
 }
@@ -129,8 +129,8 @@ fn one_client_port_reaches_one_backend_through_two_services() {
     let client = &bed.cluster.client;
     for (one, other) in WEB.into_iter().zip(vips(11)) {
         eventually(|| ask_http(client, http(other)));
-        let mut first = Connection::open_from_port(client, 40_000, http(one)).unwrap();
-        let mut second = Connection::open_from_port(client, 40_000, http(other)).unwrap();
+        let mut first = Connection::open_from_port(client, 20_001, http(one)).unwrap();
+        let mut second = Connection::open_from_port(client, 20_001, http(other)).unwrap();
         for _ in 0..3 {
             assert_eq!(first.ask().unwrap().server, "pod2");
             assert_eq!(second.ask().unwrap().server, "pod2");

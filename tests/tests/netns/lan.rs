@@ -16,7 +16,7 @@ use lb_tests::{
     cluster::{ClientLink, Cluster, HTTP_PORT, PodLink, UDP_PORT, Wiring},
     manifests::{Exposure, Port, Service, Type},
     netns::Netns,
-    wait_for,
+    patience, wait_for,
 };
 
 use crate::bed::{HTTP, UDP, vips};
@@ -116,17 +116,22 @@ impl From<io::Result<Answer>> for Verdict {
     }
 }
 
+/// [`SHORT`], where this machine is not an emulated one.
+fn short() -> Duration {
+    SHORT * patience().min(4)
+}
+
 /// Asks once, briefly.
 pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     match protocol {
         Protocol::Tcp => {
-            let stream = netns.run(|| TcpStream::connect_timeout(&to, SHORT));
+            let stream = netns.run(|| TcpStream::connect_timeout(&to, short()));
             stream.and_then(|stream| Connection::on(stream, to)?.ask()).into()
         }
         Protocol::Udp => {
             let ask = || {
                 let socket = udp_socket(netns, to)?;
-                socket.set_read_timeout(Some(SHORT))?;
+                socket.set_read_timeout(Some(short()))?;
                 echo(&socket, b"who is there?")
             };
             ask().into()

@@ -203,6 +203,9 @@ fn top_gives_the_terminal_back(bed: &Bed, terminal: &Terminal, end: End) {
     let left = || (terminal.state("#{alternate_on} #{cursor_flag}").ok()? == "0 1").then_some(());
     let seen = terminal.screen();
     assert!(wait_for(LIMIT, left).is_some(), "{end:?} leaves the screen as it was: {seen:?}");
+    // Typed before the shell is there, it would not stand behind the prompt.
+    let prompts = || terminal.screen().ok()?.trim_end().ends_with("prompt>").then_some(());
+    assert!(wait_for(LIMIT, prompts).is_some(), "{end:?}: {:?}", terminal.screen());
     terminal.press(&["stty -a", "Enter"]).unwrap();
     let screen = screen_with(terminal, &["isig icanon iexten echo "], || ());
     assert!(screen.contains("prompt> stty -a"), "{end:?}: {screen}");

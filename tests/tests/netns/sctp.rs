@@ -103,7 +103,7 @@ fn associations_reach_every_backend_and_keep_it() {
     bed.start_agent();
     for (vip, from) in vips(12).into_iter().zip(CLIENT) {
         let mut answered = Vec::new();
-        for _ in 0..16 {
+        for _ in 0..32 {
             let mut stream = open(&bed.cluster.client, from, SocketAddr::new(vip, PORT)).unwrap();
             let (first, seen) = ask(&mut stream).unwrap();
             assert_eq!(seen, stream.local_addr().unwrap(), "{vip}: backends see the client's own address");
@@ -116,7 +116,7 @@ fn associations_reach_every_backend_and_keep_it() {
         for name in PODS {
             assert!(
                 answered.iter().any(|answer| answer == name),
-                "{vip}: {name} got none of 16 associations"
+                "{vip}: {name} got none of 32 associations"
             );
         }
     }

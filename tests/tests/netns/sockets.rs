@@ -71,7 +71,7 @@ pub(crate) fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String
 fn sockets_that_are_not_connected_hear_the_virtual_address_and_keep_their_backend() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for to in names(udp) {
-        let servers: BTreeSet<String> = (0..30)
+        let servers: BTreeSet<String> = (0..100)
             .map(|_| {
                 let socket = free_socket(&bed, to);
                 let first = exchange(&socket, to).unwrap();
@@ -82,7 +82,7 @@ fn sockets_that_are_not_connected_hear_the_virtual_address_and_keep_their_backen
                 first.0
             })
             .collect();
-        assert_eq!(servers.len(), 4, "30 sockets of 4 backends: {servers:?}");
+        assert_eq!(servers.len(), 4, "100 sockets of 4 backends: {servers:?}");
     }
 }
 

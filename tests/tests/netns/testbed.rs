@@ -6,9 +6,10 @@ use std::{
 };
 
 use lb_tests::{
-    client::{Connection, ask_http, ask_udp},
+    client::{Connection, PATIENCE, ask_http, ask_udp},
     cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     icmp::ping,
+    wait_for,
 };
 
 #[test]
@@ -47,8 +48,8 @@ fn contents_are_compared_in_both_directions() {
     assert_eq!(connection.download(10_000_000).unwrap(), "pod3");
     assert_eq!(connection.upload(10_000_000).unwrap().server, "pod3");
     let slow = connection.download_slowly(10_000_000);
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(!slow.is_finished() && slow.received() > 0, "{}", slow.received());
+    wait_for(PATIENCE, || (slow.received() > 0).then_some(())).unwrap();
+    assert!(!slow.is_finished(), "{}", slow.received());
     assert_eq!(slow.join().unwrap(), "pod3");
 }
 
