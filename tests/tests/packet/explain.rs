@@ -623,6 +623,6 @@ fn explain_and_the_programs_agree_past_the_stack() {
 fn explain_and_the_programs_agree_about_backends_that_do_not_answer() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let globals = Globals { syn_retries: 1, ..Globals::default() };
-    let seen = live(&mut Bench::with_globals(globals), false, globals, 0..WORLDS / 3);
+    let seen = live(&mut Bench::with_globals(globals), false, globals, 0..WORLDS);
     assert!(is_emulated() || seen.steps.contains("AnotherBackend"), "only {:?}", seen.steps);
 }

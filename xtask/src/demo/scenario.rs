@@ -306,7 +306,7 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
     write_web(cluster, &others)?;
     // The answers of a moment without the removed pod; it would get every fourth connection.
     let avoided =
-        wait_for(PROMPTLY, || (!answers(cluster, web, 20).contains_key(&server)).then(|| start.elapsed()));
+        wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(&server)).then(|| start.elapsed()));
     let after = answers(cluster, web, REQUESTS);
     let others_answer: u32 = after.iter().filter(|(pod, _)| **pod != server).map(|(_, count)| count).sum();
     let soon =
