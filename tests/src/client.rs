@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{JoinHandle, sleep, spawn},
     time::Duration,
@@ -268,23 +268,43 @@ pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
 
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    netns.run(|| {
-        for _ in OWN_PORTS {
-            let place = NEXT.fetch_add(1, Ordering::Relaxed) % (OWN_PORTS.end() - OWN_PORTS.start() + 1);
-            let source = SocketAddr::new(any_address(to.ip()), OWN_PORTS.start() + place);
-            match udp_socket_from(source, to) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                socket => return socket,
-            }
-        }
-        Err(io::ErrorKind::AddrInUse.into())
-    })
+    // Linux gives them to nobody who does not ask for them.
+    static PORTS: PortsInTurn = PortsInTurn::new(61_000..=65_535);
+    PORTS.udp_socket(netns, to)
 }
 
-/// Ports that Linux gives nobody who does not ask for them. A flow of datagrams outlives its socket: by taking these in turn no
-/// test goes on with one of another socket, as happens by chance with ports at random.
-const OWN_PORTS: RangeInclusive<u16> = 61_000..=65_535;
+/// Ports of UDP sockets. A flow of datagrams outlives its socket: where these are taken in turn, none goes on with the flow of
+/// another one, as happens by chance with ports at random.
+#[derive(Debug)]
+pub struct PortsInTurn {
+    ports: RangeInclusive<u16>,
+    taken: AtomicUsize,
+}
+
+impl PortsInTurn {
+    /// Of this range.
+    pub const fn new(ports: RangeInclusive<u16>) -> Self {
+        Self { ports, taken: AtomicUsize::new(0) }
+    }
+
+    /// A UDP socket in `netns` that is connected to `to`, with a read timeout, from the next port that nobody has.
+    pub fn udp_socket(&self, netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
+        netns.run(|| {
+            for _ in self.ports.clone() {
+                match udp_socket_from(SocketAddr::new(any_address(to.ip()), self.next()), to) {
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                    socket => return socket,
+                }
+            }
+            Err(io::ErrorKind::AddrInUse.into())
+        })
+    }
+
+    fn next(&self) -> u16 {
+        let place = self.taken.fetch_add(1, Ordering::Relaxed) % self.ports.len();
+        self.ports.clone().nth(place).unwrap_or(*self.ports.start())
+    }
+}
 
 /// The same, in the namespace of this thread, from any port.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {

@@ -81,21 +81,21 @@ impl Figures {
         let again = format!("{place}: start with maps from before");
         let one = format!("{place}: one endpoint moves");
         let seconds = |place, what, samples| Figure::new(place, what, Unit::Seconds, samples);
-        let bytes = |place, what, samples| Figure::new(place, what, Unit::Bytes, samples);
+        let add_memory = |report: &mut Report, place, what, samples| {
+            report.add_limited(Figure::new(place, what, Unit::Bytes, samples), MEMORY_LIMIT);
+        };
         report.add(seconds(&all, "process to /healthz 200", self.start));
         let first_sync = seconds(&all, "- objects to programmed maps, as the agent says", self.first_sync);
         report.add_limited(first_sync, FULL_SYNC_LIMIT);
-        report.add_limited(bytes(&all, "resident memory when settled", self.resident), MEMORY_LIMIT);
+        add_memory(report, &all, "resident memory when settled", self.resident);
         report.add(seconds(&one, "rename of the file to kernel", self.edit));
         let sync = seconds(&one, "- event to kernel, as the agent says", self.sync);
         report.add(sync.target(Quantile::P99, 0.010));
-        report
-            .add_limited(bytes(&one, "resident memory after all changes", self.resident_later), MEMORY_LIMIT);
-        report.add_limited(bytes(&one, "resident memory at its highest", self.resident_peak), MEMORY_LIMIT);
+        add_memory(report, &one, "resident memory after all changes", self.resident_later);
+        add_memory(report, &one, "resident memory at its highest", self.resident_peak);
         report.add(seconds(&again, "process to /healthz 200", self.restart));
-        report
-            .add_limited(bytes(&again, "resident memory when settled", self.restart_resident), MEMORY_LIMIT);
-        report.add_limited(bytes(&again, "resident memory at its highest", self.restart_peak), MEMORY_LIMIT);
+        add_memory(report, &again, "resident memory when settled", self.restart_resident);
+        add_memory(report, &again, "resident memory at its highest", self.restart_peak);
     }
 }
 

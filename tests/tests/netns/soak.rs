@@ -5,17 +5,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
-    net::SocketAddr,
-    ops::RangeInclusive,
+    fs,
     time::{Duration, Instant},
 };
 
 use fastrand::Rng;
 use lb_tests::{
-    client::{self, Answer},
+    client::{self, PortsInTurn, echo},
     netns::Netns,
-    wait_for,
+    pattern, wait_for,
 };
 use serde_json::Value;
 
@@ -30,7 +28,7 @@ const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
 const FIRST: u8 = 50;
 /// Ports that questions over UDP come from, one after the other: a Service without pods keeps the flows that it had, so that who
 /// gets the port of one by chance would be answered. When they begin anew, those flows are long over.
-const PORTS: RangeInclusive<u16> = 33_000..=60_000;
+static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
 /// As much may the agent's memory grow from the middle of the time to the end.
 const GROWTH: u64 = 8 << 20;
 
@@ -47,7 +45,6 @@ struct Soak {
     changes: u64,
     restarts: u64,
     asked: u64,
-    last_port: u16,
 }
 
 impl Soak {
@@ -112,7 +109,7 @@ impl Soak {
                 let vip = vips[self.rng.usize(..2)];
                 let answers = [
                     netns.run(|| client::ask_here(http(vip))),
-                    ask_udp(netns, &mut self.last_port, udp(vip)),
+                    PORTS.udp_socket(netns, udp(vip)).and_then(|socket| echo(&socket, pattern::at(0, 100))),
                 ];
                 for answer in answers {
                     self.asked += 1;
@@ -161,21 +158,6 @@ impl Soak {
     }
 }
 
-/// Asks from the next port that nobody has.
-fn ask_udp(netns: &Netns, last_port: &mut u16, to: SocketAddr) -> io::Result<Answer> {
-    let mut free = || {
-        for _ in PORTS {
-            *last_port = if last_port == PORTS.end() { *PORTS.start() } else { *last_port + 1 };
-            match client::udp_socket_from(SocketAddr::new(client::any_address(to.ip()), *last_port), to) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                socket => return socket,
-            }
-        }
-        Err(io::ErrorKind::AddrInUse.into())
-    };
-    client::echo(&netns.run(&mut free)?, lb_tests::pattern::at(0, 100))
-}
-
 #[test]
 fn churn_fails_nobody_and_leaks_nothing() {
     let (seconds, seed) = (number("LB_SOAK_SECONDS", SHORT), number("LB_SOAK_SEED", 5));
@@ -186,7 +168,6 @@ fn churn_fails_nobody_and_leaks_nothing() {
         changes: 0,
         restarts: 0,
         asked: 0,
-        last_port: *PORTS.end(),
     };
     let before = soak.maps();
     let traffic = soak.bed.traffic();

@@ -341,20 +341,17 @@ fn endpoints_that_follow_each_other_at_once_keep_their_flows() {
         let answer = echo(&socket, b"?").ok()?;
         Some((socket, answer))
     };
-    let mut asked = 0;
     for _ in 0..20 {
         for pod in ["pod3", "pod1"] {
             change(pod);
             wait_for(PROMPTLY, || ask().filter(|(_, answer)| answer.server == pod)).unwrap();
         }
         // Some of these flows begin while those to pod3 wait to be forgotten.
-        let flows: Vec<_> = (0..40).filter_map(|_| ask()).collect();
+        let flows: Vec<_> = (0..40).map(|_| ask().expect("an answer")).collect();
         thread::sleep(Duration::from_millis(100));
         for (socket, answer) in &flows {
             let again = echo(socket, b"?").unwrap();
             assert_eq!((&again.server, again.seen), (&answer.server, answer.seen));
         }
-        asked += flows.len();
     }
-    assert!(asked > 400, "only {asked} flows show little");
 }

@@ -485,8 +485,8 @@ fn both(
     runs
 }
 
-/// XDP and tc see the same packet in the same state at the same time. What XDP sends on, tc would send on with the same octets, and both
-/// leave the same state; what XDP leaves to tc, it has not touched.
+/// XDP and tc see the same packet in the same state at the same time. What XDP sends on, tc would send on with the same octets,
+/// and both leave the same state; what XDP leaves to tc, it has not touched.
 fn agree(bench: &mut Bench, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
     let whole = case.packet(family, bench);

@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -86,21 +86,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         for kernel in kernels {
             image::write(&image_of(kernel)?, kernel, &tests, &plan::plan(&args.extent(), &tests)?)?;
         }
-        let results = thread::scope(|scope| {
+        let results: Vec<Option<Report>> = thread::scope(|scope| {
             let boot = |kernel| scope.spawn(move || run_one(kernel, accelerator));
             let guests: Vec<_> = kernels.iter().map(boot).collect();
-            guests.into_iter().map(ScopedJoinHandle::join).collect::<Vec<_>>()
+            guests.into_iter().map(|guest| guest.join().unwrap_or_default()).collect()
         });
-        for (kernel, result) in kernels.iter().zip(results) {
-            match result {
-                Ok(Some(report)) => {
-                    if report.failed() > 0 {
-                        failed.push(kernel.release.as_str());
-                    }
-                    reports.push((kernel.name.clone(), report));
-                }
-                Ok(None) | Err(_) => failed.push(&kernel.release),
+        for (kernel, report) in kernels.iter().zip(results) {
+            if report.as_ref().is_none_or(|report| report.failed() > 0) {
+                failed.push(kernel.release.as_str());
             }
+            reports.extend(report.map(|report| (kernel.name.clone(), report)));
         }
     }
     ensure!(failed.is_empty(), "failed on {}", failed.join(", "));
