@@ -1,6 +1,9 @@
-//! What the documents promise and name exists.
+//! Holds the documents against the code: whatever they name exists.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use lb_common::conntrack::Phase;
 
@@ -12,57 +15,190 @@ fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).expect("a document of the repository")
 }
 
-/// All Rust sources below a folder, as one text.
-fn sources(folder: &Path) -> String {
-    let entries = fs::read_dir(folder)
-        .expect("a folder of the repository")
-        .map(|entry| entry.expect("an entry").path());
-    entries.fold(String::new(), |text, path| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            text + &sources(&path)
-        } else if name.ends_with(".rs") {
-            text + &fs::read_to_string(&path).expect("a source")
-        } else {
-            text
-        }
-    })
-}
-
-/// The Rust sources below a folder, each with its path.
-fn files(folder: &Path) -> Vec<(String, String)> {
+/// All files below a folder whose names end with `suffix`, without build results and hidden folders.
+fn paths(folder: &Path, suffix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of the repository");
-    let paths = entries.map(|entry| entry.expect("an entry").path());
-    paths
+    entries
+        .map(|entry| entry.expect("an entry").path())
         .flat_map(|path| {
-            if path.is_dir() {
-                files(&path)
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                paths(&path, suffix)
+            } else if path.is_file() && name.ends_with(suffix) {
+                vec![path]
             } else {
-                vec![(path.display().to_string(), fs::read_to_string(&path).expect("a source"))]
+                Vec::new()
             }
         })
         .collect()
 }
 
+/// The Rust sources below a folder, each with its path.
+fn files(folder: &Path) -> Vec<(String, String)> {
+    paths(folder, ".rs")
+        .into_iter()
+        .map(|path| (path.display().to_string(), fs::read_to_string(&path).expect("a source")))
+        .collect()
+}
+
+/// All Rust sources below a folder, as one text.
+fn sources(folder: &Path) -> String {
+    files(folder).into_iter().map(|(_, text)| text).collect()
+}
+
+/// The code spans of a text: what is between backticks.
+fn code_spans(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+/// A document without its code blocks.
+fn prose(document: &str) -> String {
+    document.split("```").step_by(2).collect()
+}
+
+/// The text and the target of each Markdown link.
+fn links(document: &str) -> Vec<(String, String)> {
+    let prose = prose(document);
+    let ends = prose.match_indices("](");
+    ends.map(|(at, _)| {
+        let text = prose[..at].rsplit('[').next().unwrap_or_default().to_owned();
+        let target = prose[at + 2..].split(')').next().unwrap_or_default().to_owned();
+        (text, target)
+    })
+    .collect()
+}
+
+/// The anchor that GitHub gives a heading.
+fn anchor(heading: &str) -> String {
+    let text: String = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
+
 #[test]
-fn the_tests_that_the_architecture_names_exist() {
-    let architecture = read("ARCHITECTURE.md");
-    let (_, invariants) = architecture.split_once("## Invariants").expect("the section");
-    let (invariants, _) = invariants.split_once("\n## ").expect("the end of the section");
-    let guards = invariants.lines().filter_map(|line| line.rsplit_once(" | ")).map(|(_, guards)| guards);
-    let names: Vec<&str> = guards
-        .flat_map(|guards| guards.split('`').skip(1).step_by(2))
-        .filter(|name| !name.contains('/'))
-        .collect();
-    assert!(names.len() > 20, "the table of invariants has another form");
-    let sources = sources(repository());
-    for name in names {
-        assert!(sources.contains(&format!("fn {name}(")), "no test is called {name}");
+fn every_link_of_a_document_has_a_target() {
+    for path in paths(repository(), ".md") {
+        let document = fs::read_to_string(&path).expect("a document");
+        for (_, target) in links(&document).into_iter().filter(|(_, target)| !target.contains(':')) {
+            let (file, section) = target.split_once('#').unwrap_or((&target, ""));
+            let linked = if file.is_empty() { path.clone() } else { path.with_file_name(file) };
+            assert!(linked.exists(), "{}: no file {target}", path.display());
+            if !section.is_empty() {
+                let text = fs::read_to_string(&linked).expect("a linked document");
+                let found =
+                    text.lines().filter(|line| line.starts_with('#')).any(|line| anchor(line) == section);
+                assert!(found, "{}: no section {target}", path.display());
+            }
+        }
     }
 }
 
 #[test]
-fn the_tests_that_the_page_about_reliability_names_exist() {
+fn the_first_pages_are_short() {
+    for (name, most) in [("README.md", 140), ("ARCHITECTURE.md", 150)] {
+        let page = read(name);
+        assert!(page.lines().count() <= most, "{name} has more than {most} lines");
+    }
+    let readme = read("README.md");
+    let wide = readme.lines().find(|line| line.chars().count() > 120);
+    assert_eq!(wide, None, "README.md has a line of more than 120 columns");
+}
+
+/// Whether `text` defines `item`: a function, module, constant or type.
+fn defines(text: &str, item: &str) -> bool {
+    ["fn", "mod", "const", "static", "struct", "enum", "trait", "type"].iter().any(|kind| {
+        let definition = format!("{kind} {item}");
+        let mut ends =
+            text.match_indices(&definition).map(|(at, _)| text[at + definition.len()..].chars().next());
+        ends.any(|end| end.is_none_or(|letter| !letter.is_alphanumeric() && letter != '_'))
+    })
+}
+
+/// Whether one of the sources has `module::item`, `path/of/file.rs::item` or `Type::field`.
+fn has(sources: &[(String, String)], module: &str, item: &str) -> bool {
+    let name = module.rsplit("::").next().unwrap_or_default();
+    let is_module = |path: &str, text: &str| {
+        let mut parts = path.trim_end_matches(".rs").split('/');
+        parts.any(|part| part == name || part == name.replace('_', "-"))
+            || text.contains(&format!("mod {name} {{"))
+    };
+    if name.starts_with(char::is_uppercase) {
+        return sources.iter().any(|(_, text)| defines(text, name) && text.contains(item));
+    }
+    sources.iter().any(|(path, text)| {
+        let searched = if module.ends_with(".rs") {
+            path.ends_with(&format!("/{module}"))
+        } else {
+            is_module(path, text)
+        };
+        searched && (defines(text, item) || path.ends_with(&format!("/{item}.rs")))
+    })
+}
+
+#[test]
+fn files_and_functions_that_the_architecture_names_exist() {
+    let sources = files(repository());
+    let mut checked = 0;
+    for name in ["ARCHITECTURE.md", "docs/datapath.md", "docs/decisions.md", "CONTRIBUTING.md"] {
+        let document = read(name);
+        // `file.rs::function` as the text of a link: the function is in the linked file or folder.
+        for (text, target) in links(&document) {
+            let Some((_, function)) = text.trim_matches('`').split_once("::") else { continue };
+            let linked = repository().join(name).with_file_name(&target);
+            let text = fs::read_to_string(&linked).unwrap_or_else(|_| self::sources(&linked));
+            assert!(
+                [format!("fn {function}("), format!("fn {function}<")]
+                    .iter()
+                    .any(|start| text.contains(start)),
+                "{name}: {target} has no function {function}"
+            );
+            checked += 1;
+        }
+        // `module::item` and `path/of/a/file.rs` anywhere else.
+        let prose = prose(&document);
+        for span in code_spans(&prose) {
+            let is_path = |letter: char| letter.is_alphanumeric() || "_-:./".contains(letter);
+            // (An IPv6 address begins with a colon.)
+            if span.starts_with(':') || !span.chars().all(is_path) {
+                continue;
+            }
+            if let Some((module, item)) = span.rsplit_once("::") {
+                assert!(has(&sources, module, item), "{name}: nothing is called {span}");
+                checked += 1;
+            } else if span.contains('/') && span.ends_with(".rs") {
+                let known = sources.iter().any(|(path, _)| path.ends_with(&format!("/{span}")));
+                assert!(known, "{name}: no file {span}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
+}
+
+#[test]
+fn tests_that_guard_invariants_exist() {
+    let page = read("docs/invariants.md");
+    let rows: Vec<&str> =
+        page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| invariant ")).collect();
+    assert!(rows.len() > 80, "the tables of invariants have another form");
+    let sources = sources(repository());
+    for row in rows {
+        let (_, guards) = row.trim_end_matches(" |").rsplit_once(" | ").expect("two cells");
+        let names = code_spans(guards);
+        assert!(!names.is_empty(), "nothing guards: {row}");
+        for name in names {
+            let exists = if name.contains('/') {
+                repository().join(name).exists()
+            } else {
+                sources.contains(&format!("fn {name}("))
+            };
+            assert!(exists, "no test is called {name}");
+        }
+    }
+}
+
+#[test]
+fn tests_that_the_reliability_page_names_exist() {
     let page = read("docs/reliability.md");
     let rows: Vec<Vec<&str>> = page
         .lines()
@@ -74,7 +210,7 @@ fn the_tests_that_the_page_about_reliability_names_exist() {
     for row in rows {
         let [fault, promise, tests, figure] = row[..] else { panic!("not four cells: {row:?}") };
         assert!(!fault.is_empty() && !promise.is_empty() && !figure.is_empty(), "{row:?}");
-        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        let names = code_spans(tests);
         assert!(!names.is_empty(), "no test of: {fault}");
         for name in names {
             assert!(sources.contains(&format!("fn {name}(")), "no test is called {name}");
@@ -82,29 +218,29 @@ fn the_tests_that_the_page_about_reliability_names_exist() {
     }
 }
 
-/// CLOCK_REALTIME jumps. What lives for some time is measured by clocks that do not; the calendar is for people, certificates
-/// and metrics, and in these files alone.
+/// CLOCK_REALTIME jumps, so monotonic clocks measure every lifetime. Only the files in [`CALENDARS`] and the commands read the
+/// time of day: for people, certificates and metrics.
 #[test]
-fn no_clock_that_jumps_decides_anything() {
+fn only_monotonic_clocks_decide() {
     let ebpf = sources(&repository().join("lb-ebpf/src")) + &sources(&repository().join("lb-common/src"));
     for clock in ["bpf_ktime_get_tai", "SystemTime", "CLOCK_REALTIME"] {
-        assert!(!ebpf.contains(clock), "the data plane asks for {clock}");
+        assert!(!ebpf.contains(clock), "the data plane reads {clock}");
     }
     assert!(ebpf.contains("bpf_ktime_get_coarse_ns") && ebpf.contains("bpf_jiffies64"));
     assert!(read("lb-agent/src/datapath/conntrack.rs").contains("ClockId::Monotonic"));
     let calendar = "SystemTime::now|Timestamp::now|ClockId::Realtime|Zoned::now";
     let core = sources(&repository().join("lb-core/src"));
-    assert!(calendar.split('|').all(|call| !core.contains(call)), "the plan knows no time");
+    assert!(calendar.split('|').all(|call| !core.contains(call)), "the control plane reads a clock");
     for (file, text) in files(&repository().join("lb-agent/src")) {
         let shown = file.contains("/commands/") || CALENDARS.iter().any(|known| file.ends_with(known));
         let asks = calendar
             .split('|')
             .any(|call| text.split("#[cfg(test)]").next().unwrap_or_default().contains(call));
-        assert!(shown || !asks || file.contains("/tests"), "{file} asks for the time of day");
+        assert!(shown || !asks || file.contains("/tests"), "{file} reads the time of day");
     }
 }
 
-/// Files that tell people, or who scrapes metrics, what time it is, as commands do.
+/// Files that show the time of day to people or in metrics.
 const CALENDARS: [&str; 7] = [
     "daemon/mod.rs",
     "daemon/shortage.rs",
@@ -116,7 +252,7 @@ const CALENDARS: [&str; 7] = [
 ];
 
 #[test]
-fn the_timeouts_in_the_documents_are_those_of_the_code() {
+fn documented_timeouts_match_the_code() {
     let maps = read("docs/maps.md");
     for (row, phases) in [
         ("TCP opening, accepted", &[Phase::Opening, Phase::Accepted][..]),
