@@ -155,7 +155,7 @@ impl Tick {
 /// lost on the wire, as packets are while routes change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Hop {
+pub struct NextHop {
     /// MAC address of the next hop.
     pub destination: [u8; 6],
     /// MAC address of the device that the packets leave through.
@@ -164,22 +164,22 @@ pub struct Hop {
     pub device: u32,
     /// Octets of the largest IP packet that goes this way.
     pub mtu: u16,
-    /// See [`hop_flags`].
+    /// See [`next_hop_flags`].
     pub flags: u16,
     /// When that was so; older answers are renewed. 0 is never.
-    pub asked: Tick,
+    pub resolved_at: Tick,
 }
 
-const _: () = assert!(size_of::<Hop>() == 24);
+const _: () = assert!(size_of::<NextHop>() == 24);
 
-impl Hop {
+impl NextHop {
     /// One that nobody has asked for.
     pub const UNKNOWN: Self =
-        Self { destination: [0; 6], source: [0; 6], device: 0, mtu: 0, flags: 0, asked: Tick(0) };
+        Self { destination: [0; 6], source: [0; 6], device: 0, mtu: 0, flags: 0, resolved_at: Tick(0) };
 }
 
-/// Bits of [`Hop::flags`].
-pub mod hop_flags {
+/// Bits of [`NextHop::flags`].
+pub mod next_hop_flags {
     /// There is such a way. Else packets have to go through the stack, and the rest of the hop means nothing.
     pub const KNOWN: u16 = 1;
     /// The device takes frames of XDP programs on other devices.
@@ -217,9 +217,9 @@ pub struct Flow {
     /// See [`flow_flags`].
     pub flags: u8,
     /// TCP and SCTP: how often this direction has asked for the connection.
-    pub asked: u16,
+    pub syns: u16,
     /// How packets leave past the stack; zeros where they never did.
-    pub hop: Hop,
+    pub next_hop: NextHop,
     /// Slot of `ACTIVE` where the flow is counted as long as it is active; 0 is none. That of the direction from the client
     /// counts, the other one has a copy.
     pub counter: u32,
@@ -259,13 +259,13 @@ describe!(Flow {
     port_delta,
     seen,
     flags,
-    asked,
-    hop.destination,
-    hop.source,
-    hop.device,
-    hop.mtu,
-    hop.flags,
-    hop.asked,
+    syns = "asked",
+    next_hop.destination = "hop.destination",
+    next_hop.source = "hop.source",
+    next_hop.device = "hop.device",
+    next_hop.mtu = "hop.mtu",
+    next_hop.flags = "hop.flags",
+    next_hop.resolved_at = "hop.asked",
     counter,
     packets,
     traffic,
@@ -327,25 +327,25 @@ impl Segment {
 
     /// Whether it asks for a new connection: SYN without ACK.
     #[inline(always)]
-    pub const fn opens(&self) -> bool {
+    pub const fn is_syn(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
     }
 
     /// Whether it accepts a new connection: SYN with ACK.
     #[inline(always)]
-    pub const fn accepts(&self) -> bool {
+    pub const fn is_syn_ack(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN | tcp_flags::ACK
     }
 
     /// Whether it resets.
     #[inline(always)]
-    pub const fn resets(&self) -> bool {
+    pub const fn is_rst(&self) -> bool {
         self.flags & tcp_flags::RST != 0
     }
 
     /// Whether a flow may begin or end with it at once: SYN or RST.
     #[inline(always)]
-    pub const fn turns(&self) -> bool {
+    pub const fn is_syn_or_rst(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
@@ -385,8 +385,8 @@ impl Flow {
         self.last_seen = now;
         (self.next_seq, self.last_ack) = (0, 0);
         (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
-        (self.seen, self.flags, self.asked) = (0, flags, 0);
-        self.hop.asked = Tick(0);
+        (self.seen, self.flags, self.syns) = (0, flags, 0);
+        self.next_hop.resolved_at = Tick(0);
         self.counter = 0;
         (self.packets, self.traffic) = (0, 0);
     }
@@ -435,7 +435,7 @@ impl Flow {
     /// Takes over what an `other` entry of the same flow has seen since this one was copied from it, or it from this one.
     pub fn absorb(&mut self, other: &Self) {
         // Another connection has begun in this one since.
-        if self.to != other.to || self.asked > other.asked {
+        if self.to != other.to || self.syns > other.syns {
             return;
         }
         let is_new = self.seen & seen::PACKET == 0;
@@ -447,7 +447,7 @@ impl Flow {
             self.last_ack = other.last_ack;
         }
         self.seen |= other.seen;
-        self.asked = other.asked;
+        self.syns = other.syns;
         self.last_seen = self.last_seen.max(other.last_seen);
         if other.traffic > self.traffic {
             (self.packets, self.traffic) = (other.packets, other.traffic);
@@ -479,7 +479,7 @@ impl Flow {
     /// Whether the client has asked the backend in vain: once, and `retries` times more.
     #[inline(always)]
     pub fn is_unanswered(&self, phase: Phase, retries: u16) -> bool {
-        phase == Phase::Opening && self.asked > retries
+        phase == Phase::Opening && self.syns > retries
     }
 
     /// Whether this is the direction from the backend to the client.
@@ -519,7 +519,7 @@ impl Flow {
     #[inline(always)]
     pub fn observe_chunk(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
-        if !segment.opens() {
+        if !segment.is_syn() {
             // That of an INIT is always 0.
             self.next_seq = segment.seq;
         }
@@ -532,7 +532,7 @@ impl Flow {
         if segment.flags & tcp_flags::SYN != 0 {
             // A connection that begins has nothing to do with the end of the one before.
             self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
-            self.asked = self.asked.saturating_add(1);
+            self.syns = self.syns.saturating_add(1);
         }
         if segment.flags & tcp_flags::FIN != 0 {
             self.seen |= seen::FIN;
@@ -1043,7 +1043,7 @@ mod tests {
         let begun = again;
         again.absorb(&ended);
         assert_eq!(again, begun, "another backend");
-        again = Flow { asked: 2, ..original };
+        again = Flow { syns: 2, ..original };
         again.absorb(&ended);
         assert_eq!(again.seen, original.seen, "a connection that began since");
     }

@@ -28,12 +28,13 @@ pub trait Described {
     const FIELDS: &'static [Field];
 }
 
-/// Lists the fields of a struct in their order: `describe!(Flow { to.source, service })`.
+/// Lists the fields of a struct in their order: `describe!(Flow { to.source, service })`. A field that was renamed keeps the
+/// name under which earlier agents stored it: `describe!(Flow { syns = "asked" })`.
 macro_rules! describe {
-    ($kind:ty { $($(#[$condition:meta])* $($name:ident).+),+ $(,)? }) => {
+    ($kind:ty { $($(#[$condition:meta])* $($name:ident).+ $(= $stored:literal)?),+ $(,)? }) => {
         impl $crate::layout::Described for $kind {
             const FIELDS: &'static [$crate::layout::Field] = &[$($(#[$condition])* $crate::layout::Field::new(
-                stringify!($($name).+),
+                $crate::layout::stored_name(stringify!($($name).+), &[$($stored)?]),
                 core::mem::offset_of!($kind, $($name).+),
                 |it: &$kind| &it.$($name).+,
             )),+];
@@ -42,6 +43,14 @@ macro_rules! describe {
 }
 
 pub(crate) use describe;
+
+/// The name of a field in descriptions: its own, unless it had another one before.
+pub(crate) const fn stored_name(name: &'static str, earlier: &[&'static str]) -> &'static str {
+    match earlier {
+        [earlier, ..] => earlier,
+        [] => name,
+    }
+}
 
 /// Lists numbers, which are one field without a name.
 macro_rules! describe_numbers {
@@ -110,5 +119,12 @@ mod tests {
     fn names_are_paths() {
         let source = Flow::FIELDS.iter().find(|field| field.name == "to.source").expect("Flow has a tuple");
         assert_eq!((source.offset, source.size), (core::mem::offset_of!(Flow, to), 16));
+    }
+
+    #[test]
+    fn renamed_fields_keep_the_names_that_earlier_agents_stored() {
+        let name = |offset| Flow::FIELDS.iter().find(|field| field.offset == offset).map(|field| field.name);
+        assert_eq!(name(core::mem::offset_of!(Flow, next_hop.resolved_at)), Some("hop.asked"));
+        assert_eq!(name(core::mem::offset_of!(Flow, syns)), Some("asked"));
     }
 }

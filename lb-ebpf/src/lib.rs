@@ -1,7 +1,8 @@
-//! What the BPF programs compute, apart from the kernel: it is compiled and tested on the host like any library.
-//! The programs (`main.rs` and the modules beside it) add maps, helpers and entry points.
+//! The part of the BPF programs that needs no kernel: it is compiled and tested on the host like any library.
 //!
-//! A packet's way: [`packet::parse`] → a lookup → [`schedule`] for a new flow → rewrite, or [`reject`].
+//! The binary beside it (`main.rs`) adds entry points, maps and helpers. Both use the same names for the stages of a packet:
+//! [`parse`], [`service`] (lookup and choice of a backend), [`forward`], [`rewrite`], [`reject`]. What `service` is here is in
+//! `datapath/service` there.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(
@@ -12,10 +13,8 @@
 #[cfg(test)]
 extern crate std;
 
-pub mod bounds;
-pub mod frame;
-pub mod packet;
+pub mod forward;
+pub mod parse;
 pub mod reject;
 pub mod rewrite;
-pub mod schedule;
-pub mod tunnel;
+pub mod service;

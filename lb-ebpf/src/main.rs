@@ -17,7 +17,7 @@ mod programs {
         programs::{TcContext, XdpContext},
     };
     use lb_common::{EventHook, Outcome, Verdict};
-    use lb_ebpf::packet::Layer;
+    use lb_ebpf::parse::Layer;
 
     use crate::datapath::{
         Hook, Skb, events, process, stats,
@@ -59,7 +59,7 @@ mod programs {
             Verdict::Pass => TC_ACT_UNSPEC,
             Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
             Verdict::Drop => {
-                events::dropped(&skb.place(), outcome, hook.of_event());
+                events::dropped(&skb.context(), outcome, hook.of_event());
                 TC_ACT_SHOT as i32
             }
         }
@@ -101,7 +101,7 @@ mod programs {
             }
             Verdict::Drop => {
                 stats::count(outcome);
-                events::dropped(&xdp.place(), outcome, EventHook::Xdp);
+                events::dropped(&xdp.context(), outcome, EventHook::Xdp);
                 xdp_action::XDP_DROP
             }
         }

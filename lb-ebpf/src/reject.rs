@@ -8,12 +8,12 @@ use lb_common::{
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
-use crate::frame::TcpHeader;
+use crate::parse::frame::TcpHeader;
 
 /// Octets of an IPv4 header, as its length field counts them.
 const IPV4_HEADER: u16 = 20;
 
-/// Hop limit of our answers: what Linux uses.
+/// NextHop limit of our answers: what Linux uses.
 pub const HOP_LIMIT: u8 = 64;
 
 /// The network header of an answer with `payload` octets from `tuple.source` to `tuple.destination`.
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     /// The octets of a header.
-    fn octets<T: crate::frame::Header>(header: &T) -> &[u8] {
+    fn octets<T: crate::parse::frame::Header>(header: &T) -> &[u8] {
         // SAFETY: a `Header` is octets only, and the slice borrows it.
         unsafe { core::slice::from_raw_parts(core::ptr::from_ref(header).cast(), size_of::<T>()) }
     }

@@ -7,8 +7,10 @@ use network_types::{
 };
 
 use crate::{
-    frame::{Frame, Header, TcpHeader, half_word},
-    packet::{Body, Headers, Packet},
+    parse::{
+        Body, Headers, Packet,
+        frame::{Frame, Header, TcpHeader, half_word},
+    },
     reject::pseudo_header,
 };
 
@@ -144,7 +146,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packet::{Layer, parse};
+    use crate::parse::{Layer, parse};
 
     const MACS: [[u8; 6]; 2] = [[0, 0, 0x5e, 0, 0x53, 1], [0, 0, 0x5e, 0, 0x53, 2]];
 

@@ -6,7 +6,7 @@ use lb_common::{
     AffinityKey, Backend, Outcome, Scheduler, Service,
     conntrack::{Flow, Tick, seen},
 };
-use lb_ebpf::schedule::{self, Load};
+use lb_ebpf::service::schedule::{self, Load};
 
 use super::{
     frontend::Request,

@@ -48,7 +48,7 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(None);
         }
         self.admit(&service, &self.question.tuple.source)?;
-        if self.segment.accepts() {
+        if self.segment.is_syn_ack() {
             self.steps.push(Step::AcceptsWhatNobodyAsked);
             return Ok(None);
         }
@@ -86,11 +86,11 @@ impl<T: Tables> Walk<'_, T> {
     /// As `new_flow::may_begin`.
     fn may_begin(&mut self, service: &Service) -> Found<bool> {
         let tracked = self.question.tuple.protocol != protocol::UDP;
-        if tracked && service.is_opened_only() && !self.segment.opens() {
+        if tracked && service.is_opened_only() && !self.segment.is_syn() {
             self.steps.push(Step::IsNotOpened);
             return Ok(false);
         }
-        if tracked && self.segment.resets() {
+        if tracked && self.segment.is_rst() {
             self.steps.push(Step::StrayReset);
             return Err(Stop::With(Verdict::Dropped { outcome: Outcome::StrayReset }));
         }
@@ -148,7 +148,7 @@ impl<T: Tables> Walk<'_, T> {
             Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => {
                 (Unlisted::NoClusterIp, untouched(Outcome::NoService))
             }
-            Some(_) if self.segment.resets() => {
+            Some(_) if self.segment.is_rst() => {
                 (Unlisted::ClusterIp, Verdict::Dropped { outcome: Outcome::StrayReset })
             }
             Some(_) => (Unlisted::ClusterIp, Verdict::Rejected { outcome: self.question.rejection() }),

@@ -5,7 +5,7 @@ use lb_common::{
     conntrack::{Flow, Phase, Segment, Tuple, flow_flags, seconds_left},
     device_flags, protocol,
 };
-use lb_ebpf::schedule;
+use lb_ebpf::service::schedule;
 
 use super::{
     Hook, Question,
@@ -181,7 +181,7 @@ impl<'a, T: Tables> Walk<'a, T> {
 
     /// As `conntrack::is_foreign`, which also forgets the flow.
     fn is_foreign(&self, flow: &Flow) -> Found<bool> {
-        if !self.segment.accepts() || !flow.is_reply() {
+        if !self.segment.is_syn_ack() || !flow.is_reply() {
             return Ok(false);
         }
         Ok(self.peer(flow)?.is_some_and(|forward| Phase::of(&forward, flow).is_over()))
@@ -189,7 +189,7 @@ impl<'a, T: Tables> Walk<'a, T> {
 
     /// As `conntrack::is_new_connection`.
     fn is_new_connection(&mut self, flow: &Flow) -> Found<bool> {
-        if !self.segment.opens() || flow.is_reply() {
+        if !self.segment.is_syn() || flow.is_reply() {
             return Ok(false);
         }
         let why = self.stale(flow)?;

@@ -14,9 +14,9 @@ use lb_common::{
 };
 
 use super::{
+    context::HookContext,
+    flow::masquerade,
     maps::{self, Scratch, scratch},
-    masquerade,
-    place::Place,
     stats,
 };
 
@@ -43,33 +43,33 @@ fn until() -> u64 {
 
 /// Tells of the flow that `SCRATCH` has just begun.
 #[inline(always)]
-pub(super) fn new_flow(place: &Place, outcome: Outcome, hook: EventHook) {
+pub(super) fn new_flow(context: &HookContext, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_new_flow(place.device, outcome, hook);
+        tell_new_flow(context.device, outcome, hook);
     }
 }
 
 #[inline(never)]
 fn tell_new_flow(device: u32, outcome: Outcome, hook: EventHook) {
-    let Ok(Scratch { request, opening, .. }) = scratch() else { return };
+    let Ok(Scratch { request, setup, .. }) = scratch() else { return };
     tell(|event| {
-        (event.from, event.to) = (opening.from, opening.to);
-        if opening.node != masquerade::NOBODY {
-            event.to.source = opening.node;
+        (event.from, event.to) = (setup.from, setup.to);
+        if setup.node != masquerade::NOBODY {
+            event.to.source = setup.node;
         }
-        event.service = opening.service;
+        event.service = setup.service;
         event.origin = device;
         (event.outcome, event.hook) = (outcome as u8, hook as u8);
         (event.choice, event.scheduler) = (request.choice as u8, request.service.scheduler);
-        event.flags = opening.way;
+        event.flags = setup.way;
     });
 }
 
 /// Tells of the packet at hand, which is dropped.
 #[inline(always)]
-pub(crate) fn dropped(place: &Place, outcome: Outcome, hook: EventHook) {
+pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_dropped(place.device, outcome, hook);
+        tell_dropped(context.device, outcome, hook);
     }
 }
 
@@ -89,9 +89,9 @@ fn tell_dropped(device: u32, outcome: Outcome, hook: EventHook) {
 
 /// Tells of a packet that was answered in place of a backend, or of a system call that fails.
 #[inline(always)]
-pub(crate) fn refused(place: &Place, from: &Tuple, outcome: Outcome, hook: EventHook) {
+pub(crate) fn refused(context: &HookContext, from: &Tuple, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_refused(from, place.device, outcome, hook);
+        tell_refused(from, context.device, outcome, hook);
     }
 }
 

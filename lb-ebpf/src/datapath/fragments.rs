@@ -1,9 +1,9 @@
 //! Fragments: only the first one of a datagram tells the ports, and in IPv6 behind options also what kind they are of.
 
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
-use lb_ebpf::packet::{Packet, Part};
+use lb_ebpf::parse::{Packet, Part};
 
-use super::{conntrack::now, maps::FRAGMENTS};
+use super::{flow::conntrack::now, maps::FRAGMENTS};
 
 /// Gives a later fragment the ports of its datagram, and their protocol.
 ///

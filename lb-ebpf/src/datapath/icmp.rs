@@ -8,18 +8,22 @@ use lb_common::{
     protocol,
 };
 use lb_ebpf::{
-    frame::{Frame as _, half_word, v4_address, v6_address},
-    packet::{Headers, Quoted, parse_quoted},
+    parse::{
+        Headers, Quoted,
+        frame::{Frame as _, half_word, v4_address, v6_address},
+        parse_quoted,
+    },
     reject::icmp_protocol,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Hook, conntrack,
+    Hook,
+    flow::conntrack,
+    forward::routed,
     maps::scratch,
-    routed,
+    rewrite::{self, Compensation},
     skb::{ChecksumField, Skb},
-    translate::{self, Compensation},
 };
 
 /// The error is about what a backend on another node has sent in answer to the flow whose key is left in `SCRATCH`: it goes
@@ -90,8 +94,8 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     let to = flow.to.reversed();
     let checksum = transport_checksum(skb, quoted, protocol);
     let (source, destination) = (&to.source, &to.destination);
-    translate::addresses(skb, quoted, source, destination, flow.address_delta, Compensation::Message)?;
-    translate::ports(skb, quoted.l4, &to)?;
+    rewrite::addresses(skb, quoted, source, destination, flow.address_delta, Compensation::Message)?;
+    rewrite::ports(skb, quoted.l4, &to)?;
     let mut delta = Sum::ZERO.add_word(flow.port_delta);
     // The header checksum of IPv4 makes up for the addresses; IPv6 has none.
     if !quoted.is_v4 {
@@ -133,7 +137,7 @@ fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> 
         .add_16(source.octets())
         .add_16(destination.octets())
         .fold();
-    translate::addresses(skb, headers, &source, &destination, delta, Compensation::Pseudo)?;
+    rewrite::addresses(skb, headers, &source, &destination, delta, Compensation::Pseudo)?;
     Ok(delta)
 }
 

@@ -4,7 +4,7 @@
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;
 
-use super::{maps::scratch, open::Opening, place::Place};
+use super::{context::HookContext, flow::create::FlowSetup, maps::scratch};
 
 /// The context as aya-log wants it.
 struct Context(*mut core::ffi::c_void);
@@ -17,11 +17,11 @@ impl EbpfContext for Context {
 
 /// Tells which backend a new flow got.
 #[inline(never)]
-pub(super) fn new_flow(place: &Place) {
+pub(super) fn new_flow(context: &HookContext) {
     let Ok(scratch) = scratch() else { return };
-    let Opening { from, to, .. } = &scratch.opening;
+    let FlowSetup { from, to, .. } = &scratch.setup;
     debug!(
-        &Context(place.context),
+        &Context(context.raw),
         "{:i}:{} -> {:i}:{} goes to {:i}:{}",
         *from.source.octets(),
         from.source_port,

@@ -10,7 +10,7 @@ use lb_common::{
     Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
 };
-use lb_ebpf::packet::Packet;
+use lb_ebpf::parse::Packet;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -83,19 +83,19 @@ pub(super) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 /// Value of `SCRATCH`.
 pub(super) struct Scratch {
     /// A flow that is to begin.
-    pub(super) request: super::open::Request,
+    pub(super) request: super::flow::create::Request,
     /// A flow that begins.
-    pub(super) opening: super::open::Opening,
+    pub(super) setup: super::flow::create::FlowSetup,
     /// Key of the flow that an ICMP error is about.
     pub(super) of_error: Tuple,
     /// The tunnel that the packet at hand came through.
-    pub(super) tunnel: lb_ebpf::tunnel::Tunnel,
+    pub(super) tunnel: lb_ebpf::forward::tunnel::Tunnel,
     /// A route that is being looked up.
-    pub(super) route: super::route::Route,
+    pub(super) route: super::forward::route::Route,
     /// A checksum of SCTP that is being updated.
     pub(super) crc: lb_common::crc32c::Change,
     /// An ICMP message that is being built.
-    pub(super) message: [u8; super::answer::MESSAGE],
+    pub(super) message: [u8; super::reject::MESSAGE],
 }
 
 /// The scratch room of this CPU. One user at a time: what takes it must not call another that does.

@@ -3,8 +3,8 @@
 use lb_common::{Address, Service, Settings, settings_flags};
 
 use super::{
+    context::HookContext,
     maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
-    place::Place,
 };
 
 /// The settings that count now; `None` as long as no agent has written any.
@@ -16,8 +16,8 @@ pub(crate) fn current() -> Option<&'static Settings> {
 
 /// The record as it is for who has sent this packet, and whether that one is inside the cluster.
 #[inline(always)]
-pub(super) fn for_client(place: &Place, client: &Address, service: Service) -> (Service, bool) {
-    let inside = service.depends_on_client() && is_inside(place.device, client);
+pub(super) fn for_client(context: &HookContext, client: &Address, service: Service) -> (Service, bool) {
+    let inside = service.depends_on_client() && is_inside(context.device, client);
     (service.for_client(inside), inside)
 }
 

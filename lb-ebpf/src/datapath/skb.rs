@@ -13,13 +13,15 @@ use aya_ebpf::{
 };
 use lb_common::{Outcome, protocol};
 use lb_ebpf::{
-    bounds::bounded,
-    frame::{Frame, Header, MAX_OFFSET, lengths},
-    packet::{Body, Layer, Packet},
+    parse::{
+        Body, Layer, Packet,
+        bounds::bounded,
+        frame::{Frame, Header, MAX_OFFSET, lengths},
+    },
     rewrite::FrameMut,
 };
 
-use super::place::Place;
+use super::context::HookContext;
 
 /// A socket buffer and what is known of its device.
 pub(crate) struct Skb {
@@ -227,7 +229,7 @@ impl Skb {
             self.store(0, &[from, to])?;
         }
         // SAFETY: the helper takes plain numbers.
-        let action = unsafe { bpf_redirect(self.place().device, 0) };
+        let action = unsafe { bpf_redirect(self.context().device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
@@ -301,10 +303,10 @@ impl Skb {
 
     /// Where the program runs.
     #[inline(always)]
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn context(&self) -> HookContext {
         // SAFETY: the context is valid for the whole run of the program.
         let device = unsafe { (*self.ctx.skb.skb).ifindex };
-        Place { context: self.ctx.as_ptr(), device }
+        HookContext { raw: self.ctx.as_ptr(), device }
     }
 }
 

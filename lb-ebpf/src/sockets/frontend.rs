@@ -6,10 +6,15 @@ use lb_common::{
     Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple, protocol,
     service_flags, vip_flags,
 };
-use lb_ebpf::schedule;
+use lb_ebpf::service::schedule;
 
 use super::call::Call;
-use crate::datapath::{affinity, choice, events, new_flow::is_in_source_range, services, settings, vips};
+use crate::datapath::{
+    events,
+    flow::affinity,
+    service::{self, admit::is_in_source_range, choose, vips},
+    settings,
+};
 
 /// The service that the socket may use under this address; [`Outcome::NoService`] where the address is none of ours.
 ///
@@ -47,7 +52,7 @@ const FOUND: Outcome = Outcome::NewFlow;
 /// register: these would take twice its size of the caller's stack, which kernels before 6.8 have less of.
 #[inline(never)]
 fn record(key: &ServiceKey, service: &mut Service) -> Outcome {
-    match services::find(key) {
+    match service::find(key) {
         Ok(found) => {
             *service = found.for_client(true);
             FOUND
@@ -98,12 +103,12 @@ const fn rejection(key: &ServiceKey) -> Outcome {
 pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
     let client = client(call, &key.address);
     let tuple = Tuple::new(client, key.address, call.number(), key.port, key.protocol);
-    let slot = choice::choose(&tuple, service, || {});
+    let slot = choose::choose(&tuple, service, || {});
     if slot == schedule::NONE {
         return Err(rejection(key));
     }
-    let backend = services::backend(slot).ok_or(Outcome::NoBackend)?;
-    choice::made(service.id, service.scheduler);
+    let backend = service::backend(slot).ok_or(Outcome::NoBackend)?;
+    choose::made(service.id, service.scheduler);
     if events::is_watched() {
         tell(&tuple, backend, service, slot);
     }

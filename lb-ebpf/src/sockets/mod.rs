@@ -13,13 +13,13 @@ mod maps;
 use lb_common::{
     Address, Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, Verdict, protocol,
 };
-use lb_ebpf::schedule;
+use lb_ebpf::service::schedule;
 
 use self::{
     call::Call,
     maps::{CONNECTED_SOCKETS, SOCKET_BACKENDS, SOCKET_VIPS},
 };
-use crate::datapath::{conntrack::now, services, stats};
+use crate::datapath::{flow::conntrack::now, service, stats};
 
 /// `connect(2)` of TCP and UDP sockets.
 #[inline(always)]
@@ -99,7 +99,7 @@ fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoin
             kept.backend
         }
     };
-    let slot = services::find_backend(service, &backend.address, backend.port);
+    let slot = service::find_backend(service, &backend.address, backend.port);
     (slot != schedule::NONE).then_some(backend)
 }
 

@@ -497,7 +497,7 @@ impl Bench {
     /// Lets the ways be asked for anew, as they are after about a second.
     pub(crate) fn forget_hops(&mut self) {
         let mut flows = self.flows();
-        flows.values_mut().for_each(|flow| flow.hop.asked = Tick(0));
+        flows.values_mut().for_each(|flow| flow.next_hop.resolved_at = Tick(0));
         self.restore(&flows);
     }
 

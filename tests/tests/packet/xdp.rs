@@ -456,7 +456,7 @@ impl Case {
 fn state(bench: &Bench) -> Vec<String> {
     let mut flows = bench.flows();
     for flow in flows.values_mut() {
-        flow.hop = bytemuck::Zeroable::zeroed();
+        flow.next_hop = bytemuck::Zeroable::zeroed();
     }
     flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
 }

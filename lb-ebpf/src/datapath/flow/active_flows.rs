@@ -43,20 +43,20 @@ fn take(word: &mut u32) -> u32 {
 /// The number of active flows.
 #[inline(always)]
 #[expect(clippy::cast_sign_loss, reason = "what is below 0 is none")]
-pub(super) fn active(number: u32) -> u64 {
+pub(in crate::datapath) fn active(number: u32) -> u64 {
     // SAFETY: as for `add`; words are read whole.
     ACTIVE.get_ptr(number).map_or(0, |count| unsafe { count.read_volatile() }.max(0) as u64)
 }
 
 /// A flow has begun.
 #[inline(always)]
-pub(super) fn begin(number: u32) {
+pub(in crate::datapath) fn begin(number: u32) {
     add(number, 1);
 }
 
 /// The flow with this entry of the direction from the client has ended, if it had not before.
 #[inline(always)]
-pub(super) fn end(forward: &mut Flow) {
+pub(in crate::datapath) fn end(forward: &mut Flow) {
     if forward.counter != 0 {
         count_down(forward);
     }
@@ -69,7 +69,7 @@ fn count_down(forward: &mut Flow) {
 
 /// Looks at what may be the end of a flow.
 #[inline(always)]
-pub(super) fn observe(segment: &Segment, flow: &mut Flow) {
+pub(in crate::datapath) fn observe(segment: &Segment, flow: &mut Flow) {
     if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.counter != 0 {
         end_if_over(flow);
     }

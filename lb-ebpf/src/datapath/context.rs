@@ -4,9 +4,9 @@ use core::ffi::c_void;
 
 /// The run of a program on a packet.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct HookContext {
     /// The raw context of the program.
-    pub(super) context: *mut c_void,
+    pub(super) raw: *mut c_void,
     /// Interface index of the device that the packet is at.
     pub(super) device: u32,
 }

@@ -13,25 +13,27 @@ use lb_common::{
 
 use super::{
     conntrack::{forget_over, now},
+    create::{Claim, EEXIST, FlowSetup, Ports},
+};
+use crate::datapath::{
+    context::HookContext,
+    forward::route::{self, Found},
     maps::CONNTRACK,
-    open::{Claim, EEXIST, Opening, Ports},
-    place::Place,
-    route::{self, Found},
     settings,
 };
 
 /// The source of a connection that is not masqueraded. (An `Option` on the stack would hold undefined octets.)
-pub(super) const NOBODY: Address = Address::from_v6([0; 16]);
+pub(in crate::datapath) const NOBODY: Address = Address::from_v6([0; 16]);
 
 /// Whether the backend is the node itself: packets to it never leave.
 #[inline(always)]
-pub(super) fn is_here(backend: &Backend) -> bool {
+pub(in crate::datapath) fn is_here(backend: &Backend) -> bool {
     backend.flags & backend_flags::HOST != 0
 }
 
 /// The ports that masqueraded connections have.
 #[inline(always)]
-pub(super) fn ports() -> Result<Ports, Outcome> {
+pub(in crate::datapath) fn ports() -> Result<Ports, Outcome> {
     let settings = settings::current().ok_or(Outcome::NoSourcePort)?;
     Ok(Ports { first: u32::from(settings.first_port), count: u32::from(settings.ports) })
 }
@@ -39,10 +41,10 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
 /// The address that packets of `to` get: the one that the node itself would speak to the backend from (as MASQUERADE
 /// does), or where the kernel does not tell that (before 6.7), the one that the agent gives.
 #[inline(never)]
-pub(super) fn source(place: &Place, to: &Tuple) -> Result<Address, Outcome> {
+pub(in crate::datapath) fn source(context: &HookContext, to: &Tuple) -> Result<Address, Outcome> {
     // So short that it always fits: the packet's size does not matter here.
     const ANY: u16 = 1;
-    let found = route::look_up(place, to, ANY, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
+    let found = route::look_up(context, to, ANY, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
     match route::found()?.source() {
         Some(source) if found == Found::Route => Ok(source),
         _ => fallback(to.destination.is_v4()),
@@ -51,7 +53,7 @@ pub(super) fn source(place: &Place, to: &Tuple) -> Result<Address, Outcome> {
 
 /// The address that the agent gives.
 #[inline(always)]
-pub(super) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
+pub(in crate::datapath) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     let settings = settings::current().ok_or(Outcome::NoSourcePort)?;
     let source = if is_v4 { settings.source_v4 } else { settings.source_v6 };
     if source == NOBODY { Err(Outcome::NoSourcePort) } else { Ok(source) }
@@ -60,22 +62,22 @@ pub(super) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
 /// Makes the two entries that exchange the client's address in `to` for the node's. The one for packets of the backend
 /// must be free: that claims the source port.
 #[inline(never)]
-pub(super) fn claim(opening: &mut Opening) -> Claim {
-    prepare_reply(opening);
-    let mut result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
-    if result == Err(EEXIST) && forget_over(&opening.key, opening.eager, &mut opening.over) {
-        result = CONNTRACK.insert(&opening.key, &opening.flow, u64::from(BPF_NOEXIST));
+pub(in crate::datapath) fn claim(setup: &mut FlowSetup) -> Claim {
+    prepare_reply(setup);
+    let mut result = CONNTRACK.insert(&setup.key, &setup.flow, u64::from(BPF_NOEXIST));
+    if result == Err(EEXIST) && forget_over(&setup.key, setup.eager, &mut setup.over) {
+        result = CONNTRACK.insert(&setup.key, &setup.flow, u64::from(BPF_NOEXIST));
     }
     match result {
         Ok(()) => {}
         Err(EEXIST) => return Claim::Taken,
         Err(_) => return Claim::NoRoom,
     }
-    prepare_forward(opening);
-    let result = CONNTRACK.insert(&opening.to, &opening.flow, u64::from(BPF_NOEXIST));
+    prepare_forward(setup);
+    let result = CONNTRACK.insert(&setup.to, &setup.flow, u64::from(BPF_NOEXIST));
     if result.is_err() {
         // Only what is ours: the other half may be that of a flow that leaves by another address.
-        CONNTRACK.remove(&opening.key).unwrap_or_default();
+        CONNTRACK.remove(&setup.key).unwrap_or_default();
     }
     match result {
         Ok(()) => Claim::Made,
@@ -86,33 +88,33 @@ pub(super) fn claim(opening: &mut Opening) -> Claim {
 
 /// The entry of the direction from the backend.
 #[inline(never)]
-fn prepare_reply(opening: &mut Opening) {
-    opening.key = from_backend(opening);
-    opening.back = opening.to.reversed();
+fn prepare_reply(setup: &mut FlowSetup) {
+    setup.key = from_backend(setup);
+    setup.back = setup.to.reversed();
     let flags = flow_flags::MASQUERADE | flow_flags::REPLY;
-    opening.flow.begin(&opening.key, &opening.back, opening.service, flags, now());
+    setup.flow.begin(&setup.key, &setup.back, setup.service, flags, now());
 }
 
 /// The entry of the direction to the backend.
 #[inline(never)]
-fn prepare_forward(opening: &mut Opening) {
-    opening.back = opening.to;
-    opening.back.source = opening.node;
+fn prepare_forward(setup: &mut FlowSetup) {
+    setup.back = setup.to;
+    setup.back.source = setup.node;
     let flags = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
-    opening.flow.begin(&opening.to, &opening.back, opening.service, flags, now());
+    setup.flow.begin(&setup.to, &setup.back, setup.service, flags, now());
 }
 
 /// What the backend sends.
 #[inline(always)]
-fn from_backend(opening: &Opening) -> Tuple {
-    Tuple { destination: opening.node, ..opening.to.reversed() }
+fn from_backend(setup: &FlowSetup) -> Tuple {
+    Tuple { destination: setup.node, ..setup.to.reversed() }
 }
 
 /// Gives up what [`claim`] made.
 #[inline(never)]
-pub(super) fn release(opening: &mut Opening) {
+pub(in crate::datapath) fn release(setup: &mut FlowSetup) {
     // Nothing is lost if they are gone already.
-    CONNTRACK.remove(&opening.to).unwrap_or_default();
-    opening.key = from_backend(opening);
-    CONNTRACK.remove(&opening.key).unwrap_or_default();
+    CONNTRACK.remove(&setup.to).unwrap_or_default();
+    setup.key = from_backend(setup);
+    CONNTRACK.remove(&setup.key).unwrap_or_default();
 }

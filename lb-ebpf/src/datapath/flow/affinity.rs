@@ -1,9 +1,10 @@
 //! `ClientIP` session affinity: connections of one client to one service port go to one backend.
 
 use lb_common::{Address, Affinity, AffinityKey, Backend, Service};
-use lb_ebpf::schedule;
+use lb_ebpf::service::schedule;
 
-use super::{conntrack::now, maps::AFFINITY, services};
+use super::conntrack::now;
+use crate::datapath::{maps::AFFINITY, service};
 
 /// The slot of the backend that the client belongs to; [`schedule::NONE`] where it belongs to none that the service still has.
 #[inline(never)]
@@ -16,7 +17,7 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     if !affinity.holds(now(), service.affinity_seconds) {
         return schedule::NONE;
     }
-    services::find_backend(service, &affinity.address, affinity.port)
+    service::find_backend(service, &affinity.address, affinity.port)
 }
 
 /// Notes that the client has made a connection to this backend.

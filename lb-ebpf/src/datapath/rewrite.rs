@@ -8,8 +8,10 @@ use lb_common::{
     crc32c::Change,
 };
 use lb_ebpf::{
-    frame::{Frame as _, word},
-    packet::{Body, Headers, Packet},
+    parse::{
+        Body, Headers, Packet,
+        frame::{Frame as _, word},
+    },
     rewrite::{self, FrameMut as _, lacks_checksum},
 };
 

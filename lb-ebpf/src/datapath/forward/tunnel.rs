@@ -13,60 +13,65 @@ use lb_common::{
     settings_flags,
 };
 use lb_ebpf::{
-    frame::{Frame as _, lengths},
-    packet::{Body, Headers, Packet},
+    forward::tunnel::{self, Outer},
+    parse::{
+        Body, Headers, Packet,
+        frame::{Frame as _, lengths},
+    },
     reject::{time_exceeded, too_big},
-    tunnel::{self, Outer},
 };
 
-use super::{
-    answer, conntrack, fragments,
+use super::routed;
+use crate::datapath::{
+    flow::{
+        conntrack,
+        create::{FlowSetup, Request},
+        masquerade,
+    },
+    fragments,
     maps::scratch,
-    masquerade,
-    open::{Opening, Request},
-    routed, settings,
+    reject, rewrite, settings,
     skb::Skb,
-    translate,
 };
 
 /// Makes the flow that begins one through a tunnel, if it is to be one: to the peer that has the backend, from a client that
 /// is answered directly.
 #[inline(always)]
-pub(super) fn begin(opening: &mut Opening, request: &Request, backend: &Backend) -> bool {
-    request.direct && backend.flags & backend_flags::PEER != 0 && prepare(opening)
+pub(in crate::datapath) fn begin(setup: &mut FlowSetup, request: &Request, backend: &Backend) -> bool {
+    request.direct && backend.flags & backend_flags::PEER != 0 && prepare(setup)
 }
 
 /// What leaves the node; false as long as the node does not know from which address.
 #[inline(never)]
-fn prepare(opening: &mut Opening) -> bool {
-    let is_v4 = opening.from.source.is_v4();
+fn prepare(setup: &mut FlowSetup) -> bool {
+    let is_v4 = setup.from.source.is_v4();
     let (Some(settings), Ok(source)) = (settings::current(), masquerade::fallback(is_v4)) else {
         return false;
     };
-    opening.to.source = source;
-    opening.to.source_port = tunnel::source_port(&opening.from);
-    opening.way = flow_flags::ROUTED | flow_flags::TUNNEL;
+    setup.to.source = source;
+    setup.to.source_port = tunnel::source_port(&setup.from);
+    setup.way = flow_flags::ROUTED | flow_flags::TUNNEL;
     if settings.flags & settings_flags::GUE != 0 {
-        opening.way |= flow_flags::GUE;
+        setup.way |= flow_flags::GUE;
     }
     true
 }
 
 /// Octets by which packets of the flow grow.
 #[inline(always)]
-pub(super) fn overhead(flow: &Flow) -> u32 {
+pub(in crate::datapath) fn overhead(flow: &Flow) -> u32 {
     tunnel::overhead(flow.to.destination.is_v4(), flow.flags & flow_flags::GUE != 0)
 }
 
 /// That of a packet which goes through a tunnel, where it begins a flow or goes on.
 #[inline(always)]
-pub(super) fn outcome(outcome: Outcome) -> Outcome {
+pub(in crate::datapath) fn outcome(outcome: Outcome) -> Outcome {
     if matches!(outcome, Outcome::NewRoutedFlow) { Outcome::NewTunnelledFlow } else { Outcome::Tunnelled }
 }
 
 /// Sends a packet of such a flow to its backend's node.
 #[inline(never)]
-pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
+pub(in crate::datapath) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
     try_forward(skb, packet, flow).unwrap_or_else(|early| early)
 }
 
@@ -77,7 +82,7 @@ fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcom
     fragments::remember(packet);
     let is_v4 = packet.headers.is_v4;
     if routed::hops_left(skb, &packet.headers)? <= 1 {
-        return answer::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
+        return reject::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
     }
     let room = mtu.saturating_sub(overhead(flow));
     if mtu != 0 && skb.largest(packet) > room {
@@ -85,7 +90,7 @@ fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcom
             // There is nothing in it by which its sender would know what an answer is about; the first one was answered.
             return Err(Outcome::NoRoute);
         }
-        return answer::icmp_error(skb, packet, &too_big(is_v4, room), Outcome::TooBig);
+        return reject::icmp_error(skb, packet, &too_big(is_v4, room), Outcome::TooBig);
     }
     encapsulate(skb, &packet.headers, flow)?;
     Ok(Outcome::Tunnelled)
@@ -93,7 +98,7 @@ fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcom
 
 /// Sends an ICMP error to the backend's node, about what the backend has sent: in answer to the flow that `icmp` has found.
 #[inline(never)]
-pub(super) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
+pub(in crate::datapath) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
     try_send_error(skb, headers).unwrap_or_else(|early| early)
 }
 
@@ -113,7 +118,7 @@ fn try_send_error(skb: &mut Skb, headers: &Headers) -> Result<Outcome, Outcome> 
 /// that it is to make.
 #[inline(always)]
 fn encapsulate(skb: &mut Skb, headers: &Headers, flow: &Flow) -> Result<(), Outcome> {
-    translate::take_hop(skb, headers)?;
+    rewrite::take_hop(skb, headers)?;
     let start = *skb.header::<[u8; 8]>(headers.l3)?;
     let [a, b, c, d, ..] = start;
     let outer = Outer::new(flow, [a, b, c, d], tunnel::length(&start, headers.is_v4));

@@ -7,16 +7,16 @@
 use aya_ebpf::Global;
 use lb_common::{
     Outcome,
-    conntrack::{Flow, flow_flags, hop_flags},
+    conntrack::{Flow, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    frame::lengths,
-    packet::{Body, Packet, Part},
+    parse::{Body, Packet, Part, frame::lengths},
     rewrite::FrameMut as _,
 };
 
-use super::{
-    conntrack, hop, routed,
+use super::{next_hop, routed};
+use crate::datapath::{
+    flow::conntrack,
     skb::{Exit, Skb},
 };
 
@@ -26,7 +26,7 @@ static DIRECT: Global<u8> = Global::new(0);
 
 /// Whether a packet that enters the node leaves at once; how is in the hop of its flow.
 #[inline(always)]
-pub(super) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
+pub(in crate::datapath) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     flow.may_leave(DIRECT.load() != 0) && leads_out(skb, packet, flow)
 }
 
@@ -34,10 +34,10 @@ pub(super) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
 #[inline(always)]
 fn leads_out(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     let now = conntrack::now();
-    if flow.hop.asked != now {
-        hop::renew(&skb.place(), &flow.to, &mut flow.hop, now);
+    if flow.next_hop.resolved_at != now {
+        next_hop::renew(&skb.context(), &flow.to, &mut flow.next_hop, now);
     }
-    flow.hop.flags & hop_flags::KNOWN != 0 && is_plain(packet) && fits(skb, packet, flow)
+    flow.next_hop.flags & next_hop_flags::KNOWN != 0 && is_plain(packet) && fits(skb, packet, flow)
 }
 
 /// Whether it is a whole packet behind an Ethernet header, with ports and checksum where they always are.
@@ -51,7 +51,7 @@ fn is_plain(packet: &Packet) -> bool {
 #[inline(always)]
 fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
     let hops = routed::hops_left(skb, &packet.headers).unwrap_or_default();
-    hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(flow.hop.mtu)
+    hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(flow.next_hop.mtu)
 }
 
 /// Sends a translated packet to its next hop, which [`leaves`] has found.
@@ -59,15 +59,15 @@ fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
 /// Where that has just been asked for, once in a while, the packet takes the kernel's own way to the neighbour, which keeps
 /// the kernel looking whether it is still there.
 #[inline(always)]
-pub(super) fn leave(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
-    let device = flow.hop.device;
-    skb.exit = if flow.hop.flags & hop_flags::PEER != 0 && flow.flags & EGRESS_TOO == 0 {
+pub(in crate::datapath) fn leave(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
+    let device = flow.next_hop.device;
+    skb.exit = if flow.next_hop.flags & next_hop_flags::PEER != 0 && flow.flags & EGRESS_TOO == 0 {
         Exit::peer_of(device)
-    } else if flow.hop.flags & hop_flags::FRESH != 0 {
-        flow.hop.flags &= !hop_flags::FRESH;
+    } else if flow.next_hop.flags & next_hop_flags::FRESH != 0 {
+        flow.next_hop.flags &= !next_hop_flags::FRESH;
         Exit::neighbour(device)
     } else {
-        *skb.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
+        *skb.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
         Exit::device(device)
     };
     Ok(())

@@ -10,7 +10,10 @@ use network_types::{
     udp::UdpHdr,
 };
 
-use crate::frame::{Frame, TcpHeader, half_word, lengths, v4_address, v6_address, word};
+pub mod bounds;
+pub mod frame;
+
+use self::frame::{Frame, TcpHeader, half_word, lengths, v4_address, v6_address, word};
 
 /// Where the network header begins in the frames of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,25 +4,30 @@
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
-    frame::{Frame as _, lengths},
-    packet::Packet,
+    forward::tunnel::{self as headers, Outer},
+    parse::{
+        Packet,
+        frame::{Frame as _, lengths},
+    },
     rewrite::{self, FrameMut as _},
-    tunnel::{self as headers, Outer},
 };
 
-use super::{
-    conntrack, tunnel,
-    xdp::{self, Xdp},
-};
+use super::{Xdp, check};
+use crate::datapath::{flow::conntrack, forward::tunnel};
 
 /// Sends a packet of such a flow, whose next hop is known, to its backend's node.
 #[inline(never)]
-pub(super) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
-    let room = u32::from(flow.hop.mtu).saturating_sub(tunnel::overhead(flow));
-    if let Err(early) = xdp::check(xdp, packet, room) {
+pub(in crate::datapath) fn forward(
+    xdp: &mut Xdp,
+    packet: &Packet,
+    flow: &mut Flow,
+    outcome: Outcome,
+) -> Outcome {
+    let room = u32::from(flow.next_hop.mtu).saturating_sub(tunnel::overhead(flow));
+    if let Err(early) = check(xdp, packet, room) {
         return early;
     }
-    conntrack::observe_at(packet, flow, flow.hop.asked);
+    conntrack::observe_at(packet, flow, flow.next_hop.resolved_at);
     match encapsulate(xdp, flow) {
         ENCAPSULATED => tunnel::outcome(outcome),
         early => early,
@@ -50,7 +55,7 @@ fn try_encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     let ether_type = *xdp.header::<[u8; 2]>(lengths::ETHERNET - 2)?;
     rewrite::take_hop(xdp, lengths::ETHERNET, is_v4)?;
     grow(xdp, tunnel::overhead(flow))?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
+    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
     *xdp.header_mut::<[u8; 2]>(lengths::ETHERNET - 2)? = ether_type;
     write(xdp, is_v4, &outer)
 }

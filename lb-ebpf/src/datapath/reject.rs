@@ -4,9 +4,7 @@
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
-    bounds::clamped,
-    frame::lengths,
-    packet::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet},
+    parse::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet, bounds::clamped, frame::lengths},
     reject::{
         HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum,
     },
@@ -15,8 +13,8 @@ use lb_ebpf::{
 use super::{
     events,
     maps::scratch,
+    rewrite::{self, Compensation},
     skb::{ChecksumField, Skb},
-    translate::{self, Compensation},
 };
 
 /// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
@@ -35,7 +33,7 @@ pub(super) const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
     match try_reject(skb, packet) {
         Ok(outcome) => {
-            events::refused(&skb.place(), &packet.tuple, outcome, EventHook::Ingress);
+            events::refused(&skb.context(), &packet.tuple, outcome, EventHook::Ingress);
             outcome
         }
         Err(early) => early,
@@ -110,13 +108,13 @@ fn try_echo(skb: &mut Skb, packet: &Packet) -> Result<(), Outcome> {
     let answer = packet.tuple.reversed();
     let (request, reply) =
         if headers.is_v4 { (ECHO_REQUEST_V4, 0) } else { (ECHO_REQUEST_V6, ECHO_REPLY_V6) };
-    let delta = translate::changed_octet(request, reply);
+    let delta = rewrite::changed_octet(request, reply);
     skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
     skb.store(headers.l4, &[reply])?;
     // The addresses change places, which changes no checksum.
-    translate::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
+    rewrite::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
     // The answer has a way of its own before it.
-    translate::hop_limit(skb, headers, HOP_LIMIT)
+    rewrite::hop_limit(skb, headers, HOP_LIMIT)
 }
 
 /// The checksum of an ICMP message; ICMPv6 includes the pseudo header (RFC 4443 §2.3).

@@ -7,11 +7,12 @@ use aya_ebpf::{
 };
 use lb_common::conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen};
 use lb_ebpf::{
-    packet::{Body, Packet},
-    schedule,
+    parse::{Body, Packet},
+    service::schedule,
 };
 
-use super::{counts, maps::CONNTRACK, place::Place, services, settings};
+use super::active_flows;
+use crate::datapath::{context::HookContext, maps::CONNTRACK, service, settings};
 
 /// The lower half of the number of timer interrupts, above the moment of the last one.
 static mut CLOCK: u64 = 0;
@@ -40,7 +41,7 @@ fn ask(interrupts: u64) -> Tick {
 
 /// The entry of this direction.
 #[inline(always)]
-pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
+pub(in crate::datapath) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
     // SAFETY: the memory is that of an element of this map for as long as the program runs. Other CPUs may write the
     // counters of the same flow: plain integers of which any recent value will do. A deleted element may become that of
     // another flow at once; flows are deleted when they are long unused, replaced, or purged, so that takes a deletion
@@ -53,20 +54,20 @@ pub(super) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
 /// last connection, or one that no backend will answer any more. A SYN for which the entry stands is a
 /// retransmission and goes where the first one went.
 #[inline(always)]
-pub(super) fn is_new_connection(place: &Place, packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.opens() && !flow.is_reply() && is_stale(place, packet, flow)
+pub(in crate::datapath) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
+    packet.segment.is_syn() && !flow.is_reply() && is_stale(context, packet, flow)
 }
 
 /// Whether the entry has nothing to say to a SYN any more.
 #[inline(never)]
-fn is_stale(place: &Place, packet: &Packet, flow: &Flow) -> bool {
+fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let phase = if flow.is_tunnelled() {
         Phase::of_one_way(flow)
     } else {
         let Some(reply) = lookup(&flow.to.reversed()) else { return true };
         Phase::of(flow, reply)
     };
-    phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(place, packet, flow, phase)
+    phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(context, packet, flow, phase)
 }
 
 /// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The agent
@@ -76,7 +77,7 @@ static SYN_RETRIES: Global<u16> = Global::new(0);
 
 /// Whether backends that do not answer are given up.
 #[inline(always)]
-pub(super) fn tries_others() -> bool {
+pub(in crate::datapath) fn tries_others() -> bool {
     SYN_RETRIES.load() != 0
 }
 
@@ -89,13 +90,13 @@ fn gives_up(flow: &Flow, phase: Phase) -> bool {
 /// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows that
 /// nobody has answered yet: their next SYN is rejected.
 #[inline(always)]
-fn has_lost_its_backend(place: &Place, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
-    match services::lookup(&packet.tuple) {
+fn has_lost_its_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
+    match service::lookup(&packet.tuple) {
         Ok(service) => {
-            let (service, _) = settings::for_client(place, &packet.tuple.source, service);
+            let (service, _) = settings::for_client(context, &packet.tuple.source, service);
             let (address, port) = (&flow.to.destination, flow.to.destination_port);
             (service.backends_count > 0 || phase == Phase::Opening)
-                && services::find_backend(&service, address, port) == schedule::NONE
+                && service::find_backend(&service, address, port) == schedule::NONE
         }
         Err(_) => false,
     }
@@ -104,8 +105,8 @@ fn has_lost_its_backend(place: &Place, packet: &Packet, flow: &Flow, phase: Phas
 /// Whether the packet is of a connection that goes past the VIP although it has the tuple of a reply: a backend accepts a
 /// connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
 #[inline(always)]
-pub(super) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.accepts() && flow.is_reply() && ends_here(packet, flow)
+pub(in crate::datapath) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
+    packet.segment.is_syn_ack() && flow.is_reply() && ends_here(packet, flow)
 }
 
 /// Forgets a flow that is over.
@@ -114,7 +115,7 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
     let key = reply.to.reversed();
     match lookup(&key) {
         Some(forward) if Phase::of(forward, reply).is_over() => {
-            counts::end(forward);
+            active_flows::end(forward);
             // Nothing is lost if another CPU was faster.
             CONNTRACK.remove(&key).unwrap_or_default();
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
@@ -129,7 +130,7 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
 /// still wait for stray segments of one that was closed, and nothing says that datagrams have ended, so those are taken
 /// only by who is `eager`. True for the one CPU that did it.
 #[inline(never)]
-pub(super) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
+pub(in crate::datapath) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     let Some(reply) = lookup(key) else { return true };
     let masqueraded = reply.flags & flow_flags::MASQUERADE != 0;
     *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
@@ -138,7 +139,7 @@ pub(super) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     if !may_be_replaced(forward, reply, eager) || CONNTRACK.remove(key).is_err() {
         return false;
     }
-    counts::end(forward);
+    active_flows::end(forward);
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     if masqueraded {
         forget_first(keys);
@@ -147,7 +148,7 @@ pub(super) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
 }
 
 /// Keys of entries that go with another; the stack has no room for them.
-pub(super) struct Keys {
+pub(in crate::datapath) struct Keys {
     forward: Tuple,
     first_reply: Tuple,
 }
@@ -159,7 +160,7 @@ fn forget_first(keys: &mut Keys) {
     let Some(reply) = lookup(&keys.first_reply) else { return };
     keys.forward = reply.to.reversed();
     if let Some(forward) = lookup(&keys.forward) {
-        counts::end(forward);
+        active_flows::end(forward);
     }
     // Nothing is lost if they are gone already.
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
@@ -184,23 +185,23 @@ fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool) -> bool {
 
 /// Notes what a packet says about the life of its flow.
 #[inline(always)]
-pub(super) fn observe(packet: &Packet, flow: &mut Flow) {
+pub(in crate::datapath) fn observe(packet: &Packet, flow: &mut Flow) {
     observe_at(packet, flow, now());
 }
 
 /// The same, where the moment is known.
 #[inline(always)]
-pub(super) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
+pub(in crate::datapath) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     flow.count(packet.length);
     match packet.body {
-        Body::Tcp | Body::Sctp if packet.segment.resets() => observe_reset(packet, flow),
+        Body::Tcp | Body::Sctp if packet.segment.is_rst() => observe_reset(packet, flow),
         Body::Sctp => flow.observe_chunk(&packet.segment, now),
         Body::Tcp => flow.observe_segment(&packet.segment, now),
         Body::Udp | Body::LaterFragment => flow.observe_datagram(now),
         Body::IcmpError | Body::Echo => {}
     }
     if matches!(packet.body, Body::Tcp | Body::Sctp) {
-        counts::observe(&packet.segment, flow);
+        active_flows::observe(&packet.segment, flow);
     }
 }
 

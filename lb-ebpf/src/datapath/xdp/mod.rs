@@ -5,21 +5,31 @@
 use aya_ebpf::{bindings::xdp_action, helpers::generated::bpf_redirect, programs::XdpContext};
 use lb_common::{
     Outcome,
-    conntrack::{Flow, flow_flags, hop_flags},
+    conntrack::{Flow, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    bounds::bounded,
-    frame::{Frame, Header, MAX_OFFSET, lengths},
-    packet::{Body, Layer, Packet, Part, parse, parse_plain},
+    parse::{
+        Body, Layer, Packet, Part,
+        bounds::bounded,
+        frame::{Frame, Header, MAX_OFFSET, lengths},
+        parse, parse_plain,
+    },
     rewrite::{self, FrameMut, lacks_checksum},
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
-use super::{conntrack, hop, maps, new_flow, place::Place, services, tunnel_frames};
+mod tunnel;
+
+use super::{
+    context::HookContext,
+    flow::{conntrack, new},
+    forward::next_hop,
+    maps, service,
+};
 
 /// A frame of a device.
 pub(crate) struct Xdp {
-    pub(super) ctx: XdpContext,
+    pub(in crate::datapath) ctx: XdpContext,
     /// Where it begins and ends; see [`Self::find_again`].
     data: usize,
     data_end: usize,
@@ -57,7 +67,7 @@ impl Xdp {
 
     /// Finds out where the frame lies after a helper may have moved it.
     #[inline(always)]
-    pub(super) fn find_again(&mut self) {
+    pub(in crate::datapath) fn find_again(&mut self) {
         (self.data, self.data_end) = (self.ctx.data(), self.ctx.data_end());
     }
 
@@ -76,16 +86,16 @@ impl Xdp {
     }
 
     #[inline(always)]
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn context(&self) -> HookContext {
         // SAFETY: the context is valid for the whole run of the program.
         let device = unsafe { (*self.ctx.ctx).ingress_ifindex };
-        Place { context: self.ctx.ctx.cast(), device }
+        HookContext { raw: self.ctx.ctx.cast(), device }
     }
 
     /// Sends the frame to its next hop.
     #[inline(always)]
     pub(crate) fn leave(&self) -> u32 {
-        if self.exit == self.place().device {
+        if self.exit == self.context().device {
             return xdp_action::XDP_TX;
         }
         // SAFETY: the helper takes plain numbers.
@@ -112,11 +122,11 @@ pub(crate) fn process(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
         if flow.flags & flow_flags::ROUTED == 0 || conntrack::is_foreign(packet, flow) {
             return Err(Outcome::OtherHook);
         }
-        if !conntrack::is_new_connection(&xdp.place(), packet, flow) {
+        if !conntrack::is_new_connection(&xdp.context(), packet, flow) {
             return Ok(follow(xdp, packet, Outcome::Routed));
         }
     }
-    match new_flow::new_flow(&xdp.place(), packet, earlier, new_flow::Begin::OnlyRouted) {
+    match new::new_flow(&xdp.context(), packet, earlier, new::Begin::OnlyRouted) {
         Outcome::NewRoutedFlow => Ok(follow(xdp, packet, Outcome::NewRoutedFlow)),
         other => Err(other),
     }
@@ -147,7 +157,7 @@ fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
         Some(flow) if goes_on(&plain, flow) => {
             forward(xdp, &plain, flow, Outcome::Routed).unwrap_or_else(|early| early)
         }
-        None if !services::exists(&plain.tuple) => Outcome::OtherHook,
+        None if !service::exists(&plain.tuple) => Outcome::OtherHook,
         known => {
             *packet = plain;
             if known.is_some() { OF_A_TURN } else { NO_FLOW }
@@ -158,7 +168,7 @@ fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
 /// Whether the packet belongs to a routed flow that neither begins nor ends with it.
 #[inline(always)]
 fn goes_on(packet: &Packet, flow: &Flow) -> bool {
-    flow.flags & flow_flags::ROUTED != 0 && !packet.segment.turns()
+    flow.flags & flow_flags::ROUTED != 0 && !packet.segment.is_syn_or_rst()
 }
 
 /// Any packet that XDP may send on.
@@ -179,29 +189,30 @@ fn read(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = conntrack::now();
-    if flow.hop.asked != now {
-        hop::renew(&xdp.place(), &flow.to, &mut flow.hop, now);
+    if flow.next_hop.resolved_at != now {
+        next_hop::renew(&xdp.context(), &flow.to, &mut flow.next_hop, now);
     }
-    let exit = flow.hop.device;
-    let takes_frames = exit == xdp.place().device || flow.hop.flags & hop_flags::TAKES_FRAMES != 0;
-    if flow.hop.flags & hop_flags::KNOWN == 0 || !takes_frames {
+    let exit = flow.next_hop.device;
+    let takes_frames =
+        exit == xdp.context().device || flow.next_hop.flags & next_hop_flags::TAKES_FRAMES != 0;
+    if flow.next_hop.flags & next_hop_flags::KNOWN == 0 || !takes_frames {
         return Err(Outcome::OtherHook);
     }
     xdp.exit = exit;
     if flow.is_tunnelled() {
-        return Ok(tunnel_frames::forward(xdp, packet, flow, outcome));
+        return Ok(tunnel::forward(xdp, packet, flow, outcome));
     }
-    check(xdp, packet, u32::from(flow.hop.mtu))?;
+    check(xdp, packet, u32::from(flow.next_hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
     rewrite::transport(xdp, packet, flow)?;
     rewrite::network(xdp, &packet.headers, flow, 1)?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.hop.destination, flow.hop.source];
+    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
     Ok(outcome)
 }
 
 /// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
 #[inline(always)]
-pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
+pub(in crate::datapath) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let length = packet.length;
     let hops = if packet.headers.is_v4 {
         xdp.header::<Ipv4Hdr>(lengths::ETHERNET)?.ttl

@@ -10,37 +10,40 @@ use lb_common::{
     conntrack::{Flow, Tuple},
 };
 use lb_ebpf::{
-    frame::lengths,
-    packet::{Body, Packet, parse_at},
-    schedule,
-    tunnel::{self, Tunnel},
+    forward::tunnel::{self, Tunnel},
+    parse::{Body, Packet, frame::lengths, parse_at},
+    service::schedule,
 };
 
-use super::{
-    Hook, conntrack, fragments, icmp,
+use crate::datapath::{
+    Hook,
+    context::HookContext,
+    flow::{
+        conntrack,
+        create::Request,
+        masquerade,
+        new::{self, Begin},
+    },
+    forward::through_stack,
+    fragments, icmp,
     maps::{self, scratch},
-    masquerade,
-    new_flow::{self, Begin},
-    open::Request,
-    place::Place,
-    services, settings,
+    service, settings,
     skb::Skb,
-    through_stack,
 };
 
 /// What is in no tunnel that ends here.
-pub(super) const NOT_OURS: Outcome = Outcome::NotTransport;
+pub(in crate::datapath) const NOT_OURS: Outcome = Outcome::NotTransport;
 
 /// Takes a packet that enters the node out of its tunnel, if that ends here, and leads it to its backend. Else it is
 /// [`NOT_OURS`]. (Part of the program itself: the beginning of a flow needs all of the eight frames that there may be but
 /// this one.)
 #[inline(always)]
-pub(super) fn process(skb: &mut Skb) -> Outcome {
+pub(in crate::datapath) fn process(skb: &mut Skb) -> Outcome {
     let Ok(packet) = maps::inner_packet() else { return NOT_OURS };
     match receive(skb, packet) {
         Outcome::NewFlow => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
-            match new_flow::new_flow(&skb.place(), packet, earlier, Begin::Asked) {
+            match new::new_flow(&skb.context(), packet, earlier, Begin::Asked) {
                 Outcome::NewFlow => follow(skb, packet).of_first_packet(),
                 other => told_of(packet, other),
             }
@@ -64,7 +67,7 @@ fn told_of(packet: &Packet, outcome: Outcome) -> Outcome {
 /// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
 /// for: theirs is a port as any other.)
 #[inline(always)]
-pub(super) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
+pub(in crate::datapath) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
         Outcome::NotTransport => true,
         Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
@@ -86,7 +89,7 @@ fn try_receive(skb: &mut Skb, packet: &mut Packet) -> Result<Outcome, Outcome> {
         return Err(NOT_OURS);
     }
     let is_error = packet.body == Body::IcmpError;
-    let slot = if is_error { error_destination(skb, packet) } else { destination(&skb.place(), packet) };
+    let slot = if is_error { error_destination(skb, packet) } else { destination(&skb.context(), packet) };
     if slot == schedule::NONE {
         return Err(NOT_OURS);
     }
@@ -100,7 +103,7 @@ fn try_receive(skb: &mut Skb, packet: &mut Packet) -> Result<Outcome, Outcome> {
     if slot == KNOWN_FLOW {
         return Ok(Outcome::Decapsulated);
     }
-    if packet.segment.resets() { Err(Outcome::StrayReset) } else { Ok(Outcome::NewFlow) }
+    if packet.segment.is_rst() { Err(Outcome::StrayReset) } else { Ok(Outcome::NewFlow) }
 }
 
 /// Finds the tunnel and parses the packet in it; where headers lie outside the linear part of the buffer, they are pulled in
@@ -150,16 +153,16 @@ const KNOWN_FLOW: u32 = schedule::NONE - 1;
 /// The slot of the backend that the tunnel leads to, with what asks for a flow there in `SCRATCH`; [`KNOWN_FLOW`]; or
 /// [`schedule::NONE`] where there is no such backend on this node.
 #[inline(never)]
-fn destination(place: &Place, packet: &Packet) -> u32 {
+fn destination(context: &HookContext, packet: &Packet) -> u32 {
     let Ok(scratch) = scratch() else { return schedule::NONE };
     let backend = &scratch.tunnel.destination;
     let known = conntrack::lookup(&packet.tuple).filter(|flow| leads_to(flow, backend));
-    if known.is_some() && !packet.segment.opens() {
+    if known.is_some() && !packet.segment.is_syn() {
         return KNOWN_FLOW;
     }
     let slot = if ask(packet) { local() } else { schedule::NONE };
     match known {
-        Some(flow) if slot == schedule::NONE || !conntrack::is_new_connection(place, packet, flow) => {
+        Some(flow) if slot == schedule::NONE || !conntrack::is_new_connection(context, packet, flow) => {
             KNOWN_FLOW
         }
         _ => slot,
@@ -193,12 +196,12 @@ fn ask(packet: &Packet) -> bool {
 /// The service that the packet is for. Node ports are the same on all nodes: that of a peer stands for this node's.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
-    match services::lookup(tuple) {
+    match service::lookup(tuple) {
         Err(Outcome::NoService) if is_peer(&tuple.destination) => {}
         found => return found,
     }
     let own = masquerade::fallback(tuple.destination.is_v4())?;
-    let service = services::find(&ServiceKey::new(own, tuple.destination_port, tuple.protocol))?;
+    let service = service::find(&ServiceKey::new(own, tuple.destination_port, tuple.protocol))?;
     if service.kind == FrontendKind::NodePort as u8 { Ok(service) } else { Err(Outcome::NoService) }
 }
 
@@ -207,9 +210,9 @@ fn service(tuple: &Tuple) -> Result<Service, Outcome> {
 fn local() -> u32 {
     let Ok(scratch) = scratch() else { return schedule::NONE };
     let address = &scratch.tunnel.destination;
-    let slot = services::search(&scratch.request.service, address, 0);
+    let slot = service::search(&scratch.request.service, address, 0);
     scratch.request.slot = slot;
-    match services::backend(slot) {
+    match service::backend(slot) {
         Some(backend) if backend.address == *address && backend.flags & backend_flags::LOCAL != 0 => slot,
         _ => schedule::NONE,
     }

@@ -1,23 +1,27 @@
-//! Looking up what a packet is for.
+//! Services: lookup of frontends and backends.
+
+pub(crate) mod admit;
+pub(crate) mod choose;
+pub(crate) mod vips;
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use lb_common::{Address, Backend, Outcome, Service, ServiceKey, conntrack::Tuple};
-use lb_ebpf::schedule::{self, BackendSearch};
+use lb_ebpf::service::schedule::{self, BackendSearch};
 
-use super::maps::{BACKENDS, SERVICES, TABLES};
+use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
 /// Reads of a record that the agent is replacing before we give up.
 const ATTEMPTS: u32 = 4;
 
 /// The service that the destination of `tuple` belongs to.
 #[inline(always)]
-pub(super) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
+pub(in crate::datapath) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
     find(&ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol))
 }
 
 /// Whether the destination of `tuple` is a frontend.
 #[inline(always)]
-pub(super) fn exists(tuple: &Tuple) -> bool {
+pub(in crate::datapath) fn exists(tuple: &Tuple) -> bool {
     let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
     // SAFETY: nothing is read.
     unsafe { SERVICES.get(&key) }.is_some()
@@ -57,7 +61,7 @@ pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u
 
 /// The slot where that backend is if it is anywhere.
 #[inline(never)]
-pub(super) fn search(service: &Service, address: &Address, port: u16) -> u32 {
+pub(in crate::datapath) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     let mut search = BackendSearch::new(service, *address, port);
     let context = (&raw mut search).cast();
     // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call.
@@ -80,6 +84,6 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
 
 /// What is in a slot of `TABLES`. As for backends, what a record leads to is not written.
 #[inline(always)]
-pub(super) fn entry(slot: u32) -> Option<u32> {
+pub(in crate::datapath) fn entry(slot: u32) -> Option<u32> {
     TABLES.get(slot).copied()
 }

@@ -12,45 +12,48 @@ use lb_common::{
     device_flags,
 };
 use lb_ebpf::{
-    frame::Frame as _,
-    packet::{Headers, Packet},
+    parse::{Headers, Packet, frame::Frame as _},
     reject::{time_exceeded, too_big},
 };
 
 use super::{
-    answer, conntrack, fragments, hop,
-    maps::scratch,
-    masquerade,
-    place::Place,
+    next_hop,
     route::{self, Found},
+    tunnel,
+};
+use crate::datapath::{
+    context::HookContext,
+    flow::{conntrack, masquerade},
+    fragments,
+    maps::scratch,
+    reject, rewrite,
     skb::{Exit, Skb},
-    translate, tunnel,
 };
 
 /// The device, if it is a wire.
 #[inline(always)]
 fn wire(device: u32) -> Option<DeviceInfo> {
-    Some(hop::device(device)).filter(|device| device.flags & device_flags::WIRE != 0)
+    Some(next_hop::device(device)).filter(|device| device.flags & device_flags::WIRE != 0)
 }
 
 /// The node's address for a flow whose packets become `to`, if it is to be a routed one: it comes in and goes out through
 /// wires, and the way out takes whatever the way in does. Else [`masquerade::NOBODY`].
 #[inline(never)]
-pub(super) fn source(place: &Place, to: &Tuple) -> Address {
-    try_source(place, to).unwrap_or(masquerade::NOBODY)
+pub(in crate::datapath) fn source(context: &HookContext, to: &Tuple) -> Address {
+    try_source(context, to).unwrap_or(masquerade::NOBODY)
 }
 
 #[inline(always)]
-fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
-    let entrance = wire(place.device)?;
+fn try_source(context: &HookContext, to: &Tuple) -> Option<Address> {
+    let entrance = wire(context.device)?;
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
-    let found = route::look_up(place, to, length, BPF_FIB_LOOKUP_SRC);
+    let found = route::look_up(context, to, length, BPF_FIB_LOOKUP_SRC);
     match found {
         Found::Route | Found::WithoutNeighbour => {}
         Found::TooNarrow | Found::Nothing => return None,
     }
     // The first packet need not ask again.
-    hop::note(found, &mut scratch().ok()?.opening.hop, conntrack::now());
+    next_hop::note(found, &mut scratch().ok()?.setup.hop, conntrack::now());
     let route = route::found().ok()?;
     // Replies, too, must fit.
     if wire(route.device)?.mtu > entrance.mtu {
@@ -64,7 +67,7 @@ fn try_source(place: &Place, to: &Tuple) -> Option<Address> {
 
 /// Translates a packet of a routed flow and sends it on.
 #[inline(never)]
-pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
+pub(in crate::datapath) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
     if flow.is_tunnelled() {
         return tunnel::forward(skb, packet, flow);
     }
@@ -78,21 +81,21 @@ fn try_forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcom
     fragments::remember(packet);
     let is_v4 = packet.headers.is_v4;
     if hops_left(skb, &packet.headers)? <= 1 {
-        return answer::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
+        return reject::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
     }
     if mtu != 0 && skb.largest(packet) > mtu {
-        return answer::icmp_error(skb, packet, &too_big(is_v4, mtu), Outcome::TooBig);
+        return reject::icmp_error(skb, packet, &too_big(is_v4, mtu), Outcome::TooBig);
     }
-    translate::packet(skb, packet, flow, 1)?;
+    rewrite::packet(skb, packet, flow, 1)?;
     Ok(Outcome::Routed)
 }
 
 /// Finds the device through which packets leave that become `to`; the MTU on that way, or 0 where the kernel does not tell.
 #[inline(always)]
-pub(super) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
+pub(in crate::datapath) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
     // So short that it always fits: what we want is to be told the MTU.
     const ANY: u16 = 1;
-    let found = route::look_up(&skb.place(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH);
+    let found = route::look_up(&skb.context(), to, ANY, BPF_FIB_LOOKUP_SKIP_NEIGH);
     if found == Found::Nothing {
         return Err(Outcome::NoRoute);
     }
@@ -104,7 +107,7 @@ pub(super) fn way_out(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
 
 /// Hops that the packet may still go, the one from here included.
 #[inline(always)]
-pub(super) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
+pub(in crate::datapath) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
     let at = headers.l3 + if headers.is_v4 { 8 } else { 7 };
     let [left, _] = *skb.header::<[u8; 2]>(at)?;
     Ok(left)
@@ -112,7 +115,7 @@ pub(super) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
 
 /// Sends a translated ICMP error about a packet of a routed flow on to `destination`.
 #[inline(always)]
-pub(super) fn send_error(skb: &mut Skb, to: &Tuple) -> Result<Outcome, Outcome> {
+pub(in crate::datapath) fn send_error(skb: &mut Skb, to: &Tuple) -> Result<Outcome, Outcome> {
     way_out(skb, to)?;
     Ok(Outcome::RoutedIcmpError)
 }

@@ -15,8 +15,11 @@ use network_types::{
 };
 
 use crate::{
-    frame::{Frame, half_word, lengths},
-    packet::{Ip, Layer, Part, network_offset},
+    parse::{
+        Ip, Layer, Part,
+        frame::{Frame, half_word, lengths},
+        network_offset,
+    },
     reject::HOP_LIMIT,
 };
 

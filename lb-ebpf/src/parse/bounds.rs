@@ -4,7 +4,7 @@
 //! bounds only of the copy that was compared, and refuses the access through the other one. So what bounds a value is one
 //! block of assembly here, and what comes out of it is the only copy that has passed it.
 
-use crate::frame::MAX_OFFSET;
+use crate::parse::frame::MAX_OFFSET;
 
 // [`bounded`] takes it for a mask.
 const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());

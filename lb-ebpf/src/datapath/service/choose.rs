@@ -16,12 +16,11 @@ use lb_common::{
     conntrack::{Tuple, seen},
     hash,
 };
-use lb_ebpf::schedule::{self, Load};
+use lb_ebpf::service::schedule::{self, Load};
 
-use super::{
-    affinity,
+use crate::datapath::flow::{
+    active_flows, affinity,
     conntrack::{self, now},
-    counts, services,
 };
 
 /// What hashing schedulers hash with; the agent sets it when it loads the programs.
@@ -54,8 +53,8 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
 
 /// Another slot than the one of the backend that the client of `tuple` has asked in vain: then the next one.
 #[inline(never)]
-pub(super) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
-    let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), services::backend(slot)) else {
+pub(in crate::datapath) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
+    let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), super::backend(slot)) else {
         return slot;
     };
     let (address, port) = (&flow.to.destination, flow.to.destination_port);
@@ -91,7 +90,7 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
         }
         _ => schedule::scale(chance(tuple), entries),
     };
-    schedule::slot(service, nth, services::entry)
+    schedule::slot(service, nth, super::entry)
 }
 
 /// A search for the backend that is best off.
@@ -134,11 +133,11 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     if search.place >= search.count {
         search.place = 0;
     }
-    let Some(backend) = services::backend(slot) else { return 1 };
+    let Some(backend) = super::backend(slot) else { return 1 };
     if backend.weight == 0 {
         return 0;
     }
-    let load = Load { active: counts::active(backend.counter), weight: backend.weight };
+    let load = Load { active: active_flows::active(backend.counter), weight: backend.weight };
     let ends = load.is_best(search.scheduler);
     if ends || search.slot == schedule::NONE || load.is_less(&search.best, search.scheduler) {
         (search.slot, search.best) = (slot, load);

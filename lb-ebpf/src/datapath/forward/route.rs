@@ -3,12 +3,12 @@
 use aya_ebpf::helpers::generated::bpf_fib_lookup;
 use lb_common::{Address, Outcome, conntrack::Tuple};
 
-use super::{maps::scratch, place::Place};
+use crate::datapath::{context::HookContext, maps::scratch};
 
 /// What the kernel takes and gives when asked for a route: `struct bpf_fib_lookup`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Route {
+pub(in crate::datapath) struct Route {
     family: u8,
     protocol: u8,
     source_port: u16,
@@ -16,7 +16,7 @@ pub(super) struct Route {
     /// Octets of the packet, host byte order; 0 asks for no check. Then the MTU, if the route was found.
     length: u16,
     /// The device that the packet came in through; then the one that it leaves through.
-    pub(super) device: u32,
+    pub(in crate::datapath) device: u32,
     service_class: u32,
     source: [u32; 4],
     destination: [u32; 4],
@@ -32,7 +32,7 @@ const AF_INET6: u8 = 10;
 
 /// What came of it: `BPF_FIB_LKUP_RET_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(in crate::datapath) enum Found {
     /// Everything.
     Route,
     /// A route whose next hop has not been asked for its MAC address yet.
@@ -58,7 +58,7 @@ impl Found {
 /// Looks for the route of a packet `to` with `length` octets (0: of any length) that came in here; `flags` are
 /// `BPF_FIB_LOOKUP_*`. The route is in `SCRATCH`.
 #[inline(never)]
-pub(super) fn look_up(place: &Place, to: &Tuple, length: u16, flags: u32) -> Found {
+pub(in crate::datapath) fn look_up(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
     let Ok(scratch) = scratch() else { return Found::Nothing };
     let route = &mut scratch.route;
     let (is_v4, words) = (to.destination.is_v4(), to.destination.words());
@@ -68,7 +68,7 @@ pub(super) fn look_up(place: &Place, to: &Tuple, length: u16, flags: u32) -> Fou
         source_port: 0,
         destination_port: 0,
         length,
-        device: place.device,
+        device: context.device,
         service_class: 0,
         source: [0; 4],
         destination: if is_v4 { [to.destination.v4_word(), 0, 0, 0] } else { words },
@@ -78,7 +78,7 @@ pub(super) fn look_up(place: &Place, to: &Tuple, length: u16, flags: u32) -> Fou
     let mut ask = |flags| {
         let size = size_of::<Route>() as i32;
         // SAFETY: `route` is as large as the kernel is told; the context is valid for the whole run of the program.
-        unsafe { bpf_fib_lookup(place.context, core::ptr::from_mut(route).cast(), size, flags) }
+        unsafe { bpf_fib_lookup(context.raw, core::ptr::from_mut(route).cast(), size, flags) }
     };
     let mut result = ask(flags);
     if result == -EINVAL && flags != 0 {
@@ -94,7 +94,7 @@ const EINVAL: i64 = 22;
 impl Route {
     /// The address that the node itself would speak from; `None` where the kernel does not tell that (before 6.7).
     #[inline(always)]
-    pub(super) fn source(&self) -> Option<Address> {
+    pub(in crate::datapath) fn source(&self) -> Option<Address> {
         let is_v4 = self.family == AF_INET;
         let source =
             if is_v4 { Address::from_v4_word(self.source[0]) } else { Address::from_words(self.source) };
@@ -103,13 +103,13 @@ impl Route {
 
     /// Octets of the largest packet that goes this way, if the length was to be checked.
     #[inline(always)]
-    pub(super) const fn mtu(&self) -> u16 {
+    pub(in crate::datapath) const fn mtu(&self) -> u16 {
         self.length
     }
 
     /// The MAC addresses of the next hop and of the device towards it.
     #[inline(always)]
-    pub(super) const fn macs(&self) -> ([u8; 6], [u8; 6]) {
+    pub(in crate::datapath) const fn macs(&self) -> ([u8; 6], [u8; 6]) {
         let [source, destination] = self.macs;
         (destination, source)
     }
@@ -117,6 +117,6 @@ impl Route {
 
 /// The route that was looked up last.
 #[inline(always)]
-pub(super) fn found() -> Result<&'static Route, Outcome> {
+pub(in crate::datapath) fn found() -> Result<&'static Route, Outcome> {
     Ok(&scratch()?.route)
 }

@@ -1,0 +1,3 @@
+//! Services: the choice of a backend.
+
+pub mod schedule;
