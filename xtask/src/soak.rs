@@ -16,7 +16,7 @@ pub(crate) struct Args {
 /// Builds the agent and runs the test.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     process::run(build_agent())?;
-    let test = "soak::churn_fails_nobody_and_leaks_nothing";
+    let test = "soak::churn_fails_no_request_and_leaks_nothing";
     let mut command = process::cargo([
         "test",
         "--locked",

@@ -20,7 +20,7 @@ use crate::{
 const UNLISTED: u16 = 33_434;
 
 #[test]
-fn a_cluster_ip_refuses_other_ports_and_nobody_has_the_other_addresses() {
+fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
     let lan = Lan::with(&RANGES);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for (protocol, family) in EVERY {
@@ -80,7 +80,7 @@ fn virtual_addresses_answer_pings() {
 
 /// Where an external IP is often the address of a node, which may be out of order.
 #[test]
-fn nobody_answers_pings_for_another_node() {
+fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);
     let mut service = lan.service(1, &["pod2"]);
     service.exposure.external_ips = node_addresses(2).to_vec();

@@ -29,7 +29,7 @@ fn chosen(lan: &Lan, who: &str, number: u8, frontend: crate::lan::Frontend) -> V
 }
 
 #[test]
-fn a_client_stays_with_its_backend_through_every_kind_of_address() {
+fn affinity_pins_a_client_to_one_backend_through_every_kind_of_address() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let local = {
         let mut service = sticky(&lan, 2, &["pod1", "pod2", "pod3"], 600);
@@ -50,7 +50,7 @@ fn a_client_stays_with_its_backend_through_every_kind_of_address() {
 }
 
 #[test]
-fn affinity_moves_with_the_backend_and_is_switched_live() {
+fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
     let lan = Lan::with(&[]);
     lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
     let first = chosen(&lan, "client", 1, NodePort(1));
@@ -69,7 +69,7 @@ fn affinity_moves_with_the_backend_and_is_switched_live() {
 }
 
 #[test]
-fn affinity_ends_after_its_timeout_and_is_refreshed_by_connections() {
+fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
     // 16 clients, so to say: that all of them draw the same again happens once in 4^16 times.
     let services = [1, 2, 3, 4];

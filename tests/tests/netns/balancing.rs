@@ -66,7 +66,7 @@ fn a_flow_stays_with_its_backend() {
 }
 
 #[test]
-fn clients_in_and_out_of_the_cluster_reach_backends_on_both_nodes_with_their_own_address() {
+fn backends_on_both_nodes_see_the_address_of_internal_and_external_clients() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("far", vips(11), &["pod3"]);
     for who in ["client", "pod1"] {
@@ -88,7 +88,7 @@ fn eventually(ask: impl Fn() -> io::Result<Answer>) -> Answer {
 }
 
 #[test]
-fn with_an_agent_on_each_node_every_pod_is_a_client() {
+fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     let bed = Bed::with_web(&PODS);
     let _agent = bed.cluster.start_agent(2).unwrap();
     for who in ["pod1", "pod3"] {
@@ -111,7 +111,7 @@ fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
 }
 
 #[test]
-fn answers_come_from_the_virtual_address() {
+fn replies_come_from_the_virtual_address() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     for who in ["client", "pod1"] {
         for vip in WEB {
@@ -145,7 +145,7 @@ fn one_client_port_reaches_one_backend_through_two_services() {
 }
 
 #[test]
-fn session_affinity_is_switched_on_and_off_live() {
+fn session_affinity_follows_edits_live() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     let servers = |who: &str| -> BTreeSet<String> {
         (0..30).map(|_| ask_http(bed.netns(who), http(WEB[0])).unwrap().server).collect()

@@ -84,7 +84,7 @@ fn report(bed: &Bed, kubeconfig: &Path, to: &Path) -> String {
 }
 
 #[test]
-fn a_bug_report_has_what_a_maintainer_needs_and_no_secret() {
+fn bug_report_contains_diagnostics_and_no_secrets() {
     let (mut bed, kubeconfig) = with_secrets();
     ask_http(&bed.cluster.client, http(WEB[0])).unwrap();
     let archive = bed.cluster.folder().join("report.tar.gz");

@@ -148,7 +148,7 @@ pub(crate) fn traffic(bed: &Bed) -> Traffic {
 
 #[test]
 #[ignore = "only in a guest: `cargo xtask vm` runs it"]
-fn a_clock_that_jumps_costs_no_connection() {
+fn clock_jumps_break_no_connections() {
     guest::only();
     let bed = Bed::with_web(&PODS);
     let mut affine = bed.service("affine", vips(20), &PODS);

@@ -51,7 +51,7 @@ fn finish(all: Vec<(Connection, String, Transfer)>) {
 }
 
 #[test]
-fn masqueraded_connections_survive_whatever_happens_to_their_service_and_agent() {
+fn masqueraded_connections_survive_service_edits_service_removal_and_agent_restart() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let all = established(&lan, 1);
@@ -70,7 +70,7 @@ fn masqueraded_connections_survive_whatever_happens_to_their_service_and_agent()
 }
 
 #[test]
-fn connections_survive_a_local_policys_last_endpoint() {
+fn connections_survive_loss_of_the_last_endpoint_under_a_local_policy() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let service = |pods: &[&str]| {
         let mut service = lan.service(1, pods);
@@ -115,7 +115,7 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
 /// "invalid conntrack state": netfilter leaves a segment that is out of the window untranslated, and the client, who
 /// has never heard of that sender, resets the connection.
 #[test]
-fn segments_out_of_the_window_break_nothing() {
+fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
     for (number, pod) in [(1, "pod2"), (2, "pod3")] {

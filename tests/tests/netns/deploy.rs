@@ -84,7 +84,7 @@ fn agent_needs_every_capability_of_the_daemon_set() {
 }
 
 #[test]
-fn agent_ends_with_a_failure_when_its_settings_change() {
+fn agent_exits_with_code_1_when_its_settings_change() {
     let bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
     let file = bed.cluster.folder().join("agent-config.yaml");
     fs::write(&file, "cluster-cidr: 10.0.0.0/8\n").unwrap();

@@ -35,7 +35,7 @@ fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
 }
 
 #[test]
-fn a_pod_made_later_is_served_within_a_second() {
+fn new_pod_is_served_within_a_second() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.cluster.add_pod("pod5", 1, 5).unwrap();
     let start = Instant::now();
@@ -54,7 +54,7 @@ fn a_pod_made_later_is_served_within_a_second() {
 }
 
 #[test]
-fn pods_come_and_go() {
+fn pods_are_served_when_their_devices_reappear() {
     let mut bed = Bed::with_web(&["pod2"]);
     for round in 0..5 {
         bed.cluster.add_pod("pod5", 1, 5).unwrap();
@@ -85,14 +85,14 @@ fn has_vlan_devices() -> bool {
 }
 
 #[test]
-fn a_vlan_device() {
+fn vlan_device_is_served() {
     if has_vlan_devices() {
         assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::Vlan(100), &["pod2", "pod3"]));
     }
 }
 
 #[test]
-fn a_vlan_device_on_top_of_one_that_is_served_itself() {
+fn vlan_device_on_a_served_parent_device_is_served() {
     if !has_vlan_devices() {
         return;
     }
@@ -107,12 +107,12 @@ fn a_vlan_device_on_top_of_one_that_is_served_itself() {
 }
 
 #[test]
-fn frames_with_a_priority_tag() {
+fn priority_tagged_frames_are_served() {
     assert_works_for_the_client(&Bed::with_link_and_web(ClientLink::PriorityTagged, &["pod2", "pod3"]));
 }
 
 #[test]
-fn a_device_without_ethernet_header() {
+fn device_without_ethernet_header_is_served() {
     let bed = Bed::with_link_and_web(ClientLink::Layer3, &["pod2", "pod3"]);
     assert_works_for_the_client(&bed);
     bed.put("empty", vips(11), &[]);
@@ -132,7 +132,7 @@ fn sent_packets(netns: &Netns, device: &str) -> u64 {
 }
 
 #[test]
-fn tc_filters_of_others_keep_working() {
+fn foreign_tc_filters_keep_working() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let node1 = &bed.cluster.node1;
     // Mirrors of everything that enters and leaves, as somebody's monitoring would make them.

@@ -22,7 +22,7 @@ fn who_answers(bed: &Bed) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_new_service_is_served_within_a_second() {
+fn new_service_is_served_within_a_second() {
     let bed = Bed::with_web(&["pod1"]);
     for (number, who) in [(11, "client"), (12, "pod1")] {
         for vip in vips(number) {
@@ -39,7 +39,7 @@ fn a_new_service_is_served_within_a_second() {
 }
 
 #[test]
-fn a_removed_service_is_no_longer_served() {
+fn removed_service_is_no_longer_served() {
     let bed = Bed::with_web(&["pod1"]);
     bed.put("other", vips(11), &["pod2"]);
     let ask_other = || ask_briefly(&bed.cluster.client, vips(11)[0]);
@@ -85,7 +85,7 @@ fn established_flows_survive_the_removal_of_their_backend() {
 }
 
 #[test]
-fn a_large_download_survives_the_removal_of_its_backend() {
+fn large_download_survives_the_removal_of_its_backend() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     for vip in WEB {
         bed.put("web", WEB, &["pod2", "pod3"]);
@@ -102,7 +102,7 @@ fn a_large_download_survives_the_removal_of_its_backend() {
 }
 
 #[test]
-fn a_terminating_backend_keeps_its_flows() {
+fn terminating_backend_keeps_its_flows() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let socket = udp_socket(&bed.cluster.client, udp(WEB[0])).unwrap();
     let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
@@ -123,7 +123,7 @@ fn a_terminating_backend_keeps_its_flows() {
 }
 
 #[test]
-fn a_bad_file_changes_nothing() {
+fn malformed_manifest_changes_nothing() {
     let bed = Bed::with_web(&["pod1"]);
     bed.cluster
         .manifests
@@ -135,7 +135,7 @@ fn a_bad_file_changes_nothing() {
 }
 
 #[test]
-fn a_bad_file_costs_nothing_even_when_the_agent_starts_with_it() {
+fn malformed_manifest_at_agent_start_keeps_the_service_served() {
     let mut bed = Bed::with_web(&["pod1"]);
     bed.agent.take().unwrap().kill().unwrap();
     bed.cluster.manifests.write("web", "apiVersion: v1\nkind: [\n").unwrap();

@@ -19,7 +19,7 @@ fn names(page: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn explain_says_where_a_connection_goes_and_where_it_has_gone() {
+fn explain_predicts_the_backend_and_follows_an_established_connection() {
     let bed = Bed::with_web(&["pod1"]);
     for (client, vip) in CLIENT.into_iter().zip(WEB) {
         let to = http(vip).to_string();
@@ -56,7 +56,7 @@ fn explain_says_where_a_connection_goes_and_where_it_has_gone() {
 }
 
 #[test]
-fn explain_says_why_nobody_answers() {
+fn explain_states_why_a_connection_is_rejected() {
     let mut bed = Bed::with_web(&[]);
     let client = CLIENT[0].to_string();
     let verdict = |bed: &Bed, to: SocketAddr, more: &[&str]| {

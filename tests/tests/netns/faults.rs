@@ -45,7 +45,7 @@ fn assert_pod1_is_served(bed: &Bed, why: &str) {
 }
 
 #[test]
-fn a_device_that_is_renamed_or_made_anew_is_served_again_and_costs_others_nothing() {
+fn renamed_or_recreated_device_is_served_again_and_other_traffic_is_unharmed() {
     let bed = Bed::with_web(&PODS);
     let node1 = &bed.cluster.node1;
     let traffic = others(&bed);
@@ -70,7 +70,7 @@ fn a_device_that_is_renamed_or_made_anew_is_served_again_and_costs_others_nothin
 }
 
 #[test]
-fn an_address_of_the_node_that_changes_costs_no_connection() {
+fn node_address_changes_break_no_connections() {
     let bed = Bed::with_web(&PODS);
     let node1 = &bed.cluster.node1;
     let mut exposed = bed.service("exposed", vips(20), &["pod2"]);

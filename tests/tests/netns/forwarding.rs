@@ -30,7 +30,7 @@ fn transfer(lan: &Lan, who: &str, to: SocketAddr) -> io::Result<String> {
 }
 
 #[test]
-fn established_connections_go_past_the_stack_in_both_directions() {
+fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
     // Replies of a masqueraded connection are translated a second time at egress, on whatever way they came there.
@@ -59,7 +59,7 @@ fn established_connections_go_past_the_stack_in_both_directions() {
 
 /// A masqueraded connection is translated twice, and the second time where packets leave towards the pod.
 #[test]
-fn clients_are_masqueraded_towards_local_pods() {
+fn direct_forwarding_masquerades_external_clients_of_local_pods() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod1", "pod2"]), lan.service(2, &["pod3"])]);
     for (number, pods) in [(1, &["pod1", "pod2"][..]), (2, &["pod3"])] {
@@ -70,7 +70,7 @@ fn clients_are_masqueraded_towards_local_pods() {
 
 /// What it costs: rules that the node has for what it forwards are not asked.
 #[test]
-fn rules_for_forwarded_packets_are_for_those_through_the_stack() {
+fn direct_forwarding_bypasses_netfilter_forward_rules() {
     const RULES: &str =
         "add table ip t; add chain ip t f { type filter hook forward priority 0; policy drop; }";
     for (arguments, passes) in [(&[][..], false), (&DIRECT[..], true)] {

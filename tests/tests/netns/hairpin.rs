@@ -8,7 +8,7 @@ use lb_tests::{
 use crate::bed::{Bed, WEB, http, udp};
 
 #[test]
-fn tcp() {
+fn hairpin_tcp_connections_work() {
     let bed = Bed::with_web(&["pod1"]);
     for vip in WEB {
         let mut connection = Connection::open(bed.netns("pod1"), http(vip)).unwrap();
@@ -24,7 +24,7 @@ fn tcp() {
 }
 
 #[test]
-fn udp_also_in_fragments() {
+fn hairpin_udp_works_also_in_fragments() {
     let bed = Bed::with_web(&["pod1"]);
     for vip in WEB {
         for octets in [0, 100, 8_192] {
@@ -34,7 +34,7 @@ fn udp_also_in_fragments() {
 }
 
 #[test]
-fn a_pod_among_its_backends_reaches_itself_and_the_others() {
+fn pod_that_is_a_backend_reaches_itself_and_the_other_backends() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3"]);
     for vip in WEB {
         let mut seen = std::collections::BTreeSet::new();

@@ -80,7 +80,7 @@ fn assert_refused(bed: &Bed, port: u16) {
 }
 
 #[test]
-fn load_balancers_are_told_how_many_endpoints_are_ready_here() {
+fn health_check_node_port_reports_the_number_of_ready_local_endpoints() {
     let bed = Bed::with_web(&[]);
     let [pod1, pod2, pod3] = ["pod1", "pod2", "pod3"].map(|pod| endpoint(&bed, pod));
     for (endpoints, count) in [
@@ -98,7 +98,7 @@ fn load_balancers_are_told_how_many_endpoints_are_ready_here() {
 }
 
 #[test]
-fn a_health_check_goes_with_its_service() {
+fn health_check_node_port_follows_its_service() {
     let bed = Bed::with_web(&["pod1"]);
     assert_refused(&bed, PORT);
     let mut service = exposed(&bed, vec![endpoint(&bed, "pod1")]);
@@ -122,7 +122,7 @@ fn a_health_check_goes_with_its_service() {
 }
 
 #[test]
-fn a_taken_port_is_said_once_and_served_when_it_is_free() {
+fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     let bed = Bed::with_web(&["pod1"]);
     let taken = bed.cluster.node1.run(|| TcpListener::bind(("::", PORT))).unwrap();
     bed.cluster.manifests.put(&exposed(&bed, vec![endpoint(&bed, "pod1")])).unwrap();
@@ -155,7 +155,7 @@ fn metric(bed: &Bed, name: &str) -> f64 {
 }
 
 #[test]
-fn probes_and_scrapers_are_answered() {
+fn healthz_livez_and_metrics_are_served() {
     let bed = Bed::with_web(&["pod1"]);
     for path in ["/healthz", "/livez"] {
         assert!(text(&bed, HEALTHZ, path).contains("lastUpdated"));
@@ -175,7 +175,7 @@ fn probes_and_scrapers_are_answered() {
 }
 
 #[test]
-fn endpoints_on_other_nodes_only_are_counted() {
+fn services_without_local_endpoints_are_counted() {
     let bed = Bed::with_web(&[]);
     let no_local = |policy: &str| {
         let labels = format!("ip_family=\"IPv4\",traffic_policy=\"{policy}\"");

@@ -206,7 +206,7 @@ fn maglev_is_as_consistent(bed: &Bed) {
 
 #[test]
 #[ignore = "only in a guest: `cargo xtask vm` runs it"]
-fn schedulers_choose_as_those_of_ipvs() {
+fn schedulers_choose_like_ipvs() {
     guest::only();
     let bed = Bed::with_web(&PODS);
     bed.cluster.node1.ip("link add ipvs0 type dummy\nlink set ipvs0 up\n").unwrap();

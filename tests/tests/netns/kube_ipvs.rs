@@ -128,7 +128,7 @@ COMMIT
 
 #[test]
 #[ignore = "only in a guest: `cargo xtask vm` runs it"]
-fn what_kube_proxy_has_left_of_ipvs_goes_and_nothing_of_others_does() {
+fn cleanup_removes_only_ipvs_leftovers_of_kube_proxy() {
     guest::only();
     let bed = Bed::with_web(&PODS);
     let node = &bed.cluster.node1;

@@ -219,7 +219,7 @@ pub(crate) fn rules(node: &Netns) -> Vec<String> {
 }
 
 #[test]
-fn what_kube_proxy_has_left_goes_and_nothing_of_others_does() {
+fn cleanup_removes_only_leftovers_of_kube_proxy() {
     let bed = Bed::with_web(&PODS);
     let node1 = &bed.cluster.node1;
     if ["iptables-save", "nft"].iter().any(|tool| node1.command(tool).arg("-V").output().is_err()) {

@@ -20,7 +20,7 @@ use crate::{
 const FROM_NODE1: Expect<'_> = Expect::Answer(&["pod3"], Seen::Node(1));
 
 #[test]
-fn which_addresses_a_service_has() {
+fn service_is_served_only_at_the_addresses_of_its_type() {
     let lan = Lan::with(&[]);
     // Without node ports, and with a load balancer's address only.
     let mut bare = lan.service(1, &["pod3"]);
@@ -58,7 +58,7 @@ fn which_addresses_a_service_has() {
 }
 
 #[test]
-fn source_ranges_filter_clients_of_load_balancers_only() {
+fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let ranged = |ranges: &[&str]| {
         let mut service = lan.service(1, &["pod3"]);
@@ -92,7 +92,7 @@ fn source_ranges_filter_clients_of_load_balancers_only() {
 }
 
 #[test]
-fn a_service_changes_its_type_and_its_node_port_live() {
+fn service_type_and_node_port_follow_edits_live() {
     let lan = Lan::with(&RANGES);
     let service = |kind: Type| {
         let mut service = lan.service(1, &["pod3"]);
@@ -136,7 +136,7 @@ fn a_service_changes_its_type_and_its_node_port_live() {
 /// As load balancers do it that have no addresses of their own. A connection of the node may get such a port, too, and so may one
 /// that netfilter masquerades.
 #[test]
-fn a_connection_of_the_node_from_the_port_of_a_service_is_the_nodes() {
+fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;
     let lan = Lan::with(&[]);
     let mut service = lan.service(1, &["pod2"]);

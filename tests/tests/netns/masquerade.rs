@@ -26,7 +26,7 @@ fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan:
 }
 
 #[test]
-fn who_is_masqueraded() {
+fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     let mut lan =
         Lan::without_agents(Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false });
     let all = ["--masquerade-all"];
@@ -67,7 +67,7 @@ fn outcome(agent: &Agent, name: &str) -> u64 {
 }
 
 #[test]
-fn exhausted_source_ports_are_counted_and_heal() {
+fn source_port_exhaustion_is_counted_and_recovers() {
     let lan = Lan::with(&["--masquerade-ports", "20000-20003"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let agent = lan.agents[0].as_ref().unwrap();
@@ -94,7 +94,7 @@ fn exhausted_source_ports_are_counted_and_heal() {
 }
 
 #[test]
-fn ports_of_finished_connections_are_used_again() {
+fn source_ports_of_finished_connections_are_reused() {
     // All of one client to one backend, one after the other.
     let lan = Lan::with(&["--masquerade-ports", "20000-20199"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
@@ -108,7 +108,7 @@ fn ports_of_finished_connections_are_used_again() {
 }
 
 #[test]
-fn many_clients_at_once_get_ports_of_their_own() {
+fn concurrent_clients_get_distinct_source_ports() {
     let lan = Lan::with(&[]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let to = |family| NodePort(1).of(1, (Protocol::Tcp, family));

@@ -76,7 +76,7 @@ const OF_NODE1: [&str; 6] =
     ["10.244.1.1", "172.18.0.1", "198.51.100.1", "fd00:10:244:1::1", "fd00:172:18::1", "fd00:198:51:100::1"];
 
 #[test]
-fn addresses_that_come_and_go_serve_node_ports_within_a_second() {
+fn node_ports_follow_node_addresses_within_a_second() {
     let bed = bed(ClientLink::Ethernet, &[]);
     let node1 = &bed.cluster.node1;
     let all = |more: &[&'static str]| [&OF_NODE1[..], &["127.0.0.1", "::1"], more].concat();
@@ -102,7 +102,7 @@ fn addresses_that_come_and_go_serve_node_ports_within_a_second() {
 }
 
 #[test]
-fn node_ports_at_some_addresses_only() {
+fn nodeport_addresses_restricts_node_ports_to_listed_networks() {
     let mut bed = bed(ClientLink::Ethernet, &["--nodeport-addresses", "172.16.0.0/12,127.0.0.0/8,::1/128"]);
     assert_eq!(node_ports(&bed), texts(&["172.18.0.1", "127.0.0.1", "::1"]));
     bed.cluster.node1.ip("address add 172.20.0.1/32 dev eth1\n").unwrap();
@@ -126,7 +126,7 @@ fn address(text: &str) -> Address {
 }
 
 #[test]
-fn settings_are_in_the_kernel_and_follow_the_node() {
+fn kernel_settings_follow_the_node() {
     let bed = bed(
         ClientLink::Lan,
         &["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--masquerade-ports", "15000-15999"],
@@ -177,7 +177,7 @@ fn assert_soon_inside(bed: &Bed, devices: &[&str]) {
 }
 
 #[test]
-fn devices_of_clients_inside_the_cluster_come_and_go() {
+fn devices_of_internal_clients_follow_the_node() {
     let mut by_name = bed(
         ClientLink::Ethernet,
         &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod"],
@@ -203,7 +203,7 @@ fn reserved_ports(netns: &Netns) -> String {
 }
 
 #[test]
-fn ports_of_masqueraded_packets_are_kept_from_sockets_until_cleanup() {
+fn masquerade_ports_are_reserved_until_cleanup() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
     let node1 = bed.cluster.node1.clone();
     assert_eq!(reserved_ports(&node1), "", "where the ranges do not meet nothing is done");
@@ -224,7 +224,7 @@ fn ports_of_masqueraded_packets_are_kept_from_sockets_until_cleanup() {
 }
 
 #[test]
-fn a_node_that_does_not_forward_is_named() {
+fn disabled_forwarding_is_reported() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
     let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
     assert_eq!(problems(&bed), "[]");
@@ -242,7 +242,7 @@ fn a_node_that_does_not_forward_is_named() {
 
 /// An administrator gives the nodes addresses out of the range of cluster IPs.
 #[test]
-fn a_node_whose_own_network_is_in_the_range_of_cluster_ips_is_not_locked_out() {
+fn node_network_inside_the_cluster_ip_range_stays_reachable() {
     for arguments in [&[][..], &RANGES] {
         let mut bed = bed(ClientLink::Ethernet, arguments);
         let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();

@@ -69,7 +69,7 @@ fn assert_transfers(lan: &Lan, who: &str, number: u8, pod: &str) {
 }
 
 #[test]
-fn every_kind_of_address_leads_to_local_and_remote_backends_behind_the_nodes_address() {
+fn every_kind_of_address_masquerades_clients_of_local_and_remote_backends() {
     let lan = lan(POINT_TO_POINT);
     assert_main_paths(&lan);
     for frontend in [NodePort(1), NodePort(2), LoadBalancer, ExternalIp] {
@@ -82,7 +82,7 @@ fn every_kind_of_address_leads_to_local_and_remote_backends_behind_the_nodes_add
 }
 
 #[test]
-fn large_transfers_and_fragments_pass_the_masquerade() {
+fn masquerade_carries_large_transfers_and_fragments() {
     let lan = lan(POINT_TO_POINT);
     for who in ["client", "pod1", "pod4"] {
         assert_transfers(&lan, who, 2, "pod3");
@@ -91,7 +91,7 @@ fn large_transfers_and_fragments_pass_the_masquerade() {
 }
 
 #[test]
-fn with_strict_reverse_path_filters() {
+fn node_ports_work_with_strict_reverse_path_filters() {
     let lan = lan(Wiring { strict: true, ..POINT_TO_POINT });
     assert_main_paths(&lan);
     assert_hairpins(&lan);
@@ -99,7 +99,7 @@ fn with_strict_reverse_path_filters() {
 }
 
 #[test]
-fn with_bridged_pods() {
+fn node_ports_work_with_bridged_pods() {
     for strict in [false, true] {
         let lan = lan(Wiring { pods: PodLink::Bridge, strict, ..POINT_TO_POINT });
         assert_main_paths(&lan);
@@ -116,7 +116,7 @@ fn with_bridged_pods() {
 }
 
 #[test]
-fn pods_in_the_nodes_own_network_are_backends_as_any_other() {
+fn host_network_pods_serve_as_backends() {
     let lan = lan(POINT_TO_POINT);
     let on_node = |number: u8, node: u8| {
         let name = format!("node{node}");
@@ -149,7 +149,7 @@ fn pods_in_the_nodes_own_network_are_backends_as_any_other() {
 }
 
 #[test]
-fn an_external_ip_may_be_the_nodes_own_address() {
+fn node_address_serves_as_external_ip() {
     let lan = lan(POINT_TO_POINT);
     let mut service = lan.service(4, &["pod3"]);
     service.exposure.external_ips = node_addresses(1).to_vec();
@@ -185,12 +185,12 @@ fn assert_hairpins(lan: &Lan) {
 }
 
 #[test]
-fn a_pod_reaches_itself_through_every_kind_of_address() {
+fn pod_reaches_itself_through_every_kind_of_address() {
     assert_hairpins(&lan(POINT_TO_POINT));
 }
 
 #[test]
-fn several_services_share_a_backend_and_several_protocols_a_port() {
+fn services_share_a_backend_and_protocols_share_a_port() {
     let lan = lan(POINT_TO_POINT);
     // A second service of the same pod, and one where TCP and UDP have one number.
     let mut shared = lan.service(5, &["pod3"]);
@@ -218,7 +218,7 @@ fn several_services_share_a_backend_and_several_protocols_a_port() {
 }
 
 #[test]
-fn a_target_port_has_its_own_number_for_each_port_of_a_service() {
+fn each_service_port_leads_to_its_own_target_port() {
     let lan = lan(POINT_TO_POINT);
     let mut service = lan.service(6, &["pod3"]);
     let port = |name, protocol, port, target_port, node_port| Port {
@@ -251,7 +251,7 @@ fn a_target_port_has_its_own_number_for_each_port_of_a_service() {
 }
 
 #[test]
-fn a_closed_port_of_a_backend_refuses_clients() {
+fn closed_target_port_refuses_clients() {
     let lan = lan(POINT_TO_POINT);
     let closed = |number, pod| {
         let mut service = lan.service(number, &[pod]);
@@ -276,7 +276,7 @@ fn known_mtu(netns: &Netns, to: SocketAddr) -> u32 {
 }
 
 #[test]
-fn path_mtu_discovery_passes_the_masquerade_in_both_directions() {
+fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
     let lan = lan(POINT_TO_POINT);
     let pod3 = lan.cluster.pod("pod3").unwrap();
     for (family, client) in CLIENT.into_iter().enumerate() {

@@ -27,7 +27,7 @@ fn known_mtu(netns: &Netns, to: IpAddr) -> u32 {
 }
 
 #[test]
-fn tcp_uploads_pass_a_narrow_hop_before_the_backend() {
+fn tcp_uploads_discover_a_narrow_hop_before_the_backend() {
     let bed = Bed::with_web(&["pod3"]);
     for who in ["client", "pod1"] {
         for vip in WEB {
@@ -41,7 +41,7 @@ fn tcp_uploads_pass_a_narrow_hop_before_the_backend() {
 }
 
 #[test]
-fn tcp_downloads_pass_a_narrow_hop_before_the_client() {
+fn tcp_downloads_discover_a_narrow_hop_before_the_client() {
     let bed = Bed::with_link_and_web(ClientLink::Routed, &["pod1", "pod3"]);
     let router = bed.cluster.router.as_ref().unwrap();
     for (vip, client) in WEB.into_iter().zip(CLIENT) {
@@ -85,7 +85,7 @@ fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
 }
 
 #[test]
-fn a_closed_port_of_a_backend_refuses_clients_of_the_virtual_address() {
+fn closed_target_port_refuses_clients_of_the_virtual_address() {
     let bed = Bed::with_web(&["pod2"]);
     let mut service = bed.service("closed", vips(11), &["pod2", "pod3"]);
     service.ports = vec![

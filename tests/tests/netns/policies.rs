@@ -44,7 +44,7 @@ fn internal_local(mut service: Service) -> Service {
 }
 
 #[test]
-fn without_any_usable_endpoint_every_address_refuses_at_once() {
+fn every_address_rejects_when_no_endpoint_is_usable() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let both_local = |service| internal_local(external_local(service));
     lan.apply(&[
@@ -60,7 +60,7 @@ fn without_any_usable_endpoint_every_address_refuses_at_once() {
 }
 
 #[test]
-fn a_local_policy_drops_where_all_endpoints_are_elsewhere() {
+fn local_policy_drops_on_nodes_without_local_endpoints() {
     let lan = Lan::with(&[]);
     lan.apply(&[
         internal_local(lan.service(1, &["pod3"])),
@@ -83,7 +83,7 @@ fn a_local_policy_drops_where_all_endpoints_are_elsewhere() {
 }
 
 #[test]
-fn pods_reach_local_services_from_everywhere_where_pods_are_known() {
+fn internal_clients_bypass_the_local_external_policy_where_the_node_detects_them() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod3"]))]);
     // As if it had gone out to the load balancer and come back at the right node, but nobody stands between.
@@ -101,7 +101,7 @@ fn pods_reach_local_services_from_everywhere_where_pods_are_known() {
 }
 
 #[test]
-fn terminating_endpoints_serve_where_nobody_else_does() {
+fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
     let lan = Lan::with(&[]);
     let pods = ["pod1", "pod2", "pod3"];
     lan.apply(&[
@@ -137,7 +137,7 @@ fn with_hints(mut service: Service, nodes: &[&str]) -> Service {
 }
 
 #[test]
-fn hints_for_this_node_are_followed_if_every_endpoint_has_some() {
+fn topology_hints_apply_only_if_every_endpoint_has_one() {
     let lan = Lan::with(&[]);
     let pods = ["pod1", "pod2", "pod3"];
     let service = with_hints(lan.service(1, &pods), &["node1", "node1", "node2"]);
@@ -186,7 +186,7 @@ fn under_traffic(lan: &Lan, change: impl FnOnce()) {
 }
 
 #[test]
-fn a_policy_switched_under_traffic_loses_nobody() {
+fn policy_change_under_traffic_loses_no_request() {
     let lan = Lan::with(&[]);
     let service = lan.service(1, &["pod1", "pod2"]);
     lan.apply(from_ref(&service));
@@ -201,7 +201,7 @@ fn a_policy_switched_under_traffic_loses_nobody() {
 }
 
 #[test]
-fn a_rolling_update_loses_nobody() {
+fn rolling_update_loses_no_request() {
     let lan = Lan::with(&[]);
     for local in [false, true] {
         let service = |pods: &[&str]| {

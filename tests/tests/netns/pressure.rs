@@ -71,7 +71,7 @@ fn established(bed: &Bed) -> Traffic {
 
 /// Half open connections make room for others, and for nothing that is established.
 #[test]
-fn a_syn_flood_of_ten_times_the_room_breaks_no_established_connection() {
+fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--max-connections", &ROOM.to_string()]);
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
@@ -141,7 +141,7 @@ fn too_many(bed: &Bed, ports: usize) -> Service {
 
 /// Both are named before `web`: what a plan does for them comes first.
 #[test]
-fn services_beyond_the_room_wait_and_hold_up_nobody() {
+fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--max-backends", "40", "--max-frontends", "12"]);
     let traffic = bed.traffic();
@@ -184,7 +184,7 @@ fn services_beyond_the_room_wait_and_hold_up_nobody() {
 
 /// More clients than there is room for are balanced anew, and never refused.
 #[test]
-fn clients_whose_affinity_has_no_room_are_counted_and_served() {
+fn affinity_evictions_are_counted_and_clients_stay_served() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     let mut sticky = bed.service("sticky", vips(20), &PODS);
     sticky.exposure.affinity = Some(3600);

@@ -25,7 +25,7 @@ fn runs(id: u64) -> u64 {
 }
 
 #[test]
-fn a_profile_counts_our_programs_and_only_while_it_runs() {
+fn profile_counts_program_runs_only_while_it_runs() {
     let bed = Bed::with_web(&["pod1"]);
     let profile: Value = thread::scope(|scope| {
         scope.spawn(|| ask_for(&bed, Duration::from_millis(1800)));

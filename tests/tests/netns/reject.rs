@@ -19,17 +19,17 @@ fn assert_refused(bed: &Bed, who: &str) {
 }
 
 #[test]
-fn outside_clients() {
+fn service_without_backends_rejects_external_clients_at_once() {
     assert_refused(&Bed::with_web(&[]), "client");
 }
 
 #[test]
-fn pods() {
+fn service_without_backends_rejects_pods_at_once() {
     assert_refused(&Bed::with_web(&[]), "pod1");
 }
 
 #[test]
-fn endpoints_that_are_not_ready_do_not_count() {
+fn service_with_only_unready_endpoints_rejects_clients() {
     let bed = Bed::with_web(&["pod2"]);
     let mut service = bed.service("web", WEB, &["pod2"]);
     service.endpoints[0].ready = false;
@@ -41,7 +41,7 @@ fn endpoints_that_are_not_ready_do_not_count() {
 }
 
 #[test]
-fn fragments_and_large_datagrams_are_refused_too() {
+fn service_without_backends_rejects_fragmented_datagrams() {
     let bed = Bed::with_web(&[]);
     for vip in WEB {
         let error = ask_udp(&bed.cluster.client, udp(vip), 8_192).unwrap_err();

@@ -82,7 +82,7 @@ fn is_about(found: [u32; 3], wanted: [u32; 3], off: u32) -> bool {
 }
 
 #[test]
-fn turns_and_chance_keep_to_the_weights() {
+fn rr_wrr_random_and_mh_follow_the_weights() {
     let bed = Bed::with_web(&PODS);
     for (number, scheduler, weights, wanted, off) in [
         (20, "rr", "{}", [20, 20, 20], 4),
@@ -102,7 +102,7 @@ fn turns_and_chance_keep_to_the_weights() {
 }
 
 #[test]
-fn one_address_stays_with_one_backend_under_sh_and_dh() {
+fn sh_and_dh_pin_a_client_address_to_one_backend() {
     let bed = Bed::with_web(&PODS);
     for (number, scheduler) in [(30, "sh"), (31, "dh")] {
         for vip in put(&bed, number, scheduler, "{}") {
@@ -112,7 +112,7 @@ fn one_address_stays_with_one_backend_under_sh_and_dh() {
 }
 
 #[test]
-fn counting_schedulers_react_to_long_connections() {
+fn least_connection_schedulers_count_open_connections() {
     let bed = Bed::with_web(&PODS);
     for (number, scheduler, weights, wanted) in [
         (40, "lc", r#"{"pod1": 9}"#, [4, 4, 4]),
@@ -135,7 +135,7 @@ fn counting_schedulers_react_to_long_connections() {
 }
 
 #[test]
-fn counts_outlive_the_agent_and_other_backends() {
+fn connection_counts_survive_agent_restarts_and_backend_changes() {
     let mut bed = Bed::with_web(&PODS);
     let [vip, _] = put(&bed, 50, "lc", "{}");
     let mut held = Held::none();
@@ -164,7 +164,7 @@ fn counts_outlive_the_agent_and_other_backends() {
 }
 
 #[test]
-fn the_scheduler_of_the_node_is_that_of_services_that_name_none() {
+fn scheduler_flag_applies_to_services_without_a_valid_annotation() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--scheduler", "lc"]);
     let mut held = Held::none();
@@ -192,7 +192,7 @@ pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String
 }
 
 #[test]
-fn two_nodes_choose_the_same_backend_under_mh() {
+fn mh_chooses_the_same_backend_on_every_node() {
     let lan = Lan::with(&[]);
     let mut service = lan.service(7, &["pod1", "pod2", "pod3", "pod4"]);
     service.annotations = vec![("lb.dev/scheduler", "mh".to_owned())];

@@ -80,7 +80,7 @@ fn ask(stream: &mut TcpStream) -> io::Result<(String, SocketAddr)> {
 }
 
 #[test]
-fn associations_reach_every_backend_and_keep_it() {
+fn sctp_associations_reach_every_backend_and_stay_with_it() {
     let probe = bound_socket("127.0.0.1:0".parse().unwrap());
     if matches!(probe, Err(Errno::EPROTONOSUPPORT)) {
         skip::whole("this kernel has no SCTP");

@@ -159,7 +159,7 @@ impl Soak {
 }
 
 #[test]
-fn churn_fails_nobody_and_leaks_nothing() {
+fn churn_fails_no_request_and_leaks_nothing() {
     let (seconds, seed) = (number("LB_SOAK_SECONDS", SHORT), number("LB_SOAK_SEED", 5));
     let mut soak = Soak {
         bed: Bed::with_web(&PODS),

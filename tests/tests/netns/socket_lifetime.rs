@@ -27,7 +27,7 @@ use crate::{
 };
 
 #[test]
-fn a_connected_socket_whose_backend_is_gone_is_told_so() {
+fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
     let bed = Bed::with_web(&["pod1"]);
     let connect = |to| udp_socket(&bed.cluster.node1, to).unwrap();
     let sockets = names(udp).map(connect);
@@ -58,7 +58,7 @@ fn a_connected_socket_whose_backend_is_gone_is_told_so() {
 }
 
 #[test]
-fn a_connected_socket_stays_with_a_backend_that_serves_while_it_terminates() {
+fn connected_udp_socket_stays_with_a_serving_terminating_backend() {
     let bed = Bed::with_web(&["pod1"]);
     let sockets = names(udp).map(|to| udp_socket(&bed.cluster.node1, to).unwrap());
     let mut service = bed.service("web", WEB, &["pod1", "pod3"]);
@@ -78,7 +78,7 @@ fn a_connected_socket_stays_with_a_backend_that_serves_while_it_terminates() {
 }
 
 #[test]
-fn sockets_do_not_notice_a_restart() {
+fn sockets_survive_an_agent_restart() {
     let mut bed = Bed::with_web(&["pod2", "pod3"]);
     let node = bed.cluster.node1.clone();
     let mut connections = names(http).map(|to| Connection::open(&node, to).unwrap());
@@ -134,7 +134,7 @@ fn others_program(bed: &Bed) -> Ebpf {
 }
 
 #[test]
-fn cleanup_takes_our_programs_from_sockets_and_leaves_those_of_others() {
+fn cleanup_detaches_only_our_socket_programs() {
     let mut bed = Bed::with_web(&["pod2"]);
     let attached = programs(&bed);
     assert_eq!(attached.len(), 8, "{attached:?}");
@@ -156,7 +156,7 @@ fn cleanup_takes_our_programs_from_sockets_and_leaves_those_of_others() {
 }
 
 #[test]
-fn sockets_can_be_left_alone() {
+fn socket_lb_off_attaches_no_socket_programs() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent_with(&["--socket-lb", "off"]);
@@ -171,7 +171,7 @@ fn sockets_can_be_left_alone() {
 }
 
 #[test]
-fn agents_of_two_nodes_never_meet() {
+fn agents_of_two_nodes_do_not_interfere() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let second = bed.cluster.start_agent(2).unwrap();
     for node in [&bed.cluster.node1, &bed.cluster.node2] {
@@ -197,7 +197,7 @@ fn disconnect(socket: &UdpSocket) {
 }
 
 #[test]
-fn a_datagram_socket_is_connected_disconnected_and_connected_again() {
+fn udp_socket_can_be_disconnected_and_reconnected() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("other", vips(11), &["pod1"]);
     for (one, other) in WEB.into_iter().zip(vips(11)) {
@@ -227,7 +227,7 @@ fn a_datagram_socket_is_connected_disconnected_and_connected_again() {
 
 /// What was said about a backend through a service ends when the socket speaks to it without one.
 #[test]
-fn who_is_spoken_to_directly_answers_in_his_own_name() {
+fn replies_to_direct_datagrams_keep_the_backend_address() {
     let bed = Bed::with_web(&["pod2"]);
     let node = &bed.cluster.node1;
     let sockets = WEB.map(|vip| {
@@ -269,7 +269,7 @@ fn who_is_spoken_to_directly_answers_in_his_own_name() {
 
 /// As every question to a DNS server is one.
 #[test]
-fn a_flood_of_connected_sockets_pushes_out_nobody_who_waits_for_an_answer() {
+fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     let bed = Bed::with_web(&["pod2"]);
     let to = udp(WEB[0]);
     // More than such a map keeps aside for each CPU.
@@ -304,7 +304,7 @@ fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream
 }
 
 #[test]
-fn tcp_fast_open() {
+fn tcp_fast_open_reaches_the_service() {
     let bed = Bed::with_web(&["pod2"]);
     for to in names(http) {
         let mut stream = send_unconnected(&bed, to).unwrap();

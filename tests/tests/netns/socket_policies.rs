@@ -63,7 +63,7 @@ fn eventually_fails(bed: &Bed, to: SocketAddr, with: io::ErrorKind) {
 }
 
 #[test]
-fn node_ports_on_every_address_of_the_node_and_on_loopback() {
+fn node_reaches_node_ports_on_all_its_addresses_and_loopback() {
     for pod in ["pod1", "pod3"] {
         let bed = Bed::with_web(&[pod]);
         put(&bed, &exposed(&bed, &[pod], Type::NodePort));
@@ -82,7 +82,7 @@ fn node_ports_on_every_address_of_the_node_and_on_loopback() {
 }
 
 #[test]
-fn loopback_of_a_pod_is_its_own() {
+fn node_ports_are_not_served_on_loopback_of_pods() {
     let mut bed = Bed::with_web(&["pod2"]);
     put(&bed, &exposed(&bed, &["pod2"], Type::NodePort));
     let loopback = SocketAddr::from(([127, 0, 0, 1], NODE_PORTS[0]));
@@ -95,7 +95,7 @@ fn loopback_of_a_pod_is_its_own() {
 }
 
 #[test]
-fn external_addresses() {
+fn node_reaches_load_balancer_and_external_ips() {
     let bed = Bed::with_web(&["pod1"]);
     let mut service = exposed(&bed, &["pod3"], Type::LoadBalancer);
     service.exposure.external_ips = vec!["192.0.2.20".parse().unwrap()];
@@ -108,7 +108,7 @@ fn external_addresses() {
 }
 
 #[test]
-fn under_a_local_external_policy_the_node_itself_reaches_endpoints_elsewhere() {
+fn node_reaches_remote_endpoints_despite_a_local_external_policy() {
     let bed = Bed::with_web(&["pod1"]);
     let mut service = exposed(&bed, &["pod3"], Type::NodePort);
     service.exposure.external_local = true;
@@ -120,7 +120,7 @@ fn under_a_local_external_policy_the_node_itself_reaches_endpoints_elsewhere() {
 }
 
 #[test]
-fn under_a_local_internal_policy_there_is_no_way_to_endpoints_elsewhere() {
+fn local_internal_policy_makes_remote_endpoints_unreachable_from_the_node() {
     let bed = Bed::with_web(&["pod1"]);
     let mut service = bed.service("web", WEB, &["pod3"]);
     service.exposure.internal_local = true;
@@ -138,7 +138,7 @@ fn under_a_local_internal_policy_there_is_no_way_to_endpoints_elsewhere() {
 }
 
 #[test]
-fn source_ranges_ask_for_the_address_of_the_node() {
+fn source_ranges_apply_to_the_addresses_of_the_node() {
     let bed = Bed::with_web(&["pod1"]);
     let mut service = exposed(&bed, &["pod1"], Type::LoadBalancer);
     service.exposure.load_balancer_ips = EXTERNAL.map(|text| text.parse().unwrap()).to_vec();
@@ -159,7 +159,7 @@ fn source_ranges_ask_for_the_address_of_the_node() {
 }
 
 #[test]
-fn other_ports_of_a_cluster_ip_refuse_and_unknown_cluster_ips_lead_nowhere() {
+fn unlisted_ports_are_refused_and_unassigned_cluster_ips_are_unreachable() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     bed.start_agent_with(&RANGES);
     for vip in WEB {
@@ -172,7 +172,7 @@ fn other_ports_of_a_cluster_ip_refuse_and_unknown_cluster_ips_lead_nowhere() {
 
 /// How getaddrinfo(3) finds the order of the addresses of a name: by the source that a UDP socket gets (RFC 6724).
 #[test]
-fn a_cluster_ip_may_be_asked_for_the_way_to_it() {
+fn udp_connect_to_any_port_of_a_cluster_ip_yields_a_source_address() {
     let bed = Bed::with_web(&["pod1"]);
     let node1 = &bed.cluster.node1;
     for vip in WEB {

@@ -68,7 +68,7 @@ pub(crate) fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String
 }
 
 #[test]
-fn sockets_that_are_not_connected_hear_the_virtual_address_and_keep_their_backend() {
+fn unconnected_udp_sockets_see_the_virtual_address_and_keep_their_backend() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for to in names(udp) {
         let servers: BTreeSet<String> = (0..100)
@@ -87,7 +87,7 @@ fn sockets_that_are_not_connected_hear_the_virtual_address_and_keep_their_backen
 }
 
 #[test]
-fn two_services_with_one_backend_are_told_apart_by_who_was_asked_last() {
+fn replies_of_a_shared_backend_come_from_the_last_used_virtual_address() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("also-web", vips(11), &["pod2"]);
     for (one, other) in WEB.into_iter().zip(vips(11)) {
@@ -100,7 +100,7 @@ fn two_services_with_one_backend_are_told_apart_by_who_was_asked_last() {
 }
 
 #[test]
-fn answers_that_the_socket_did_not_ask_through_a_service_for_are_left_alone() {
+fn replies_to_direct_datagrams_are_left_untouched() {
     let bed = Bed::with_web(&["pod2"]);
     let pod = bed.cluster.pod("pod2").unwrap();
     for vip in WEB {
@@ -112,7 +112,7 @@ fn answers_that_the_socket_did_not_ask_through_a_service_for_are_left_alone() {
 }
 
 #[test]
-fn without_backends_connections_and_datagrams_are_refused_at_once() {
+fn service_without_backends_refuses_sockets_at_once() {
     let bed = Bed::with_web(&[]);
     let start = Instant::now();
     for to in names(http) {
@@ -126,7 +126,7 @@ fn without_backends_connections_and_datagrams_are_refused_at_once() {
 }
 
 #[test]
-fn a_socket_that_keeps_sending_follows_its_service() {
+fn unconnected_udp_socket_follows_its_service() {
     let bed = Bed::with_web(&["pod1"]);
     let sockets = names(udp).map(|to| (free_socket(&bed, to), to));
     let all_hear_from = |pod: &str| {
@@ -155,7 +155,7 @@ fn a_socket_that_keeps_sending_follows_its_service() {
 }
 
 #[test]
-fn affinity_holds_for_the_node_as_a_whole() {
+fn affinity_pins_the_whole_node() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     let servers = |port: fn(IpAddr) -> SocketAddr| -> BTreeSet<String> {
         let ask = || match port(WEB[0]).port() {
@@ -175,7 +175,7 @@ fn affinity_holds_for_the_node_as_a_whole() {
 }
 
 #[test]
-fn pods_of_other_networks_are_left_alone_unless_asked_for() {
+fn pod_sockets_are_translated_only_with_socket_lb_all() {
     let mut bed = Bed::with_web(&["pod2"]);
     let peer_seen_by_packets = |bed: &Bed| outcome(bed, "new_flow");
     for everybody in [false, true] {

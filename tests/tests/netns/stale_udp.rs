@@ -123,7 +123,7 @@ fn unready(mut service: Service) -> Service {
 }
 
 #[test]
-fn an_endpoint_is_replaced() {
+fn udp_flows_follow_a_replaced_endpoint() {
     let lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod2"])]);
     let senders = Senders::everywhere(&lan, 1);
@@ -137,7 +137,7 @@ fn an_endpoint_is_replaced() {
 }
 
 #[test]
-fn an_endpoint_becomes_ready_and_unready() {
+fn udp_flows_follow_endpoint_readiness() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let service = lan.service(1, &["pod2"]);
     lan.apply(&[unready(service.clone())]);
@@ -155,7 +155,7 @@ fn an_endpoint_becomes_ready_and_unready() {
 }
 
 #[test]
-fn the_first_endpoint_comes() {
+fn udp_flows_reach_the_first_endpoint() {
     let lan = Lan::with(&CLUSTER_CIDR);
     // Sent before there is a service, then before it has endpoints.
     let senders = Senders::everywhere(&lan, 1);
@@ -168,7 +168,7 @@ fn the_first_endpoint_comes() {
 }
 
 #[test]
-fn the_target_port_changes() {
+fn udp_flows_follow_the_target_port() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let _other = server::udp_echo(lan.netns("pod3"), "other-port", UDP_PORT + 1).unwrap();
     let service = lan.service(1, &["pod3"]);
@@ -185,7 +185,7 @@ fn the_target_port_changes() {
 }
 
 #[test]
-fn a_service_is_deleted_and_made_again_with_the_same_addresses() {
+fn udp_flows_follow_a_recreated_service() {
     let lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod2"])]);
     let senders = Senders::everywhere(&lan, 1);
@@ -204,7 +204,7 @@ fn a_service_is_deleted_and_made_again_with_the_same_addresses() {
 }
 
 #[test]
-fn an_endpoint_is_replaced_under_local_policies() {
+fn udp_flows_follow_a_replaced_endpoint_under_local_policies() {
     let lan = Lan::with(&[]);
     let service = |pods: &[&str]| {
         let mut service = lan.service(1, pods);
@@ -231,7 +231,7 @@ fn an_endpoint_is_replaced_under_local_policies() {
 }
 
 #[test]
-fn an_endpoint_is_replaced_for_pods_that_pass_by_a_local_policy() {
+fn udp_flows_of_internal_clients_follow_a_replaced_endpoint_under_a_local_policy() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let service = |pods: &[&str]| {
         let mut service = lan.service(1, pods);
@@ -282,7 +282,7 @@ fn terminating(mut service: Service, pod: usize) -> Service {
 }
 
 #[test]
-fn flows_stay_with_an_endpoint_that_serves_while_it_terminates() {
+fn udp_flows_stay_with_a_serving_terminating_endpoint() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let (service, senders) = two_pods(&lan);
     lan.apply(&[terminating(service, 0)]);
@@ -294,7 +294,7 @@ fn flows_stay_with_an_endpoint_that_serves_while_it_terminates() {
 }
 
 #[test]
-fn flows_stay_when_an_agent_starts_while_their_endpoint_terminates() {
+fn udp_flows_stay_with_a_terminating_endpoint_across_an_agent_restart() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     let (service, senders) = two_pods(&lan);
     lan.apply(&[terminating(service, 0)]);
@@ -305,7 +305,7 @@ fn flows_stay_when_an_agent_starts_while_their_endpoint_terminates() {
 }
 
 #[test]
-fn flows_stay_with_an_endpoint_that_is_meant_for_other_nodes_from_now_on() {
+fn udp_flows_stay_with_an_endpoint_hinted_to_another_node() {
     let lan = Lan::with(&CLUSTER_CIDR);
     let (mut service, senders) = two_pods(&lan);
     service.endpoints[0].for_nodes = vec!["elsewhere".to_owned()];
@@ -316,7 +316,7 @@ fn flows_stay_with_an_endpoint_that_is_meant_for_other_nodes_from_now_on() {
 }
 
 #[test]
-fn flows_stay_with_an_endpoint_elsewhere_when_a_local_policy_comes() {
+fn udp_flows_stay_with_a_remote_endpoint_when_a_local_policy_is_set() {
     let lan = Lan::with(&[]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let senders = Senders::node_port(&lan, 1);
@@ -331,7 +331,7 @@ fn flows_stay_with_an_endpoint_elsewhere_when_a_local_policy_comes() {
 /// Whoever forgets flows to what is gone waits for a grace period first. What came in that time must not be taken for something
 /// that is gone, too. (The node's port that a backend sees is another one after that.)
 #[test]
-fn endpoints_that_follow_each_other_at_once_keep_their_flows() {
+fn udp_flows_survive_rapid_endpoint_replacement() {
     let lan = Lan::with(&[]);
     let change = |pod| lan.cluster.manifests.put(&lan.service(1, &[pod])).unwrap();
     lan.apply(&[lan.service(1, &["pod1"])]);

@@ -13,7 +13,7 @@ use lb_tests::{
 };
 
 #[test]
-fn everybody_reaches_every_pod() {
+fn clients_and_pods_reach_every_pod_in_every_wiring() {
     let links = [
         ClientLink::Ethernet,
         ClientLink::Routed,
@@ -41,7 +41,7 @@ fn everybody_reaches_every_pod() {
 }
 
 #[test]
-fn contents_are_compared_in_both_directions() {
+fn transfers_are_verified_in_both_directions() {
     let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
     let pod = cluster.pod("pod3").unwrap();
     let mut connection = Connection::open(&cluster.client, pod.http(CLIENT[0])).unwrap();
@@ -54,7 +54,7 @@ fn contents_are_compared_in_both_directions() {
 }
 
 #[test]
-fn a_cluster_is_quickly_made_and_leaves_nothing() {
+fn dropped_cluster_leaves_nothing_behind() {
     let start = Instant::now();
     let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
     let made = start.elapsed();
@@ -69,7 +69,7 @@ fn a_cluster_is_quickly_made_and_leaves_nothing() {
 }
 
 #[test]
-fn a_panic_leaves_nothing() {
+fn panic_leaves_nothing_behind() {
     let folder = std::thread::spawn(|| -> () {
         let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
         std::panic::panic_any(cluster.folder().to_owned());

@@ -21,27 +21,27 @@ fn large_transfers(who: &str, backend: &str) {
 }
 
 #[test]
-fn tcp_from_outside_to_a_local_backend() {
+fn tcp_transfers_from_an_external_client_to_a_local_backend() {
     large_transfers("client", "pod1");
 }
 
 #[test]
-fn tcp_from_outside_to_a_remote_backend() {
+fn tcp_transfers_from_an_external_client_to_a_remote_backend() {
     large_transfers("client", "pod3");
 }
 
 #[test]
-fn tcp_from_a_pod_to_a_local_backend() {
+fn tcp_transfers_from_a_pod_to_a_local_backend() {
     large_transfers("pod1", "pod2");
 }
 
 #[test]
-fn tcp_from_a_pod_to_a_remote_backend() {
+fn tcp_transfers_from_a_pod_to_a_remote_backend() {
     large_transfers("pod1", "pod3");
 }
 
 #[test]
-fn udp_datagrams_of_8_kilobytes() {
+fn udp_datagrams_up_to_60_kilobytes_pass_in_fragments() {
     for backend in ["pod2", "pod3"] {
         let bed = Bed::with_web(&[backend]);
         for who in ["client", "pod1"] {
@@ -56,7 +56,7 @@ fn udp_datagrams_of_8_kilobytes() {
 }
 
 #[test]
-fn udp_with_ip_options_and_extension_headers() {
+fn udp_with_ip_options_and_extension_headers_passes() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     for who in ["client", "pod1"] {
         for vip in WEB {

@@ -107,7 +107,7 @@ fn transfers(lan: &Lan, frontend: Frontend) {
 }
 
 #[test]
-fn clients_from_outside_reach_backends_on_other_nodes_past_the_stack() {
+fn xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack() {
     for how in ["native", "generic"] {
         let lan = wires(how);
         assert_eq!(mode(&lan, "eth0"), "native", "a veth has its own mode");
@@ -127,7 +127,7 @@ fn clients_from_outside_reach_backends_on_other_nodes_past_the_stack() {
 }
 
 #[test]
-fn in_generic_mode() {
+fn generic_xdp_forwards_to_remote_backends() {
     // A bridge has no mode of its own.
     let lan = Lan::without_agents(WIRING);
     let node = lan.cluster.node(1);
@@ -152,13 +152,13 @@ fn in_generic_mode() {
 }
 
 #[test]
-fn by_default_a_veth_is_served_at_tc() {
+fn veth_is_served_at_tc_by_default() {
     let lan = Lan::with(&[]);
     assert!(mode(&lan, "eth0").is_null());
 }
 
 #[test]
-fn connections_go_on_when_xdp_comes_and_goes() {
+fn connections_survive_xdp_mode_changes() {
     let mut lan = wires("native");
     let open = |lan: &Lan| -> Vec<Connection> {
         let to = |family| NodePort(1).of(2, (Protocol::Tcp, family));
@@ -176,7 +176,7 @@ fn connections_go_on_when_xdp_comes_and_goes() {
 }
 
 #[test]
-fn the_backend_and_the_neighbour_may_change() {
+fn xdp_flows_survive_backend_edits_and_neighbour_flushes() {
     let lan = wires("native");
     let mut connection =
         Connection::open(lan.netns("client"), NodePort(1).of(2, (Protocol::Tcp, 0))).unwrap();

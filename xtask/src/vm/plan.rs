@@ -35,21 +35,21 @@ const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 const SHORT: [&str; 12] = [
     "datapath::our_own_qdisc_goes_with_us",
     "datapath::we_come_first_at_ingress_and_last_at_egress",
-    "netns::balancing::answers_come_from_the_virtual_address",
+    "netns::balancing::replies_come_from_the_virtual_address",
     "netns::clock::",
-    "netns::devices::a_vlan_device",
+    "netns::devices::vlan_device",
     "netns::ipvs::",
     "netns::kube_ipvs::",
-    "netns::lifetime::cleanup_leaves_nothing",
-    "netns::masquerade::who_is_masqueraded",
+    "netns::agent_restart::cleanup_leaves_nothing_behind",
+    "netns::masquerade::masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies",
     "netns::sctp::",
     "netns::sockets::processes_of_the_node_reach_local_and_remote_backends",
-    "netns::xdp::clients_from_outside_reach_backends_on_other_nodes_past_the_stack",
+    "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
 /// Tests that say nothing in an emulated machine.
 const NOT_IN_A_GUEST: [(&str, &str); 1] =
-    [("netns::testbed::a_cluster_is_quickly_made_and_leaves_nothing", "it measures time")];
+    [("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time")];
 
 /// How much of the tests.
 pub(super) enum Extent {
@@ -170,7 +170,7 @@ mod tests {
         let named = Extent::Named(vec!["sctp".to_owned()]);
         let tests = ["packet::sctp::flow", "packet::icmp::ping"];
         assert_eq!(chosen(&named, "packet", &tests), (vec!["packet::sctp::flow".to_owned()], vec![]));
-        let tests = ["sctp::a", "testbed::a_cluster_is_quickly_made_and_leaves_nothing"];
+        let tests = ["sctp::a", "testbed::dropped_cluster_leaves_nothing_behind"];
         assert_eq!(chosen(&Extent::Short, "netns", &tests), (vec!["sctp::a".to_owned()], vec![]));
         let (run, skipped) = chosen(&Extent::Full, "netns", &tests);
         assert_eq!((run.len(), skipped.len()), (1, 1));

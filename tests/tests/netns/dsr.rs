@@ -116,7 +116,7 @@ fn annotated(mut service: Service, name: &'static str, value: &str) -> Service {
 }
 
 #[test]
-fn clients_are_seen_and_answered_by_backends_on_other_nodes() {
+fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
     for (tunnel, xdp) in
         [("ipip", "off"), ("gue", "off"), ("ipip", "native"), ("gue", "native"), ("gue", "generic")]
     {
@@ -161,7 +161,7 @@ fn clients_are_seen_and_answered_by_backends_on_other_nodes() {
 
 /// As those of a VPN, say.
 #[test]
-fn clients_behind_a_device_without_ethernet_header_are_answered_directly() {
+fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {
         let nodes = Nodes::alike(&["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel], false);
         let node1 = &nodes.cluster.node1;
@@ -198,7 +198,7 @@ fn clients_behind_a_device_without_ethernet_header_are_answered_directly() {
 }
 
 #[test]
-fn hybrid_is_direct_for_tcp_alone_and_services_may_differ() {
+fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
     let nodes = Nodes::alike(&["--north-south-mode", "hybrid"], false);
     let snat = annotated(nodes.service(2, &["pod5"]), "lb.dev/north-south-mode", "snat");
     let dsr = annotated(nodes.service(3, &["pod5"]), "lb.dev/north-south-mode", "dsr");
@@ -227,7 +227,7 @@ fn hybrid_is_direct_for_tcp_alone_and_services_may_differ() {
 
 /// With the node's own address, as without any of this, with a third node.
 #[test]
-fn by_default_backends_see_the_node() {
+fn default_mode_masquerades_external_clients() {
     for xdp in ["off", "native"] {
         let nodes = Nodes::alike(&["--xdp", xdp], xdp != "off");
         nodes.serve(&[nodes.service(1, &["pod5"])]);
@@ -240,7 +240,7 @@ fn by_default_backends_see_the_node() {
 /// Large transfers in both directions: who sends too much is told by the node what fits, segments that the device is to make
 /// too.
 #[test]
-fn clients_learn_what_fits_into_the_tunnel() {
+fn clients_learn_the_mtu_of_the_tunnel() {
     for (tunnel, xdp, overheads) in [
         ("ipip", "off", [20, 40]),
         ("gue", "off", [28, 48]),
@@ -277,7 +277,7 @@ fn clients_learn_what_fits_into_the_tunnel() {
 
 /// The way back is narrow: what a router says to the virtual address of that finds the pod on the other node.
 #[test]
-fn backends_learn_what_fits_on_the_way_to_the_client() {
+fn dsr_backends_learn_the_path_mtu_to_the_client() {
     let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
     let router = nodes.cluster.router.as_ref().unwrap();
@@ -299,7 +299,7 @@ fn settled_sum(nodes: &Nodes, outcome: &str) -> u64 {
 
 /// Node 1 fails in the middle of connections, and node 2, which has never seen them, goes on: whoever the backend is.
 #[test]
-fn another_node_goes_on_with_connections_in_their_middle() {
+fn dsr_node_failover_keeps_established_connections() {
     const PODS: [&str; 5] = ["pod1", "pod3", "pod4", "pod5", "pod6"];
     for (tunnel, xdp) in [("ipip", "off"), ("gue", "native")] {
         let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
@@ -345,7 +345,7 @@ fn another_node_goes_on_with_connections_in_their_middle() {
 }
 
 #[test]
-fn a_node_hears_only_its_peers() {
+fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     let arguments = [&["--north-south-mode", "dsr"][..], &CLUSTER_CIDR].concat();
     let nodes = Nodes::new(&arguments, &arguments, false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
@@ -356,7 +356,7 @@ fn a_node_hears_only_its_peers() {
 
 /// Agents restart, one with another mode: connections go on as they began.
 #[test]
-fn connections_in_tunnels_outlive_agents_and_modes() {
+fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
     let open = |nodes: &Nodes| -> Vec<Connection> {

@@ -35,7 +35,7 @@ fn assert_served(bed: &Bed) {
 }
 
 #[test]
-fn a_killed_agent_comes_back_under_a_running_transfer() {
+fn killed_agent_restarts_under_a_running_transfer() {
     let mut bed = Bed::with_web(&["pod2", "pod3", "pod4"]);
     let client = bed.cluster.client.clone();
     let downloads = running_downloads(&client);
@@ -73,7 +73,7 @@ fn sigterm_leaves_the_data_plane_working() {
 }
 
 #[test]
-fn edits_while_the_agent_is_away_are_served_when_it_is_back() {
+fn edits_during_agent_downtime_are_served_after_its_restart() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.put("old", vips(11), &["pod2"]);
     let client = bed.cluster.client.clone();
@@ -111,7 +111,7 @@ fn has_clsact(netns: &Netns) -> bool {
 }
 
 #[test]
-fn cleanup_leaves_nothing() {
+fn cleanup_leaves_nothing_behind() {
     let mut bed = Bed::with_web(&["pod2"]);
     let node1 = bed.cluster.node1.clone();
     let bpffs = bed.cluster.bpffs(1);
@@ -135,7 +135,7 @@ fn cleanup_leaves_nothing() {
 }
 
 #[test]
-fn the_service_list_shows_what_is_served() {
+fn service_list_shows_frontends_and_backends() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -9,7 +9,7 @@ use lb_tests::{
 use crate::bed::{Bed, WEB, http};
 
 #[test]
-fn pods_and_nodes_answer_pings() {
+fn pings_to_pods_and_nodes_pass() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for like in CLIENT {
         for who in ["client", "pod1"] {
@@ -27,7 +27,7 @@ fn pods_and_nodes_answer_pings() {
 }
 
 #[test]
-fn backends_can_be_reached_directly() {
+fn direct_connections_to_backends_pass_untranslated() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for like in CLIENT {
         for who in ["client", "pod1"] {
@@ -42,7 +42,7 @@ fn backends_can_be_reached_directly() {
 }
 
 #[test]
-fn one_client_port_speaks_directly_and_through_a_service() {
+fn one_client_port_connects_directly_and_through_a_service() {
     let bed = Bed::with_web(&["pod1"]);
     for (vip, like) in WEB.into_iter().zip(CLIENT) {
         let pod2 = bed.cluster.pod("pod2").unwrap().http(like);
@@ -58,7 +58,7 @@ fn one_client_port_speaks_directly_and_through_a_service() {
 }
 
 #[test]
-fn pods_reach_outside_servers() {
+fn pods_reach_external_servers() {
     let bed = Bed::with_web(&["pod1"]);
     let _server = lb_tests::server::http(&bed.cluster.client, "client", 80).unwrap();
     for client in CLIENT {

@@ -30,7 +30,7 @@ const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 const VERIFIED: Duration = Duration::from_secs(15);
 
 #[test]
-fn a_restart_under_load_costs_nothing() {
+fn restart_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
@@ -42,7 +42,7 @@ fn a_restart_under_load_costs_nothing() {
 
 /// At some moment, too, in which the next one has only begun.
 #[test]
-fn a_kill_under_load_costs_nothing() {
+fn kill_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     bed.agent.take().unwrap().kill().unwrap();
@@ -87,7 +87,7 @@ fn current(bpffs: &Path) -> PathBuf {
 
 /// Another build with the same maps: programs with other constants. Whatever holds them stays and gets the new ones.
 #[test]
-fn an_upgrade_with_the_same_layout_replaces_programs_in_their_links() {
+fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let mut bed = Bed::with_web(&PODS);
     let bpffs = bed.cluster.bpffs(1);
     let before = links(&bpffs);
@@ -145,12 +145,12 @@ fn changes_layout(first: Option<PathBuf>, second: Option<PathBuf>) {
 }
 
 #[test]
-fn an_upgrade_to_another_layout_keeps_every_connection() {
+fn upgrade_to_another_layout_keeps_every_connection() {
     changes_layout(None, Some(agent::next_binary()));
 }
 
 #[test]
-fn a_downgrade_to_another_layout_keeps_every_connection() {
+fn downgrade_to_another_layout_keeps_every_connection() {
     changes_layout(Some(agent::next_binary()), None);
 }
 
@@ -168,7 +168,7 @@ fn exposed_traffic(lan: &Lan) -> Traffic {
 }
 
 #[test]
-fn an_upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
+fn upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
     let mut lan = wires("native").lan_and_ends();
     let traffic = exposed_traffic(&lan.0);
     assert!(lan.0.agents[0].take().unwrap().terminate().unwrap().success());
@@ -183,7 +183,7 @@ fn an_upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
 
 /// Killed when both layouts were on the devices: the next agent goes on where it was.
 #[test]
-fn an_upgrade_that_is_killed_in_between_is_gone_on_with() {
+fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     bed.agent.take().unwrap().kill().unwrap();
@@ -201,7 +201,7 @@ fn an_upgrade_that_is_killed_in_between_is_gone_on_with() {
 }
 
 #[test]
-fn a_second_agent_names_the_first_and_harms_nothing() {
+fn second_agent_names_the_running_one_and_breaks_nothing() {
     let bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     for binary in [None, Some(agent::next_binary())] {
@@ -219,7 +219,7 @@ fn a_second_agent_names_the_first_and_harms_nothing() {
 
 /// Two that start at once: one serves, the other one says so.
 #[test]
-fn of_two_agents_that_start_at_once_one_serves() {
+fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
@@ -240,7 +240,7 @@ fn of_two_agents_that_start_at_once_one_serves() {
 }
 
 #[test]
-fn a_missing_bpffs_is_mounted_and_one_that_cannot_be_is_named() {
+fn missing_bpffs_is_mounted_and_mount_errors_name_the_path() {
     let bed = Bed::with_web(&PODS);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let bpffs = bed.cluster.bpffs(1);
@@ -258,7 +258,7 @@ fn a_missing_bpffs_is_mounted_and_one_that_cannot_be_is_named() {
 }
 
 #[test]
-fn a_bpffs_that_is_unmounted_under_the_agent_is_made_anew_and_costs_nothing() {
+fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
     let bpffs = bed.cluster.bpffs(1);
     let before = links(&bpffs);
@@ -280,7 +280,7 @@ fn a_bpffs_that_is_unmounted_under_the_agent_is_made_anew_and_costs_nothing() {
 
 /// Where the agent cannot pin everything anew it stays: nothing else holds the data plane.
 #[test]
-fn an_agent_that_cannot_rescue_what_was_pinned_says_so_and_stays() {
+fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);
     let bpffs = bed.cluster.bpffs(1);
     let other = bed.cluster.folder().join("other");
@@ -310,7 +310,7 @@ fn replace(path: &Path, text: &str) {
 }
 
 #[test]
-fn configuration_is_reloaded_under_load_and_a_mistake_in_it_changes_nothing() {
+fn configuration_is_reloaded_under_load_and_errors_in_it_change_nothing() {
     let mut bed = Bed::with_web(&PODS);
     bed.agent.take().unwrap().terminate().unwrap();
     let config = bed.cluster.folder().join("config.yaml");

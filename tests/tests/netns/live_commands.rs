@@ -50,7 +50,7 @@ fn screen_with(terminal: &Terminal, words: &[&str], mut again: impl FnMut()) -> 
 }
 
 #[test]
-fn monitor_shows_what_happens_in_a_terminal() {
+fn monitor_shows_new_and_rejected_flows_in_a_terminal() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("empty", vips(20), &[]);
     let terminal = start(&bed, (130, 12), "monitor");
@@ -105,7 +105,7 @@ impl Drop for Piped {
 }
 
 #[test]
-fn monitor_filters_and_speaks_json() {
+fn monitor_filters_and_prints_json() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("empty", vips(20), &[]);
     let all = || {
@@ -129,7 +129,7 @@ fn monitor_filters_and_speaks_json() {
 }
 
 #[test]
-fn top_shows_who_gets_how_much_in_a_terminal() {
+fn top_shows_traffic_by_service_and_backend_in_a_terminal() {
     let mut bed = Bed::with_web(&["pod2"]);
     let terminal = start(&bed, (78, 8), "top --interval 0.5");
     let work = || drop(ask_http(&bed.cluster.client, http(WEB[0])));
@@ -173,7 +173,7 @@ enum End {
 }
 
 #[test]
-fn top_leaves_the_terminal_as_it_was_however_it_ends() {
+fn top_restores_the_terminal_on_every_exit() {
     let bed = Bed::with_web(&["pod2"]);
     // A shell that goes on after it.
     let size = (100, 20);
@@ -212,7 +212,7 @@ fn top_gives_the_terminal_back(bed: &Bed, terminal: &Terminal, end: End) {
 }
 
 #[test]
-fn flows_of_services_and_backends_are_counted() {
+fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod2"]);
     bed.start_agent_with(&["--service-metrics", "backend"]);
     for vip in WEB {
