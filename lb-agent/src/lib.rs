@@ -4,7 +4,6 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod daemon;
-pub mod datapath;
 #[cfg(test)]
 mod deploy_test;
 pub mod explain;

@@ -227,11 +227,12 @@ fn only_monotonic_clocks_decide() {
         assert!(!ebpf.contains(clock), "the data plane reads {clock}");
     }
     assert!(ebpf.contains("bpf_ktime_get_coarse_ns") && ebpf.contains("bpf_jiffies64"));
-    assert!(read("lb-agent/src/datapath/conntrack.rs").contains("ClockId::Monotonic"));
+    assert!(read("lb-datapath/src/conntrack.rs").contains("ClockId::Monotonic"));
     let calendar = "SystemTime::now|Timestamp::now|ClockId::Realtime|Zoned::now";
     let core = sources(&repository().join("lb-core/src"));
     assert!(calendar.split('|').all(|call| !core.contains(call)), "the control plane reads a clock");
-    for (file, text) in files(&repository().join("lb-agent/src")) {
+    let agent = ["lb-agent/src", "lb-datapath/src"].map(|folder| files(&repository().join(folder)));
+    for (file, text) in agent.into_iter().flatten() {
         let shown = file.contains("/commands/") || CALENDARS.iter().any(|known| file.ends_with(known));
         let asks = calendar
             .split('|')

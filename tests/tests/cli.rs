@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-use lb_agent::datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
 use lb_common::{
     conntrack::{Flow, Tick, Tuple, flow_flags, seen},
     protocol,
 };
+use lb_datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
 use lb_tests::{
     agent::{Agent, Settings, binary},
     cleanup::{Cleanup, Resource},

@@ -18,11 +18,6 @@ use aya::{
     programs::{SchedClassifier, TcAttachType},
 };
 use bytemuck::Zeroable as _;
-use lb_agent::datapath::{
-    AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
-    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, Recount, XdpMode, XdpOption, check,
-    cleanup, detect_devices, grace,
-};
 use lb_common::{
     Address, Backend, LAYOUT_VERSION, Outcome, Service, ServiceKey,
     conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
@@ -32,6 +27,11 @@ use lb_core::{
     model::{ObjectName, Protocol, ServicePortName},
     plan::{Contents, EndpointLabels, ServiceLabels, Step},
     tables::Digest,
+};
+use lb_datapath::{
+    AttachMode, Attacher, Capacities, Conntrack, Datapath, DatapathError, Device, DeviceKind, DevicePatterns,
+    DeviceWatcher, Direction, Layer, Options, Pinned, ProbeResult, Recount, XdpMode, XdpOption, check,
+    cleanup, detect_devices, grace,
 };
 use lb_tests::skip;
 use nix::{

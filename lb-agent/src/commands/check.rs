@@ -8,12 +8,8 @@ use serde::Serialize;
 use tracing::warn;
 
 use super::output::{Mood, cell, print_json, print_table, table};
-use crate::{
-    cli::TableOrJson,
-    config::Place,
-    datapath::{self, Probe, ProbeResult},
-    leftovers,
-};
+use crate::{cli::TableOrJson, config::Place, leftovers};
+use lb_datapath::{Probe, ProbeResult};
 
 #[derive(Debug, Serialize)]
 struct ProbeView<'a> {
@@ -25,7 +21,7 @@ struct ProbeView<'a> {
 
 /// The probes as data.
 pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
-    let probes = datapath::check(bpffs);
+    let probes = lb_datapath::check(bpffs);
     serde_json::to_value(probes.iter().map(view).collect::<Vec<_>>())
 }
 
@@ -34,7 +30,7 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 /// # Errors
 /// Something is missing that the data plane needs.
 pub fn check(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
-    let probes = datapath::check(&place.bpffs);
+    let probes = lb_datapath::check(&place.bpffs);
     match output {
         TableOrJson::Table => print_table(&probe_table(&probes))?,
         TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,

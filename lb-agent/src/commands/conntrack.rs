@@ -14,10 +14,8 @@ use super::{
     service::split_name,
     service_view::protocol_name,
 };
-use crate::{
-    cli::{FlowFilter, TableOrJson},
-    datapath::Connection,
-};
+use crate::cli::{FlowFilter, TableOrJson};
+use lb_datapath::Connection;
 
 /// One flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -10,11 +10,11 @@ use super::output::{print, print_json};
 use crate::{
     cli::{At, ExplainArgs, TableOrJson},
     config::Place,
-    datapath::{Conntrack, Direction, Pinned, Routes},
     explain::{
         self, Explanation, Hook, PinnedTables, Question, Step, Turn, Verdict, step_in_words, verdict_in_words,
     },
 };
+use lb_datapath::{Conntrack, Direction, Pinned, Routes};
 
 /// What is printed as JSON: an interface.
 #[derive(Serialize)]

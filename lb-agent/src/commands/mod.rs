@@ -21,9 +21,9 @@ use crate::{
     cli::{Cli, ConntrackCommand, FlowFilter, MonitorArgs, ServiceCommand, TableOrJson, TopArgs},
     config::Place,
     daemon::socket,
-    datapath::{self, Conntrack, Pinned, Removed},
     leftovers,
 };
+use lb_datapath::{Conntrack, Pinned, Removed};
 
 pub(crate) use self::event_view::parse_network;
 pub use self::{
@@ -96,7 +96,7 @@ pub fn cleanup(place: &Place) -> anyhow::Result<()> {
     if !Pinned::open(&place.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
         socket::unbind(&place.bpffs);
     }
-    let Removed { attachments, programs, maps, ports, unmounted } = datapath::cleanup(&place.bpffs)?;
+    let Removed { attachments, programs, maps, ports, unmounted } = lb_datapath::cleanup(&place.bpffs)?;
     let bpffs = place.bpffs.display();
     let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),

@@ -17,10 +17,8 @@ use tokio::{
 };
 
 use super::event_view::{EventFilter, EventView, Style, line};
-use crate::{
-    cli::{MonitorArgs, TableOrJson},
-    datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, monotonic_nanoseconds},
-};
+use crate::cli::{MonitorArgs, TableOrJson};
+use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, monotonic_nanoseconds};
 
 /// How often the programs are told that somebody still listens.
 const PULSE: Duration = Duration::from_secs(1);

@@ -12,8 +12,8 @@ use super::output::{Mood, cell, print_json, print_table, table};
 use crate::{
     cli::{ProfileArgs, TableOrJson},
     config::Place,
-    datapath::{Pinned, RunTime, Work, work},
 };
+use lb_datapath::{Pinned, RunTime, Work, work};
 
 /// How often the progress moves.
 const STEP: Duration = Duration::from_millis(100);

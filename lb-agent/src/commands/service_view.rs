@@ -13,7 +13,7 @@ use lb_common::{
 use lb_core::plan::{Contents, EndpointLabels, ServiceLabels, slices_of};
 use serde::Serialize;
 
-use crate::datapath::Connection;
+use lb_datapath::Connection;
 
 /// One service port. The JSON shape is an interface: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

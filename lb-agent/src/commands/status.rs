@@ -16,11 +16,9 @@ use crate::{
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
-    datapath::{
-        self, Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode,
-    },
     leftovers::{self, Leftover},
 };
+use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
 
 /// Everything `status` shows.
 #[derive(Debug, Serialize)]
@@ -118,7 +116,7 @@ pub(super) fn look(place: &Place, pinned: &Pinned) -> anyhow::Result<Status> {
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
         kube_proxy: leftovers::find(),
-        degraded: datapath::degraded().into_iter().map(degraded_view).collect(),
+        degraded: lb_datapath::degraded().into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
     })

@@ -22,10 +22,10 @@ use super::{
 };
 use crate::{
     cli::{self, BpfLog, DetectLocalMode, Xdp},
-    datapath::{BpfLogLevel, Forwarding, XdpOption},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
 };
+use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
 /// kube-proxy's ports.
 const HEALTHZ_PORT: u16 = 10256;

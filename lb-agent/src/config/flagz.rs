@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
     cli::{LogFormat, ServiceMetrics},
-    datapath::{BpfLogLevel, Forwarding, XdpOption},
     kubernetes::ApiServer,
 };
+use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
 impl Config {
     /// The effective value of every flag of `run` by its name; empty where nothing was said and nothing is meant.

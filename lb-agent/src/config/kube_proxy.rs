@@ -242,7 +242,8 @@ impl KubeProxyConfiguration {
             healthz_bind_address: said(self.healthz_bind_address),
             metrics_bind_address: said(self.metrics_bind_address),
             scheduler,
-            log_level: (self.logging.verbosity >= DEBUG_VERBOSITY).then(|| "info,lb_agent=debug".to_owned()),
+            log_level: (self.logging.verbosity >= DEBUG_VERBOSITY)
+                .then(|| "info,lb_agent=debug,lb_datapath=debug".to_owned()),
             log_format: match self.logging.format {
                 Format::Text => None,
                 Format::Json => Some(LogFormat::Json),
@@ -313,7 +314,7 @@ mod tests {
             node_name: Some("Node-A".to_owned()),
             masquerade_all: true,
             log_format: Some(LogFormat::Json),
-            log_level: Some("info,lb_agent=debug".to_owned()),
+            log_level: Some("info,lb_agent=debug,lb_datapath=debug".to_owned()),
             metrics_bind_address: Some("127.0.0.1".to_owned()),
             nodeport_addresses: Some(List::Items(vec!["192.0.2.0/24".to_owned()])),
             ..File::default()

@@ -33,10 +33,9 @@ pub use crate::{
 };
 use crate::{
     cli::{LogFormat, PlaceArgs, RunArgs},
-    datapath::{BpfLogLevel, Capacities, DevicePatterns, Forwarding, XdpOption},
     kubernetes::ApiServer,
-    node::DEFAULT_MASQUERADE_PORTS,
 };
+use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
 
 /// Where a BPF file system is mounted by convention.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";

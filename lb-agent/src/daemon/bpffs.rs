@@ -10,7 +10,7 @@ use anyhow::bail;
 use tokio::{task, time};
 
 use super::state::State;
-use crate::datapath::Anchor;
+use lb_datapath::Anchor;
 
 /// How often that is looked at: two system calls.
 const LOOK: Duration = Duration::from_secs(1);

@@ -20,10 +20,8 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{shortage::Tally, state::State, traffic::ServiceTraffic};
-use crate::{
-    datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace},
-    metrics::Metrics,
-};
+use crate::metrics::Metrics;
+use lb_datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace};
 
 /// From one sweep to the next, and when the map is nearly full.
 const CALM: Duration = Duration::from_secs(5);

@@ -6,13 +6,10 @@ use tokio::{sync::watch, task, time};
 use tracing::{debug, info, warn};
 
 use super::state::{DeviceReport, State};
-use crate::{
-    datapath::{
-        Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher, InsideDevices,
-        Network, Place, SyncReport, XdpAttacher,
-    },
-    metrics::Metrics,
-    node::DetectLocal,
+use crate::{metrics::Metrics, node::DetectLocal};
+use lb_datapath::{
+    Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher, InsideDevices,
+    Network, Place, SyncReport, XdpAttacher,
 };
 
 /// How often devices are looked at without a reason: others may have detached our programs.

@@ -51,7 +51,6 @@ use self::{
 use crate::{
     cli::{DsrEncapsulation, SocketLb},
     config::{Config, Source},
-    datapath::{BpfLogger, Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root},
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     leftovers,
@@ -59,6 +58,7 @@ use crate::{
     metrics::{self, Metrics, PacketCounters},
     zpages::{self, About},
 };
+use lb_datapath::{BpfLogger, Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root};
 
 /// The tasks mostly wait; two threads let the health check answer while the writer writes.
 const THREADS: usize = 2;

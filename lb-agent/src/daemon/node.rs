@@ -22,10 +22,10 @@ use tracing::{info, warn};
 
 use super::state::{NodeReport, State};
 use crate::{
-    datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards},
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, Known, NodePortAddresses, networks, overlaps},
 };
+use lb_datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards};
 
 /// How often what the kernel does not announce is looked at, such as whether it forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);

@@ -16,10 +16,8 @@ use tokio::{sync::watch, task, time};
 use tracing::{debug, warn};
 
 use super::state::State;
-use crate::{
-    datapath::{AffinitySweep, AffinityTable, Stats},
-    metrics::Metrics,
-};
+use crate::metrics::Metrics;
+use lb_datapath::{AffinitySweep, AffinityTable, Stats};
 
 /// How far apart lines about one shortage are, and for how long something that was refused counts as one.
 const MINUTE: Duration = Duration::from_secs(60);

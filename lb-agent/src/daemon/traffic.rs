@@ -12,9 +12,9 @@ use tracing::warn;
 
 use crate::{
     cli::ServiceMetrics,
-    datapath::{Datapath, DatapathError, Ledger, ServiceMaps},
     metrics::{Counted, TrafficSource},
 };
+use lb_datapath::{Datapath, DatapathError, Ledger, ServiceMaps};
 
 /// The sums since the agent started. Cloning shares them.
 #[derive(Clone)]

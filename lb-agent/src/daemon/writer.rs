@@ -34,11 +34,11 @@ use super::{
     sync_log::SyncLog,
 };
 use crate::{
-    datapath::{ApplyError, Datapath, DatapathError, grace},
     health::Checks,
     metrics::{Extent, Metrics},
     tell::warn_few,
 };
+use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
 /// Pauses between attempts at what the kernel refused, doubled every time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -31,9 +31,9 @@ use lb_common::{
 pub use self::{
     pinned::PinnedTables,
     step::{Candidate, ClientSide, Holds, Method, Source, Stale, Step, Unlisted, Verdict, Way},
-    tables::{Globals, Tables},
+    tables::Tables,
 };
-use crate::datapath::DatapathError;
+use lb_datapath::DatapathError;
 
 /// Where a packet is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

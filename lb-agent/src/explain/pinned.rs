@@ -8,8 +8,8 @@ use lb_common::{
     conntrack::{Flow, Tuple},
 };
 
-use super::tables::{Globals, Tables};
-use crate::datapath::{DatapathError, LookedUp, Pinned, Route, Routes};
+use super::tables::Tables;
+use lb_datapath::{DatapathError, Globals, LookedUp, Pinned, Route, Routes};
 
 /// What the kernel holds.
 #[derive(Debug)]

@@ -3,27 +3,9 @@
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tuple},
-    hash,
 };
 
-use crate::datapath::{DatapathError, Route};
-
-/// What the agent wrote into the programs when it loaded them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Globals {
-    /// What hashing schedulers hash with.
-    pub hash_seed: u64,
-    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
-    pub syn_retries: u16,
-    /// Whether packets go past the stack wherever the way is known.
-    pub direct: bool,
-}
-
-impl Default for Globals {
-    fn default() -> Self {
-        Self { hash_seed: hash::DEFAULT_SEED, syn_retries: 0, direct: false }
-    }
-}
+use lb_datapath::{DatapathError, Globals, Route};
 
 /// The maps of the data plane and the routes of the node. Every question is asked of the kernel anew: nothing is changed.
 #[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]

@@ -11,7 +11,7 @@ use lb_common::{
 };
 
 use super::*;
-use crate::datapath::{DatapathError, Route};
+use lb_datapath::{DatapathError, Globals, Route};
 
 /// Tables of one service, `default/web`.
 struct Shelf {

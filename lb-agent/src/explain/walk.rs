@@ -13,7 +13,7 @@ use super::{
     step::{Ends, Source, Stale, Step, Verdict, Way},
     tables::Tables,
 };
-use crate::datapath::{DatapathError, Route};
+use lb_datapath::{DatapathError, Route};
 
 /// Why the walk ends early.
 pub(super) enum Stop {

@@ -6,7 +6,7 @@ use std::{
 use ipnet::IpNet;
 use lb_core::model::NodeAddresses;
 
-use crate::datapath::{DefaultRoute, Link, LinkAddress, Network};
+use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
 /// kube-proxy in mode ipvs puts every cluster IP on this device, and leaves it behind.
 const LEFT_BY_IPVS: &str = "kube-ipvs0";

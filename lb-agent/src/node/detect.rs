@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use lb_core::family::{Families, Family};
 
-use crate::datapath::Network;
+use lb_datapath::Network;
 
 /// How clients inside the cluster are told from others: kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -110,7 +110,7 @@ fn families_of(networks: &[IpNet]) -> Families {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::Link;
+    use lb_datapath::Link;
 
     const V4: Families = Families { v4: true, v6: false };
     const V6: Families = Families { v4: false, v6: true };

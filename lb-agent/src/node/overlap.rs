@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::{Primary, addresses::addresses_of};
-use crate::datapath::Network;
+use lb_datapath::Network;
 
 /// What is wrong where cluster IPs may be addresses of other machines: networks of the node's devices, or its own primary
 /// address, meet the ranges. A lone address that is not the primary one is no reason to believe so: a DNS cache on every
@@ -33,7 +33,7 @@ pub fn overlaps(network: &Network, primary: &Primary, ranges: &[IpNet]) -> Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::{Link, LinkAddress};
+    use lb_datapath::{Link, LinkAddress};
 
     fn link(name: &str, up: bool, addresses: &[&str]) -> Link {
         let address = |text: &&str| {

@@ -11,8 +11,8 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use aya::maps::{Array, HashMap, Map, MapData};
-use lb_agent::datapath::Pinned;
 use lb_common::{Address, Backend, Service, ServiceKey};
+use lb_datapath::Pinned;
 use lb_tests::{
     agent::{Agent, Settings},
     bench::{Figure, Quantile, Unit},

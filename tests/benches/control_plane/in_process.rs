@@ -6,16 +6,14 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use lb_agent::{
-    datapath::{Datapath, Options, Pinned, grace},
-    manifests::{Content, Edit, Manifests, ManifestsOptions},
-};
+use lb_agent::manifests::{Content, Edit, Manifests, ManifestsOptions};
 use lb_core::{
     allocate::DEFAULT_NODE_PORTS,
     model::{Change, Policy},
     plan::Contents,
     reconciler::Reconciler,
 };
+use lb_datapath::{Datapath, Options, Pinned, grace};
 
 use lb_tests::bench::{Figure, Quantile, Unit};
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use lb_agent::datapath::Pinned;
+use lb_datapath::Pinned;
 use lb_tests::{
     agent::binary,
     bench::{Figure, Quantile, Unit},

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use lb_agent::datapath::Pinned;
 use lb_common::{Address, Settings, settings_flags};
+use lb_datapath::Pinned;
 use serde_json::{Value, json};
 
 use crate::bed::{A_WHILE, Bed, PATIENCE, SOON};

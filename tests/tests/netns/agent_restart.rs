@@ -3,7 +3,7 @@
 use std::{fs, io, process::Command};
 
 use aya::programs::{SchedClassifier, TcAttachType};
-use lb_agent::datapath::AttachMode;
+use lb_datapath::AttachMode;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, Transfer, ask_http, ask_udp, udp_socket},

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use lb_agent::datapath::Pinned;
 use lb_common::{Address, Settings};
+use lb_datapath::Pinned;
 use lb_tests::{
     agent::{self, Agent},
     client::{REFUSED, ask_http},

@@ -125,7 +125,7 @@ fn programs(bed: &Bed) -> Vec<String> {
 /// A program in the control group that is none of the agent's. (It is ours for want of another, with maps of its own, for
 /// sockets of no namespace.)
 fn others_program(bed: &Bed) -> Ebpf {
-    let mut ebpf = EbpfLoader::new().load(lb_agent::datapath::OBJECT).unwrap();
+    let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
     program.load().unwrap();
     let cgroup = File::open(bed.cluster.cgroup(1).unwrap().path()).unwrap();

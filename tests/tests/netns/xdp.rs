@@ -67,7 +67,7 @@ pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     {
         loader.map_max_entries(map, 16);
     }
-    let mut ebpf = loader.load(lb_agent::datapath::OBJECT).unwrap();
+    let mut ebpf = loader.load(lb_datapath::OBJECT).unwrap();
     let program: &mut Xdp = ebpf.program_mut("xdp_native").unwrap().try_into().unwrap();
     program.load().unwrap();
     netns.run(|| program.attach(device, XdpMode::Driver).map(drop).map_err(io::Error::other)).unwrap();

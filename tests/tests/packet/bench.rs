@@ -18,7 +18,6 @@ use aya::{
     util::nr_cpus,
 };
 use bytemuck::Zeroable as _;
-use lb_agent::explain::Globals;
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Event, FragmentKey, FragmentPorts, Outcome,
     Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
@@ -26,6 +25,7 @@ use lb_common::{
     device_flags, monitor, service_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
+use lb_datapath::Globals;
 use lb_tests::skip;
 
 use super::{
@@ -191,7 +191,7 @@ impl Bench {
         for (name, default) in SIZES {
             loader.map_max_entries(name, if name == map { entries } else { default });
         }
-        let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
+        let mut ebpf = loader.load(lb_datapath::OBJECT).expect("these tests need root");
         for name in PROGRAMS {
             let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
@@ -572,7 +572,7 @@ impl Bench {
 impl Bench {
     /// Lets the programs make events for so many ticks from now on.
     pub(crate) fn watch(&mut self, ticks: u32) {
-        let until = lb_agent::datapath::Conntrack::now().0 + ticks;
+        let until = lb_datapath::Conntrack::now().0 + ticks;
         self.monitor().set(monitor::UNTIL, u64::from(until), 0).unwrap();
     }
 

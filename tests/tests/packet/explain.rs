@@ -11,10 +11,7 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use bytemuck::Zeroable as _;
-use lb_agent::{
-    datapath::{DatapathError, Route, Routes},
-    explain::{self, Explanation, Globals, Hook as Where, Question, Step, Tables, Turn, Verdict},
-};
+use lb_agent::explain::{self, Explanation, Hook as Where, Question, Step, Tables, Turn, Verdict};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
     Service, ServiceKey, Settings, SourceRange, Vip, backend_flags,
@@ -22,6 +19,7 @@ use lb_common::{
     service_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
+use lb_datapath::{DatapathError, Globals, Route, Routes};
 
 use super::{
     bench::{Bench, Device, Hook, SCTP, TCP, UDP},

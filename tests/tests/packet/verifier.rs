@@ -40,7 +40,7 @@ fn every_program_loads() {
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
         loader.override_global("DIRECT", &direct, true);
-        let mut ebpf = loader.load(lb_agent::datapath::OBJECT).expect("these tests need root");
+        let mut ebpf = loader.load(lb_datapath::OBJECT).expect("these tests need root");
         for name in PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(SOCKET_PROGRAMS) {
             let info = load(&mut ebpf, name);
             let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));

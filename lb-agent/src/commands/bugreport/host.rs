@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use super::Collection;
-use crate::{datapath::Routes, leftovers};
+use crate::leftovers;
+use lb_datapath::Routes;
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(10);

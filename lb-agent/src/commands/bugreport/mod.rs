@@ -24,8 +24,8 @@ use super::{check, conntrack, output, profile, service_view, status};
 use crate::{
     cli::{BugreportArgs, FlowFilter},
     config::Place,
-    datapath::{Conntrack, Pinned},
 };
+use lb_datapath::{Conntrack, Pinned};
 
 /// Connections that are listed one by one.
 const CONNECTIONS: usize = 1000;

@@ -21,10 +21,8 @@ use super::{
     output::{print_json, print_table, scaled, table},
     service_view,
 };
-use crate::{
-    cli::{TableOrJson, TopArgs},
-    datapath::{Conntrack, DatapathError, Ledger, Pinned},
-};
+use crate::cli::{TableOrJson, TopArgs};
+use lb_datapath::{Conntrack, DatapathError, Ledger, Pinned};
 
 /// Shows it on the terminal until somebody quits, or prints it once where there is none.
 pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
