@@ -9,11 +9,11 @@ use bytemuck::{Pod, Zeroable};
 /// An IP address of either family in network byte order; IPv4 is v4-mapped (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2),
 /// so that one map and one code path serve both families.
 ///
-/// Aligned like a word, so that BPF, which has no unaligned access to its stack, moves words and not octets.
+/// Aligned like a word: BPF has no unaligned access to its stack, so it would otherwise copy byte by byte.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub struct Address {
-    octets: [u8; 16],
+    bytes: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Address>() == 16);
@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<Address>() == 16);
 const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
 impl Address {
-    /// The v4-mapped form of four octets in network byte order.
+    /// The v4-mapped form of four bytes in network byte order.
     #[inline(always)]
     pub fn from_v4(v4: [u8; 4]) -> Self {
         Self::from_v4_word(u32::from_ne_bytes(v4))
@@ -31,60 +31,60 @@ impl Address {
     /// The v4-mapped form of an address as it lies in memory, read as a word.
     #[inline(always)]
     pub fn from_v4_word(word: u32) -> Self {
-        Self { octets: bytemuck::must_cast([0, 0, V4_MAPPED, word]) }
+        Self { bytes: bytemuck::must_cast([0, 0, V4_MAPPED, word]) }
     }
 
-    /// An address of sixteen octets as they lie in memory, read as words.
+    /// An address of sixteen bytes as they lie in memory, read as words.
     #[inline(always)]
     pub fn from_words(words: [u32; 4]) -> Self {
-        Self { octets: bytemuck::must_cast(words) }
+        Self { bytes: bytemuck::must_cast(words) }
     }
 
-    /// Sixteen octets in network byte order.
+    /// Sixteen bytes in network byte order.
     #[inline(always)]
-    pub const fn from_v6(octets: [u8; 16]) -> Self {
-        Self { octets }
+    pub const fn from_v6(bytes: [u8; 16]) -> Self {
+        Self { bytes }
     }
 
     /// Whether this is an IPv4 address.
     #[inline(always)]
     pub fn is_v4(&self) -> bool {
-        let [a, b, c, _]: [u32; 4] = bytemuck::must_cast(self.octets);
+        let [a, b, c, _]: [u32; 4] = bytemuck::must_cast(self.bytes);
         a | b == 0 && c == V4_MAPPED
     }
 
-    /// The four octets of an IPv4 address; meaningless when [`Self::is_v4`] is false.
+    /// The four bytes of an IPv4 address; meaningless when [`Self::is_v4`] is false.
     #[inline(always)]
-    pub fn v4_octets(&self) -> [u8; 4] {
+    pub fn v4_bytes(&self) -> [u8; 4] {
         self.v4_word().to_ne_bytes()
     }
 
     /// An IPv4 address as it lies in memory; meaningless when [`Self::is_v4`] is false.
     #[inline(always)]
     pub fn v4_word(&self) -> u32 {
-        let [_, _, _, word]: [u32; 4] = bytemuck::must_cast(self.octets);
+        let [_, _, _, word]: [u32; 4] = bytemuck::must_cast(self.bytes);
         word
     }
 
     /// The address as four words as they lie in memory.
     #[inline(always)]
     pub fn words(&self) -> [u32; 4] {
-        bytemuck::must_cast(self.octets)
+        bytemuck::must_cast(self.bytes)
     }
 
-    /// All sixteen octets, network byte order.
+    /// All sixteen bytes, network byte order.
     #[inline(always)]
-    pub const fn octets(&self) -> &[u8; 16] {
-        &self.octets
+    pub const fn bytes(&self) -> &[u8; 16] {
+        &self.bytes
     }
 }
 
 impl Address {
-    /// The address as words whose order is the order of addresses. Comparing words rather than octets keeps
-    /// the BPF programs free of calls to `memcmp`.
+    /// The address as words whose order is the order of addresses. Comparing words rather than bytes keeps the BPF
+    /// programs free of calls to `memcmp`.
     #[inline(always)]
     fn order(&self) -> [u32; 4] {
-        let words: [u32; 4] = bytemuck::must_cast(self.octets);
+        let words: [u32; 4] = bytemuck::must_cast(self.bytes);
         words.map(u32::from_be)
     }
 }
@@ -101,7 +101,7 @@ impl Eq for Address {}
 
 impl Hash for Address {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.octets.hash(state);
+        self.bytes.hash(state);
     }
 }
 
@@ -137,9 +137,9 @@ impl From<IpAddr> for Address {
 impl From<Address> for IpAddr {
     fn from(address: Address) -> Self {
         if address.is_v4() {
-            Self::V4(Ipv4Addr::from(address.v4_octets()))
+            Self::V4(Ipv4Addr::from(address.v4_bytes()))
         } else {
-            Self::V6(Ipv6Addr::from(address.octets))
+            Self::V6(Ipv6Addr::from(address.bytes))
         }
     }
 }
@@ -165,16 +165,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_that_of_the_octets() {
+    fn addresses_sort_as_their_bytes_do() {
         let sorted = ["192.0.2.1", "192.0.2.2", "198.51.100.0", "2001:db8::1", "2001:db8::1:0", "2001:db9::"];
         let addresses = sorted.map(|text| Address::from(text.parse::<IpAddr>().expect("a literal address")));
         for pair in addresses.windows(2) {
-            assert!(pair[0] < pair[1] && pair[0].octets() < pair[1].octets(), "{:?}", pair);
+            assert!(pair[0] < pair[1] && pair[0].bytes() < pair[1].bytes(), "{:?}", pair);
         }
     }
 
     #[test]
-    fn both_families_survive_the_round_trip() {
+    fn both_families_survive_a_round_trip() {
         for text in ["192.0.2.1", "0.0.0.0", "2001:db8::1", "::1", "::"] {
             let ip: IpAddr = text.parse().expect("a literal address");
             let address = Address::from(ip);

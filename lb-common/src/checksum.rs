@@ -3,7 +3,7 @@
 //! Everything here works on words *as they lie in memory*: one's complement sums do not depend on byte order
 //! (RFC 1071 §2 (B)), so no value is ever swapped, and a sum may be stored into a packet as it is.
 
-/// A one's complement sum that is being built; [`Sum::fold`] makes the 16-bit word.
+/// An unfolded one's complement sum; [`Sum::fold`] makes the 16-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sum(u64);
 
@@ -11,19 +11,19 @@ impl Sum {
     /// The empty sum.
     pub const ZERO: Self = Self(0);
 
-    /// Adds 16 octets.
+    /// Adds 16 bytes.
     #[inline(always)]
     #[must_use]
-    pub fn add_16(self, octets: &[u8; 16]) -> Self {
-        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*octets);
+    pub fn add_16(self, bytes: &[u8; 16]) -> Self {
+        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*bytes);
         Self(self.0 + u64::from(a) + u64::from(b) + u64::from(c) + u64::from(d))
     }
 
-    /// Takes 16 octets away: adds their complement.
+    /// Subtracts 16 bytes: adds their complement.
     #[inline(always)]
     #[must_use]
-    pub fn sub_16(self, octets: &[u8; 16]) -> Self {
-        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*octets);
+    pub fn sub_16(self, bytes: &[u8; 16]) -> Self {
+        let [a, b, c, d]: [u32; 4] = bytemuck::must_cast(*bytes);
         Self(self.0 + u64::from(!a) + u64::from(!b) + u64::from(!c) + u64::from(!d))
     }
 
@@ -41,7 +41,7 @@ impl Sum {
         Self(self.0 + u64::from(words))
     }
 
-    /// Takes one 16-bit word in memory order away.
+    /// Subtracts one 16-bit word in memory order.
     #[inline(always)]
     #[must_use]
     pub fn sub_word(self, word: u16) -> Self {
@@ -66,22 +66,22 @@ mod tests {
 
     use super::*;
 
-    /// The sum of an even number of octets, as RFC 1071 defines it.
-    fn sum(octets: &[u8]) -> Sum {
-        octets
+    /// The sum of an even number of bytes, as RFC 1071 defines it.
+    fn sum(bytes: &[u8]) -> Sum {
+        bytes
             .chunks_exact(2)
             .fold(Sum::ZERO, |sum, pair| sum.add_word(u16::from_ne_bytes([pair[0], pair[1]])))
     }
 
     #[test]
-    fn sums_the_example_of_rfc_1071() {
-        let octets = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(sum(&octets).fold().to_ne_bytes(), [0xdd, 0xf2]);
+    fn sum_of_the_example_of_rfc_1071() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(sum(&bytes).fold().to_ne_bytes(), [0xdd, 0xf2]);
     }
 
     proptest! {
         #[test]
-        fn a_difference_leads_from_one_sum_to_the_other(
+        fn delta_updates_the_old_sum_to_the_new_one(
             old in any::<[u8; 16]>(), new in any::<[u8; 16]>(), rest in proptest::collection::vec(1u8.., 2..64),
         ) {
             let delta = Sum::ZERO.sub_16(&old).add_16(&new).fold();
@@ -90,8 +90,8 @@ mod tests {
         }
 
         #[test]
-        fn wide_and_narrow_words_agree(octets in any::<[u8; 16]>()) {
-            prop_assert_eq!(Sum::ZERO.add_16(&octets).fold(), sum(&octets).fold());
+        fn wide_and_narrow_words_give_the_same_sum(bytes in any::<[u8; 16]>()) {
+            prop_assert_eq!(Sum::ZERO.add_16(&bytes).fold(), sum(&bytes).fold());
         }
     }
 }

@@ -1,18 +1,18 @@
 //! The checksum of SCTP, CRC32c (RFC 9260 appendix A), and its update without walking the packet.
 //!
-//! A CRC is linear: by how much a change of the first four octets changes it depends on that change and on how many
-//! octets there are, not on what they are. Polynomials over GF(2) are words with the coefficient of `x^0` in the
-//! highest bit, as the algorithm for octets with their lowest bit first wants them.
+//! A CRC is linear: when the first four bytes change, the change of the CRC depends only on the change of these bytes
+//! and on the packet's length, not on its content. Polynomials over GF(2) are words with the coefficient of `x^0` in
+//! the highest bit, because the algorithm takes bytes with their lowest bit first.
 
 /// The generator polynomial without its highest term.
 const GENERATOR: u32 = 0x82f6_3b78;
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
-/// Bits of the number of octets of a packet.
+/// Bits of a packet's length in bytes.
 const LENGTH_BITS: usize = Change::STEPS as usize;
 
-/// `x^(8 * 2^k)` for every `k`: what 2^k octets multiply by.
-const OCTETS: [u32; LENGTH_BITS] = powers();
+/// `x^(8 * 2^k)` for every `k`: the factor of 2^k bytes.
+const BYTE_POWERS: [u32; LENGTH_BITS] = powers();
 
 const fn powers() -> [u32; LENGTH_BITS] {
     let mut powers = [0; LENGTH_BITS];
@@ -46,9 +46,9 @@ const fn multiplied(a: u32, b: u32) -> u32 {
     product
 }
 
-/// By how much (to be combined by exclusive or) the CRC32c of some octets changes when the first four of them change.
+/// The change of a CRC32c (to be combined by exclusive or) when the first four bytes of a packet change.
 ///
-/// It is found in [`Change::STEPS`] steps, so that a BPF program can take them in a loop of the kernel's.
+/// It is computed in [`Change::STEPS`] steps, so that a BPF program can run them in `bpf_loop`.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     change: u32,
@@ -57,21 +57,22 @@ pub struct Change {
 }
 
 impl Change {
-    /// How many steps lead to the result.
+    /// Steps until [`Self::result`] is complete.
     pub const STEPS: u32 = 16;
 
-    /// For `length` octets (below 2^16) whose first four change by `delta`: the exclusive or of both, as little-endian word.
+    /// For `length` bytes (below 2^16) whose first four change by `delta`: old exclusive or new, as a little-endian
+    /// word.
     #[inline(always)]
     pub const fn new(delta: u32, length: u32) -> Self {
         Self { change: delta, length, done: 0 }
     }
 
-    /// Takes a step.
+    /// Runs one step.
     #[inline(always)]
     pub const fn step(&mut self) {
         let bit = self.done as usize % LENGTH_BITS;
         if self.length >> bit & 1 != 0 {
-            self.change = multiplied(self.change, OCTETS[bit]);
+            self.change = multiplied(self.change, BYTE_POWERS[bit]);
         }
         self.done += 1;
     }
@@ -89,19 +90,19 @@ mod tests {
 
     use super::*;
 
-    /// Octet by octet, bit by bit, as the definition has it.
-    fn crc32c(octets: &[u8]) -> u32 {
-        let step = |crc: u32, octet: &u8| (0..8).fold(crc ^ u32::from(*octet), |crc, _| times_x(crc));
-        !octets.iter().fold(!0, step)
+    /// Byte by byte, bit by bit, as RFC 9260 defines it.
+    fn crc32c(bytes: &[u8]) -> u32 {
+        let step = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), |crc, _| times_x(crc));
+        !bytes.iter().fold(!0, step)
     }
 
     #[test]
-    fn the_check_value_of_the_algorithm() {
+    fn crc32c_has_its_check_value() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 
     #[test]
-    fn a_change_of_the_first_octets_changes_the_checksum_by_so_much() {
+    fn change_of_the_first_four_bytes_updates_the_checksum() {
         for length in [4, 5, 12, 16, 100, 1_480, 65_535] {
             let before: Vec<u8> = (0..length).map(|n: u32| (n * 7 + 3).to_le_bytes()[0]).collect();
             let mut after = before.clone();
@@ -110,7 +111,7 @@ mod tests {
                 ^ u32::from_le_bytes([0x9c, 0x40, 0x0f, 0xa1]);
             let mut change = Change::new(delta, length);
             (0..Change::STEPS).for_each(|_| change.step());
-            assert_eq!(crc32c(&before) ^ change.result(), crc32c(&after), "{length} octets");
+            assert_eq!(crc32c(&before) ^ change.result(), crc32c(&after), "{length} bytes");
         }
     }
 }

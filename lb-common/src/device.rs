@@ -2,12 +2,12 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Value of `DEVICES`, under its interface index: what packets may do there past the stack. Devices that are not in the map
-/// take packets that come by a route and a neighbour, as any device does.
+/// Value of `DEVICES`, keyed by interface index: which packets may bypass the stack on this device. A device that is
+/// not in the map takes packets from a route and a neighbour, as any device does.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct DeviceInfo {
-    /// Octets of the largest IP packet that it takes.
+    /// MTU: the largest IP packet, in bytes.
     pub mtu: u32,
     /// See [`device_flags`].
     pub flags: u32,
@@ -19,13 +19,13 @@ describe!(DeviceInfo { mtu, flags });
 
 /// Bits of [`DeviceInfo::flags`].
 pub mod device_flags {
-    /// It leads to other machines, and packets of routed flows may pass between it and others of the kind
+    /// A wire device: it leads to other machines. Packets of routed flows pass between wire devices
     /// ([`crate::conntrack::flow_flags::ROUTED`]).
     pub const WIRE: u32 = 1;
-    /// It takes frames of XDP programs on other devices.
-    pub const TAKES_FRAMES: u32 = 2;
-    /// It is one end of a pair whose other end is a pod's: packets may go there without passing this one.
-    pub const PEER: u32 = 4;
+    /// It transmits frames that XDP programs on other devices redirect to it.
+    pub const XDP_REDIRECT_TARGET: u32 = 2;
+    /// It is the host-side end of a pod's veth pair: packets may go straight to the pod's end (`bpf_redirect_peer`).
+    pub const REDIRECT_PEER: u32 = 4;
 }
 
 #[cfg(feature = "user")]

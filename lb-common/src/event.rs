@@ -2,31 +2,31 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::conntrack::Tuple;
 
-/// What the programs tell a monitor of: an element of the ring buffer `EVENTS`. They do so for first packets of flows, and for
-/// packets that are dropped or rejected, while somebody listens (see [`monitor`]).
+/// An element of the ring buffer `EVENTS`. While a monitor runs (see [`monitor`]), the programs emit one for the first
+/// packet of each flow and for each packet that they drop or reject.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub time: u64,
-    /// What the client sends; zeros where the packet was half rewritten. The source of a system call is the node's address and
-    /// port 0, as nobody knows a better one yet.
+    /// The client's packet; zeros where the packet was already half rewritten. The source of a system call is the
+    /// node's address and port 0, because the kernel has not chosen a port yet.
     pub from: Tuple,
-    /// Of a new flow, what leaves the node towards the backend (of one in a tunnel, the ends of that); else zeros.
+    /// New flow: the packet that leaves the node towards the backend (in a tunnel, the ends of the tunnel). Else zeros.
     pub to: Tuple,
-    /// [`crate::Service::id`] of a new flow; else 0.
+    /// New flow: [`crate::Service::id`]. Else 0.
     pub service: u32,
-    /// Interface index of the device where the packet was; the process that made the system call.
+    /// Interface index of the packet's device; for a system call, the process id.
     pub origin: u32,
     /// The [`crate::Outcome`].
     pub outcome: u8,
-    /// Why this backend: a [`Choice`].
+    /// Why this backend was chosen: a [`Choice`].
     pub choice: u8,
-    /// Of a new flow, [`crate::Service::scheduler`].
+    /// New flow: [`crate::Service::scheduler`].
     pub scheduler: u8,
-    /// Where: an [`EventHook`].
+    /// Where it was emitted: an [`EventHook`].
     pub hook: u8,
-    /// Of a new flow, its [`crate::conntrack::flow_flags`].
+    /// New flow: its [`crate::conntrack::flow_flags`].
     pub flags: u8,
     /// Always 0.
     pub zeros: [u8; 3],
@@ -38,15 +38,15 @@ const _: () = assert!(size_of::<Event>() == 104);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// None was.
+    /// No backend was chosen.
     None = 0,
-    /// The service's scheduler says so.
+    /// The service's scheduler chose it.
     Scheduler = 1,
-    /// The client was there before, and the service has affinity.
+    /// The service has affinity, and the client is pinned to it.
     Affinity = 2,
-    /// The backend that the client has asked did not answer, so this is the next one.
+    /// The client's previous backend did not answer, so this is the next one.
     Retry = 3,
-    /// Another node has chosen it, and sent the packet here in a tunnel.
+    /// Another node chose it and sent the packet here in a tunnel.
     Peer = 4,
 }
 
@@ -55,13 +55,13 @@ impl Choice {
     pub const ALL: [Self; 5] = [Self::None, Self::Scheduler, Self::Affinity, Self::Retry, Self::Peer];
 }
 
-/// Where an event was made.
+/// The hook that emitted an event.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventHook {
-    /// tc, where packets enter the node.
+    /// tc ingress.
     Ingress = 0,
-    /// tc, where they leave it.
+    /// tc egress.
     Egress = 1,
     /// XDP.
     Xdp = 2,
@@ -86,10 +86,10 @@ impl EventHook {
 
 /// Elements of the array `MONITOR`, of 64 bits each.
 pub mod monitor {
-    /// The [`Tick`](crate::conntrack::Tick) before which events are made. A monitor keeps putting it off, so that nothing is
-    /// left on by one that was killed; 0 is off.
+    /// The [`Tick`](crate::conntrack::Tick) until which the programs emit events; 0 is off. A running monitor keeps
+    /// extending it, so that events stop when the monitor is killed.
     pub const UNTIL: u32 = 0;
-    /// How many events were lost since the map was made, because the ring buffer had no room.
+    /// Events lost since the map was created, because the ring buffer was full.
     pub const LOST: u32 = 1;
     /// How many elements there are.
     pub const SIZE: usize = 2;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_in_all_is_the_value() {
+    fn index_in_all_is_the_value() {
         for (index, choice) in Choice::ALL.into_iter().enumerate() {
             assert_eq!(choice as usize, index);
         }

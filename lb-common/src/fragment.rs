@@ -12,7 +12,7 @@ pub struct FragmentKey {
     pub destination: Address,
     /// Identification field: 16 bits in IPv4, 32 in IPv6; as on the wire.
     pub identification: u32,
-    /// IPv4: the IP protocol number. IPv6: 0, since other fragments than the first one may not tell it.
+    /// IPv4: the IP protocol number. IPv6: 0, since only the first fragment is sure to carry it.
     pub protocol: u8,
     zero: u8,
     zeros: u16,
@@ -31,7 +31,7 @@ impl FragmentKey {
     }
 }
 
-/// Value of `FRAGMENTS`: what only the first fragment carries; ports in host byte order.
+/// Value of `FRAGMENTS`: the fields that only the first fragment carries; ports in host byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FragmentPorts {
@@ -39,7 +39,7 @@ pub struct FragmentPorts {
     pub source: u16,
     /// Destination port.
     pub destination: u16,
-    /// When the first fragment was seen. Identifications come round, so the entry holds only for so long.
+    /// When the first fragment was seen. Identifications are reused, so the entry expires: see [`Self::is_valid`].
     pub seen: Tick,
     /// IP protocol number of the transport header. (In IPv6 there may be more headers behind that of the fragment.)
     pub protocol: u8,
@@ -56,15 +56,15 @@ impl FragmentPorts {
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
-    /// What the first fragment of a datagram told.
+    /// The fields of the first fragment of a datagram.
     #[inline(always)]
     pub const fn new(source: u16, destination: u16, protocol: u8, seen: Tick) -> Self {
         Self { source, destination, seen, protocol, zero: 0, zeros: 0 }
     }
 
-    /// Whether the entry still is about the datagram at hand.
+    /// Whether a later fragment may still belong to the same datagram.
     #[inline(always)]
-    pub const fn holds(&self, now: Tick) -> bool {
+    pub const fn is_valid(&self, now: Tick) -> bool {
         now.0.wrapping_sub(self.seen.0) <= Self::LIFETIME
     }
 }
@@ -82,10 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_holds_for_half_a_minute() {
+    fn entry_is_valid_for_30_seconds() {
         let ports = FragmentPorts::new(1, 2, 17, Tick::from_nanos(1_000_000_000_000));
         let after = |seconds: u64| Tick::from_nanos((1_000 + seconds) * 1_000_000_000);
-        assert!(ports.holds(after(0)) && ports.holds(after(29)));
-        assert!(!ports.holds(after(32)) && !ports.holds(after(100_000)));
+        assert!(ports.is_valid(after(0)) && ports.is_valid(after(29)));
+        assert!(!ports.is_valid(after(32)) && !ports.is_valid(after(100_000)));
     }
 }

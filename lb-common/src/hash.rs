@@ -1,12 +1,12 @@
-//! The hash by which flows and backends find their places in tables: the same on every node with the same seed, whatever
-//! the order of its octets.
+//! The hash by which schedulers place flows and backends in tables: the same on every node with the same seed,
+//! independent of byte order.
 
 use crate::Address;
 
-/// What nodes hash with where nothing else is said. Nodes that share the work of one service need the same.
+/// The default seed. Nodes that serve the same clients of one service need the same seed.
 pub const DEFAULT_SEED: u64 = 0x6c62_2d61_6765_6e74;
 
-/// Multipliers of MurmurHash3's 64-bit finaliser (Austin Appleby, public domain).
+/// The multipliers of MurmurHash3's 64-bit finaliser (Austin Appleby, public domain).
 const FIRST: u64 = 0xff51_afd7_ed55_8ccd;
 const SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
 
@@ -19,7 +19,7 @@ const fn mix(state: u64, word: u64) -> u64 {
     mixed ^ (mixed >> 33)
 }
 
-/// The hash of an address with a number beside it, such as a port.
+/// The hash of an address and a number, such as a port.
 #[inline(always)]
 pub fn of_endpoint(seed: u64, address: &Address, number: u32) -> u64 {
     let [a, b, c, d] = address.words().map(|word| u32::from_be(word) as u64);
@@ -33,14 +33,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_same_everywhere_and_for_ever() {
+    fn hash_never_changes() {
         let v4 = of_endpoint(DEFAULT_SEED, &Address::from_v4([192, 0, 2, 1]), 8080);
         let v6 = of_endpoint(1, &Address::from_words([1, 2, 3, 4].map(u32::to_be)), 0);
         assert_eq!((v4, v6), (6_016_805_982_822_253_964, 11_418_744_938_668_715_926));
     }
 
     #[test]
-    fn neighbours_are_spread_evenly() {
+    fn neighbouring_addresses_are_spread_evenly() {
         const BUCKETS: usize = 64;
         for seed in [0, 1, DEFAULT_SEED] {
             let mut upper = vec![0; BUCKETS];

@@ -1,17 +1,18 @@
-//! What the keys and values of the pinned maps look like, told by themselves: an agent of another layout reads what this one
-//! has left, field by field (see `lb_core::layout`).
+//! Self-description of the keys and values of the pinned maps: an agent with another layout reads what this one has
+//! left, field by field (see `lb_core::layout`).
 //!
-//! A field keeps its name as long as it means the same. One whose meaning changes gets another name, and one that is new has
-//! to make sense as 0: that is what it is in elements that were written before. Arrays of structs count as one field.
+//! A field keeps its described name as long as it means the same, even when the Rust field is renamed. A field whose
+//! meaning changes gets another name. A new field must make sense as 0, its value in elements that an earlier layout
+//! wrote. Arrays of structs count as one field.
 
 /// A field of a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its path in the struct, such as `to.source`.
     pub name: &'static str,
-    /// Octets before it.
+    /// Bytes before it.
     pub offset: usize,
-    /// Its octets; numbers are little-endian.
+    /// Its size in bytes; numbers are little-endian.
     pub size: usize,
 }
 
@@ -24,12 +25,12 @@ impl Field {
 
 /// A key or a value of a pinned map.
 pub trait Described {
-    /// All its octets, in the order in which they lie in memory.
+    /// All its fields, in the order in which they lie in memory.
     const FIELDS: &'static [Field];
 }
 
-/// Lists the fields of a struct in their order: `describe!(Flow { to.source, service })`. A field that was renamed keeps the
-/// name under which earlier agents stored it: `describe!(Flow { syns = "asked" })`.
+/// Lists the fields of a struct in their order: `describe!(Flow { to.source, service })`. A field that was renamed
+/// keeps the name under which earlier agents stored it: `describe!(Flow { syns = "asked" })`.
 macro_rules! describe {
     ($kind:ty { $($(#[$condition:meta])* $($name:ident).+ $(= $stored:literal)?),+ $(,)? }) => {
         impl $crate::layout::Described for $kind {
@@ -44,7 +45,7 @@ macro_rules! describe {
 
 pub(crate) use describe;
 
-/// The name of a field in descriptions: its own, unless it had another one before.
+/// The name of a field in descriptions: its path, or the name before it was renamed.
 pub(crate) const fn stored_name(name: &'static str, earlier: &[&'static str]) -> &'static str {
     match earlier {
         [earlier, ..] => earlier,
@@ -52,7 +53,7 @@ pub(crate) const fn stored_name(name: &'static str, earlier: &[&'static str]) ->
     }
 }
 
-/// Lists numbers, which are one field without a name.
+/// Describes numbers: one field without a name.
 macro_rules! describe_numbers {
     ($($kind:ty),+) => {
         $(impl Described for $kind {
@@ -77,7 +78,7 @@ mod tests {
         conntrack::{Flow, Tuple},
     };
 
-    /// The octets that the fields cover, if they cover them one after the other.
+    /// How many bytes the fields cover without gaps, and the size of the struct.
     fn covered<T: Described>() -> (usize, usize) {
         let mut end = 0;
         for field in T::FIELDS {
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_every_struct_are_all_its_octets() {
+    fn described_fields_cover_every_byte_of_every_struct() {
         for (covered, size) in [
             covered::<Tuple>(),
             covered::<Flow>(),
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_paths() {
+    fn field_names_are_paths() {
         let source = Flow::FIELDS.iter().find(|field| field.name == "to.source").expect("Flow has a tuple");
         assert_eq!((source.offset, source.size), (core::mem::offset_of!(Flow, to), 16));
     }

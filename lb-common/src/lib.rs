@@ -1,8 +1,8 @@
-//! What the BPF programs and the agent must agree on: the layout of every map, and the pure algorithms
-//! that both sides run.
+//! The interface between the BPF programs and the agent: the layout of every map, and the pure algorithms that both
+//! sides run.
 //!
-//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` refuses padding at compile time) and
-//! has its size asserted beside it. A change of any layout here needs a new [`LAYOUT_VERSION`].
+//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` rejects padding at compile time) and has its
+//! size asserted beside it. A change of any layout here needs a new [`LAYOUT_VERSION`].
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
@@ -39,21 +39,21 @@ pub use service::{
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
 pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
-/// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` makes another one,
-/// for tests of upgrades.
+/// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` builds a
+/// different layout, for tests of upgrades.
 pub const LAYOUT_VERSION: u32 = 5 + cfg!(feature = "next-layout") as u32;
 
-/// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") the data plane knows.
+/// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") that the data plane handles.
 pub mod protocol {
     /// ICMP for IPv4, RFC 792.
     pub const ICMP: u8 = 1;
-    /// IPv4 in something: a tunnel, RFC 2003.
+    /// IPv4 in IP, a tunnel: RFC 2003.
     pub const IPIP: u8 = 4;
     /// TCP, RFC 9293.
     pub const TCP: u8 = 6;
     /// UDP, RFC 768.
     pub const UDP: u8 = 17;
-    /// IPv6 in something: a tunnel, RFC 2473.
+    /// IPv6 in IP, a tunnel: RFC 2473.
     pub const IPV6: u8 = 41;
     /// ICMP for IPv6, RFC 4443.
     pub const ICMPV6: u8 = 58;
@@ -64,50 +64,53 @@ pub mod protocol {
 /// The UDP port of GUE (draft-ietf-intarea-gue §2), IANA "gue".
 pub const GUE_PORT: u16 = 6080;
 
-/// What the only element of `HANDOVER` says: whether the programs of an earlier layout are on the same hooks, and see every packet
-/// that these pass on.
+/// Values of the only element of `HANDOVER`: whether programs of an earlier map layout are still attached to the same
+/// hooks, behind the programs of this layout. They see every packet that these pass on.
 pub mod handover {
-    /// They are not, or not any more.
+    /// No program of an earlier layout is attached.
     pub const OVER: u32 = 0;
-    /// They are, and where they are these may still be missing: no flow begins here, they may have it already.
-    pub const EARLIER_BEGINS: u32 = 1;
-    /// They are, and these are everywhere: flows begin here, but what is in the middle of a connection that is not known here is
-    /// theirs.
-    pub const BEGINS: u32 = 2;
+    /// The earlier programs are attached, and these may still be missing on some of their hooks. These create no flows:
+    /// the earlier programs may already have them.
+    pub const EARLIER_CREATES_FLOWS: u32 = 1;
+    /// Both are attached to all hooks. These create flows for a SYN; packets in the middle of a connection that has no
+    /// entry here are left to the earlier programs.
+    pub const CREATES_FLOWS: u32 = 2;
 }
 
 /// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
 pub mod capacity {
     /// Frontends (`SERVICES`); memory is used only for those that exist.
     pub const SERVICES: usize = 262_144;
-    /// Slots of the backend arena (`BACKENDS`), all allocated at start: 32 bytes each, as the kernel rounds them; and of the
-    /// counters of active flows (`ACTIVE`), 8 bytes each.
+    /// Slots of the backend arena (`BACKENDS`), all allocated at start, 32 bytes each as the kernel rounds them; and
+    /// slots of `ACTIVE`, 8 bytes each.
     pub const BACKENDS: usize = 524_288;
-    /// Slots of the arena of tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds them.
+    /// Slots of the arena of scheduler tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds
+    /// them.
     pub const TABLES: usize = 1_048_576;
-    /// Entries of `CONNTRACK`, two for each connection, all allocated at start: 192 bytes each, as the kernel rounds them.
+    /// Entries of `CONNTRACK`, two for each connection, all allocated at start: 192 bytes each, as the kernel rounds
+    /// them.
     pub const CONNTRACK: usize = 524_288;
     /// Addresses of services (`VIPS`); memory is used only for those that exist.
     pub const VIPS: usize = 262_144;
-    /// Networks that may use a service port (`SOURCE_RANGES`); memory is used only for those that exist.
+    /// Networks whose clients may use a service port (`SOURCE_RANGES`); memory is used only for those that exist.
     pub const SOURCE_RANGES: usize = 262_144;
-    /// Devices that clients inside the cluster speak through (`INSIDE_DEVICES`).
+    /// Devices that internal clients' packets enter through (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
-    /// Devices with something special about them (`DEVICES`).
+    /// Devices on which packets may bypass the stack (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Clients of services with affinity (`AFFINITY`).
     pub const AFFINITY: usize = 65_536;
-    /// Datagrams whose fragments are under way (`FRAGMENTS`), all allocated at start.
+    /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start.
     ///
-    /// Before Linux 6.16 each CPU takes 128 free entries of an LRU map for itself at a time, so that one with fewer than 128 for
-    /// each CPU evicts what is in use while others have entries to spare (kernel/bpf/bpf_lru_list.c, `LOCAL_FREE_TARGET`): this
-    /// is twice that for 128 CPUs.
+    /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
+    /// `LOCAL_FREE_TARGET`). A map with fewer than 128 for each CPU evicts entries in use while other CPUs have free
+    /// ones: this is twice that for 128 CPUs.
     pub const FRAGMENTS: usize = 32_768;
-    /// UDP sockets and virtual addresses they send to without being connected (`SOCKET_BACKENDS`, `SOCKET_VIPS`), and
-    /// connected UDP sockets of the node (`CONNECTED_SOCKETS`).
+    /// Pairs of an unconnected UDP socket and a virtual address that it sends to (`SOCKET_BACKENDS`, `SOCKET_VIPS`),
+    /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`).
     pub const SOCKETS: usize = 65_536;
-    /// Octets of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000.
+    /// Bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
     pub const EVENTS: usize = 1 << 20;
-    /// Named addresses (`ENDPOINT_NAMES`); memory is used only for those that exist.
+    /// Endpoints with a name (`ENDPOINT_NAMES`); memory is used only for those that exist.
     pub const ENDPOINT_NAMES: usize = 524_288;
 }

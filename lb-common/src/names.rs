@@ -7,23 +7,23 @@ pub const NAME_SIZE: usize = 64;
 /// Bytes kept of a node's, zone's or pod's name; longer ones are cut.
 pub const BACKEND_NAME_SIZE: usize = 96;
 
-/// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: who a service port is. Only people read it, and the
-/// agent when it starts again: the kernel is the one place where the state of the node is kept.
+/// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: the Kubernetes names of a service port. The programs
+/// never read it; the command line does, and the agent after a restart, because it keeps its state only in the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ServiceName {
-    /// Namespace, UTF-8, filled up with zeros.
+    /// Namespace, UTF-8, padded with zeros.
     pub namespace: [u8; NAME_SIZE],
-    /// Name of the Service object, UTF-8, filled up with zeros.
+    /// Name of the Service object, UTF-8, padded with zeros.
     pub name: [u8; NAME_SIZE],
-    /// Name of the port, UTF-8, filled up with zeros; empty for an unnamed port.
+    /// Name of the port, UTF-8, padded with zeros; empty for an unnamed port.
     pub port_name: [u8; NAME_SIZE],
     /// IP protocol number.
     pub protocol: u8,
     /// Always 0.
     pub zero: u8,
-    /// `nodePort` of the service port, host byte order; 0 where it has none. Kept here so that an allocated one
-    /// outlives the agent.
+    /// `nodePort` of the service port, host byte order; 0 if it has none. Kept here so that an allocated one outlives
+    /// the agent.
     pub node_port: u16,
 }
 
@@ -31,15 +31,15 @@ const _: () = assert!(size_of::<ServiceName>() == 196);
 
 describe!(ServiceName { namespace, name, port_name, protocol, zero, node_port });
 
-/// Value of `ENDPOINT_NAMES`, keyed by the endpoint's [`crate::Address`]: what people call it.
+/// Value of `ENDPOINT_NAMES`, keyed by the endpoint's [`crate::Address`]: its Kubernetes names.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct EndpointName {
-    /// Node the endpoint runs on, UTF-8, filled up with zeros.
+    /// Node the endpoint runs on, UTF-8, padded with zeros.
     pub node: [u8; BACKEND_NAME_SIZE],
-    /// Zone of that node, UTF-8, filled up with zeros.
+    /// Zone of that node, UTF-8, padded with zeros.
     pub zone: [u8; BACKEND_NAME_SIZE],
-    /// Name of the pod, UTF-8, filled up with zeros; its namespace is the service's.
+    /// Name of the pod, UTF-8, padded with zeros; its namespace is the service's.
     pub pod: [u8; BACKEND_NAME_SIZE],
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_are_cut_at_a_character() {
+    fn long_names_are_cut_at_a_character_boundary() {
         assert_eq!(from_fixed(&to_fixed::<4>("abc")), "abc");
         assert_eq!(from_fixed(&to_fixed::<4>("abcd")), "abc");
         assert_eq!(from_fixed(&to_fixed::<4>("aéé")), "aé");

@@ -1,13 +1,13 @@
-/// What becomes of a packet.
+/// What the hook does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Goes on: to the next program on the hook, then to the stack.
+    /// Passes it on: to the next program on the hook, then to the stack.
     Pass,
-    /// Leaves again through the device it came from.
+    /// Sends it out of the device it came from.
     Bounce,
-    /// Leaves through the device that the routing table says, past the stack.
+    /// Sends it out of the device that the routing table names, bypassing the stack.
     Route,
-    /// Is dropped.
+    /// Drops it.
     Drop,
 }
 
@@ -21,15 +21,15 @@ pub enum Outcome {
     NotIp = 0,
     /// No protocol with ports (an ICMP echo, ESP, …).
     NotTransport = 1,
-    /// Headers cut short or contradicting each other: left to the stack, which knows more about what is wrong.
+    /// Headers that are truncated or contradict each other: left to the stack, which reports the error better.
     Malformed = 2,
-    /// No flow and no service: not ours.
+    /// No flow and no Service.
     NoService = 3,
-    /// Belongs to a flow that is translated at the other hook (or already was).
+    /// A packet of a flow that is translated at the other hook (or already was).
     OtherHook = 4,
-    /// A later fragment of a datagram whose first fragment was not ours or was not seen.
+    /// A later fragment of a datagram whose first fragment was not translated or not seen.
     UnknownFragment = 5,
-    /// An ICMP error about a packet of no flow of ours.
+    /// An ICMP error about a packet of no tracked flow.
     UnknownIcmpError = 6,
     /// First packet of a flow: a backend was chosen.
     NewFlow = 7,
@@ -39,72 +39,74 @@ pub enum Outcome {
     Reply = 9,
     /// An ICMP error about a translated packet, itself translated.
     IcmpError = 10,
-    /// A packet between a pod and itself through a VIP, sent back to it translated.
+    /// A packet of a pod to a VIP whose backend is the same pod: translated and sent back (hairpin).
     Hairpin = 11,
     /// A TCP segment to a service without backends, answered with RST.
     RejectTcp = 12,
     /// A datagram to a service without backends, answered with ICMP port unreachable.
     RejectUdp = 13,
-    /// Dropped: a TCP RST to a VIP that belongs to no flow; there is nobody to reset.
+    /// Dropped: a TCP RST to a VIP that belongs to no flow: there is no connection to reset.
     StrayReset = 14,
     /// Dropped: `CONNTRACK` is full, or the kernel has no memory for another entry.
     ConntrackFull = 15,
     /// Dropped: no source port was free towards the chosen backend.
     NoSourcePort = 16,
-    /// Dropped: the service record changed at every one of several reads.
+    /// Dropped: the agent changed the service record during each of several reads.
     TornService = 17,
-    /// Dropped: a service points at a slot that `BACKENDS` has not. This counter should never be anything but 0.
+    /// Dropped: a service record points at a slot outside `BACKENDS`. This counter is always 0, except for a bug.
     NoBackend = 18,
-    /// Dropped: the kernel refused to rewrite the packet.
+    /// Dropped: a kernel helper failed to rewrite the packet.
     RewriteFailed = 19,
-    /// A packet of a masqueraded connection between this node and the backend: its client's address was exchanged.
+    /// A packet of a masqueraded connection between this node and the backend: the client's address was translated.
     Masquerade = 20,
     /// An ICMP echo request to a VIP, answered.
     Echo = 21,
     /// Dropped: the traffic policy is `Local` and all endpoints are on other nodes.
     NoLocalBackend = 22,
-    /// Dropped: an address of the service range that no Service has.
+    /// Dropped: an address in the range of cluster IPs that no Service has.
     UnknownVip = 23,
     /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`.
     SourceNotAllowed = 24,
-    /// Dropped: an ICMP redirect about a translated packet, which would lead its sender past the VIP.
+    /// Dropped: an ICMP redirect about a translated packet, which would make its sender bypass the VIP.
     IcmpRedirect = 25,
-    /// First packet of a flow between a client and a backend beyond the wire: a backend was chosen, and it was sent on.
+    /// First packet of a routed flow, whose client and backend are both beyond wire devices: a backend was chosen, and
+    /// the packet was sent on.
     NewRoutedFlow = 26,
-    /// A further packet of such a flow, in either direction.
+    /// A further packet of a routed flow, in either direction.
     Routed = 27,
-    /// An ICMP error about a packet of such a flow, translated and sent on.
+    /// An ICMP error about a packet of a routed flow, translated and sent on.
     RoutedIcmpError = 28,
-    /// A packet of such a flow that has come too far: answered with ICMP time exceeded.
+    /// A packet of a routed or tunnelled flow whose TTL or hop limit is used up: answered with ICMP time exceeded.
     TimeExceeded = 29,
-    /// A packet of such a flow that is too large for its way: answered with its MTU.
+    /// A packet of a routed or tunnelled flow that is larger than the MTU: answered with an ICMP error that names the
+    /// MTU.
     TooBig = 30,
-    /// Dropped: there is no route for a packet of such a flow any more, or none for a fragment of its size.
+    /// Dropped: no route for a packet of a routed or tunnelled flow, or none for a fragment of its size.
     NoRoute = 31,
-    /// First packet of a flow to a backend on another node that answers directly: a backend was chosen, and the packet was
-    /// sent there in a tunnel.
+    /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
+    /// was sent there in a tunnel.
     NewTunnelledFlow = 32,
-    /// A further packet of such a flow, or an ICMP error about what its backend has sent.
+    /// A further packet of a tunnelled flow, or an ICMP error about a packet of its backend.
     Tunnelled = 33,
-    /// A further packet for a backend on this node that another node has sent here in a tunnel. (The first one counts as any
-    /// new flow.)
+    /// A further packet for a backend on this node that another node sent here in a tunnel. (The first one counts as
+    /// `new_flow`.)
     Decapsulated = 34,
-    /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is no peer.
+    /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is not a node of the cluster.
     TunnelRefused = 35,
-    /// First packet of any other flow, sent on at once past the stack (`--forwarding direct`): a backend was chosen.
+    /// First packet of any other flow that bypasses the stack (`--forwarding direct`): a backend was chosen.
     NewDirectFlow = 36,
-    /// A further packet of such a flow, in either direction.
+    /// A further packet of a flow that bypasses the stack, in either direction.
     Direct = 37,
-    /// Of no flow that is known here while another layout of the maps is being taken over: left to its programs, which are next
-    /// on the hook.
+    /// During the handover from an earlier map layout: a packet of no flow that is known here, left to the earlier
+    /// programs, which are next on the hook.
     LeftToEarlier = 38,
 }
 
 impl Outcome {
-    /// How many there are; the size of `STATS`.
+    /// How many outcomes there are; the size of `STATS`.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// All of them, in the order of their values.
+    /// All outcomes, in the order of their values.
     pub const ALL: [Self; 39] = [
         Self::NotIp,
         Self::NotTransport,
@@ -147,7 +149,7 @@ impl Outcome {
         Self::LeftToEarlier,
     ];
 
-    /// What becomes of the packet.
+    /// What the hook does with a packet of this outcome.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         match self {
@@ -193,13 +195,10 @@ impl Outcome {
         }
     }
 
-    /// What it is of the first packet of a flow, where it is this of the others.
+    /// The outcome of a flow's first packet whose further packets have this outcome.
     #[inline(always)]
     #[must_use]
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "an outcome is that of all packets unless something else is said"
-    )]
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the other outcomes are the same for all packets")]
     pub const fn of_first_packet(self) -> Self {
         match self {
             Self::Forward => Self::NewFlow,
@@ -262,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_in_all_is_the_value() {
+    fn index_in_all_is_the_value() {
         for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, index, "{}", outcome.as_str());
         }

@@ -2,12 +2,12 @@
 
 use core::{fmt, str::FromStr};
 
-/// How a backend is chosen: the schedulers of IPVS (`net/netfilter/ipvs`) under their names, and kube-proxy's. A backend
-/// of weight 0 gets no new flows from any of them.
+/// How a backend is chosen: the schedulers of IPVS (`net/netfilter/ipvs`) under their names, and kube-proxy's `random`.
+/// None of them gives new flows to a backend of weight 0.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheduler {
-    /// By chance, in proportion to the weights.
+    /// At random, in proportion to the weights.
     #[default]
     Random = 0,
     /// One after the other.
@@ -20,7 +20,7 @@ pub enum Scheduler {
     WeightedLeastConnection = 4,
     /// The one that would have the fewest active flows for its weight after it got this one.
     ShortestExpectedDelay = 5,
-    /// One without active flows, else as [`Self::ShortestExpectedDelay`].
+    /// One without active flows; if there is none, as [`Self::ShortestExpectedDelay`].
     NeverQueue = 6,
     /// By the client's address, in proportion to the weights.
     SourceHash = 7,
@@ -31,7 +31,7 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// All of them.
+    /// All schedulers, in the order of their values.
     pub const ALL: [Self; 10] = [
         Self::Random,
         Self::RoundRobin,
@@ -45,7 +45,7 @@ impl Scheduler {
         Self::Maglev,
     ];
 
-    /// The name users know it by.
+    /// The name used in flags, tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Random => "random",
@@ -61,9 +61,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether it asks for the number of active flows of each backend.
+    /// Whether it compares the number of active flows of each backend.
     #[inline(always)]
-    pub const fn counts(self) -> bool {
+    pub const fn uses_active_flows(self) -> bool {
         matches!(
             self,
             Self::LeastConnection
@@ -73,7 +73,7 @@ impl Scheduler {
         )
     }
 
-    /// Whether a backend of twice the weight gets twice as much; all look at whether it is 0.
+    /// Whether a backend of twice the weight gets twice as many flows. (All schedulers skip weight 0.)
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin | Self::LeastConnection | Self::DestinationHash)
     }
@@ -106,7 +106,7 @@ impl TryFrom<u8> for Scheduler {
     }
 }
 
-/// A name that no scheduler has.
+/// The error of parsing a name that no scheduler has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownScheduler;
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scheduler_is_its_name_and_its_number() {
+    fn every_scheduler_parses_from_its_name_and_its_number() {
         for (number, scheduler) in (0..).zip(Scheduler::ALL) {
             assert_eq!(scheduler as u8, number);
             assert_eq!(Scheduler::try_from(number), Ok(scheduler));

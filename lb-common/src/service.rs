@@ -2,7 +2,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{Address, conntrack::Tick, layout::describe};
 
-/// Key of `SERVICES`: what a client speaks to.
+/// Key of `SERVICES`: the destination of a client's packets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct ServiceKey {
@@ -27,7 +27,7 @@ impl ServiceKey {
     }
 }
 
-/// What kind of address a frontend is; decides how traffic from outside is treated.
+/// The kind of a frontend's address; decides how external traffic is treated.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
@@ -69,14 +69,13 @@ impl TryFrom<u8> for FrontendKind {
 
 /// Value of `SERVICES`: one frontend of a service port.
 ///
-/// A record is replaced as a whole by one map update: every packet sees the old backends or the new ones.
-/// The kernel may hand the memory of a replaced record to another key while a reader still looks at it (hash maps
-/// reuse elements at once), so a record carries a seal over itself *and its key*; a reader that finds it broken
-/// looks up again.
+/// One map update replaces a record as a whole: every packet sees the old backends or the new ones. The kernel may
+/// reuse the memory of a replaced record for another key while a reader still looks at it (hash maps reuse elements at
+/// once), so a record carries a seal over itself *and its key*. A reader that finds the seal broken looks up again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {
-    /// As below.
+    /// See the last field of the other layout.
     #[cfg(feature = "next-layout")]
     pub seal: u32,
     /// Identity of the service port, shared by all its frontends; never 0.
@@ -86,18 +85,19 @@ pub struct Service {
     /// Number of backends; 0 means that new connections are rejected, or dropped: see
     /// [`service_flags::DROP_WITHOUT_BACKENDS`].
     pub backends_count: u32,
-    /// With [`service_flags::SHORT_CIRCUIT`], the first slot of the backends for clients inside the cluster; else 0.
-    pub inside_base: u32,
-    /// With [`service_flags::SHORT_CIRCUIT`], the number of backends for clients inside the cluster; else 0.
-    pub inside_count: u32,
-    /// First slot of what the scheduler chooses from in `TABLES`: numbers of backends, counted from `backends_base`.
+    /// With [`service_flags::SHORT_CIRCUIT`], the first slot of the backends for internal clients; else 0.
+    pub internal_base: u32,
+    /// With [`service_flags::SHORT_CIRCUIT`], the number of backends for internal clients; else 0.
+    pub internal_count: u32,
+    /// First slot of the scheduler's table in `TABLES`. A table holds numbers of backends, counted from
+    /// `backends_base`.
     pub table_base: u32,
-    /// Number of these slots; 0 means that it chooses from the backends themselves, each with the same chance.
+    /// Number of slots of that table; 0 means that the scheduler gives each backend the same share.
     pub table_count: u32,
-    /// As `table_base`, for clients inside the cluster.
-    pub inside_table_base: u32,
-    /// As `table_count`, for clients inside the cluster.
-    pub inside_table_count: u32,
+    /// As `table_base`, for internal clients.
+    pub internal_table_base: u32,
+    /// As `table_count`, for internal clients.
+    pub internal_table_count: u32,
     /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
     pub affinity_seconds: u32,
     /// A [`crate::Scheduler`].
@@ -119,12 +119,12 @@ describe!(Service {
     id,
     backends_base,
     backends_count,
-    inside_base,
-    inside_count,
+    internal_base = "inside_base",
+    internal_count = "inside_count",
     table_base,
     table_count,
-    inside_table_base,
-    inside_table_count,
+    internal_table_base = "inside_table_base",
+    internal_table_count = "inside_table_count",
     affinity_seconds,
     scheduler,
     kind,
@@ -135,26 +135,27 @@ describe!(Service {
 
 /// Bits of [`Service::flags`].
 pub mod service_flags {
-    /// Endpoints exist, but none on this node, and the traffic policy is `Local`: packets are dropped rather than
-    /// rejected, so that a load balancer in front moves the traffic instead of failing its clients.
+    /// The traffic policy is `Local` and all endpoints are on other nodes: packets are dropped rather than rejected, so
+    /// that a load balancer in front moves the traffic to another node instead of failing its clients.
     pub const DROP_WITHOUT_BACKENDS: u16 = 1;
-    /// Clients inside the cluster (the node itself, and sources in [`crate::Settings::inside`]) get the slice
-    /// `inside_base, inside_count`: an external address under `externalTrafficPolicy: Local`.
+    /// Internal clients (the node itself, and sources in [`crate::Settings::internal`]) get the slice `internal_base,
+    /// internal_count`: an external address under `externalTrafficPolicy: Local`.
     pub const SHORT_CIRCUIT: u16 = 2;
-    /// Every client is masqueraded; under [`SHORT_CIRCUIT`] nobody is, whatever this bit says.
+    /// Every client is masqueraded. [`SHORT_CIRCUIT`] overrides this bit: with it no client is.
     pub const MASQUERADE: u16 = 4;
-    /// Clients that are not inside the cluster are masqueraded.
-    pub const MASQUERADE_OUTSIDERS: u16 = 8;
+    /// External clients are masqueraded.
+    pub const MASQUERADE_EXTERNAL: u16 = 8;
     /// Only sources in `SOURCE_RANGES` are served (`spec.loadBalancerSourceRanges`).
     pub const SOURCE_RANGES: u16 = 16;
-    /// Only sockets of the node are served, never packets: a node port on a loopback address.
+    /// Only sockets of the node are translated, never packets: a node port on a loopback address.
     pub const SOCKETS_ONLY: u16 = 32;
-    /// Backends on other nodes get the packets of clients outside of the cluster as they are, through a tunnel, and answer
-    /// directly (direct server return). Only together with [`MASQUERADE`], which holds for everybody else.
+    /// Direct server return: backends on other nodes get the packets of external clients unchanged, through a tunnel,
+    /// and answer the client directly. Only together with [`MASQUERADE`], which applies to all other clients and
+    /// backends.
     pub const DSR: u16 = 64;
-    /// As at every node port, flows of TCP and SCTP begin with packets that open a connection only: the address is that of a node,
-    /// whose own connections, and those that netfilter masquerades there, may have the port.
-    pub const OPENED_ONLY: u16 = 128;
+    /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the address is the node's own, so
+    /// segments of the node's connections, and of those that netfilter masquerades there, may carry this port.
+    pub const SYN_ONLY: u16 = 128;
 }
 
 impl Service {
@@ -172,46 +173,46 @@ impl Service {
         Self::digest(self, key) == 0
     }
 
-    /// Whether packets in the middle of a connection may be another one's than the service's.
+    /// Whether only a SYN (or INIT) begins a flow: see [`service_flags::SYN_ONLY`].
     #[inline(always)]
-    pub const fn is_opened_only(&self) -> bool {
-        self.kind == FrontendKind::NodePort as u8 || self.flags & service_flags::OPENED_ONLY != 0
+    pub const fn requires_syn(&self) -> bool {
+        self.kind == FrontendKind::NodePort as u8 || self.flags & service_flags::SYN_ONLY != 0
     }
 
-    /// Whether it matters where the client is: inside the cluster or outside of it.
+    /// Whether internal and external clients are treated differently.
     #[inline(always)]
     pub const fn depends_on_client(&self) -> bool {
-        use service_flags::{DSR, MASQUERADE_OUTSIDERS, SHORT_CIRCUIT};
+        use service_flags::{DSR, MASQUERADE_EXTERNAL, SHORT_CIRCUIT};
 
-        self.flags & (SHORT_CIRCUIT | MASQUERADE_OUTSIDERS | DSR) != 0
+        self.flags & (SHORT_CIRCUIT | MASQUERADE_EXTERNAL | DSR) != 0
     }
 
-    /// The record as it is for a client `inside` the cluster or outside of it: from then on its backends are those of
-    /// `backends_base, backends_count`, and its table is that of `table_base, table_count`.
+    /// The record for an `internal` or external client: `backends_base, backends_count` and `table_base, table_count`
+    /// of the result are those for this client.
     #[inline(always)]
     #[must_use]
-    pub const fn for_client(mut self, inside: bool) -> Self {
-        if inside && self.flags & service_flags::SHORT_CIRCUIT != 0 {
-            self.backends_base = self.inside_base;
-            self.backends_count = self.inside_count;
-            self.table_base = self.inside_table_base;
-            self.table_count = self.inside_table_count;
+    pub const fn for_client(mut self, internal: bool) -> Self {
+        if internal && self.flags & service_flags::SHORT_CIRCUIT != 0 {
+            self.backends_base = self.internal_base;
+            self.backends_count = self.internal_count;
+            self.table_base = self.internal_table_base;
+            self.table_count = self.internal_table_count;
             self.flags &= !service_flags::DROP_WITHOUT_BACKENDS;
         }
         self
     }
 
-    /// Whether a client `inside` the cluster or outside of it is masqueraded.
+    /// Whether an `internal` or external client is masqueraded.
     #[inline(always)]
-    pub const fn masquerades(&self, inside: bool) -> bool {
+    pub const fn masquerades(&self, internal: bool) -> bool {
         let flags = self.flags;
         flags & service_flags::SHORT_CIRCUIT == 0
             && (flags & service_flags::MASQUERADE != 0
-                || (!inside && flags & service_flags::MASQUERADE_OUTSIDERS != 0))
+                || (!internal && flags & service_flags::MASQUERADE_EXTERNAL != 0))
     }
 
-    /// Folds key and record into one word that is 0 for a sealed record. Words are rotated by their place, so that
-    /// swapped words are noticed.
+    /// Folds key and record into one word that is 0 for a sealed record. Each word is rotated by a different number of
+    /// bits, so that swapped words break the seal.
     #[inline(always)]
     fn digest(&self, key: &ServiceKey) -> u32 {
         let [k0, k1, k2, k3, k4]: [u32; 5] = bytemuck::must_cast(*key);
@@ -222,18 +223,18 @@ impl Service {
             ^ self.backends_base.rotate_left(13)
             ^ self.backends_count.rotate_left(17)
             ^ self.affinity_seconds.rotate_left(19)
-            ^ self.inside_base.rotate_left(27)
-            ^ self.inside_count.rotate_left(29)
+            ^ self.internal_base.rotate_left(27)
+            ^ self.internal_count.rotate_left(29)
             ^ self.table_base.rotate_left(15)
             ^ self.table_count.rotate_left(21)
-            ^ self.inside_table_base.rotate_left(25)
-            ^ self.inside_table_count.rotate_left(31)
+            ^ self.internal_table_base.rotate_left(25)
+            ^ self.internal_table_count.rotate_left(31)
             ^ policy.rotate_left(23)
             ^ self.seal
     }
 }
 
-/// Value of `BACKENDS`: one endpoint, where packets go.
+/// Value of `BACKENDS`: one endpoint.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Backend {
@@ -243,16 +244,15 @@ pub struct Backend {
     pub port: u16,
     /// See [`backend_flags`].
     pub flags: u16,
-    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none. 1 where nothing else is
-    /// said.
+    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none, the default is 1.
     pub weight: u32,
-    /// The slot of `ACTIVE` where its active flows are counted, if the scheduler asks for their number; 0 is none.
-    pub counter: u32,
+    /// The slot of `ACTIVE` that counts its active flows, if the scheduler compares them; 0 is none.
+    pub active_flows_slot: u32,
 }
 
 const _: () = assert!(size_of::<Backend>() == 28);
 
-describe!(Backend { address, port, flags, weight, counter });
+describe!(Backend { address, port, flags, weight, active_flows_slot = "counter" });
 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
@@ -260,16 +260,16 @@ pub mod backend_flags {
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;
-    /// The endpoint's address is one of this node's own: its packets never leave the node, so that there is nothing to
-    /// masquerade.
+    /// The endpoint's address is one of this node's own: packets to it never leave the node, so they are not
+    /// masqueraded.
     pub const HOST: u16 = 4;
-    /// The endpoint is on another node, which is known by name: a tunnel leads there, if the service has
-    /// [`DSR`](super::service_flags::DSR). Without that the flag is not set.
+    /// The endpoint is on another node whose address is known, and the service has [`DSR`](super::service_flags::DSR):
+    /// a tunnel leads there.
     pub const PEER: u16 = 8;
 }
 
-/// Value of `VIPS`: what an address is where no port of it is a frontend. Those of the node itself are in there, too,
-/// without flags: they are left to its stack.
+/// Value of `VIPS`: how to treat packets to an address of a Service at a port that no Service has. Addresses of the
+/// node itself are also in the map, without flags: their packets are left to the stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {
@@ -283,18 +283,18 @@ describe!(Vip { flags });
 
 /// Bits of [`Vip::flags`].
 pub mod vip_flags {
-    /// A cluster IP: packets to ports that no service port has are rejected.
+    /// A cluster IP: packets to ports that no Service has are rejected.
     pub const CLUSTER_IP: u32 = 1;
-    /// It answers ICMP echo requests: no address of this node, whose own stack would, and no external IP, which may be that
-    /// of another machine.
+    /// The programs answer ICMP echo requests to it. Never set for an address of this node, whose own stack answers,
+    /// nor for an external IP, which may belong to another machine.
     pub const ECHO: u32 = 2;
 }
 
-/// Key of `SOURCE_RANGES`: who may use a service port, by longest prefix.
+/// Key of `SOURCE_RANGES` (LPM trie): a network whose clients may use a service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRangeKey {
-    /// Significant bits of what follows: 32 more than the (v4-mapped) prefix has.
+    /// Significant bits of `range`: 32 more than the (v4-mapped) prefix has.
     pub prefix_length: u32,
     /// The network.
     pub range: SourceRange,
@@ -304,8 +304,8 @@ const _: () = assert!(size_of::<SourceRangeKey>() == 24);
 
 describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
-/// A network that may use a service port. The kernel matches it octet by octet, so the service port comes first and
-/// always counts whole.
+/// A network whose clients may use a service port. The kernel matches it byte by byte from the start, so the service
+/// port comes first and always matches as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRange {
@@ -316,10 +316,10 @@ pub struct SourceRange {
 }
 
 impl SourceRange {
-    /// Bits of a whole one: what a program looks up for a client.
+    /// Prefix length of a program's lookup for one client.
     pub const BITS: u32 = 32 + 128;
 
-    /// The address as a client of the service port, or as the start of a network that may use it.
+    /// A client's address, or the first address of a network, for the service port `service`.
     #[inline(always)]
     pub fn new(service: u32, address: Address) -> Self {
         Self { service_and_family: service << 1 | u32::from(address.is_v4()), address }
@@ -348,7 +348,7 @@ const _: () = assert!(size_of::<AffinityKey>() == 20);
 
 describe!(AffinityKey { client, service });
 
-/// Value of `AFFINITY`: the backend that the client's connections go to.
+/// Value of `AFFINITY`: the backend that the client is pinned to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Affinity {
@@ -358,7 +358,7 @@ pub struct Affinity {
     pub port: u16,
     /// Always 0.
     pub zeros: u16,
-    /// When the last connection was made.
+    /// When the client last made a connection.
     pub last_used: Tick,
 }
 
@@ -367,12 +367,13 @@ const _: () = assert!(size_of::<Affinity>() == 24);
 describe!(Affinity { address, port, zeros, last_used });
 
 impl Affinity {
-    /// Whether the client still belongs to this backend, `timeout` seconds after its last connection at most.
+    /// Whether the client is still pinned to this backend: its last connection is at most `timeout` seconds old.
     #[inline(always)]
-    pub const fn holds(&self, now: Tick, timeout: u32) -> bool {
-        // Below zero where the client has come back since: the agent asks with the time at which it began to read.
+    pub const fn is_valid(&self, now: Tick, timeout: u32) -> bool {
+        // Negative if the client has come back since `now`: the agent passes the time at which it began to read the
+        // map.
         let ago = now.0.wrapping_sub(self.last_used.0).cast_signed();
-        ago <= Tick::in_seconds(timeout).cast_signed()
+        ago <= Tick::ticks_in(timeout).cast_signed()
     }
 }
 
@@ -407,12 +408,17 @@ mod tests {
     }
 
     #[test]
-    fn a_client_inside_has_its_own_backends_only_under_a_short_circuit() {
-        let record = Service { backends_base: 8, inside_base: 16, inside_count: 5, ..record() };
-        let tables =
-            Service { table_base: 4, table_count: 6, inside_table_base: 7, inside_table_count: 9, ..record };
-        let slice = |record: Service, inside| {
-            let record = record.for_client(inside);
+    fn internal_clients_have_their_own_backends_only_with_short_circuit() {
+        let record = Service { backends_base: 8, internal_base: 16, internal_count: 5, ..record() };
+        let tables = Service {
+            table_base: 4,
+            table_count: 6,
+            internal_table_base: 7,
+            internal_table_count: 9,
+            ..record
+        };
+        let slice = |record: Service, internal| {
+            let record = record.for_client(internal);
             (record.backends_base, record.backends_count, record.table_base, record.table_count)
         };
         assert_eq!((slice(tables, true), slice(tables, false)), ((8, 3, 4, 6), (8, 3, 4, 6)));
@@ -421,42 +427,46 @@ mod tests {
     }
 
     #[test]
-    fn who_is_masqueraded() {
-        use service_flags::{MASQUERADE, MASQUERADE_OUTSIDERS, SHORT_CIRCUIT};
-        for (flags, inside, outside) in [
+    fn masquerading_depends_on_flags_and_client() {
+        use service_flags::{MASQUERADE, MASQUERADE_EXTERNAL, SHORT_CIRCUIT};
+        for (flags, internal, external) in [
             (0, false, false),
             (MASQUERADE, true, true),
-            (MASQUERADE_OUTSIDERS, false, true),
-            (SHORT_CIRCUIT | MASQUERADE | MASQUERADE_OUTSIDERS, false, false),
+            (MASQUERADE_EXTERNAL, false, true),
+            (SHORT_CIRCUIT | MASQUERADE | MASQUERADE_EXTERNAL, false, false),
         ] {
             let record = Service { flags, ..record() };
-            assert_eq!((record.masquerades(true), record.masquerades(false)), (inside, outside), "{flags}");
+            assert_eq!(
+                (record.masquerades(true), record.masquerades(false)),
+                (internal, external),
+                "{flags}"
+            );
         }
     }
 
     #[test]
-    fn affinity_holds_for_its_timeout() {
+    fn affinity_is_valid_until_its_timeout() {
         let at = |seconds: u64| Tick::from_nanos(seconds * 1_000_000_000);
         let affinity = Affinity { last_used: at(1_000), ..Affinity::zeroed() };
-        for (timeout, holds) in [(1, false), (60, false), (10_800, true), (86_400, true)] {
-            assert_eq!(affinity.holds(at(1_000 + 100), timeout), holds, "{timeout} s");
+        for (timeout, valid) in [(1, false), (60, false), (10_800, true), (86_400, true)] {
+            assert_eq!(affinity.is_valid(at(1_000 + 100), timeout), valid, "{timeout} s");
         }
-        assert!(affinity.holds(at(1_010), 10) && !affinity.holds(at(1_013), 10));
-        assert!(affinity.holds(at(990), 10), "a client that came after the question was asked");
-        assert!(affinity.holds(at(87_400), 86_400) && !affinity.holds(at(87_403), 86_400));
-        let before_the_clock_began = Affinity { last_used: Tick(at(30).0.wrapping_sub(100)), ..affinity };
-        assert!(before_the_clock_began.holds(at(30), 200) && !before_the_clock_began.holds(at(30), 10));
+        assert!(affinity.is_valid(at(1_010), 10) && !affinity.is_valid(at(1_013), 10));
+        assert!(affinity.is_valid(at(990), 10), "a client that came back after `now`");
+        assert!(affinity.is_valid(at(87_400), 86_400) && !affinity.is_valid(at(87_403), 86_400));
+        let used_before_boot = Affinity { last_used: Tick(at(30).0.wrapping_sub(100)), ..affinity };
+        assert!(used_before_boot.is_valid(at(30), 200) && !used_before_boot.is_valid(at(30), 10));
     }
 
     #[test]
-    fn a_sealed_record_is_whole_for_its_key_only() {
+    fn seal_is_valid_for_one_key_only() {
         let sealed = record().sealed(&key(1));
         assert!(sealed.is_sealed(&key(1)));
         assert!(!sealed.is_sealed(&key(2)));
     }
 
     #[test]
-    fn a_record_mixed_from_two_versions_breaks_the_seal() {
+    fn record_mixed_from_two_versions_breaks_the_seal() {
         let old = record().sealed(&key(1));
         let new = Service { backends_base: 128, backends_count: 5, ..record() }.sealed(&key(1));
         assert!(!Service { backends_count: new.backends_count, ..old }.is_sealed(&key(1)));
@@ -465,8 +475,8 @@ mod tests {
         for changed in [
             Service { table_base: 1, ..old },
             Service { table_count: 1, ..old },
-            Service { inside_table_base: 1, ..old },
-            Service { inside_table_count: 1, ..old },
+            Service { internal_table_base: 1, ..old },
+            Service { internal_table_count: 1, ..old },
         ] {
             assert!(!changed.is_sealed(&key(1)), "{changed:?}");
         }

@@ -2,29 +2,30 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{Address, layout::describe};
 
-/// Networks in one list of [`Settings`].
+/// How many networks fit into one list of [`Settings`].
 pub const MAX_NETWORKS: usize = 16;
 
-/// Value of `SETTINGS`: what holds for every packet of the node.
+/// Value of `SETTINGS`: the settings of the node that apply to every packet.
 ///
-/// The map has two slots; `SETTINGS_SLOT` says which of them counts. The agent writes the other one, then switches: no
+/// The map has two slots; `SETTINGS_SLOT` selects one. The agent writes the other one, then switches, so that no
 /// program sees half of a change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Settings {
-    /// Sources inside the cluster: what kube-proxy's `--detect-local-mode` calls local traffic.
-    pub inside: Networks,
-    /// Ranges of cluster IPs: where ports that no service has may be rejected, and addresses that nobody has dropped.
+    /// Sources of internal clients: what kube-proxy's `--detect-local-mode` calls local traffic.
+    pub internal: Networks,
+    /// Ranges of cluster IPs. Packets to them are rejected if no Service has the port, and may be dropped if no Service
+    /// has the address.
     pub service_ranges: Networks,
-    /// Who may send packets through a tunnel to backends on this node.
+    /// Nodes that may send packets through a tunnel to backends on this node.
     pub peers: Networks,
-    /// Source of masqueraded IPv4 packets where the routing table names none, and of those in a tunnel.
+    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel.
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets where the routing table names none, and of those in a tunnel.
+    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel.
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,
-    /// Number of source ports of masqueraded packets, from `first_port` on; 0 as long as there are no settings.
+    /// Number of source ports of masqueraded packets, from `first_port` on; 0 until the agent has written settings.
     pub ports: u16,
     /// See [`settings_flags`].
     pub flags: u32,
@@ -32,17 +33,17 @@ pub struct Settings {
 
 /// Bits of [`Settings::flags`].
 pub mod settings_flags {
-    /// What is sent to an address of [`service_ranges`](super::Settings::service_ranges) that is not in `VIPS` is dropped.
+    /// Packets to an address in [`service_ranges`](super::Settings::service_ranges) that is not in `VIPS` are dropped.
     pub const DROP_UNKNOWN_VIPS: u32 = 1;
-    /// New flows through a tunnel to other nodes take UDP (GUE), else IP in IP.
+    /// New flows to other nodes are tunnelled in UDP (GUE); without this bit, IP in IP.
     pub const GUE: u32 = 2;
 }
 
 const _: () = assert!(size_of::<Settings>() == 3 * size_of::<Networks>() + 40);
 
 describe!(Settings {
-    inside.count,
-    inside.networks,
+    internal.count = "inside.count",
+    internal.networks = "inside.networks",
     service_ranges.count,
     service_ranges.networks,
     peers.count,
@@ -68,9 +69,9 @@ pub struct Networks {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Network {
-    /// The network's address; v4-mapped for IPv4. Bits outside of the mask are 0.
+    /// The network's address; v4-mapped for IPv4. Bits outside the mask are 0.
     pub address: Address,
-    /// The bits that count; the upper 96 all do for IPv4.
+    /// The mask; for IPv4 the upper 96 bits are all set.
     pub mask: Address,
 }
 
@@ -82,7 +83,7 @@ impl Network {
         let family = if address.is_v4() { 96 } else { 0 };
         let bits = u32::from(prefix) + family;
         let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
-        let address = u128::from_be_bytes(*address.octets()) & mask;
+        let address = u128::from_be_bytes(*address.bytes()) & mask;
         Self { address: Address::from_v6(address.to_be_bytes()), mask: Address::from_v6(mask.to_be_bytes()) }
     }
 
@@ -109,7 +110,7 @@ impl Networks {
 
     /// Whether the address is in one of the networks.
     #[inline(always)]
-    pub fn contain(&self, address: &Address) -> bool {
+    pub fn contains(&self, address: &Address) -> bool {
         let mut left = self.count;
         for network in &self.networks {
             if left == 0 {
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_contains_what_has_its_prefix() {
+    fn network_contains_addresses_with_its_prefix() {
         for (network, prefix, inside, outside) in [
             ("10.96.0.0", 12, "10.111.255.255", "10.112.0.0"),
             ("10.96.0.7", 32, "10.96.0.7", "10.96.0.6"),
@@ -157,16 +158,18 @@ mod tests {
     }
 
     #[test]
-    fn bits_outside_of_the_prefix_do_not_count() {
+    fn bits_after_the_prefix_are_ignored() {
         assert_eq!(Network::new(ip("10.96.3.4"), 16), Network::new(ip("10.96.0.0"), 16));
     }
 
     #[test]
-    fn an_empty_list_contains_nothing() {
-        assert!(!Networks::new([]).contain(&ip("::")));
+    fn empty_list_contains_nothing() {
+        assert!(!Networks::new([]).contains(&ip("::")));
         let list = Networks::new([Network::new(ip("10.0.0.0"), 8), Network::new(ip("fd00::"), 8)]);
         assert!(
-            list.contain(&ip("10.1.2.3")) && list.contain(&ip("fdff::1")) && !list.contain(&ip("11.0.0.1"))
+            list.contains(&ip("10.1.2.3"))
+                && list.contains(&ip("fdff::1"))
+                && !list.contains(&ip("11.0.0.1"))
         );
         let many = Networks::new((0..40).map(|n| Network::new(Address::from_v4([n, 0, 0, 0]), 8)));
         assert_eq!(many.count as usize, MAX_NETWORKS);

@@ -6,7 +6,7 @@ use crate::{
     layout::describe,
 };
 
-/// An address and port that a socket speaks to: a virtual one, or that of a backend.
+/// The remote address and port of a socket: a virtual one, or a backend's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Endpoint {
@@ -30,14 +30,14 @@ impl Endpoint {
     }
 }
 
-/// Value of `SOCKETS`, storage of a connected socket, and of `CONNECTED_SOCKETS`: what it was connected to, and what that
-/// became.
+/// Value of `SOCKETS` (storage of a connected socket) and of `CONNECTED_SOCKETS`: the VIP that the application
+/// connected to, and the backend that it was translated to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SocketConnection {
-    /// What the application asked for.
+    /// The address that the application passed to `connect(2)`.
     pub vip: Endpoint,
-    /// Where the socket is connected to.
+    /// The address that the socket is connected to.
     pub backend: Endpoint,
 }
 
@@ -52,11 +52,11 @@ describe!(SocketConnection {
     backend.zeros,
 });
 
-/// Key of `SOCKET_BACKENDS` and `SOCKET_VIPS`: a UDP socket and one of those it speaks to without being connected.
+/// Key of `SOCKET_BACKENDS` and `SOCKET_VIPS`: an unconnected UDP socket and one of its destinations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct SocketKey {
-    /// The kernel's number of the socket, which no other socket ever has until the machine is started again.
+    /// The kernel's socket cookie, unique until the machine reboots.
     pub cookie: u64,
     /// The virtual address in `SOCKET_BACKENDS`, the backend's in `SOCKET_VIPS`.
     pub remote: Endpoint,
@@ -68,20 +68,20 @@ const _: () = assert!(size_of::<SocketKey>() == 32);
 describe!(SocketKey { cookie, remote.address, remote.port, remote.zeros, zeros });
 
 impl SocketKey {
-    /// The key of a socket and one of those it speaks to.
+    /// The key of a socket and one of its destinations.
     #[inline(always)]
     pub const fn new(cookie: u64, remote: Endpoint) -> Self {
         Self { cookie, remote, zeros: 0 }
     }
 }
 
-/// Value of `SOCKET_BACKENDS`: where a socket's datagrams to a virtual address go.
+/// Value of `SOCKET_BACKENDS`: the backend of a socket's datagrams to one virtual address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SocketBackend {
     /// The backend.
     pub backend: Endpoint,
-    /// When the last datagram was sent to it.
+    /// When the socket last sent a datagram to it.
     pub last_used: Tick,
 }
 
@@ -90,11 +90,11 @@ const _: () = assert!(size_of::<SocketBackend>() == 24);
 describe!(SocketBackend { backend.address, backend.port, backend.zeros, last_used });
 
 impl SocketBackend {
-    /// Whether the next datagram goes to the same backend, if the service still has it: a pause as long as that after which a
-    /// UDP flow of packets is forgotten ends what belongs together.
+    /// Whether the next datagram goes to the same backend, if the service still has it. The entry expires after the
+    /// same pause as a UDP flow ([`Phase::Stream`]).
     #[inline(always)]
-    pub const fn holds(&self, now: Tick) -> bool {
-        now.0.wrapping_sub(self.last_used.0) <= Tick::in_seconds(Phase::Stream.timeout_seconds())
+    pub const fn is_valid(&self, now: Tick) -> bool {
+        now.0.wrapping_sub(self.last_used.0) <= Tick::ticks_in(Phase::Stream.timeout_seconds())
     }
 }
 
@@ -115,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_keeps_its_backend_as_long_as_a_flow_of_datagrams_lasts() {
+    fn socket_keeps_its_backend_as_long_as_a_udp_stream_lives() {
         let at = |seconds: u64| Tick::from_nanos(seconds * 1_000_000_000);
         let backend = SocketBackend { last_used: at(1_000), ..SocketBackend::zeroed() };
-        assert!(backend.holds(at(1_000)) && backend.holds(at(1_120)));
-        assert!(!backend.holds(at(1_123)));
+        assert!(backend.is_valid(at(1_000)) && backend.is_valid(at(1_120)));
+        assert!(!backend.is_valid(at(1_123)));
     }
 }

@@ -73,7 +73,7 @@ fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u3
         for range in slices_of(record) {
             let slots = range.base..range.base.saturating_add(range.count);
             for (_, backend) in contents.backends.range(slots) {
-                counters.adopt(backend.counter, Counted::new(record.id, backend));
+                counters.adopt(backend.active_flows_slot, Counted::new(record.id, backend));
             }
         }
     }

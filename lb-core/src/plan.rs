@@ -110,7 +110,7 @@ pub struct Contents {
 /// The slices of `BACKENDS` that a record refers to.
 pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let outside = SlotRange { base: record.backends_base, count: record.backends_count };
-    let inside = SlotRange { base: record.inside_base, count: record.inside_count };
+    let inside = SlotRange { base: record.internal_base, count: record.internal_count };
     let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
     std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
 }
@@ -118,7 +118,7 @@ pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
 /// The slices of `TABLES` that a record refers to.
 pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let outside = SlotRange { base: record.table_base, count: record.table_count };
-    let inside = SlotRange { base: record.inside_table_base, count: record.inside_table_count };
+    let inside = SlotRange { base: record.internal_table_base, count: record.internal_table_count };
     let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
     std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
 }

@@ -367,7 +367,7 @@ impl Reconciler {
             return;
         }
         let backends = self.mirror.contents().backends.values();
-        let of_backends: BTreeSet<u32> = backends.map(|backend| backend.counter).collect();
+        let of_backends: BTreeSet<u32> = backends.map(|backend| backend.active_flows_slot).collect();
         let is_used = |counter| counters.contains(&counter) || of_backends.contains(&counter);
         if self.counters.free_unused(is_used) {
             self.wake(Problem::waits_for_slots);
@@ -588,12 +588,12 @@ impl Reconciler {
         port: &Port,
         backends: &'a [Backend],
     ) -> Result<Cow<'a, [Backend]>, Full> {
-        if !port.scheduler.counts() {
+        if !port.scheduler.uses_active_flows() {
             return Ok(Cow::Borrowed(backends));
         }
         let counted = backends.iter().map(|backend| {
             let counter = self.counters.get_or_allocate(Counted::new(id, backend)).ok_or(Full::Counters)?;
-            Ok(Backend { counter, ..*backend })
+            Ok(Backend { active_flows_slot: counter, ..*backend })
         });
         counted.collect()
     }

@@ -192,7 +192,7 @@ fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
 
 /// What the entry has counted since it was seen `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
-    let whole = Volume { packets: u64::from(flow.packets), octets: flow.octets() };
+    let whole = Volume { packets: u64::from(flow.packets), octets: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
     // An entry that has counted less is not the same one.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
@@ -200,7 +200,7 @@ fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
         Some(before) => {
             let before = Flow { packets: before.packets, traffic: before.traffic, ..*flow };
             let packets = u64::from(flow.packets.wrapping_sub(before.packets));
-            let octets = flow.octets().saturating_sub(before.octets());
+            let octets = flow.bytes().saturating_sub(before.bytes());
             (Volume { packets, octets }, begun.saturating_sub(u64::from(before.generation()) + 1))
         }
     };
@@ -256,14 +256,14 @@ mod tests {
     fn what_was_there_before_the_first_walk_is_not_counted_and_what_comes_then_is() {
         let mut ledger = Sums::default();
         let (from, mut forward, mut reply) = pair(1, 5);
-        forward.count(1000);
+        forward.count_packet(1000);
         walk(&mut ledger, &[(from, forward, reply)]);
         assert_eq!(all(&ledger), Tally { active: 1, ..Tally::default() });
-        forward.count(100);
-        reply.count(60);
-        reply.count(40);
+        forward.count_packet(100);
+        reply.count_packet(60);
+        reply.count_packet(40);
         let mut other = pair(2, 6);
-        other.1.count(44);
+        other.1.count_packet(44);
         walk(&mut ledger, &[(from, forward, reply), other]);
         let total = Traffic { flows: 1, sent: volume(2, 144), answered: volume(2, 100) };
         assert_eq!(all(&ledger), Tally { total, active: 2 });
@@ -276,7 +276,7 @@ mod tests {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
-        flow.1.count(500);
+        flow.1.count_packet(500);
         walk(&mut ledger, &[flow]);
         let before = all(&ledger);
         walk(&mut ledger, &[]);
@@ -291,13 +291,13 @@ mod tests {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
-        flow.1.count(100);
+        flow.1.count_packet(100);
         walk(&mut ledger, &[flow]);
         for _ in 0..3 {
             let earlier = flow.1;
             flow = pair(1, 5);
-            flow.1.succeed(&earlier);
-            flow.1.count(100);
+            flow.1.continue_counters(&earlier);
+            flow.1.count_packet(100);
         }
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total, Traffic { flows: 4, sent: volume(4, 400), ..Traffic::default() });
@@ -308,10 +308,10 @@ mod tests {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
-        flow.1.count(1000);
+        flow.1.count_packet(1000);
         walk(&mut ledger, &[flow]);
         let mut anew = pair(1, 5);
-        anew.1.count(10);
+        anew.1.count_packet(10);
         walk(&mut ledger, &[anew]);
         assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1010), ..Traffic::default() });
     }
@@ -323,7 +323,7 @@ mod tests {
         let mut flow = pair(1, 5);
         flow.1.packets = u32::MAX;
         walk(&mut ledger, &[flow]);
-        flow.1.count(1);
+        flow.1.count_packet(1);
         assert_eq!(flow.1.packets, 0);
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total.sent.packets, u64::from(u32::MAX) + 1);
@@ -334,7 +334,7 @@ mod tests {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
-        flow.1.count(100);
+        flow.1.count_packet(100);
         walk(&mut ledger, &[flow, flow]);
         assert_eq!((all(&ledger).active, all(&ledger).total.sent), (1, volume(1, 100)));
     }
@@ -366,8 +366,8 @@ mod tests {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let (mut old, mut new) = (pair(1, 5), pair(2, 6));
-        old.1.count(900);
-        new.1.count(100);
+        old.1.count_packet(900);
+        new.1.count_packet(100);
         walk(&mut ledger, &[old, new]);
         let before = all(&ledger);
         assert_eq!(before.total.sent, volume(2, 1000));

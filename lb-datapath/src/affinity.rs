@@ -94,7 +94,7 @@ impl Census {
         }
         let timeouts = timeouts()?;
         let lives = |key: &AffinityKey, affinity: &Affinity| {
-            timeouts.get(&key.service).is_some_and(|timeout| affinity.holds(now, *timeout))
+            timeouts.get(&key.service).is_some_and(|timeout| affinity.is_valid(now, *timeout))
         };
         let gone = self.known.iter().filter(|(key, _)| !found.contains_key(key));
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
@@ -141,7 +141,7 @@ mod tests {
 
     fn seen(seconds_ago: u32) -> Affinity {
         let address = Address::from_v4([10, 1, 0, 5]);
-        Affinity { address, port: 8080, zeros: 0, last_used: Tick(NOW.0 - Tick::in_seconds(seconds_ago)) }
+        Affinity { address, port: 8080, zeros: 0, last_used: Tick(NOW.0 - Tick::ticks_in(seconds_ago)) }
     }
 
     /// A map to which clients come back at the worst moment.

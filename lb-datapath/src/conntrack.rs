@@ -114,7 +114,7 @@ impl Conntrack {
         self.table.for_each(|_, flow| {
             if is_counted(flow) {
                 let Tuple { destination: address, destination_port: port, .. } = flow.to;
-                counters.insert(flow.counter, Counted { service: flow.service, address, port });
+                counters.insert(flow.active_flows_slot, Counted { service: flow.service, address, port });
             }
             Ok(())
         })?;
@@ -157,7 +157,7 @@ impl Conntrack {
         let (mut keys, mut counters) = (Vec::new(), Vec::new());
         self.table.for_each(|key, flow| {
             keys.push(*key);
-            counters.extend(is_counted(flow).then_some(flow.counter));
+            counters.extend(is_counted(flow).then_some(flow.active_flows_slot));
             Ok(())
         })?;
         // Forward halves may have been made meanwhile: they are new flows and stay.
@@ -175,7 +175,7 @@ impl Conntrack {
             if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
                 keys.push(*key);
                 keys.extend((!flow.is_tunnelled()).then(|| flow.to.reversed()));
-                counters.extend(is_counted(flow).then_some(flow.counter));
+                counters.extend(is_counted(flow).then_some(flow.active_flows_slot));
                 flows += 1;
             }
             Ok(())
@@ -282,7 +282,7 @@ impl Conntrack {
             return Ok(false);
         }
         if self.table.remove(key)? && is_counted(&forward) {
-            self.active.add(forward.counter, -1);
+            self.active.add(forward.active_flows_slot, -1);
         }
         // The same client port may have opened a new flow to the same backend since.
         let reply_key = forward.to.reversed();
@@ -299,7 +299,7 @@ impl Conntrack {
             return Ok(false);
         }
         if is_counted(&flow) {
-            self.active.add(flow.counter, -1);
+            self.active.add(flow.active_flows_slot, -1);
         }
         Ok(true)
     }
@@ -366,7 +366,7 @@ impl Halves {
         let half = Half { peer, last_seen, next_seq, seen };
         let known = self.entries.insert(self.hasher.hash_one(key), half).is_some();
         if is_counted(flow) && !known {
-            *self.counted.entry(flow.counter).or_default() += 1;
+            *self.counted.entry(flow.active_flows_slot).or_default() += 1;
         }
     }
 
@@ -386,15 +386,15 @@ const fn is_masquerade(flow: &Flow) -> bool {
 
 /// Whether it is the entry that says where an active flow is counted.
 const fn is_counted(flow: &Flow) -> bool {
-    flow.counter != 0 && !flow.is_reply()
+    flow.active_flows_slot != 0 && !flow.is_reply()
 }
 
 /// What the other half of a flow must have been, as far as this one tells.
 fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     let peer_key = flow.to.reversed();
-    let flags = flow_flags::peer(flow.flags);
+    let flags = flow_flags::reverse(flow.flags);
     let mut peer = Flow::new(&peer_key, &key.reversed(), flow.service, flags, flow.last_seen);
-    peer.counter = flow.counter;
+    peer.active_flows_slot = flow.active_flows_slot;
     if key.protocol == protocol::TCP {
         // Who acknowledges has heard the other side; what it acknowledged is where the other side stands.
         if flow.seen & seen::ACK != 0 {
@@ -429,7 +429,7 @@ mod tests {
         let from = Tuple::new(client, vip, 40_000, 80, protocol);
         let to = Tuple { destination: Address::from_v4([198, 51, 100, 7]), destination_port: 8080, ..from };
         let forward = Flow::new(&from, &to, 7, flags, Tick(50));
-        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::peer(flags), Tick(50));
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::reverse(flags), Tick(50));
         (from, forward, reply)
     }
 

@@ -66,9 +66,9 @@ impl DeviceMap {
 fn info(device: &Device, has_xdp: bool, forwarding: Forwarding) -> Option<DeviceInfo> {
     let direct = forwarding == Forwarding::Direct;
     let flags = match device.kind {
-        DeviceKind::Wire if has_xdp => device_flags::WIRE | device_flags::TAKES_FRAMES,
+        DeviceKind::Wire if has_xdp => device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET,
         DeviceKind::Wire if direct && device.layer == Layer::Ethernet => device_flags::WIRE,
-        DeviceKind::Workload if direct && device.peer_elsewhere => device_flags::PEER,
+        DeviceKind::Workload if direct && device.peer_elsewhere => device_flags::REDIRECT_PEER,
         DeviceKind::Wire | DeviceKind::Workload => return None,
     };
     Some(DeviceInfo { mtu: device.mtu, flags })
@@ -92,17 +92,17 @@ mod tests {
         use DeviceKind::{Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};
-        use device_flags::{PEER, TAKES_FRAMES, WIRE};
+        use device_flags::{REDIRECT_PEER, WIRE, XDP_REDIRECT_TARGET};
 
         let wire = device(Wire, Ethernet, false);
-        assert_eq!(flags(&wire, true, Stack), Some(WIRE | TAKES_FRAMES));
-        assert_eq!(flags(&wire, true, Direct), Some(WIRE | TAKES_FRAMES));
+        assert_eq!(flags(&wire, true, Stack), Some(WIRE | XDP_REDIRECT_TARGET));
+        assert_eq!(flags(&wire, true, Direct), Some(WIRE | XDP_REDIRECT_TARGET));
         assert_eq!(flags(&wire, false, Stack), None);
         assert_eq!(flags(&wire, false, Direct), Some(WIRE));
         assert_eq!(flags(&device(Wire, Ip, false), false, Direct), None, "it has no MAC addresses");
         let pod = device(Workload, Ethernet, true);
         assert_eq!(flags(&pod, false, Stack), None);
-        assert_eq!(flags(&pod, false, Direct), Some(PEER));
+        assert_eq!(flags(&pod, false, Direct), Some(REDIRECT_PEER));
         assert_eq!(flags(&device(Workload, Ethernet, false), false, Direct), None, "a bridge");
     }
 }

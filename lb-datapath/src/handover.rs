@@ -27,7 +27,7 @@ use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, Service, ServiceKey,
     ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple, seen},
-    handover::{BEGINS, EARLIER_BEGINS, OVER},
+    handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
 };
 use lb_core::layout::{Conversion, Description, Part};
 use tracing::{info, warn};
@@ -193,7 +193,7 @@ impl Handover {
     /// programs are loaded and before they are attached.
     pub(super) fn fill(&mut self) -> Result<(), DatapathError> {
         if self.resumed {
-            return self.set_mode(BEGINS);
+            return self.set_mode(CREATES_FLOWS);
         }
         self.carry::<ServiceKey, Service>(&layout::SERVICES, |key, service| service.sealed(key))?;
         self.copy::<u32, Backend>(&layout::BACKENDS)?;
@@ -210,7 +210,7 @@ impl Handover {
         self.copy_clients()?;
         self.copy_flows(Pass::Living)?;
         self.adopt_links(|name| name.contains("-xdp-"))?;
-        self.set_mode(EARLIER_BEGINS)
+        self.set_mode(EARLIER_CREATES_FLOWS)
     }
 
     /// Takes everything else over; call it when our programs are on all hooks. `attach_sockets` puts them on sockets, whose links
@@ -222,7 +222,7 @@ impl Handover {
         self.copy_flows(Pass::Living)?;
         // From now on our maps say what theirs do not.
         describe(&self.folder)?;
-        self.set_mode(BEGINS)?;
+        self.set_mode(CREATES_FLOWS)?;
         if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
             attach_sockets()?;
         }
@@ -346,7 +346,7 @@ impl Handover {
 fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;
-    whole.absorb(original);
+    whole.merge(original);
     if whole == copy {
         return Ok(());
     }

@@ -277,7 +277,7 @@ fn write_slices<'a, V: bytemuck::Pod>(
 /// Base and length of the slices of `BACKENDS` that a record refers to.
 pub(super) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
     let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
-        .then_some((service.inside_base, service.inside_count));
+        .then_some((service.internal_base, service.internal_count));
     std::iter::once((service.backends_base, service.backends_count)).chain(inside)
 }
 

@@ -28,8 +28,8 @@ pub fn ipv4_header(tuple: &Tuple, payload: u16) -> Ipv4Hdr {
         ttl: HOP_LIMIT,
         proto: tuple.protocol,
         check: [0; 2],
-        src_addr: tuple.source.v4_octets(),
-        dst_addr: tuple.destination.v4_octets(),
+        src_addr: tuple.source.v4_bytes(),
+        dst_addr: tuple.destination.v4_bytes(),
     };
     let sum = add_v4(Sum::ZERO, &tuple.source, &tuple.destination)
         .add_word(u16::from_ne_bytes([header.vihl, header.tos]))
@@ -48,8 +48,8 @@ pub fn ipv6_header(tuple: &Tuple, payload: u16) -> Ipv6Hdr {
         payload_len: payload.to_be_bytes(),
         next_hdr: tuple.protocol,
         hop_limit: HOP_LIMIT,
-        src_addr: *tuple.source.octets(),
-        dst_addr: *tuple.destination.octets(),
+        src_addr: *tuple.source.bytes(),
+        dst_addr: *tuple.destination.bytes(),
     }
 }
 
@@ -60,7 +60,7 @@ pub fn pseudo_header(tuple: &Tuple, length: u16) -> Sum {
     if tuple.source.is_v4() {
         add_v4(sum, &tuple.source, &tuple.destination)
     } else {
-        sum.add_16(tuple.source.octets()).add_16(tuple.destination.octets())
+        sum.add_16(tuple.source.bytes()).add_16(tuple.destination.bytes())
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
         #[test]
         fn an_ipv4_header_is_that_of_etherparse(tuple in v4_tuple(), payload in 0u16..2000) {
             let ours = ipv4_header(&tuple, payload);
-            let (source, destination) = (tuple.source.v4_octets(), tuple.destination.v4_octets());
+            let (source, destination) = (tuple.source.v4_bytes(), tuple.destination.v4_bytes());
             let mut theirs = V4::new(payload, 64, IpNumber::TCP, source, destination).unwrap();
             theirs.header_checksum = theirs.calc_header_checksum();
             prop_assert_eq!(octets::<Ipv4Hdr>(&ours), &theirs.to_bytes()[..]);
@@ -202,8 +202,8 @@ mod tests {
                 payload_length: payload,
                 next_header: IpNumber::TCP,
                 hop_limit: 64,
-                source: *tuple.source.octets(),
-                destination: *tuple.destination.octets(),
+                source: *tuple.source.bytes(),
+                destination: *tuple.destination.bytes(),
                 ..V6::default()
             };
             prop_assert_eq!(octets::<Ipv6Hdr>(&ours), &theirs.to_bytes()[..]);
@@ -214,7 +214,7 @@ mod tests {
             let ours = reset(&tuple, &segment);
             let theirs = expected_reset(&tuple, &segment);
             prop_assert_eq!(octets(&ours), &theirs.to_bytes()[..]);
-            let (source, destination) = (tuple.source.v4_octets(), tuple.destination.v4_octets());
+            let (source, destination) = (tuple.source.v4_bytes(), tuple.destination.v4_bytes());
             let scratch = theirs.calc_checksum_ipv4_raw(source, destination, &[]).unwrap();
             prop_assert_eq!(checksum(&tuple, &ours), scratch);
         }
@@ -223,7 +223,7 @@ mod tests {
         fn the_checksum_of_a_reset_is_right_over_ipv6(tuple in v6_tuple(), segment in segments()) {
             let ours = reset(&tuple, &segment);
             let theirs = expected_reset(&tuple, &segment);
-            let (source, destination) = (*tuple.source.octets(), *tuple.destination.octets());
+            let (source, destination) = (*tuple.source.bytes(), *tuple.destination.bytes());
             let scratch = theirs.calc_checksum_ipv6_raw(source, destination, &[]).unwrap();
             prop_assert_eq!(checksum(&tuple, &ours), scratch);
         }

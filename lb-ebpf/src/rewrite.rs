@@ -93,12 +93,12 @@ pub fn network<F: FrameMut + ?Sized>(
     let to = &flow.to;
     if headers.is_v4 {
         let header: &mut Ipv4Hdr = frame.header_mut(headers.l3)?;
-        (header.src_addr, header.dst_addr) = (to.source.v4_octets(), to.destination.v4_octets());
+        (header.src_addr, header.dst_addr) = (to.source.v4_bytes(), to.destination.v4_bytes());
         header.check = updated(half_word(&header.check), flow.address_delta, fewer(hops)).to_ne_bytes();
         header.ttl -= hops;
     } else {
         let header: &mut Ipv6Hdr = frame.header_mut(headers.l3)?;
-        (header.src_addr, header.dst_addr) = (*to.source.octets(), *to.destination.octets());
+        (header.src_addr, header.dst_addr) = (*to.source.bytes(), *to.destination.bytes());
         header.hop_limit -= hops;
     }
     Ok(())
@@ -155,9 +155,9 @@ mod tests {
         let ethernet = PacketBuilder::ethernet2(MACS[0], MACS[1]);
         let (source, destination) = (&tuple.source, &tuple.destination);
         let network = if source.is_v4() {
-            ethernet.ipv4(source.v4_octets(), destination.v4_octets(), 64)
+            ethernet.ipv4(source.v4_bytes(), destination.v4_bytes(), 64)
         } else {
-            ethernet.ipv6(*source.octets(), *destination.octets(), 64)
+            ethernet.ipv6(*source.bytes(), *destination.bytes(), 64)
         };
         let mut octets = Vec::new();
         if tuple.protocol == 6 {

@@ -191,7 +191,7 @@ fn key(number: u32) -> ServiceKey {
 
 fn backend(number: u32) -> Backend {
     let address = Address::from(IpAddr::from((0x0af4_0000 + number).to_be_bytes()));
-    Backend { address, port: 8080, flags: 0, weight: 1, counter: 0 }
+    Backend { address, port: 8080, flags: 0, weight: 1, active_flows_slot: 0 }
 }
 
 fn endpoint(number: u32) -> IpAddr {
@@ -282,7 +282,7 @@ fn tables_are_read_back() {
         datapath.maps().use_batches(batches);
         let tables: [Vec<u32>; 2] = [(0..251).collect(), vec![7, u32::MAX]];
         let record = Service { id: 1, table_base: 10, table_count: 251, ..Service::zeroed() };
-        let inside = Service { inside_table_base: 500, inside_table_count: 2, ..record };
+        let inside = Service { internal_table_base: 500, internal_table_count: 2, ..record };
         let inside = Service { flags: service_flags::SHORT_CIRCUIT, ..inside };
         let steps = [
             Step::WriteTable { base: 10, entries: tables[0].clone() },
@@ -889,7 +889,7 @@ fn flows_in_tunnels_are_kept_and_forgotten_by_their_only_entry() {
 
 /// As programs do it, but for the numbers.
 fn counted(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
-    flow(protocol, port, last).map(|(key, entry)| (key, Flow { counter: 5, ..entry }))
+    flow(protocol, port, last).map(|(key, entry)| (key, Flow { active_flows_slot: 5, ..entry }))
 }
 
 #[test]
@@ -903,7 +903,7 @@ fn forgotten_flows_are_not_counted_any_more() {
     }
     // One that has ended: only the copy knows where it was counted.
     let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
-    insert(&conntrack, &[(key, Flow { counter: 0, ..forward }), reply]);
+    insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
     conntrack.set_active(5, 5);
     let sweep = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
     assert_eq!((sweep.expired, conntrack.active().get(5)), (2, 4));

@@ -246,8 +246,8 @@ kube-system  dns   53/UDP  -          -          10.96.0.53:53                  
     fn the_page_of_one_service() {
         let mut services = service_view::services(&testdata::contents());
         let mut flow = testdata::flow();
-        flow.forward.count(1000);
-        flow.reply.iter_mut().for_each(|reply| reply.count(1500));
+        flow.forward.count_packet(1000);
+        flow.reply.iter_mut().for_each(|reply| reply.count_packet(1500));
         service_view::count_flows(&mut services, &[flow]);
         let expected = "\
 Service    default/web

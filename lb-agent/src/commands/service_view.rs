@@ -124,9 +124,9 @@ pub(super) struct TrafficView {
 impl TrafficView {
     fn add(&mut self, forward: &Flow, reply: Option<&Flow>) {
         self.packets_sent += u64::from(forward.packets);
-        self.bytes_sent += forward.octets();
+        self.bytes_sent += forward.bytes();
         self.packets_answered += reply.map_or(0, |reply| u64::from(reply.packets));
-        self.bytes_answered += reply.map_or(0, Flow::octets);
+        self.bytes_answered += reply.map_or(0, Flow::bytes);
     }
 }
 
@@ -226,8 +226,8 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
         kind: FrontendKind::try_from(record.kind).map_or("unknown", FrontendKind::as_str),
         slot: record.backends_base,
         slots: record.backends_count,
-        inside_slot: inside.then_some(record.inside_base),
-        inside_slots: inside.then_some(record.inside_count),
+        inside_slot: inside.then_some(record.internal_base),
+        inside_slots: inside.then_some(record.internal_count),
         masquerade: match (record.masquerades(true), record.masquerades(false)) {
             (true, _) => "all",
             (false, true) => "outsiders",
@@ -330,8 +330,13 @@ pub(super) mod testdata {
         };
         let web_v6 = Service { backends_base: 80, backends_count: 1, ..web };
         let dns = Service { id: 9, ..Service::zeroed() };
-        let backend =
-            |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1, counter: 0 };
+        let backend = |address, flags| Backend {
+            address: ip(address),
+            port: 8080,
+            flags,
+            weight: 1,
+            active_flows_slot: 0,
+        };
         let pod =
             EndpointLabels { node: Some("a".into()), zone: Some("z1".into()), pod: Some("web-0".into()) };
         Contents {
@@ -361,19 +366,24 @@ pub(super) mod testdata {
             id: 7,
             backends_base: 64,
             backends_count: 1,
-            flags: service_flags::MASQUERADE_OUTSIDERS,
+            flags: service_flags::MASQUERADE_EXTERNAL,
             ..Service::zeroed()
         };
         let flags = service_flags::SHORT_CIRCUIT | service_flags::DROP_WITHOUT_BACKENDS;
         let external = |kind: FrontendKind| Service {
-            inside_base: 65,
-            inside_count: 2,
+            internal_base: 65,
+            internal_count: 2,
             kind: kind as u8,
             flags,
             ..internal
         };
-        let backend =
-            |address, flags| Backend { address: ip(address), port: 8080, flags, weight: 1, counter: 0 };
+        let backend = |address, flags| Backend {
+            address: ip(address),
+            port: 8080,
+            flags,
+            weight: 1,
+            active_flows_slot: 0,
+        };
         let here = backend("10.1.0.5", backend_flags::LOCAL);
         Contents {
             frontends: BTreeMap::from([

@@ -163,7 +163,7 @@ impl Node {
         problems.extend(not_forwarding(in_use));
         problems.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
         let NodeOptions { name, detect, .. } = &self.options;
-        let detects_inside = detect.families(&networks(&settings.inside));
+        let detects_inside = detect.families(&networks(&settings.internal));
         problems.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
         self.tell(problems);
@@ -238,7 +238,7 @@ impl Node {
             node_port_addresses: node.node_ports.clone(),
             primary: primary.iter().collect(),
             detect_local: detect.as_str().to_owned(),
-            inside_networks: texts(&settings.inside),
+            inside_networks: texts(&settings.internal),
             inside_devices: devices.map(|link| link.name.clone()).collect(),
             service_ranges: texts(&settings.service_ranges),
             drops_unknown_vips: settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0,

@@ -60,10 +60,10 @@ impl<T: Tables> Walk<'_, T> {
         let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
         let found = schedule::find(service, &affinity.address, affinity.port, slot);
         let (is, place) = match found {
-            _ if !affinity.holds(now, service.affinity_seconds) => (Holds::Expired { backend }, None),
+            _ if !affinity.is_valid(now, service.affinity_seconds) => (Holds::Expired { backend }, None),
             None => (Holds::Gone { backend }, None),
             Some(slot) => {
-                let end = affinity.last_used.0.saturating_add(Tick::in_seconds(service.affinity_seconds));
+                let end = affinity.last_used.0.saturating_add(Tick::ticks_in(service.affinity_seconds));
                 let seconds_left = Tick(end).seconds_since(now);
                 (Holds::Backend { backend, seconds_left }, Some(slot.wrapping_sub(service.backends_base)))
             }
@@ -108,7 +108,10 @@ impl<T: Tables> Walk<'_, T> {
 
     /// As `choice::least`: of equals any may be the first.
     fn least(&self, scheduler: Scheduler, slice: &[Backend]) -> Places {
-        let load = |backend: &Backend| Load { active: self.active(backend.counter), weight: backend.weight };
+        let load = |backend: &Backend| Load {
+            active: self.active(backend.active_flows_slot),
+            weight: backend.weight,
+        };
         let loads: Vec<(u32, Load)> =
             (0..).zip(slice).filter(|(_, b)| b.weight != 0).map(|(place, b)| (place, load(b))).collect();
         let best: Places =

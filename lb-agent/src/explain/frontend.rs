@@ -78,7 +78,7 @@ impl<T: Tables> Walk<'_, T> {
             scheduler: Scheduler::try_from(service.scheduler).unwrap_or_default(),
             affinity_seconds: service.affinity_seconds,
             backends: service.backends_count,
-            inside: has_inside.then_some(service.inside_count),
+            inside: has_inside.then_some(service.internal_count),
         });
         Ok(Some(service))
     }
@@ -86,7 +86,7 @@ impl<T: Tables> Walk<'_, T> {
     /// As `new_flow::may_begin`.
     fn may_begin(&mut self, service: &Service) -> Found<bool> {
         let tracked = self.question.tuple.protocol != protocol::UDP;
-        if tracked && service.is_opened_only() && !self.segment.is_syn() {
+        if tracked && service.requires_syn() && !self.segment.is_syn() {
             self.steps.push(Step::IsNotOpened);
             return Ok(false);
         }
@@ -103,7 +103,7 @@ impl<T: Tables> Walk<'_, T> {
             return Ok((service.for_client(false), None));
         }
         let source = &self.question.tuple.source;
-        let side = if self.settings()?.is_some_and(|settings| settings.inside.contain(source)) {
+        let side = if self.settings()?.is_some_and(|settings| settings.internal.contains(source)) {
             ClientSide::InsideByAddress
         } else if self.tables.is_inside_device(self.question.device)? {
             ClientSide::InsideByDevice
@@ -138,7 +138,7 @@ impl<T: Tables> Walk<'_, T> {
     pub(super) fn unlisted(&mut self) -> Found<Verdict> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;
-        let in_range = settings.is_some_and(|settings| settings.service_ranges.contain(address));
+        let in_range = settings.is_some_and(|settings| settings.service_ranges.contains(address));
         let drops = settings.is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0);
         let vip = self.tables.vip(address)?;
         let (is, verdict) = match vip {

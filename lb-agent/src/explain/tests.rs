@@ -169,7 +169,7 @@ fn an_established_connection_in_words() {
     let mut shelf = shelf(0, 2);
     let question = Question { turn: Turn::GoesOn, ..question(Hook::Ingress, 80) };
     let to = Tuple { destination: v4([10, 1, 0, 1]), destination_port: 8080, ..question.tuple };
-    let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flow_flags::peer(0), Tick(990));
+    let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flow_flags::reverse(0), Tick(990));
     shelf.flows.insert(question.tuple, Flow::new(&question.tuple, &to, 7, 0, Tick(990)));
     shelf.flows.insert(to.reversed(), reply);
     assert_eq!(

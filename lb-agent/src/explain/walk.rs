@@ -124,7 +124,7 @@ impl<'a, T: Tables> Walk<'a, T> {
     fn takes_frames(&self, to: &Tuple) -> Found<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
-        let takes = info.is_some_and(|info| info.flags & device_flags::TAKES_FRAMES != 0);
+        let takes = info.is_some_and(|info| info.flags & device_flags::XDP_REDIRECT_TARGET != 0);
         Ok(route.neighbour && (takes || route.device == self.question.device))
     }
 
@@ -232,7 +232,7 @@ impl<'a, T: Tables> Walk<'a, T> {
         }
         let to = Ends::from(&flow.to);
         if self.question.hook == Hook::Ingress
-            && flow.may_leave(self.tables.globals().direct)
+            && flow.may_bypass_stack(self.tables.globals().direct)
             && let Some(route) = self.direct_exit(&flow.to)?
         {
             self.note_exit(&route);

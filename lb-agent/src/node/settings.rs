@@ -39,7 +39,7 @@ impl Known {
         };
         let settings = Settings {
             peers: list("peers", &Some(self.peers.clone()), earlier.peers),
-            inside: list("networks of clients inside the cluster", &self.inside, earlier.inside),
+            internal: list("networks of clients inside the cluster", &self.inside, earlier.internal),
             service_ranges: list("ranges of cluster IPs", &self.service_ranges, earlier.service_ranges),
             source_v4: self.primary.v4.map_or_else(unspecified, Address::from),
             source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
@@ -83,7 +83,7 @@ fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
 pub fn networks(list: &Networks) -> Vec<IpNet> {
     let net = |network: &Network| {
         let address = IpAddr::from(network.address);
-        let bits = u128::from_be_bytes(*network.mask.octets()).count_ones();
+        let bits = u128::from_be_bytes(*network.mask.bytes()).count_ones();
         let prefix = if address.is_ipv4() { bits.saturating_sub(96) } else { bits };
         IpNet::new(address, u8::try_from(prefix).ok()?).ok()
     };
@@ -120,13 +120,13 @@ mod tests {
     fn everything_that_is_known_counts() {
         let (settings, problems) = known().settings(&Settings::zeroed());
         assert!(problems.is_empty());
-        assert!(settings.inside.contain(&address("10.244.7.7")));
-        assert!(settings.inside.contain(&address("fd00:10:244::9")));
-        assert!(!settings.inside.contain(&address("10.96.0.1")));
-        assert!(settings.service_ranges.contain(&address("10.96.0.1")));
+        assert!(settings.internal.contains(&address("10.244.7.7")));
+        assert!(settings.internal.contains(&address("fd00:10:244::9")));
+        assert!(!settings.internal.contains(&address("10.96.0.1")));
+        assert!(settings.service_ranges.contains(&address("10.96.0.1")));
         assert_eq!(settings.flags, settings_flags::DROP_UNKNOWN_VIPS | settings_flags::GUE);
         assert!(
-            settings.peers.contain(&address("192.0.2.7")) && !settings.peers.contain(&address("192.0.3.7"))
+            settings.peers.contains(&address("192.0.2.7")) && !settings.peers.contains(&address("192.0.3.7"))
         );
         assert_eq!((settings.source_v4, settings.source_v6), (address("192.0.2.1"), unspecified()));
         assert_eq!((settings.first_port, settings.ports), (10_000, 20_000));
@@ -145,9 +145,9 @@ mod tests {
         let restarted = Known { inside: None, service_ranges: None, drops_unknown_vips: None, ..known() };
         assert_eq!(restarted.settings(&earlier).0, earlier);
         let (first, _) = restarted.settings(&Settings::zeroed());
-        assert_eq!((first.inside.count, first.flags), (0, settings_flags::GUE));
+        assert_eq!((first.internal.count, first.flags), (0, settings_flags::GUE));
         let nothing_inside = Known { inside: Some(Vec::new()), ..known() };
-        assert_eq!(nothing_inside.settings(&earlier).0.inside.count, 0);
+        assert_eq!(nothing_inside.settings(&earlier).0.internal.count, 0);
     }
 
     #[test]

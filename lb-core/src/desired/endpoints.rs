@@ -84,7 +84,7 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     if node.addresses.is_own(&endpoint.address) {
         flags |= backend_flags::HOST;
     }
-    Backend { address, port, flags, weight: 1, counter: 0 }
+    Backend { address, port, flags, weight: 1, active_flows_slot: 0 }
 }
 
 /// Whether the endpoint is on another node of the cluster: one that has a name. (Without names nobody knows who is where.)

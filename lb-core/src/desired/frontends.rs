@@ -99,7 +99,7 @@ impl Places {
                 flags |= service_flags::SOCKETS_ONLY;
             }
             if self.at_nodes && kind != FrontendKind::ClusterIp && is_unprivileged(key.port) {
-                flags |= service_flags::OPENED_ONLY;
+                flags |= service_flags::SYN_ONLY;
             }
             Frontend { key, kind, slice, inside, flags }
         })
@@ -126,7 +126,7 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE
     } else if node.detects_inside.contains(family) {
-        service_flags::MASQUERADE_OUTSIDERS
+        service_flags::MASQUERADE_EXTERNAL
     } else {
         0
     };

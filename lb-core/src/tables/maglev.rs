@@ -58,7 +58,13 @@ mod tests {
 
     fn backend(number: u32, weight: u32) -> Backend {
         let [_, a, b, c] = number.to_be_bytes();
-        Backend { address: Address::from_v4([10, a, b, c]), port: 8080, flags: 0, weight, counter: 0 }
+        Backend {
+            address: Address::from_v4([10, a, b, c]),
+            port: 8080,
+            flags: 0,
+            weight,
+            active_flows_slot: 0,
+        }
     }
 
     fn even(count: u32) -> Vec<Backend> {

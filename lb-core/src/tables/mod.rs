@@ -98,7 +98,7 @@ impl Default for Maglev {
 /// What `scheduler` chooses from: places in `backends`, or [`NOBODY`]. `None` where it chooses from the backends
 /// themselves. Depends on nothing but what is given, so every node has the same table for the same backends.
 pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Option<Vec<u32>> {
-    if scheduler.counts() {
+    if scheduler.uses_active_flows() {
         return None;
     }
     let weight = |backend: &Backend| {
@@ -146,7 +146,7 @@ mod tests {
             port: 80,
             flags: 0,
             weight: *weight,
-            counter: 0,
+            active_flows_slot: 0,
         };
         (1..).zip(weights).map(backend).collect()
     }
@@ -173,13 +173,13 @@ mod tests {
                 continue;
             }
             let wanted = if scheduler.is_weighted() { vec![2, 0, 2] } else { vec![0, 2] };
-            assert_eq!(found, (!scheduler.counts()).then_some(wanted), "{scheduler}");
+            assert_eq!(found, (!scheduler.uses_active_flows()).then_some(wanted), "{scheduler}");
         }
     }
 
     #[test]
     fn where_all_have_weight_0_nobody_is_chosen() {
-        for scheduler in Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.counts()) {
+        for scheduler in Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.uses_active_flows()) {
             for weights in [&[0][..], &[0, 0, 0]] {
                 assert_eq!(of(scheduler, weights), Some(vec![NOBODY]), "{scheduler}");
             }

@@ -176,7 +176,7 @@ fn port_of(case: &Case) -> Port {
 
 /// The last octets of a slice's addresses.
 fn shown(port: &Port, slice: Option<usize>) -> Vec<String> {
-    let last = |backend: &Backend| backend.address.v4_octets()[3].to_string();
+    let last = |backend: &Backend| backend.address.v4_bytes()[3].to_string();
     slice.map_or_else(Vec::new, |slice| port.slices[slice].iter().map(last).collect())
 }
 

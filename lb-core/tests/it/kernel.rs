@@ -170,10 +170,10 @@ impl Kernel {
             kind: record.kind,
             flags: record.flags,
             backends: self.backends(record.backends_base, record.backends_count),
-            inside: self.backends(record.inside_base, inside(record, record.inside_count)),
+            inside: self.backends(record.internal_base, inside(record, record.internal_count)),
             scheduler: record.scheduler,
             table: self.table(record.table_base, record.table_count),
-            inside_table: self.table(record.inside_table_base, inside(record, record.inside_table_count)),
+            inside_table: self.table(record.internal_table_base, inside(record, record.internal_table_count)),
         };
         self.maps.frontends.iter().map(|(key, record)| (*key, lead(record))).collect()
     }
@@ -182,7 +182,7 @@ impl Kernel {
         (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
             // A number that means nothing by itself: see `assert_counters`.
-            .map(|backend| Backend { counter: 0, ..backend })
+            .map(|backend| Backend { active_flows_slot: 0, ..backend })
             .collect()
     }
 
@@ -248,7 +248,7 @@ impl Kernel {
         text.push('\n');
         for (who, base, count) in [
             ("table", record.table_base, record.table_count),
-            ("inside: table", record.inside_table_base, record.inside_table_count),
+            ("inside: table", record.internal_table_base, record.internal_table_count),
         ] {
             if count > 0 {
                 writeln!(text, "  {who} of {}", self.dump_table(base, count)).expect("memory");
@@ -257,7 +257,7 @@ impl Kernel {
         for backend in self.backends(record.backends_base, record.backends_count) {
             writeln!(text, "  {}", shown(&backend)).expect("memory");
         }
-        for backend in self.backends(record.inside_base, record.inside_count) {
+        for backend in self.backends(record.internal_base, record.internal_count) {
             writeln!(text, "  inside: {}", shown(&backend)).expect("memory");
         }
         if record.flags & service_flags::SOURCE_RANGES != 0 {
@@ -285,13 +285,13 @@ impl Kernel {
 
 const FLAGS: [(u16, &str); 8] = [
     (service_flags::MASQUERADE, "masquerade"),
-    (service_flags::MASQUERADE_OUTSIDERS, "masquerade outsiders"),
+    (service_flags::MASQUERADE_EXTERNAL, "masquerade outsiders"),
     (service_flags::SHORT_CIRCUIT, "short circuit"),
     (service_flags::DROP_WITHOUT_BACKENDS, "drop"),
     (service_flags::SOURCE_RANGES, "source ranges"),
     (service_flags::SOCKETS_ONLY, "sockets only"),
     (service_flags::DSR, "direct"),
-    (service_flags::OPENED_ONLY, "opened only"),
+    (service_flags::SYN_ONLY, "opened only"),
 ];
 
 fn shown(backend: &Backend) -> String {
@@ -471,13 +471,13 @@ impl Node {
     fn assert_counters(&self) {
         let mut counters = BTreeMap::new();
         for record in self.kernel.maps.frontends.values() {
-            let counts = Scheduler::try_from(record.scheduler).is_ok_and(Scheduler::counts);
+            let counts = Scheduler::try_from(record.scheduler).is_ok_and(Scheduler::uses_active_flows);
             for slot in slices_of(record).flat_map(|range| range.base..range.base + range.count) {
                 let backend = self.kernel.maps.backends[&slot];
-                assert_eq!(backend.counter != 0, counts, "{backend:?}");
+                assert_eq!(backend.active_flows_slot != 0, counts, "{backend:?}");
                 if counts {
                     let counted = (record.id, backend.address, backend.port);
-                    assert_eq!(*counters.entry(backend.counter).or_insert(counted), counted);
+                    assert_eq!(*counters.entry(backend.active_flows_slot).or_insert(counted), counted);
                 }
             }
         }

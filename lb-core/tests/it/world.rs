@@ -104,7 +104,7 @@ impl World {
         flag(!internal && !is_local || internal && node.policy.masquerade_all, service_flags::MASQUERADE);
         flag(
             internal && !node.policy.masquerade_all && node.detects_inside.contains(family),
-            service_flags::MASQUERADE_OUTSIDERS,
+            service_flags::MASQUERADE_EXTERNAL,
         );
         flag(
             kind == FrontendKind::LoadBalancer && admitted(service, key, node).is_some(),
@@ -119,7 +119,7 @@ impl World {
                 && key.port >= 1024
                 && (service.external.load_balancer_ips.iter().chain(&service.external.ips))
                     .any(|address| node.addresses.own.contains(address)),
-            service_flags::OPENED_ONLY,
+            service_flags::SYN_ONLY,
         );
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
         let scheduling = service.scheduling.as_deref();
@@ -307,7 +307,7 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
     ] {
         flags |= if holds { flag } else { 0 };
     }
-    Backend { address: *address, port: *port, flags, weight: 1, counter: 0 }
+    Backend { address: *address, port: *port, flags, weight: 1, active_flows_slot: 0 }
 }
 
 /// With the weights that the annotation of the Service gives.

@@ -20,7 +20,7 @@ pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
 fn find(packet: &mut Packet) -> bool {
     // SAFETY: the value is copied at once; a racing reuse could only be by another fragmented datagram.
     match unsafe { FRAGMENTS.get(&key(packet)) } {
-        Some(ports) if ports.holds(now()) => {
+        Some(ports) if ports.is_valid(now()) => {
             packet.tuple.source_port = ports.source;
             packet.tuple.destination_port = ports.destination;
             packet.tuple.protocol = ports.protocol;

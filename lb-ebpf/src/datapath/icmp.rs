@@ -132,10 +132,10 @@ fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> 
     let destination =
         if flow.to.destination == key.destination { old_destination } else { flow.to.destination };
     let delta = Sum::ZERO
-        .sub_16(old_source.octets())
-        .sub_16(old_destination.octets())
-        .add_16(source.octets())
-        .add_16(destination.octets())
+        .sub_16(old_source.bytes())
+        .sub_16(old_destination.bytes())
+        .add_16(source.bytes())
+        .add_16(destination.bytes())
         .fold();
     rewrite::addresses(skb, headers, &source, &destination, delta, Compensation::Pseudo)?;
     Ok(delta)

@@ -23,11 +23,11 @@ pub(super) fn new_flow(context: &HookContext) {
     debug!(
         &Context(context.raw),
         "{:i}:{} -> {:i}:{} goes to {:i}:{}",
-        *from.source.octets(),
+        *from.source.bytes(),
         from.source_port,
-        *from.destination.octets(),
+        *from.destination.bytes(),
         from.destination_port,
-        *to.destination.octets(),
+        *to.destination.bytes(),
         to.destination_port
     );
 }

@@ -157,13 +157,13 @@ pub(super) fn addresses(
 ) -> Result<(), Outcome> {
     if headers.is_v4 {
         skb.update_ip_checksum(headers.l3 + 10, delta)?;
-        skb.store(headers.l3 + 12, &[source.v4_octets(), destination.v4_octets()])
+        skb.store(headers.l3 + 12, &[source.v4_bytes(), destination.v4_bytes()])
     } else if compensation == Compensation::Pseudo {
-        skb.store_anew(headers.l3 + 8, source.octets())?;
-        skb.store_anew(headers.l3 + 24, destination.octets())
+        skb.store_anew(headers.l3 + 8, source.bytes())?;
+        skb.store_anew(headers.l3 + 24, destination.bytes())
     } else {
-        skb.store(headers.l3 + 8, source.octets())?;
-        skb.store(headers.l3 + 24, destination.octets())
+        skb.store(headers.l3 + 8, source.bytes())?;
+        skb.store(headers.l3 + 24, destination.bytes())
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn for_client(context: &HookContext, client: &Address, service: Servi
 /// Whether a packet with this source, from this device, comes from inside the cluster.
 #[inline(never)]
 fn is_inside(device: u32, source: &Address) -> bool {
-    current().is_some_and(|settings| settings.inside.contain(source))
+    current().is_some_and(|settings| settings.internal.contains(source))
         // SAFETY: only whether there is an entry counts.
         || unsafe { INSIDE_DEVICES.get(&device) }.is_some()
 }
@@ -32,7 +32,7 @@ fn is_inside(device: u32, source: &Address) -> bool {
 /// Whether the address belongs to the cluster IPs.
 #[inline(never)]
 pub(crate) fn is_in_service_range(address: &Address) -> bool {
-    current().is_some_and(|settings| settings.service_ranges.contain(address))
+    current().is_some_and(|settings| settings.service_ranges.contains(address))
 }
 
 /// Whether what is sent to an address of the cluster IPs that nobody has is dropped.

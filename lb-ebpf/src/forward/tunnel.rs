@@ -129,8 +129,8 @@ impl Outer {
             ttl: HOP_LIMIT,
             proto: if self.is_gue() { protocol::UDP } else { protocol::IPIP },
             check: [0; 2],
-            src_addr: self.source.v4_octets(),
-            dst_addr: self.destination.v4_octets(),
+            src_addr: self.source.v4_bytes(),
+            dst_addr: self.destination.v4_bytes(),
         };
         let sum = Sum::ZERO
             .add_word(u16::from_ne_bytes([header.vihl, header.tos]))
@@ -153,8 +153,8 @@ impl Outer {
             payload_len: self.length.saturating_sub(HEADER).to_be_bytes(),
             next_hdr: if self.is_gue() { protocol::UDP } else { protocol::IPV6 },
             hop_limit: HOP_LIMIT,
-            src_addr: *self.source.octets(),
-            dst_addr: *self.destination.octets(),
+            src_addr: *self.source.bytes(),
+            dst_addr: *self.destination.bytes(),
         }
     }
 

@@ -773,7 +773,7 @@ mod tests {
     /// Such a packet would share flows and services with those of IPv4.
     #[test]
     fn mapped_addresses_on_the_wire_are_not_ours() {
-        let mapped = *Address::from_v4([203, 0, 113, 1]).octets();
+        let mapped = *Address::from_v4([203, 0, 113, 1]).bytes();
         for place in [8, 24] {
             let mut octets = udp(v6(), b"question").split_off(ETHERNET);
             octets[place..place + 16].copy_from_slice(&mapped);

@@ -163,7 +163,7 @@ mod tests {
             port: 80 + (index % 2) as u16,
             flags: 0,
             weight: 1,
-            counter: 0,
+            active_flows_slot: 0,
         }
     }
 

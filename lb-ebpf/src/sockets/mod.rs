@@ -92,7 +92,7 @@ fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoin
             // is no backend of this service, or as good as any.
             let kept = unsafe { &mut *kept };
             let now = now();
-            if !kept.holds(now) {
+            if !kept.is_valid(now) {
                 return None;
             }
             kept.last_used = now;

@@ -64,7 +64,7 @@ impl Datapath {
     pub(crate) fn settings(&mut self, node: [SocketAddr; 2]) -> anyhow::Result<()> {
         let [v4, v6] = node.map(|address| Address::from(address.ip()));
         let settings = Settings {
-            inside: Networks::new(PODS.map(network)),
+            internal: Networks::new(PODS.map(network)),
             flags: settings_flags::DROP_UNKNOWN_VIPS,
             service_ranges: Networks::new(SERVICES.map(network)),
             peers: Networks::new([]),
@@ -119,7 +119,7 @@ impl Datapath {
 
     /// Makes a device one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
-        let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::TAKES_FRAMES };
+        let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET };
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }
 

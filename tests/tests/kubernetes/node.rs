@@ -40,11 +40,11 @@ fn settings(bed: &Bed) -> Option<Settings> {
 }
 
 fn are_from_the_api_server(settings: &Settings) -> bool {
-    let Settings { inside, service_ranges, source_v4, .. } = settings;
+    let Settings { internal: inside, service_ranges, source_v4, .. } = settings;
     *source_v4 == address("192.0.2.9")
         && (inside.count, service_ranges.count) == (1, 1)
-        && inside.contain(&address("10.244.3.7"))
-        && service_ranges.contain(&address("10.96.255.255"))
+        && inside.contains(&address("10.244.3.7"))
+        && service_ranges.contains(&address("10.96.255.255"))
 }
 
 /// Who is masqueraded at the cluster IP.
@@ -86,7 +86,10 @@ fn nobody_is_an_outsider_until_the_node_has_networks_of_pods() {
 
     bed.server().put(node(&["10.244.3.0/24"]));
     bed.wait_until("outsiders", SOON, |bed| masqueraded(bed) == Some(json!("outsiders")));
-    assert!(settings(&bed).unwrap().inside.contain(&address("10.244.3.7")), "before anybody is masqueraded");
+    assert!(
+        settings(&bed).unwrap().internal.contains(&address("10.244.3.7")),
+        "before anybody is masqueraded"
+    );
     bed.wait_until("no problem", SOON, |bed| !complains(bed));
 
     // What an agent without the API server knows of the node, it knows from the one before.

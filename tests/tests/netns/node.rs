@@ -136,11 +136,11 @@ fn kernel_settings_follow_the_node() {
     assert_eq!((now.source_v4, now.source_v6), (address("172.18.0.1"), address("fd00:172:18::1")));
     assert_eq!((now.first_port, now.ports), (15_000, 1_000));
     for (list, inside, outside) in [
-        (&now.inside, ["10.244.9.9", "fd00:10:244:9::9"], ["10.245.0.1", "fd00:10:245::1"]),
+        (&now.internal, ["10.244.9.9", "fd00:10:244:9::9"], ["10.245.0.1", "fd00:10:245::1"]),
         (&now.service_ranges, ["10.96.0.99", "fd00:10:96::99"], ["10.112.0.1", "fd00:10:97::1"]),
     ] {
-        assert!(inside.iter().all(|ip| list.contain(&address(ip))), "{inside:?}");
-        assert!(!outside.iter().any(|ip| list.contain(&address(ip))), "{outside:?}");
+        assert!(inside.iter().all(|ip| list.contains(&address(ip))), "{inside:?}");
+        assert!(!outside.iter().any(|ip| list.contains(&address(ip))), "{outside:?}");
     }
     let node = json(&bed, &["status", "-o", "json"])["agent"]["node"].clone();
     assert_eq!(node["primary"], serde_json::json!(["172.18.0.1", "fd00:172:18::1"]));

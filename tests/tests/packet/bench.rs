@@ -335,7 +335,7 @@ impl Bench {
                 port: backend.port(),
                 flags,
                 weight: 1,
-                counter: 0,
+                active_flows_slot: 0,
             });
         }
         (base, self.slot - base)
@@ -361,12 +361,12 @@ impl Bench {
             port: socket.port(),
             flags: 0,
             weight: *weight,
-            counter: 0,
+            active_flows_slot: 0,
         };
         let backends: Vec<Backend> = backends.iter().map(of).collect();
         for backend in &backends {
-            let counter = if scheduler.counts() { COUNTER + self.slot - base } else { 0 };
-            self.backend(Backend { counter, ..*backend });
+            let counter = if scheduler.uses_active_flows() { COUNTER + self.slot - base } else { 0 };
+            self.backend(Backend { active_flows_slot: counter, ..*backend });
         }
         let maglev = Maglev { size: TableSize::ALL[0], ..Maglev::default() };
         let table = tables::table(scheduler, maglev, &backends).unwrap_or_default();
@@ -434,8 +434,12 @@ impl Bench {
     /// Makes the device one of those between which packets may pass, with XDP.
     pub(crate) fn wire(&mut self, index: u32, mtu: u32) {
         let mut map: HashMap<_, u32, DeviceInfo> = self.ebpf.map_mut("DEVICES").unwrap().try_into().unwrap();
-        map.insert(index, DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::TAKES_FRAMES }, 0)
-            .unwrap();
+        map.insert(
+            index,
+            DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET },
+            0,
+        )
+        .unwrap();
     }
 
     /// Makes the device no such device any more.

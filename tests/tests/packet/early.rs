@@ -197,7 +197,7 @@ fn ipv6_packets_with_mapped_addresses() {
             return;
         }
         services(bench, Family::V4);
-        let mapped = |address: std::net::SocketAddr| Address::from(address.ip()).octets().to_owned();
+        let mapped = |address: std::net::SocketAddr| Address::from(address.ip()).bytes().to_owned();
         let (client, vip) = (mapped(Family::V4.client()), mapped(Family::V4.vip()));
         for (name, places) in [("destination", &[(24, vip)][..]), ("both", &[(8, client), (24, vip)])] {
             bench.label(name);

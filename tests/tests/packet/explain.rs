@@ -213,7 +213,7 @@ impl World<'_> {
         let no_source = self.chance(10);
         let pick = |address: Address| if no_source { Address::from_v6([0; 16]) } else { address };
         Settings {
-            inside: Networks::new(inside),
+            internal: Networks::new(inside),
             service_ranges: Networks::new(if self.chance(70) { ranges } else { Vec::new() }),
             source_v4: pick(v4),
             source_v6: pick(v6),
@@ -238,10 +238,10 @@ impl World<'_> {
             (service_flags::DROP_WITHOUT_BACKENDS, 30),
             (service_flags::SHORT_CIRCUIT, 20),
             (service_flags::MASQUERADE, 30),
-            (service_flags::MASQUERADE_OUTSIDERS, 20),
+            (service_flags::MASQUERADE_EXTERNAL, 20),
             (service_flags::SOURCE_RANGES, 15),
             (service_flags::SOCKETS_ONLY, 5),
-            (service_flags::OPENED_ONLY, 15),
+            (service_flags::SYN_ONLY, 15),
         ]);
         if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
             flags |= service_flags::DSR;
@@ -255,10 +255,10 @@ impl World<'_> {
             backends_count: outside[1],
             table_base: outside[2],
             table_count: outside[3],
-            inside_base: inside[0],
-            inside_count: inside[1],
-            inside_table_base: inside[2],
-            inside_table_count: inside[3],
+            internal_base: inside[0],
+            internal_count: inside[1],
+            internal_table_base: inside[2],
+            internal_table_count: inside[3],
             affinity_seconds: self.pick(&[0, 0, 1, 10_800]),
             scheduler: scheduler as u8,
             kind: self.pick(&kinds) as u8,
@@ -303,9 +303,9 @@ impl World<'_> {
                 (backend_flags::PEER, 40),
             ]);
             let weight = self.pick(&[0, 1, 1, 1, 2, 5]);
-            let counter = if scheduler.counts() { self.slot } else { 0 };
+            let counter = if scheduler.uses_active_flows() { self.slot } else { 0 };
             let (address, port) = (endpoint.ip().into(), endpoint.port());
-            let backend = Backend { address, port, flags, weight, counter };
+            let backend = Backend { address, port, flags, weight, active_flows_slot: counter };
             self.bench.put("BACKENDS", self.slot, backend);
             self.bench.put("ACTIVE", self.slot, i64::from(self.dice.u8(..3)) - 1);
             backends.push(backend);

@@ -226,5 +226,5 @@ fn pseudo_header(from: SocketAddr, to: SocketAddr) -> u16 {
     let sum = Sum::ZERO.add_word(10_u16.to_be()).add_word(u16::from(UDP).to_be());
     // The octets that make IPv4 addresses look like IPv6 add up to nothing: 0xffff, twice.
     let (from, to) = (Address::from(from.ip()), Address::from(to.ip()));
-    sum.add_16(from.octets()).add_16(to.octets()).fold()
+    sum.add_16(from.bytes()).add_16(to.bytes()).fold()
 }

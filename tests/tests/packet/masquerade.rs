@@ -25,7 +25,7 @@ const FIRST_PORT: u16 = 10_000;
 fn settings(family: Family, ports: u16) -> Settings {
     let whole = if family == Family::V4 { 32 } else { 128 };
     Settings {
-        inside: Networks::new([Network::new(Address::from(family.client().ip()), whole)]),
+        internal: Networks::new([Network::new(Address::from(family.client().ip()), whole)]),
         source_v4: Address::from(Family::V4.node()),
         source_v6: Address::from(Family::V6.node()),
         first_port: FIRST_PORT,
@@ -188,7 +188,7 @@ fn a_port_is_free_only_where_both_translations_find_it_free() {
 #[test]
 fn only_clients_outside_are_masqueraded_where_those_inside_are_known() {
     each_without_routes("masqueraded outsiders", |bench, family| {
-        let record = Service { id: 1, flags: service_flags::MASQUERADE_OUTSIDERS, ..Service::zeroed() };
+        let record = Service { id: 1, flags: service_flags::MASQUERADE_EXTERNAL, ..Service::zeroed() };
         bench.service_with(family.vip(), UDP, &[family.backend()], record);
         bench.settings(&settings(family, 100));
         let inside = Packet::udp(family.client(), family.vip(), b"x");

@@ -159,7 +159,7 @@ fn what_comes_back_to_connections_of_others_is_theirs() {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         for (kind, flags) in [
             (FrontendKind::NodePort, 0),
-            (FrontendKind::LoadBalancer, service_flags::OPENED_ONLY),
+            (FrontendKind::LoadBalancer, service_flags::SYN_ONLY),
             (FrontendKind::LoadBalancer, 0),
         ] {
             let record = Service { id: 1, kind: kind as u8, flags, ..Service::zeroed() };
@@ -168,7 +168,7 @@ fn what_comes_back_to_connections_of_others_is_theirs() {
             bench.send(Hook::Ingress, &accepts).passes_untouched(Outcome::NoService);
             let segment = Packet::tcp(client, vip, 5001, b"data").ack(1001);
             let reset = Packet::tcp(client, vip, 5001, b"").rst();
-            if record.is_opened_only() {
+            if record.requires_syn() {
                 bench.send(Hook::Ingress, &segment).passes_untouched(Outcome::NoService);
                 bench.send(Hook::Ingress, &reset).passes_untouched(Outcome::NoService);
                 bench.assert_flows(0);

@@ -17,7 +17,7 @@ use super::{
 fn clients_are_inside(bench: &mut Bench, family: Family) {
     let network =
         Network::new(Address::from(family.client().ip()), if family == Family::V4 { 32 } else { 128 });
-    bench.settings(&Settings { inside: Networks::new([network]), ports: 1, ..Settings::zeroed() });
+    bench.settings(&Settings { internal: Networks::new([network]), ports: 1, ..Settings::zeroed() });
 }
 
 fn key(family: Family, protocol: u8) -> ServiceKey {
@@ -28,13 +28,13 @@ fn key(family: Family, protocol: u8) -> ServiceKey {
 fn external_local(bench: &mut Bench, family: Family, local: bool) {
     let outside: &[_] = if local { &[family.backend()] } else { &[] };
     let (backends_base, backends_count) = bench.slice(outside, 0);
-    let (inside_base, inside_count) = bench.slice(&[family.other_backend()], 0);
+    let (internal_base, internal_count) = bench.slice(&[family.other_backend()], 0);
     let drop = if local { 0 } else { service_flags::DROP_WITHOUT_BACKENDS };
     let flags = service_flags::SHORT_CIRCUIT | drop;
     for protocol in [TCP, UDP] {
         let key = key(family, protocol);
         let record = Service { id: 1, flags, ..Service::zeroed() };
-        let record = Service { backends_base, backends_count, inside_base, inside_count, ..record };
+        let record = Service { backends_base, backends_count, internal_base, internal_count, ..record };
         bench.record(&key, &record.sealed(&key));
     }
 }

@@ -331,6 +331,6 @@ fn others_are_not_counted() {
         bench.scheduled(family.vip(), UDP, Scheduler::RoundRobin, &backends(family, &[1, 1]));
         open(bench, family, 1..11);
         assert_eq!(bench.active(2), [0, 0]);
-        assert!(bench.flows().values().all(|flow| flow.counter == 0));
+        assert!(bench.flows().values().all(|flow| flow.active_flows_slot == 0));
     });
 }

@@ -16,7 +16,7 @@ use super::{
 type Counted = (u32, u64);
 
 fn counted(flow: &Flow) -> Counted {
-    (flow.packets, flow.octets())
+    (flow.packets, flow.bytes())
 }
 
 fn sum(packets: &[Packet]) -> Counted {

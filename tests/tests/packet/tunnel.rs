@@ -239,7 +239,7 @@ fn who_is_not_led_into_a_tunnel() {
         bench.label("a client inside the cluster is masqueraded");
         service(bench, vip, TCP, &[backend], backend_flags::PEER);
         let inside = [Network::new(client.ip().into(), 24)];
-        bench.settings(&Settings { inside: Networks::new(inside), ..settings(Kind::Ipip) });
+        bench.settings(&Settings { internal: Networks::new(inside), ..settings(Kind::Ipip) });
         bench.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewRoutedFlow, 1)]);
         bench.forget_flows();
         bench.label("a node without an address of the family");

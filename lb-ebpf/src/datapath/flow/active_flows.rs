@@ -1,8 +1,8 @@
 //! How many flows of each backend are active, for services whose scheduler asks for that.
 //!
-//! A flow is counted from its beginning to its end: a RST or both FINs, or what replaces it; the agent counts down those
-//! that it forgets. The entry of the direction from the client knows where (`Flow::counter`), and gives that up in one
-//! atomic exchange, so that no flow ends twice.
+//! A flow is counted from its beginning to its end: a RST or both FINs, or what replaces it; the agent counts down
+//! those that it forgets. The entry of the direction from the client knows where (`Flow::active_flows_slot`), and gives
+//! that up in one atomic exchange, so that no flow ends twice.
 
 use core::arch::asm;
 
@@ -14,7 +14,8 @@ use lb_common::{
 
 use super::conntrack::lookup;
 
-/// Active flows by [`lb_common::Backend::counter`]. The agent maps it, to count without losing what programs count.
+/// Active flows by [`lb_common::Backend::active_flows_slot`]. The agent maps it, to count without losing what programs
+/// count.
 #[btf_map]
 static ACTIVE: Array<i64, { capacity::BACKENDS }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -57,20 +58,20 @@ pub(in crate::datapath) fn begin(number: u32) {
 /// The flow with this entry of the direction from the client has ended, if it had not before.
 #[inline(always)]
 pub(in crate::datapath) fn end(forward: &mut Flow) {
-    if forward.counter != 0 {
+    if forward.active_flows_slot != 0 {
         count_down(forward);
     }
 }
 
 #[inline(never)]
 fn count_down(forward: &mut Flow) {
-    add(take(&mut forward.counter), -1);
+    add(take(&mut forward.active_flows_slot), -1);
 }
 
 /// Looks at what may be the end of a flow.
 #[inline(always)]
 pub(in crate::datapath) fn observe(segment: &Segment, flow: &mut Flow) {
-    if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.counter != 0 {
+    if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
         end_if_over(flow);
     }
 }

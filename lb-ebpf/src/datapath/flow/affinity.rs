@@ -6,7 +6,8 @@ use lb_ebpf::service::schedule;
 use super::conntrack::now;
 use crate::datapath::{maps::AFFINITY, service};
 
-/// The slot of the backend that the client belongs to; [`schedule::NONE`] where it belongs to none that the service still has.
+/// The slot of the backend that the client belongs to; [`schedule::NONE`] where it belongs to none that the service
+/// still has.
 #[inline(never)]
 pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     // SAFETY: the value is copied at once. One that was reused meanwhile names a backend of another service; then it is
@@ -14,7 +15,7 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else {
         return schedule::NONE;
     };
-    if !affinity.holds(now(), service.affinity_seconds) {
+    if !affinity.is_valid(now(), service.affinity_seconds) {
         return schedule::NONE;
     }
     service::find_backend(service, &affinity.address, affinity.port)

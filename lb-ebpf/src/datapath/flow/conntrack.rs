@@ -19,8 +19,8 @@ static mut CLOCK: u64 = 0;
 
 /// The moment that entries note.
 ///
-/// Coarse time stands still between two timer interrupts, so it is asked for once after each; their number is read without
-/// a call.
+/// Coarse time stands still between two timer interrupts, so it is asked for once after each; their number is read
+/// without a call.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
     // SAFETY: takes nothing and has no side effects.
@@ -45,8 +45,8 @@ pub(in crate::datapath) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
     // SAFETY: the memory is that of an element of this map for as long as the program runs. Other CPUs may write the
     // counters of the same flow: plain integers of which any recent value will do. A deleted element may become that of
     // another flow at once; flows are deleted when they are long unused, replaced, or purged, so that takes a deletion
-    // and an insertion within the nanoseconds of our use. The packet then has the wrong checksum, and is dropped by whom
-    // it reaches.
+    // and an insertion within the nanoseconds of our use. The packet then has the wrong checksum, and is dropped by
+    // whom it reaches.
     CONNTRACK.get_ptr_mut(tuple).map(|flow| unsafe { &mut *flow })
 }
 
@@ -70,8 +70,8 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(context, packet, flow, phase)
 }
 
-/// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The agent
-/// sets it when it loads the programs.
+/// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The
+/// agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
@@ -87,8 +87,8 @@ fn gives_up(flow: &Flow, phase: Phase) -> bool {
     tries_others() && flow.is_unanswered(phase, SYN_RETRIES.load())
 }
 
-/// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows that
-/// nobody has answered yet: their next SYN is rejected.
+/// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows
+/// that nobody has answered yet: their next SYN is rejected.
 #[inline(always)]
 fn has_lost_its_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
     match service::lookup(&packet.tuple) {
@@ -102,8 +102,8 @@ fn has_lost_its_backend(context: &HookContext, packet: &Packet, flow: &Flow, pha
     }
 }
 
-/// Whether the packet is of a connection that goes past the VIP although it has the tuple of a reply: a backend accepts a
-/// connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
+/// Whether the packet is of a connection that goes past the VIP although it has the tuple of a reply: a backend accepts
+/// a connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
 #[inline(always)]
 pub(in crate::datapath) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
     packet.segment.is_syn_ack() && flow.is_reply() && ends_here(packet, flow)
@@ -192,7 +192,7 @@ pub(in crate::datapath) fn observe(packet: &Packet, flow: &mut Flow) {
 /// The same, where the moment is known.
 #[inline(always)]
 pub(in crate::datapath) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
-    flow.count(packet.length);
+    flow.count_packet(packet.length);
     match packet.body {
         Body::Tcp | Body::Sctp if packet.segment.is_rst() => observe_reset(packet, flow),
         Body::Sctp => flow.observe_chunk(&packet.segment, now),

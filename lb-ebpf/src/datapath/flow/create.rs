@@ -71,7 +71,7 @@ pub(in crate::datapath) struct FlowSetup {
     pub(in crate::datapath) eager: bool,
     /// [`Service::id`]
     pub(in crate::datapath) service: u32,
-    /// Where the flow is counted: [`lb_common::Backend::counter`].
+    /// Where the flow is counted: [`lb_common::Backend::active_flows_slot`].
     pub(in crate::datapath) counter: u32,
     /// The source ports that `to` may have in place of the one that it has.
     pub(in crate::datapath) ports: Ports,
@@ -112,9 +112,9 @@ pub(in crate::datapath) struct Request {
     pub(in crate::datapath) choice: Choice,
 }
 
-/// Makes the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those of an `earlier` connection of its
-/// five-tuple; the outcome of the packet if it can be sent on. The flow is to be a routed one or none where that is all
-/// that can be done (`only_routed`), as for the XDP program.
+/// Makes the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those of
+/// an `earlier` connection of its five-tuple; the outcome of the packet if it can be sent on. The flow is to be a
+/// routed one or none where that is all that can be done (`only_routed`), as for the XDP program.
 #[inline(always)]
 pub(in crate::datapath) fn create(
     context: &HookContext,
@@ -132,7 +132,7 @@ pub(in crate::datapath) fn create(
     setup.way = 0;
     setup.hop = NextHop::UNKNOWN;
     setup.service = request.service.id;
-    setup.counter = backend.counter;
+    setup.counter = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
     if setup.to.destination == setup.to.source {
         // A pod does not answer itself through the network: the VIP stands for it.
@@ -180,8 +180,8 @@ impl FlowSetup {
     }
 }
 
-/// Makes the entries that lead back to the flow in `SCRATCH`, with another source port where `to` has one that is taken.
-/// (Takes no reference to the flow: `try_claim` changes it behind our back.)
+/// Makes the entries that lead back to the flow in `SCRATCH`, with another source port where `to` has one that is
+/// taken. (Takes no reference to the flow: `try_claim` changes it behind our back.)
 #[inline(never)]
 fn claim() -> Result<(), Outcome> {
     let setup = &mut scratch()?.setup;
@@ -252,9 +252,9 @@ fn claim_reply(setup: &mut FlowSetup) -> Claim {
 fn prepare_reply(setup: &mut FlowSetup) {
     setup.key = setup.to.reversed();
     setup.back = setup.from.reversed();
-    let flags = flow_flags::peer(setup.way);
-    setup.flow.begin(&setup.key, &setup.back, setup.service, flags, now());
-    setup.flow.counter = setup.counter;
+    let flags = flow_flags::reverse(setup.way);
+    setup.flow.init(&setup.key, &setup.back, setup.service, flags, now());
+    setup.flow.active_flows_slot = setup.counter;
 }
 
 /// Takes over an entry of the reply direction that this very flow left behind.
@@ -262,7 +262,7 @@ fn prepare_reply(setup: &mut FlowSetup) {
 fn reclaim(setup: &mut FlowSetup) -> bool {
     match lookup(&setup.key) {
         Some(existing) if existing.to == setup.flow.to => {
-            setup.flow.succeed(existing);
+            setup.flow.continue_counters(existing);
             CONNTRACK.insert(&setup.key, &setup.flow, u64::from(BPF_EXIST)).is_ok()
         }
         _ => false,
@@ -285,15 +285,15 @@ fn forget_reply(setup: &mut FlowSetup) {
     }
 }
 
-/// Makes the entry of the direction from the client. Where another CPU has just made one for another packet of this flow,
-/// that one stands and our claim is given up.
+/// Makes the entry of the direction from the client. Where another CPU has just made one for another packet of this
+/// flow, that one stands and our claim is given up.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
-    setup.flow.begin(&setup.from, &setup.to, setup.service, setup.way, now());
+    setup.flow.init(&setup.from, &setup.to, setup.service, setup.way, now());
     setup.flow.next_hop = setup.hop;
-    setup.flow.counter = setup.counter;
+    setup.flow.active_flows_slot = setup.counter;
     if replace && let Some(earlier) = lookup(&setup.from) {
-        setup.flow.succeed(earlier);
+        setup.flow.continue_counters(earlier);
     }
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
     let result = CONNTRACK.insert(&setup.from, &setup.flow, u64::from(flags));

@@ -92,7 +92,7 @@ fn prepare_reply(setup: &mut FlowSetup) {
     setup.key = from_backend(setup);
     setup.back = setup.to.reversed();
     let flags = flow_flags::MASQUERADE | flow_flags::REPLY;
-    setup.flow.begin(&setup.key, &setup.back, setup.service, flags, now());
+    setup.flow.init(&setup.key, &setup.back, setup.service, flags, now());
 }
 
 /// The entry of the direction to the backend.
@@ -101,7 +101,7 @@ fn prepare_forward(setup: &mut FlowSetup) {
     setup.back = setup.to;
     setup.back.source = setup.node;
     let flags = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
-    setup.flow.begin(&setup.to, &setup.back, setup.service, flags, now());
+    setup.flow.init(&setup.to, &setup.back, setup.service, flags, now());
 }
 
 /// What the backend sends.

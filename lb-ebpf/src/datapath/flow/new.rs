@@ -42,7 +42,8 @@ impl Begin {
 }
 
 /// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow
-/// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or [`REJECTED`].
+/// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or
+/// [`REJECTED`].
 #[inline(never)]
 pub(in crate::datapath) fn new_flow(
     context: &HookContext,

@@ -237,7 +237,7 @@ fn is_from_peer() -> bool {
 
 #[inline(never)]
 fn is_peer(address: &Address) -> bool {
-    settings::current().is_some_and(|settings| settings.peers.contain(address))
+    settings::current().is_some_and(|settings| settings.peers.contains(address))
 }
 
 /// Takes the headers of the tunnel away. (What is within is of the same family, so that the kernel need not be told it by

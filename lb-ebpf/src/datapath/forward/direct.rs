@@ -27,7 +27,7 @@ static DIRECT: Global<u8> = Global::new(0);
 /// Whether a packet that enters the node leaves at once; how is in the hop of its flow.
 #[inline(always)]
 pub(in crate::datapath) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    flow.may_leave(DIRECT.load() != 0) && leads_out(skb, packet, flow)
+    flow.may_bypass_stack(DIRECT.load() != 0) && leads_out(skb, packet, flow)
 }
 
 /// Whether there is a way that takes the packet as it is.
@@ -61,7 +61,7 @@ fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
 #[inline(always)]
 pub(in crate::datapath) fn leave(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
     let device = flow.next_hop.device;
-    skb.exit = if flow.next_hop.flags & next_hop_flags::PEER != 0 && flow.flags & EGRESS_TOO == 0 {
+    skb.exit = if flow.next_hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
         Exit::peer_of(device)
     } else if flow.next_hop.flags & next_hop_flags::FRESH != 0 {
         flow.next_hop.flags &= !next_hop_flags::FRESH;

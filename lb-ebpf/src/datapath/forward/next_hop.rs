@@ -36,11 +36,11 @@ pub(in crate::datapath) fn note(found: Found, hop: &mut NextHop, now: Tick) {
         (hop.device, hop.mtu) = (route.device, route.mtu());
         let flags = device(route.device).flags;
         hop.flags = next_hop_flags::KNOWN | next_hop_flags::FRESH;
-        if flags & device_flags::TAKES_FRAMES != 0 {
-            hop.flags |= next_hop_flags::TAKES_FRAMES;
+        if flags & device_flags::XDP_REDIRECT_TARGET != 0 {
+            hop.flags |= next_hop_flags::XDP_REDIRECT_TARGET;
         }
-        if flags & device_flags::PEER != 0 {
-            hop.flags |= next_hop_flags::PEER;
+        if flags & device_flags::REDIRECT_PEER != 0 {
+            hop.flags |= next_hop_flags::REDIRECT_PEER;
         }
     }
 }

@@ -12,8 +12,10 @@ use crate::datapath::maps::{HANDOVER, SOURCE_RANGES};
 pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
     let has_turns = matches!(packet.body, Body::Tcp | Body::Sctp);
     match HANDOVER.get(0) {
-        Some(&handover::EARLIER_BEGINS) => Err(Outcome::LeftToEarlier),
-        Some(&handover::BEGINS) if has_turns && !packet.segment.is_syn() => Err(Outcome::LeftToEarlier),
+        Some(&handover::EARLIER_CREATES_FLOWS) => Err(Outcome::LeftToEarlier),
+        Some(&handover::CREATES_FLOWS) if has_turns && !packet.segment.is_syn() => {
+            Err(Outcome::LeftToEarlier)
+        }
         _ => Ok(()),
     }
 }
@@ -28,7 +30,7 @@ pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Out
     match packet.body {
         // Its first fragment was not translated, so this one must not be.
         Body::LaterFragment => Err(Outcome::UnknownFragment),
-        Body::Tcp | Body::Sctp if service.is_opened_only() && !packet.segment.is_syn() => {
+        Body::Tcp | Body::Sctp if service.requires_syn() && !packet.segment.is_syn() => {
             Err(Outcome::NoService)
         }
         Body::Tcp | Body::Sctp if packet.segment.is_rst() => Err(Outcome::StrayReset),

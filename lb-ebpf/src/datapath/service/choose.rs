@@ -78,7 +78,7 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
     if entries == 0 {
         return schedule::NONE;
     }
-    if scheduler.counts() {
+    if scheduler.uses_active_flows() {
         return least(scheduler, service, schedule::scale(chance(tuple), service.backends_count));
     }
     let nth = match scheduler {
@@ -137,7 +137,7 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     if backend.weight == 0 {
         return 0;
     }
-    let load = Load { active: active_flows::active(backend.counter), weight: backend.weight };
+    let load = Load { active: active_flows::active(backend.active_flows_slot), weight: backend.weight };
     let ends = load.is_best(search.scheduler);
     if ends || search.slot == schedule::NONE || load.is_less(&search.best, search.scheduler) {
         (search.slot, search.best) = (slot, load);

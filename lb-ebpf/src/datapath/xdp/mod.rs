@@ -194,7 +194,7 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     }
     let exit = flow.next_hop.device;
     let takes_frames =
-        exit == xdp.context().device || flow.next_hop.flags & next_hop_flags::TAKES_FRAMES != 0;
+        exit == xdp.context().device || flow.next_hop.flags & next_hop_flags::XDP_REDIRECT_TARGET != 0;
     if flow.next_hop.flags & next_hop_flags::KNOWN == 0 || !takes_frames {
         return Err(Outcome::OtherHook);
     }

@@ -1,0 +1,121 @@
+//! When idle flows expire.
+
+use super::{Flow, Phase, Tick, flow_flags};
+
+/// How full `CONNTRACK` is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
+///
+/// The higher the pressure, the shorter the timeout of flows that may be evicted ([`Phase::is_evictable`]). A flood of
+/// connections without a completed handshake makes room within seconds, and no established flow is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Pressure(u8);
+
+impl Pressure {
+    /// Every flow has its full timeout.
+    pub const NONE: Self = Self(0);
+    /// Evictable flows have the shortest timeout.
+    pub const MOST: Self = Self(Self::STEPS);
+    const STEPS: u8 = 48;
+    /// Shortest timeout: a lost SYN is sent again after one second and after two more.
+    const LEAST_SECONDS: u32 = 3;
+
+    /// The pressure in a map with `entries` out of `capacity`.
+    pub fn of(entries: usize, capacity: u32) -> Self {
+        let sixteenths = |count: u32| u64::from(capacity) * u64::from(count) / 16;
+        let (begin, end) = (sixteenths(12), sixteenths(15));
+        let over = (entries as u64).clamp(begin, end) - begin;
+        let steps = over * u64::from(Self::STEPS) / (end - begin).max(1);
+        Self(u8::try_from(steps).unwrap_or(Self::STEPS))
+    }
+
+    /// A timeout of `seconds`, shortened by this pressure.
+    fn shorten(self, seconds: u32) -> u32 {
+        let removable = seconds.saturating_sub(Self::LEAST_SECONDS);
+        seconds - removable * u32::from(self.0) / u32::from(Self::STEPS)
+    }
+}
+
+/// Seconds by which the second flow of a masqueraded connection outlives the first: at no moment may packets go to the
+/// backend without being masqueraded.
+const MASQUERADE_EXTRA_SECONDS: u32 = 15;
+
+/// Seconds until the idle flow expires without pressure; 0 when it has expired.
+pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
+    seconds_left_under(Pressure::NONE, forward, reply, now)
+}
+
+/// Seconds until the idle flow expires under `pressure`; 0 when it has expired.
+pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now: Tick) -> u32 {
+    let last_seen = forward.last_seen.max(reply.last_seen);
+    let extra = if forward.flags & flow_flags::MASQUERADE != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
+    let phase = Phase::of(forward, reply);
+    let full = phase.timeout_seconds() + extra;
+    let timeout = if phase.is_evictable() { pressure.shorten(full) } else { full };
+    timeout.saturating_sub(now.seconds_since(last_seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{NOW, SYN, established, pair, segment};
+    use super::*;
+    use crate::protocol;
+
+    #[test]
+    fn pressure_rises_from_three_quarters_to_fifteen_sixteenths() {
+        for capacity in [16, 2_000, 524_288, u32::MAX] {
+            let at = |sixteenths: u64| {
+                Pressure::of(usize::try_from(u64::from(capacity) * sixteenths / 16).unwrap(), capacity)
+            };
+            assert_eq!(
+                [at(0), at(12), at(15), at(16)],
+                [Pressure::NONE, Pressure::NONE, Pressure::MOST, Pressure::MOST]
+            );
+            assert!(at(13) > at(12) && at(14) > at(13) && at(14) < at(15));
+        }
+        assert_eq!(Pressure::of(0, 0), Pressure::NONE);
+    }
+
+    #[test]
+    fn only_unproven_and_finished_flows_expire_early_under_pressure() {
+        for phase in [
+            Phase::Opening,
+            Phase::Accepted,
+            Phase::TimeWait,
+            Phase::Closed,
+            Phase::Unreplied,
+            Phase::Replied,
+        ] {
+            assert!(phase.is_evictable(), "{}", phase.as_str());
+        }
+        for phase in [Phase::Established, Phase::HalfClosed, Phase::Stream] {
+            assert!(!phase.is_evictable(), "{}", phase.as_str());
+        }
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        let half = Pressure(Pressure::STEPS / 2);
+        let left = |pressure| seconds_left_under(pressure, &forward, &reply, NOW);
+        assert_eq!([Pressure::NONE, half, Pressure::MOST].map(left), [60, 32, 3]);
+        let (forward, reply) = established();
+        assert_eq!(
+            seconds_left_under(Pressure::MOST, &forward, &reply, NOW),
+            Phase::Established.timeout_seconds()
+        );
+    }
+
+    #[test]
+    fn second_flow_of_a_masqueraded_connection_outlives_the_first() {
+        let (forward, reply) = pair(protocol::UDP);
+        let second = Flow { flags: flow_flags::MASQUERADE | flow_flags::AT_EGRESS, ..forward };
+        assert!(
+            seconds_left(&second, &reply, NOW) > seconds_left(&forward, &reply, NOW) + 5,
+            "one or two runs of the garbage collection"
+        );
+    }
+
+    #[test]
+    fn idle_established_connections_live_24_hours_as_with_kube_proxy() {
+        let (forward, reply) = established();
+        let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
+        assert!(seconds_left_under(Pressure::MOST, &forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
+        assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
+    }
+}

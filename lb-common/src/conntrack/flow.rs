@@ -1,0 +1,288 @@
+use bytemuck::{Pod, Zeroable};
+
+use super::{NextHop, Tick, Tuple, observe::is_after};
+use crate::{checksum::Sum, layout::describe, protocol};
+
+/// Bits of [`Flow::flags`].
+pub mod flow_flags {
+    /// The direction from the backend to the client.
+    pub const REPLY: u8 = 1;
+    /// Packets are translated where they leave the node (tc egress); without this bit, where they enter (tc ingress).
+    pub const AT_EGRESS: u8 = 2;
+    /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
+    pub const HAIRPIN: u8 = 4;
+    /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
+    /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
+    /// own.
+    pub const MASQUERADE: u8 = 8;
+    /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, VIP
+    /// and masquerading in one step, and leave at once, bypassing the stack.
+    pub const ROUTED: u8 = 16;
+    /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel, whose
+    /// ends are in [`Flow::to`](super::Flow::to): this node's address, and the backend's. Its port is there too, to
+    /// name the backend. The flow has this one entry: replies do not pass this node. Always with [`ROUTED`].
+    pub const TUNNEL: u8 = 32;
+    /// The tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of its datagrams.
+    pub const GUE: u8 = 64;
+    /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
+    pub const MASQUERADED: u8 = 128;
+
+    /// The flags of the reverse entry: a flow is translated at one hook on its way there and at the other on its way
+    /// back, except for hairpin and routed flows.
+    pub const fn reverse(flags: u8) -> u8 {
+        flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
+    }
+}
+
+/// Bits of [`Flow::seen`]: what this direction has sent so far.
+pub mod seen {
+    /// Any packet.
+    pub const PACKET: u8 = 1;
+    /// A TCP SYN.
+    pub const SYN: u8 = 2;
+    /// A TCP segment with ACK.
+    pub const ACK: u8 = 4;
+    /// A TCP FIN.
+    pub const FIN: u8 = 8;
+    /// A TCP RST within the window.
+    pub const RST: u8 = 16;
+    /// Datagrams over more than about 2 s: more than one question and its answer.
+    pub const STREAM: u8 = 32;
+}
+
+/// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Flow {
+    /// Always 0.
+    #[cfg(feature = "next-layout")]
+    pub ahead: [u32; 16],
+    /// The tuple of translated packets.
+    pub to: Tuple,
+    /// [`crate::Service::id`] of the service port.
+    pub service: u32,
+    /// When this direction sent its last packet.
+    pub last_seen: Tick,
+    /// TCP: sequence number after the last byte sent. SCTP: verification tag that this direction sends. UDP: tick of
+    /// the first datagram.
+    pub next_seq: u32,
+    /// TCP: last acknowledgement sent.
+    pub last_ack: u32,
+    /// What the change of addresses adds to a checksum; one's complement, memory order.
+    pub address_delta: u16,
+    /// What the change of ports adds to a checksum; one's complement, memory order.
+    pub port_delta: u16,
+    /// See [`seen`].
+    pub seen: u8,
+    /// See [`flow_flags`].
+    pub flags: u8,
+    /// TCP and SCTP: how many SYNs (or INITs) this direction has sent, retransmissions included.
+    pub syns: u16,
+    /// Where packets that bypass the stack leave; zeros if none ever did.
+    pub next_hop: NextHop,
+    /// Slot of `ACTIVE` that counts this flow while it is active; 0 is none. The entry of the client's direction
+    /// counts, its reverse entry has a copy.
+    pub active_flows_slot: u32,
+    /// Packets of this direction, wrapping around; see [`Flow::count_packet`].
+    pub packets: u32,
+    /// Their bytes in the lower 48 bits; above them, how many earlier flows have used this entry: see [`Flow::bytes`]
+    /// and [`Flow::generation`].
+    pub traffic: u64,
+}
+
+/// Bits of [`Flow::traffic`] that count bytes.
+const BYTE_COUNT_BITS: u32 = 48;
+
+const _: () = assert!(size_of::<Flow>() == 104 + 64 * cfg!(feature = "next-layout") as usize);
+// With the key and 48 bytes of the kernel's own, an element of the map fills three whole cache lines. The last of them
+// has the fields that every packet changes.
+const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
+
+describe!(Flow {
+    #[cfg(feature = "next-layout")]
+    ahead,
+    to.source,
+    to.destination,
+    to.source_port,
+    to.destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    to.protocol,
+    to.zero,
+    #[cfg(feature = "next-layout")]
+    to.protocol,
+    to.zeros,
+    service,
+    last_seen,
+    next_seq,
+    last_ack,
+    address_delta,
+    port_delta,
+    seen,
+    flags,
+    syns = "asked",
+    next_hop.destination = "hop.destination",
+    next_hop.source = "hop.source",
+    next_hop.device = "hop.device",
+    next_hop.mtu = "hop.mtu",
+    next_hop.flags = "hop.flags",
+    next_hop.resolved_at = "hop.asked",
+    active_flows_slot = "counter",
+    packets,
+    traffic,
+});
+
+impl Flow {
+    /// An entry that translates packets of `from` into packets of `to`; `flags` are [`flow_flags`].
+    #[inline(always)]
+    pub fn new(from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) -> Self {
+        let mut flow = Self::zeroed();
+        flow.init(from, to, service, flags, now);
+        flow
+    }
+
+    /// [`Self::new`] in place: the stack of a BPF program has no room for an entry.
+    #[inline(always)]
+    pub fn init(&mut self, from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) {
+        let addresses = Sum::ZERO
+            .sub_16(from.source.bytes())
+            .sub_16(from.destination.bytes())
+            .add_16(to.source.bytes())
+            .add_16(to.destination.bytes());
+        let ports = Sum::ZERO
+            .sub_word(from.source_port.to_be())
+            .sub_word(from.destination_port.to_be())
+            .add_word(to.source_port.to_be())
+            .add_word(to.destination_port.to_be());
+        self.to = *to;
+        self.service = service;
+        self.last_seen = now;
+        (self.next_seq, self.last_ack) = (0, 0);
+        (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
+        (self.seen, self.flags, self.syns) = (0, flags, 0);
+        self.next_hop.resolved_at = Tick(0);
+        self.active_flows_slot = 0;
+        (self.packets, self.traffic) = (0, 0);
+    }
+
+    /// Whether this is the direction from the backend to the client.
+    #[inline(always)]
+    pub const fn is_reply(&self) -> bool {
+        self.flags & flow_flags::REPLY != 0
+    }
+
+    /// Whether packets go to another node in a tunnel; such a flow has no reverse entry.
+    #[inline(always)]
+    pub const fn is_tunnelled(&self) -> bool {
+        self.flags & flow_flags::TUNNEL != 0
+    }
+
+    /// Whether packets of the flow may bypass the stack, on a node where `all` flows that can do so may (`--forwarding
+    /// direct`). The second translation of a masqueraded connection happens at the egress of the device towards the
+    /// backend, so its packets must get there.
+    #[inline(always)]
+    pub const fn may_bypass_stack(&self, all: bool) -> bool {
+        const SECOND_TRANSLATION: u8 = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
+        if self.flags & flow_flags::ROUTED != 0 {
+            return !self.is_tunnelled();
+        }
+        all && self.flags & flow_flags::HAIRPIN == 0 && self.flags & SECOND_TRANSLATION != SECOND_TRANSLATION
+    }
+
+    /// Counts a packet of `bytes`, its network header included.
+    ///
+    /// In place, without a lock: mostly one CPU after the other receives packets of one direction. Where two do at
+    /// once, one packet may be missed. A packet that a device will cut into segments counts as one, as in nf_conntrack.
+    #[inline(always)]
+    pub const fn count_packet(&mut self, bytes: u32) {
+        self.packets = self.packets.wrapping_add(1);
+        self.traffic = self.traffic.wrapping_add(bytes as u64);
+    }
+
+    /// Bytes of the packets of this direction.
+    pub const fn bytes(&self) -> u64 {
+        self.traffic & ((1 << BYTE_COUNT_BITS) - 1)
+    }
+
+    /// How many earlier flows have used this entry.
+    pub const fn generation(&self) -> u16 {
+        (self.traffic >> BYTE_COUNT_BITS) as u16
+    }
+
+    /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
+    /// misses packets of neither.
+    #[inline(always)]
+    pub const fn continue_counters(&mut self, earlier: &Self) {
+        (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << BYTE_COUNT_BITS) {
+            Some(traffic) => (earlier.packets, traffic),
+            None => (0, 0),
+        };
+    }
+
+    /// Merges what an `other` copy of the same entry has observed since one was copied from the other.
+    pub fn merge(&mut self, other: &Self) {
+        // A new connection has begun in this one since.
+        if self.to != other.to || self.syns > other.syns {
+            return;
+        }
+        let is_new = self.seen & seen::PACKET == 0;
+        let is_tcp = self.to.protocol == protocol::TCP;
+        if is_new || is_tcp && is_after(other.next_seq, self.next_seq) {
+            self.next_seq = other.next_seq;
+        }
+        if is_new || is_tcp && is_after(other.last_ack, self.last_ack) {
+            self.last_ack = other.last_ack;
+        }
+        self.seen |= other.seen;
+        self.syns = other.syns;
+        self.last_seen = self.last_seen.max(other.last_seen);
+        if other.traffic > self.traffic {
+            (self.packets, self.traffic) = (other.packets, other.traffic);
+        }
+        // `ACTIVE` is decremented once per flow, by whichever copy saw the end.
+        if other.active_flows_slot == 0 {
+            self.active_flows_slot = 0;
+        }
+    }
+}
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for Flow {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{ACK, FIN, NOW, SYN, pair, segment, tuple};
+    use super::*;
+
+    #[test]
+    fn flags_of_the_reverse_of_the_reverse_entry_are_the_same() {
+        use flow_flags::{AT_EGRESS, HAIRPIN, MASQUERADE, REPLY, reverse};
+        for (flags, expected) in
+            [(0, REPLY | AT_EGRESS), (HAIRPIN, HAIRPIN | REPLY), (MASQUERADE | AT_EGRESS, MASQUERADE | REPLY)]
+        {
+            assert_eq!((reverse(flags), reverse(expected)), (expected, flags));
+        }
+    }
+
+    #[test]
+    fn merge_adds_what_a_copy_has_missed() {
+        let (mut copy, reply) = pair(protocol::TCP);
+        copy.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        let (mut original, copied) = (copy, copy);
+        original.observe_segment(&segment(ACK, 1001, 5001, 7), Tick(NOW.0 + 1));
+        copy.merge(&original);
+        assert_eq!(copy, original);
+        copy.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), Tick(NOW.0 + 2));
+        let ended = copy;
+        copy.merge(&original);
+        copy.merge(&copied);
+        assert_eq!(copy, ended, "an older copy takes nothing back");
+        let mut again = Flow::new(&tuple(protocol::TCP), &reply.to, 1, 0, NOW);
+        let begun = again;
+        again.merge(&ended);
+        assert_eq!(again, begun, "another backend");
+        again = Flow { syns: 2, ..original };
+        again.merge(&ended);
+        assert_eq!(again.seen, original.seen, "a connection that began since");
+    }
+}

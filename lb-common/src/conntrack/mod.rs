@@ -1,0 +1,34 @@
+//! Connection tracking: the entries of `CONNTRACK` and the life cycle of a flow.
+//!
+//! A flow has two entries, one for each direction. An entry holds the whole translated tuple, so the key of its reverse
+//! entry can be computed (`entry.to.reversed()`), and only what *its own direction* has sent. So an established packet
+//! needs one lookup, and no CPU writes to a cache line that the other direction's CPU writes to. The rare events that
+//! depend on both directions (RST, a SYN on an existing entry, expiry) look at both entries.
+//!
+//! ```text
+//! tuple     key of an entry                    observe   what a packet changes in the entry of its direction
+//! flow      value of an entry                  phase     the state of a flow, from both of its entries
+//! next_hop  where packets leave the node       expiry    how long an idle flow lives, and how much shorter when full
+//! segment   TCP flags, SCTP chunks             tick      the clock
+//! ```
+
+mod expiry;
+#[cfg(test)]
+mod fixtures;
+mod flow;
+mod next_hop;
+mod observe;
+mod phase;
+mod segment;
+mod tick;
+mod tuple;
+
+pub use self::{
+    expiry::{Pressure, seconds_left, seconds_left_under},
+    flow::{Flow, flow_flags, seen},
+    next_hop::{NextHop, next_hop_flags},
+    phase::Phase,
+    segment::{Segment, chunk, tcp_flags},
+    tick::Tick,
+    tuple::Tuple,
+};

@@ -1,0 +1,150 @@
+//! What a packet changes in the entry of its direction, and which RST ends a flow.
+
+use super::{Flow, Segment, Tick, seen, tcp_flags};
+use crate::protocol;
+
+impl Flow {
+    /// Ticks after which further datagrams make a stream: about 2 s, as in nf_conntrack.
+    const STREAM_AFTER: u32 = 2;
+
+    /// Bytes that may have been sent without being counted, as those of later fragments.
+    const UNSEEN: u32 = 65_536;
+
+    /// Notes a datagram of this direction.
+    #[inline(always)]
+    pub fn observe_datagram(&mut self, now: Tick) {
+        self.last_seen = now;
+        if self.seen & seen::PACKET == 0 {
+            self.next_seq = now.0;
+        } else if now.0.wrapping_sub(self.next_seq) > Self::STREAM_AFTER {
+            self.seen |= seen::STREAM;
+        }
+        self.seen |= seen::PACKET;
+    }
+
+    /// Notes a TCP segment of this direction that is no RST (for a RST see [`Self::accepts_reset`]).
+    #[inline(always)]
+    pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
+        self.last_seen = now;
+        let end = segment.end();
+        let first = self.seen & seen::PACKET == 0 || segment.flags & tcp_flags::SYN != 0;
+        if first || is_after(end, self.next_seq) {
+            self.next_seq = end;
+        }
+        self.note_flags(segment);
+    }
+
+    /// Notes an SCTP packet of this direction that is no ABORT.
+    #[inline(always)]
+    pub fn observe_chunk(&mut self, segment: &Segment, now: Tick) {
+        self.last_seen = now;
+        if !segment.is_syn() {
+            // The verification tag of an INIT is always 0.
+            self.next_seq = segment.seq;
+        }
+        self.note_flags(segment);
+    }
+
+    #[inline(always)]
+    fn note_flags(&mut self, segment: &Segment) {
+        self.seen |= seen::PACKET;
+        if segment.flags & tcp_flags::SYN != 0 {
+            // A new connection: the end of the previous one no longer counts.
+            self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
+            self.syns = self.syns.saturating_add(1);
+        }
+        if segment.flags & tcp_flags::FIN != 0 {
+            self.seen |= seen::FIN;
+        }
+        if segment.flags & tcp_flags::ACK != 0 {
+            self.last_ack = segment.ack;
+            self.seen |= seen::ACK;
+        }
+    }
+
+    /// Whether this direction has acknowledged only what `reverse` has sent, as far as that is known. A sender with a
+    /// forged address never sees the replies and can only guess; without this check its SYN and ACK would hold an entry
+    /// for a day. (A guess too low is answered with a RST, which ends the flow.)
+    #[inline(always)]
+    pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
+        self.to.protocol != protocol::TCP
+            || !is_after(self.last_ack, reverse.next_seq.wrapping_add(Self::UNSEEN))
+    }
+
+    /// Whether the receiver will accept a RST of this direction, so that the flow is over.
+    ///
+    /// Its sequence number must lie between what the other direction has acknowledged and what this direction has sent:
+    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. A RST
+    /// that answers a SYN must acknowledge exactly that SYN.
+    ///
+    /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
+    /// §8.5.1); any answer to an INIT is accepted.
+    pub const fn accepts_reset(&self, segment: &Segment, reverse: &Self) -> bool {
+        if self.to.protocol == protocol::SCTP {
+            let unknown = self.seen & seen::PACKET == 0;
+            return unknown || segment.seq == self.next_seq || segment.seq == reverse.next_seq;
+        }
+        if self.seen & seen::PACKET == 0 {
+            return segment.flags & tcp_flags::ACK != 0 && segment.ack == reverse.next_seq;
+        }
+        let oldest = if reverse.seen & seen::ACK != 0 { reverse.last_ack } else { self.next_seq };
+        !is_after(oldest, segment.seq) && !is_after(segment.seq, self.next_seq)
+    }
+
+    /// [`Self::accepts_reset`] for a flow without reverse entry: the RST must have the next sequence number exactly.
+    #[inline(always)]
+    pub const fn accepts_reset_alone(&self, segment: &Segment) -> bool {
+        self.seen & seen::PACKET != 0 && segment.seq == self.next_seq
+    }
+}
+
+/// Whether sequence number `a` comes after `b`, modulo 2^32 (RFC 9293 §3.4).
+#[inline(always)]
+pub(super) const fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{ACK, NOW, RST, SYN, established, pair, segment};
+    use crate::protocol;
+
+    #[test]
+    fn reset_between_acknowledged_and_sent_is_accepted() {
+        let (forward, mut reply) = established();
+        reply.observe_segment(&segment(ACK, 5001, 1001, 3000), NOW);
+        for seq in [5001, 6500, 8001] {
+            assert!(reply.accepts_reset(&segment(RST, seq, 0, 0), &forward), "seq {seq}");
+        }
+        for seq in [5000, 8002, 5001u32.wrapping_add(1 << 31)] {
+            assert!(!reply.accepts_reset(&segment(RST, seq, 0, 0), &forward), "seq {seq}");
+        }
+    }
+
+    #[test]
+    fn reset_that_refuses_a_connection_must_acknowledge_its_syn() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert!(reply.accepts_reset(&segment(RST | ACK, 0, 1001, 0), &forward));
+        assert!(!reply.accepts_reset(&segment(RST | ACK, 0, 1000, 0), &forward));
+        assert!(!reply.accepts_reset(&segment(RST, 0, 1001, 0), &forward));
+    }
+
+    #[test]
+    fn client_may_reset_its_own_unanswered_syn() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, u32::MAX, 0, 0), NOW);
+        assert!(forward.accepts_reset(&segment(RST, 0, 0, 0), &reply));
+        assert!(!forward.accepts_reset(&segment(RST, 1, 0, 0), &reply));
+    }
+
+    #[test]
+    fn sequence_numbers_wrap() {
+        let (mut forward, _) = established();
+        forward.next_seq = u32::MAX - 10;
+        forward.observe_segment(&segment(ACK, u32::MAX - 10, 5001, 100), NOW);
+        assert_eq!(forward.next_seq, 89);
+        forward.observe_segment(&segment(ACK, u32::MAX - 10, 5001, 50), NOW);
+        assert_eq!(forward.next_seq, 89, "a retransmission takes nothing back");
+    }
+}

@@ -1,0 +1,252 @@
+use super::{Flow, seen};
+use crate::protocol;
+
+/// The state of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// TCP and SCTP, like all up to [`Self::Closed`]: the client has sent packets, no backend has answered yet.
+    Opening,
+    /// The backend has answered, the client has not acknowledged yet.
+    Accepted,
+    /// The handshake is complete.
+    Established,
+    /// One direction has sent FIN.
+    HalfClosed,
+    /// Both have sent FIN.
+    TimeWait,
+    /// Reset.
+    Closed,
+    /// UDP: the backend has not answered yet.
+    Unreplied,
+    /// UDP: a question and its answer.
+    Replied,
+    /// UDP: datagrams in both directions, over more than about 2 s.
+    Stream,
+}
+
+impl Phase {
+    /// The phase of the flow with these two entries. One through a tunnel has only the first one: see
+    /// [`Self::of_one_way`].
+    pub const fn of(forward: &Flow, reply: &Flow) -> Self {
+        if forward.is_tunnelled() {
+            return Self::of_one_way(forward);
+        }
+        let either = forward.seen | reply.seen;
+        let both = forward.seen & reply.seen;
+        let replied = reply.seen & seen::PACKET != 0;
+        if forward.to.protocol == protocol::UDP {
+            return match (replied, either & seen::STREAM != 0) {
+                (false, _) => Self::Unreplied,
+                (true, false) => Self::Replied,
+                (true, true) => Self::Stream,
+            };
+        }
+        if either & seen::RST != 0 {
+            Self::Closed
+        } else if !replied {
+            // Whatever the client sends: an unanswered flow must not hold an entry for longer than a SYN does.
+            Self::Opening
+        } else if both & seen::FIN != 0 {
+            Self::TimeWait
+        } else if either & seen::FIN != 0 {
+            Self::HalfClosed
+        } else if forward.seen & seen::ACK != 0 && forward.acknowledges_only_sent(reply) {
+            Self::Established
+        } else {
+            Self::Accepted
+        }
+    }
+
+    /// The phase of a flow of which this node sees only the client's packets. An ACK after a SYN stands for the
+    /// backend's answer, and the client's FIN for both FINs.
+    pub const fn of_one_way(forward: &Flow) -> Self {
+        const BEGUN: u8 = seen::SYN | seen::ACK;
+        if forward.to.protocol == protocol::UDP {
+            return if forward.seen & seen::STREAM != 0 { Self::Stream } else { Self::Unreplied };
+        }
+        if forward.seen & seen::RST != 0 {
+            Self::Closed
+        } else if forward.seen & seen::FIN != 0 {
+            Self::TimeWait
+        } else if forward.seen & BEGUN == BEGUN {
+            Self::Established
+        } else {
+            Self::Opening
+        }
+    }
+
+    /// Seconds without a packet after which the flow expires. Established and half-closed TCP are what kube-proxy sets
+    /// (24 h, 1 h), the others are nf_conntrack's defaults. Only `Opening` is shorter: that limits what a SYN flood can
+    /// hold, and still spans the gap between two retransmissions of a SYN.
+    pub const fn timeout_seconds(self) -> u32 {
+        match self {
+            Self::Opening | Self::Accepted => 60,
+            Self::Established => 24 * 60 * 60,
+            Self::HalfClosed => 60 * 60,
+            Self::TimeWait | Self::Stream => 120,
+            Self::Closed => 10,
+            Self::Unreplied | Self::Replied => 30,
+        }
+    }
+
+    /// Whether a full map may evict the flow early: it has not completed a handshake or exchanged datagrams for a
+    /// while, or it is over. What nf_conntrack calls assured is never evicted.
+    pub const fn is_evictable(self) -> bool {
+        !matches!(self, Self::Established | Self::HalfClosed | Self::Stream)
+    }
+
+    /// Whether a SYN from the same client port is a new connection rather than a retransmission.
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::TimeWait | Self::Closed)
+    }
+
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Accepted => "accepted",
+            Self::Established => "established",
+            Self::HalfClosed => "half-closed",
+            Self::TimeWait => "time-wait",
+            Self::Closed => "closed",
+            Self::Unreplied => "unreplied",
+            Self::Replied => "replied",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+impl Flow {
+    /// Whether the backend has left the client's SYN and `retries` retransmissions of it unanswered.
+    #[inline(always)]
+    pub fn is_unanswered(&self, phase: Phase, retries: u16) -> bool {
+        phase == Phase::Opening && self.syns > retries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Segment, Tick, chunk,
+        fixtures::{ACK, FIN, NOW, RST, SYN, established, pair, segment, tunnelled},
+    };
+    use super::*;
+
+    #[test]
+    fn ack_for_unsent_data_never_establishes_a_flow() {
+        for (guess, phase) in
+            [(5001, Phase::Established), (80_000, Phase::Accepted), (1 << 30, Phase::Accepted)]
+        {
+            let (mut forward, reply) = established();
+            forward.observe_segment(&segment(ACK, 1001, guess, 0), NOW);
+            assert_eq!(Phase::of(&forward, &reply), phase, "{guess}");
+        }
+    }
+
+    #[test]
+    fn phase_of_a_tunnelled_flow_depends_on_the_client_alone() {
+        let mut flow = tunnelled(protocol::TCP);
+        let phase = |flow: &Flow| Phase::of(flow, &pair(protocol::TCP).1);
+        assert_eq!(phase(&flow), Phase::Opening);
+        flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert_eq!(phase(&flow), Phase::Opening, "not answered yet");
+        flow.observe_segment(&segment(ACK, 1001, 5001, 7), NOW);
+        assert_eq!(phase(&flow), Phase::Established);
+        for (seq, accepted) in [(1007, false), (1008, true), (1009, false), (5001, false)] {
+            assert_eq!(flow.accepts_reset_alone(&segment(RST, seq, 0, 0)), accepted, "{seq}");
+        }
+        flow.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), NOW);
+        assert_eq!(phase(&flow), Phase::TimeWait);
+        flow.observe_segment(&segment(SYN, 9000, 0, 0), NOW);
+        assert_eq!(phase(&flow), Phase::Established, "a new connection: what it has acknowledged is kept");
+        flow.seen |= seen::RST;
+        assert_eq!(phase(&flow), Phase::Closed);
+    }
+
+    /// Otherwise one forged packet would hold an entry for a day.
+    #[test]
+    fn tunnelled_flow_without_a_syn_is_never_established() {
+        let mut flow = tunnelled(protocol::TCP);
+        assert!(!flow.accepts_reset_alone(&segment(RST, 0, 0, 0)), "nothing was sent");
+        flow.observe_segment(&segment(ACK, 1001, 5001, 7), NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::Opening);
+        flow.observe_segment(&segment(FIN | ACK, 1008, 5001, 0), NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::TimeWait);
+    }
+
+    #[test]
+    fn tunnelled_datagrams_become_a_stream_after_a_while() {
+        let mut flow = tunnelled(protocol::UDP);
+        flow.observe_datagram(NOW);
+        assert_eq!(Phase::of(&flow, &flow), Phase::Unreplied);
+        flow.observe_datagram(Tick(NOW.0 + 5));
+        assert_eq!(Phase::of(&flow, &flow), Phase::Stream);
+    }
+
+    #[test]
+    fn tcp_connection_passes_through_its_phases() {
+        let (mut forward, mut reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+        reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Accepted);
+        forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::HalfClosed);
+        reply.observe_segment(&segment(FIN | ACK, 5001, 1002, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
+        assert!(Phase::of(&forward, &reply).is_over());
+    }
+
+    #[test]
+    fn unanswered_fin_holds_an_entry_no_longer_than_a_syn() {
+        let (mut forward, reply) = pair(protocol::TCP);
+        forward.observe_segment(&segment(FIN | ACK, 1000, 1, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+    }
+
+    #[test]
+    fn syn_clears_the_end_of_the_previous_connection() {
+        let (mut forward, mut reply) = established();
+        forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
+        forward.observe_segment(&segment(SYN, 9000, 0, 0), NOW);
+        reply.observe_segment(&segment(SYN | ACK, 7000, 9001, 0), NOW);
+        forward.observe_segment(&segment(ACK, 9001, 7001, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+    }
+
+    #[test]
+    fn udp_flow_is_replied_once_the_backend_has_answered() {
+        let (mut forward, mut reply) = pair(protocol::UDP);
+        forward.observe_datagram(NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Unreplied);
+        reply.observe_datagram(NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Replied);
+        forward.observe_datagram(Tick(NOW.0 + 1));
+        assert_eq!(Phase::of(&forward, &reply), Phase::Replied, "within 2 s");
+        forward.observe_datagram(Tick(NOW.0 + 3));
+        assert_eq!(Phase::of(&forward, &reply), Phase::Stream);
+    }
+
+    #[test]
+    fn sctp_association_passes_through_its_phases() {
+        let (mut forward, mut reply) = pair(protocol::SCTP);
+        let packet = |kind, tag| Segment::of_chunk(kind, tag, 20);
+        const DATA: u8 = 0;
+        forward.observe_chunk(&packet(chunk::INIT, 0), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
+        reply.observe_chunk(&packet(chunk::INIT_ACK, 0xc11e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Accepted);
+        forward.observe_chunk(&packet(DATA, 0x5e4e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        for (tag, accepted) in [(0xc11e, true), (0x5e4e, true), (0xbad, false), (0, false)] {
+            assert_eq!(reply.accepts_reset(&packet(chunk::ABORT, tag), &forward), accepted, "{tag:x}");
+        }
+        forward.observe_chunk(&packet(chunk::SHUTDOWN, 0x5e4e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::HalfClosed);
+        reply.observe_chunk(&packet(chunk::SHUTDOWN_ACK, 0xc11e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
+    }
+}

@@ -1,0 +1,86 @@
+/// What a TCP header says about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
+/// [`Segment::of_chunk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The flag byte of the header: see [`tcp_flags`].
+    pub flags: u8,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number; meaningful with ACK.
+    pub ack: u32,
+    /// TCP: bytes of payload. SCTP: bytes of the whole packet.
+    pub payload: u32,
+}
+
+/// Types of SCTP chunks that begin or end an association, RFC 9260 §3.2.
+pub mod chunk {
+    /// Asks for an association.
+    pub const INIT: u8 = 1;
+    /// Accepts one.
+    pub const INIT_ACK: u8 = 2;
+    /// Ends one at once.
+    pub const ABORT: u8 = 6;
+    /// No more data from the sender.
+    pub const SHUTDOWN: u8 = 7;
+    /// No more data from the receiver of a SHUTDOWN either.
+    pub const SHUTDOWN_ACK: u8 = 8;
+}
+
+/// Flag bits of the TCP header, RFC 9293 §3.1.
+pub mod tcp_flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 1;
+    /// Synchronise sequence numbers.
+    pub const SYN: u8 = 2;
+    /// Reset the connection.
+    pub const RST: u8 = 4;
+    /// The acknowledgement number is valid.
+    pub const ACK: u8 = 16;
+}
+
+impl Segment {
+    /// An SCTP packet of `length` bytes with verification tag `tag`, whose first chunk is of type `kind`.
+    #[inline(always)]
+    pub const fn of_chunk(kind: u8, tag: u32, length: u32) -> Self {
+        let flags = match kind {
+            chunk::INIT => tcp_flags::SYN,
+            chunk::INIT_ACK => tcp_flags::SYN | tcp_flags::ACK,
+            chunk::ABORT => tcp_flags::RST | tcp_flags::ACK,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flags::FIN | tcp_flags::ACK,
+            _ => tcp_flags::ACK,
+        };
+        Self { flags, seq: tag, ack: 0, payload: length }
+    }
+
+    /// Whether it asks for a new connection: SYN without ACK, or INIT.
+    #[inline(always)]
+    pub const fn is_syn(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
+    }
+
+    /// Whether it accepts a new connection: SYN with ACK, or INIT ACK.
+    #[inline(always)]
+    pub const fn is_syn_ack(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN | tcp_flags::ACK
+    }
+
+    /// Whether it resets the connection: RST, or ABORT.
+    #[inline(always)]
+    pub const fn is_rst(&self) -> bool {
+        self.flags & tcp_flags::RST != 0
+    }
+
+    /// Whether a flow may begin or end with it at once: SYN (with or without ACK) or RST.
+    #[inline(always)]
+    pub const fn is_syn_or_rst(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
+    }
+
+    /// The sequence number after this segment: SYN and FIN count as one byte each.
+    #[inline(always)]
+    pub const fn end(&self) -> u32 {
+        let syn = (self.flags & tcp_flags::SYN != 0) as u32;
+        let fin = (self.flags & tcp_flags::FIN != 0) as u32;
+        self.seq.wrapping_add(self.payload).wrapping_add(syn).wrapping_add(fin)
+    }
+}

@@ -1,0 +1,84 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Address, layout::describe};
+
+/// The five values that name one direction of a flow; key of `CONNTRACK`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Tuple {
+    /// Source address.
+    pub source: Address,
+    /// Destination address.
+    pub destination: Address,
+    /// Source port, host byte order.
+    pub source_port: u16,
+    /// Destination port, host byte order.
+    pub destination_port: u16,
+    /// IP protocol number.
+    #[cfg(not(feature = "next-layout"))]
+    pub protocol: u8,
+    /// Always 0. (Two fields, because LLVM fills three bytes by a call to `memset`.)
+    pub zero: u8,
+    /// IP protocol number.
+    #[cfg(feature = "next-layout")]
+    pub protocol: u8,
+    /// Always 0.
+    pub zeros: u16,
+}
+
+const _: () = assert!(size_of::<Tuple>() == 40);
+
+describe!(Tuple {
+    source,
+    destination,
+    source_port,
+    destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    protocol,
+    zero,
+    #[cfg(feature = "next-layout")]
+    protocol,
+    zeros,
+});
+
+impl Tuple {
+    /// The tuple of a packet; ports in host byte order.
+    #[inline(always)]
+    pub const fn new(
+        source: Address,
+        destination: Address,
+        source_port: u16,
+        destination_port: u16,
+        protocol: u8,
+    ) -> Self {
+        Self { source, destination, source_port, destination_port, protocol, zero: 0, zeros: 0 }
+    }
+
+    /// The tuple of the opposite direction.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self::new(self.destination, self.source, self.destination_port, self.source_port, self.protocol)
+    }
+}
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for Tuple {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{pair, tuple};
+    use crate::protocol;
+
+    #[test]
+    fn reversed_tuple_is_the_key_of_the_reverse_entry() {
+        let (forward, reply) = pair(protocol::TCP);
+        assert_eq!(reply.to.reversed(), tuple(protocol::TCP));
+        assert_eq!(forward.to.reversed().reversed(), forward.to);
+        assert_eq!(
+            forward.address_delta, !reply.address_delta,
+            "what one direction adds the other takes away"
+        );
+    }
+}
