@@ -136,15 +136,17 @@ fn has(sources: &[(String, String)], module: &str, item: &str) -> bool {
 }
 
 #[test]
-fn files_and_functions_that_the_architecture_names_exist() {
+fn files_and_functions_that_documents_name_exist() {
     let sources = files(repository());
     let mut checked = 0;
-    for name in ["ARCHITECTURE.md", "docs/datapath.md", "docs/decisions.md", "CONTRIBUTING.md"] {
-        let document = read(name);
+    let first = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|name| repository().join(name));
+    for page in first.into_iter().chain(paths(&repository().join("docs"), ".md")) {
+        let name = page.display();
+        let document = fs::read_to_string(&page).expect("a document");
         // `file.rs::function` as the text of a link: the function is in the linked file or folder.
         for (text, target) in links(&document) {
             let Some((_, function)) = text.trim_matches('`').split_once("::") else { continue };
-            let linked = repository().join(name).with_file_name(&target);
+            let linked = page.with_file_name(&target);
             let text = fs::read_to_string(&linked).unwrap_or_else(|_| self::sources(&linked));
             assert!(
                 [format!("fn {function}("), format!("fn {function}<")]
