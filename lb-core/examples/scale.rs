@@ -10,7 +10,7 @@ use lb_core::{
         Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Policy, Protocol, Service, ServicePort,
     },
     plan::Contents,
-    reconciler::{Reconciler, Room},
+    {capacity::Capacity, reconciler::Reconciler},
 };
 
 const SLOTS: u32 = 524_288;
@@ -20,7 +20,8 @@ fn main() {
     let mut arguments = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let (services, endpoints) = (arguments.next().unwrap_or(10_000), arguments.next().unwrap_or(5));
     let changes = (0..services).flat_map(|n| [service(n), slice(n, endpoints, 0)]).collect();
-    let mut reconciler = Reconciler::new(Contents::default(), Room::of_arenas(SLOTS, 0), Policy::default());
+    let mut reconciler =
+        Reconciler::new(Contents::default(), Capacity::of_arenas(SLOTS, 0), Policy::default());
     let start = Instant::now();
     reconciler.handle(changes);
     let handled = start.elapsed();
@@ -40,7 +41,7 @@ fn main() {
     );
     let start = Instant::now();
     let mut again =
-        Reconciler::new(reconciler.contents().clone(), Room::of_arenas(SLOTS, 0), Policy::default());
+        Reconciler::new(reconciler.contents().clone(), Capacity::of_arenas(SLOTS, 0), Policy::default());
     again.sources_complete();
     let adopted = start.elapsed();
     let steps = again.plan().steps.len();

@@ -6,11 +6,11 @@ use lb_common::{Service, ServiceKey, SourceRangeKey};
 
 use crate::{
     arena::SlotRange,
+    capacity::Capacity,
     counters::{Counted, Counters},
     ids::Ids,
     mirror::{self, Mirror},
     plan::{Contents, slices_of, tables_of},
-    reconciler::Room,
     slices::Slices,
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct Adopted {
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 
-pub(crate) fn adopt(mut contents: Contents, room: Room) -> Adopted {
+pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     let mut ids = Ids::new();
     let stale_ids: BTreeSet<u32> = contents
         .service_labels
@@ -37,7 +37,7 @@ pub(crate) fn adopt(mut contents: Contents, room: Room) -> Adopted {
         .filter(|(id, labels)| !ids.adopt(**id, &labels.name))
         .map(|(id, _)| *id)
         .collect();
-    let (mut slices, mut tables) = (Slices::new(room.backends), Slices::new(room.tables));
+    let (mut slices, mut tables) = (Slices::new(capacity.backends), Slices::new(capacity.tables));
     let distrusted: BTreeSet<ServiceKey> = contents
         .frontends
         .iter()
@@ -48,7 +48,7 @@ pub(crate) fn adopt(mut contents: Contents, room: Room) -> Adopted {
         slices_of(record).for_each(|range| slices.distrust(range));
         tables_of(record).for_each(|range| tables.distrust(range));
     }
-    let counters = counters(&contents, &distrusted, room.backends);
+    let counters = counters(&contents, &distrusted, capacity.backends);
     contents.backends.retain(|slot, _| slices.arena().is_used(*slot));
     contents.tables.retain(|base, _| tables.has(*base));
     let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));

@@ -9,10 +9,10 @@ use std::{
 };
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
 use lb_common::FrontendKind;
 
 use crate::{
+    api,
     convert::{self, ConvertError, Object},
     model::ObjectName,
     plan::Contents,
@@ -110,7 +110,7 @@ impl Allocator {
     /// # Errors
     ///
     /// A request that is malformed, out of range or taken, and a full range; in the words of an API server.
-    pub fn assign(&mut self, service: &mut core::Service) -> Result<(), ConvertError> {
+    pub fn assign(&mut self, service: &mut api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
         let Some(spec) = &mut service.spec else {
@@ -131,7 +131,7 @@ impl Allocator {
     /// Assigns to many Services at once, independent of their order: first all that is asked for is reserved, then
     /// the rest is given in order of the names. The errors by index; those Services keep what they had and are not
     /// changed.
-    pub fn assign_all(&mut self, services: &mut [core::Service]) -> BTreeMap<usize, ConvertError> {
+    pub fn assign_all(&mut self, services: &mut [api::Service]) -> BTreeMap<usize, ConvertError> {
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
             let metadata = &services[*index].metadata;
@@ -193,7 +193,7 @@ impl Allocator {
     }
 
     /// Takes what a Service asks for and leaves the rest as it is.
-    fn reserve(&mut self, service: &core::Service) -> Result<(), ConvertError> {
+    fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
         let Some(spec) = &service.spec else { return Ok(()) };
@@ -249,7 +249,7 @@ struct Request<'a> {
 
 impl Request<'_> {
     /// One address of each family that the Service should have, in order.
-    fn cluster_ips(&self, spec: &core::ServiceSpec) -> Result<ClusterIps, ConvertError> {
+    fn cluster_ips(&self, spec: &api::ServiceSpec) -> Result<ClusterIps, ConvertError> {
         let families = self.families(spec)?;
         let explicit = self.explicit_ips(spec, &families)?;
         let before = self.allocator.services.get(self.name).map_or(&[][..], |known| &known.cluster_ips);
@@ -267,7 +267,7 @@ impl Request<'_> {
 
     /// Whether IPv4, for each family the Service should have an address of: none for `ExternalName` and headless
     /// Services.
-    fn families(&self, spec: &core::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
+    fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         if is_external_name(spec) || convert::is_headless(spec) {
             return Ok(Vec::new());
         }
@@ -300,7 +300,7 @@ impl Request<'_> {
     }
 
     /// The families that `ipFamilies`, or else the requested addresses, name.
-    fn asked_families(&self, spec: &core::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
+    fn asked_families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         let mut families = Vec::new();
         for (index, family) in spec.ip_families.iter().flatten().enumerate() {
             let field = format!("spec.ipFamilies[{index}]");
@@ -330,7 +330,7 @@ impl Request<'_> {
     }
 
     /// The addresses the Service asks for: valid, of its families, in range and nobody else's.
-    fn explicit_ips(&self, spec: &core::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
+    fn explicit_ips(&self, spec: &api::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
         let mut explicit: Vec<IpAddr> = Vec::new();
         if families.is_empty() {
             return Ok(explicit);
@@ -357,7 +357,7 @@ impl Request<'_> {
         Ok(explicit)
     }
 
-    fn check_ip(&self, spec: &core::ServiceSpec, index: usize, ip: IpAddr) -> Result<(), ConvertError> {
+    fn check_ip(&self, spec: &api::ServiceSpec, index: usize, ip: IpAddr) -> Result<(), ConvertError> {
         let refuse = |why: String| {
             Err(self.object.invalid(ip_field(spec, index), ip, &format!("failed to allocate IP {ip}: {why}")))
         };
@@ -395,7 +395,7 @@ impl Request<'_> {
     }
 
     /// For each of `spec.ports`, the node port it should have.
-    fn node_ports(&self, spec: &core::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
+    fn node_ports(&self, spec: &api::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
         let explicit = self.explicit_node_ports(spec)?;
         let ports = spec.ports.as_deref().unwrap_or_default();
         if !wants_node_ports(spec) {
@@ -432,7 +432,7 @@ impl Request<'_> {
     /// The node ports the Service asks for: valid, in range and nobody else's.
     fn explicit_node_ports(
         &self,
-        spec: &core::ServiceSpec,
+        spec: &api::ServiceSpec,
     ) -> Result<BTreeMap<(String, String), u16>, ConvertError> {
         let mut explicit = BTreeMap::new();
         let mut seen = BTreeSet::new();
@@ -477,7 +477,7 @@ impl Request<'_> {
 
     fn automatic_node_port(
         &self,
-        port: &core::ServicePort,
+        port: &api::ServicePort,
         uses: &BTreeSet<(u16, String)>,
     ) -> Result<u16, ConvertError> {
         let hash = fnv1a(&[&self.name.namespace, &self.name.name, &port.port.to_string()]);
@@ -584,36 +584,36 @@ fn fnv1a(parts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn policy(spec: &core::ServiceSpec) -> Option<&str> {
+fn policy(spec: &api::ServiceSpec) -> Option<&str> {
     spec.ip_family_policy.as_deref().filter(|policy| !policy.is_empty())
 }
 
 /// The policy an API server writes where there is none.
-fn implied_policy(spec: &core::ServiceSpec) -> &'static str {
+fn implied_policy(spec: &api::ServiceSpec) -> &'static str {
     let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
     if several || convert::requested_ips(spec).len() > 1 { "RequireDualStack" } else { "SingleStack" }
 }
 
-fn ip_field(spec: &core::ServiceSpec, index: usize) -> String {
+fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {
     match &spec.cluster_ips {
         Some(list) if list.len() > 1 => format!("spec.clusterIPs[{index}]"),
         Some(_) | None => "spec.clusterIPs".to_owned(),
     }
 }
 
-fn port_name(port: &core::ServicePort) -> (String, String) {
+fn port_name(port: &api::ServicePort) -> (String, String) {
     (port.name.clone().unwrap_or_default(), port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()))
 }
 
-fn is_external_name(spec: &core::ServiceSpec) -> bool {
+fn is_external_name(spec: &api::ServiceSpec) -> bool {
     spec.type_.as_deref() == Some("ExternalName")
 }
 
-fn may_have_node_ports(spec: &core::ServiceSpec) -> bool {
+fn may_have_node_ports(spec: &api::ServiceSpec) -> bool {
     matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
 }
 
-fn wants_node_ports(spec: &core::ServiceSpec) -> bool {
+fn wants_node_ports(spec: &api::ServiceSpec) -> bool {
     match spec.type_.as_deref() {
         Some("NodePort") => true,
         Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Some(false),
@@ -621,7 +621,7 @@ fn wants_node_ports(spec: &core::ServiceSpec) -> bool {
     }
 }
 
-fn write_ips(spec: &mut core::ServiceSpec, ips: &ClusterIps) {
+fn write_ips(spec: &mut api::ServiceSpec, ips: &ClusterIps) {
     if ips.headless {
         return;
     }
@@ -637,7 +637,7 @@ fn write_ips(spec: &mut core::ServiceSpec, ips: &ClusterIps) {
     spec.ip_family_policy = Some(ips.policy.clone());
 }
 
-fn write_node_ports(spec: &mut core::ServiceSpec, node_ports: &[Option<u16>]) {
+fn write_node_ports(spec: &mut api::ServiceSpec, node_ports: &[Option<u16>]) {
     for (port, node_port) in spec.ports.iter_mut().flatten().zip(node_ports) {
         port.node_port = node_port.map(i32::from);
     }

@@ -11,7 +11,9 @@
 
 mod adopt;
 pub mod allocate;
+pub mod api;
 pub mod arena;
+pub mod capacity;
 mod claims;
 pub mod convert;
 pub mod counters;
@@ -23,14 +25,14 @@ mod last_good;
 pub mod layout;
 mod mirror;
 pub mod model;
-pub mod moved;
 pub mod north_south;
 mod per_address;
 pub mod plan;
+pub mod protocol;
 pub mod reconciler;
 mod records;
-mod room;
 mod slices;
+pub mod stale_udp;
 pub mod store;
 pub mod tables;
 pub mod traffic;

@@ -11,6 +11,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::Scheduler;
 
+pub use crate::protocol::Protocol;
 use crate::{
     family::{Families, Family},
     north_south::NorthSouthMode,
@@ -36,45 +37,6 @@ impl ObjectName {
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// A transport protocol a Service port can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP
-    Tcp,
-    /// UDP
-    Udp,
-    /// SCTP
-    Sctp,
-}
-
-impl Protocol {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-
-    /// The protocol with this IP protocol number.
-    pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|protocol| protocol.number() == number)
-    }
-
-    /// The IP protocol number.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => lb_common::protocol::TCP,
-            Self::Udp => lb_common::protocol::UDP,
-            Self::Sctp => lb_common::protocol::SCTP,
-        }
-    }
-
-    /// The name as Kubernetes spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
     }
 }
 
@@ -133,7 +95,7 @@ pub struct Scheduling {
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
     /// What was meant as such an annotation, and is none.
-    pub mistakes: Vec<Mistake>,
+    pub mistakes: Vec<AnnotationError>,
 }
 
 impl Scheduling {
@@ -165,7 +127,7 @@ pub enum Member {
 
 /// An annotation that says nothing we understand.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mistake {
+pub struct AnnotationError {
     /// Its name.
     pub annotation: &'static str,
     /// Its value.

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::model::Protocol;
+use crate::protocol::Protocol;
 
 /// How packets of clients outside of the cluster reach backends on other nodes, under `externalTrafficPolicy: Cluster`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

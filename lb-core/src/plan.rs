@@ -10,7 +10,7 @@ use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags
 
 use crate::{
     arena::SlotRange,
-    model::{Mistake, ObjectName, Protocol, ServicePortName},
+    model::{AnnotationError, ObjectName, Protocol, ServicePortName},
     tables::Digest,
 };
 
@@ -130,12 +130,12 @@ pub struct Plan {
     /// The changes of the maps.
     pub steps: Vec<Step>,
     /// What could not be planned for the Services this plan looked at.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Condition>,
 }
 
 /// Why a Service is not in the kernel as its author wants it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Problem {
+pub enum Condition {
     /// The new backends do not fit; the Service keeps its last good state and is tried again when slots are freed.
     #[error(
         "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
@@ -215,7 +215,7 @@ pub enum Problem {
         /// The Service.
         service: ObjectName,
         /// Which, and why.
-        mistake: Mistake,
+        mistake: AnnotationError,
     },
     /// Two service ports claim one frontend. The stronger kind has it (cluster IP, load balancer, external IP, node port),
     /// of one kind the smaller name; the other takes over when that one goes.
@@ -230,7 +230,7 @@ pub enum Problem {
     },
 }
 
-impl Problem {
+impl Condition {
     /// The maps that may have no room for a Service.
     pub const MAPS: [&str; 5] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES"];
 
@@ -305,7 +305,7 @@ pub(crate) struct Draft {
     pub(crate) delete_vips: Vec<IpAddr>,
     pub(crate) delete_service_labels: BTreeSet<u32>,
     pub(crate) delete_endpoint_labels: Vec<IpAddr>,
-    pub(crate) problems: Vec<Problem>,
+    pub(crate) problems: Vec<Condition>,
 }
 
 impl Draft {

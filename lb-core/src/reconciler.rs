@@ -11,6 +11,7 @@ use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use crate::{
     adopt,
     arena::{Arena, Epoch, SlotRange},
+    capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
     counters::{Counted, Counters},
     desired::{self, Port},
@@ -19,18 +20,15 @@ use crate::{
     ids::Ids,
     last_good::LastGood,
     mirror::Mirror,
-    model::{Change, Mistake, Node, NodeAddresses, ObjectName, Policy},
-    moved::{Endings, Moved, Served},
+    model::{AnnotationError, Change, Node, NodeAddresses, ObjectName, Policy},
     per_address::PerAddress,
-    plan::{Contents, Draft, EndpointLabels, Plan, Problem, Step, slices_of, tables_of},
+    plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
     records::{Place, count, labels_of, record, source_ranges, vips_of},
-    room::{Demand, Full, Left},
     slices::Slices,
+    stale_udp::{ServedUdp, StaleFrontends, StaleUdp},
     store::Store,
     tables::{self, Digest},
 };
-
-pub use crate::room::Room;
 
 /// Turns changes of objects into steps for the kernel.
 ///
@@ -56,9 +54,9 @@ pub struct Reconciler {
     /// Of `TABLES`. Epochs of both end together.
     tables: Slices,
     counters: Counters,
-    room: Room,
+    capacity: Capacity,
     /// Whether entries of hash maps that Services may wait for have gone.
-    made_room: bool,
+    has_freed: bool,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
@@ -74,8 +72,8 @@ pub struct Reconciler {
     node: Node,
     last_good: LastGood,
     health_checks: HealthChecks,
-    endings: Endings,
-    problems: BTreeMap<ObjectName, Vec<Problem>>,
+    endings: StaleUdp,
+    problems: BTreeMap<ObjectName, Vec<Condition>>,
     in_flight: InFlight,
 }
 
@@ -107,8 +105,8 @@ fn no_service() -> ObjectName {
 impl Reconciler {
     /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
     /// ids) is replaced by the first plan.
-    pub fn new(contents: Contents, room: Room, policy: Policy) -> Self {
-        let adopted = adopt::adopt(contents, room);
+    pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
+        let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
         let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
         Self {
@@ -120,8 +118,8 @@ impl Reconciler {
             slices: adopted.slices,
             tables: adopted.tables,
             counters: adopted.counters,
-            room,
-            made_room: false,
+            capacity,
+            has_freed: false,
             mirror: adopted.mirror,
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
@@ -131,7 +129,7 @@ impl Reconciler {
             node: Node { policy, ..Node::default() },
             last_good,
             health_checks: HealthChecks::default(),
-            endings: Endings::default(),
+            endings: StaleUdp::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
         }
@@ -221,7 +219,7 @@ impl Reconciler {
         let mut wanted = BTreeSet::new();
         let mut given_up = self.distrusted.clone();
         let mut stuck = Vec::new();
-        let mut left = Left::new(self.room, self.mirror.contents());
+        let mut left = Remaining::new(self.capacity, self.mirror.contents());
         for (service, ports) in self.desired() {
             self.note_mistakes(&service);
             match self.plan_service(&service, ports, &mut left, &mut draft) {
@@ -254,7 +252,7 @@ impl Reconciler {
         match step {
             Step::DeleteFrontend(key) => {
                 self.distrusted.remove(key);
-                self.made_room = true;
+                self.has_freed = true;
             }
             Step::PutFrontend(key, record) => {
                 self.distrusted.remove(key);
@@ -266,7 +264,7 @@ impl Reconciler {
             Step::DeleteServiceLabels(id) => {
                 self.stale_ids.remove(id);
                 self.ids.free(*id);
-                self.made_room = true;
+                self.has_freed = true;
             }
             Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
                 self.labels.applied(*address);
@@ -274,7 +272,7 @@ impl Reconciler {
             Step::PutVip(address, _) | Step::DeleteVip(address) => self.vips.applied(*address),
             Step::DeleteSourceRange(range) => {
                 self.stale_ranges.remove(range);
-                self.made_room = true;
+                self.has_freed = true;
             }
             Step::WriteBackends { .. }
             | Step::WriteTable { .. }
@@ -284,7 +282,7 @@ impl Reconciler {
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
             self.in_flight = InFlight::default();
-            self.use_room();
+            self.retry_waiting();
         }
     }
 
@@ -295,7 +293,7 @@ impl Reconciler {
         if steps == 0 {
             return;
         }
-        self.use_room();
+        self.retry_waiting();
         for range in self.slices.discard_unpublished() {
             self.mirror.forget_backends(range);
         }
@@ -312,12 +310,12 @@ impl Reconciler {
 
     /// The UDP frontends that have lost endpoints since the last call. What was planned for them must be in the kernel,
     /// else ask again later: new flows may still go to what they have lost.
-    pub fn take_moved(&mut self) -> Moved {
+    pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
 
     /// What serves each UDP frontend, from each plan on before its first step.
-    pub const fn served(&self) -> &Served {
+    pub const fn served(&self) -> &ServedUdp {
         self.endings.served()
     }
 
@@ -336,18 +334,18 @@ impl Reconciler {
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);
-        self.wake(Problem::waits_for_slots);
+        self.wake(Condition::waits_for_slots);
     }
 
     /// Looks again at Services that wait for entries of hash maps, if some are free since.
-    fn use_room(&mut self) {
-        if std::mem::take(&mut self.made_room) {
-            self.wake(Problem::waits_for_entries);
+    fn retry_waiting(&mut self) {
+        if std::mem::take(&mut self.has_freed) {
+            self.wake(Condition::waits_for_entries);
         }
     }
 
     /// Looks again at Services with such a problem.
-    fn wake(&mut self, waits: fn(&Problem) -> bool) {
+    fn wake(&mut self, waits: fn(&Condition) -> bool) {
         for (service, problems) in &self.problems {
             if problems.iter().any(waits) {
                 self.store.mark_dirty(service.clone());
@@ -370,7 +368,7 @@ impl Reconciler {
         let of_backends: BTreeSet<u32> = backends.map(|backend| backend.active_flows_slot).collect();
         let is_used = |counter| counters.contains(&counter) || of_backends.contains(&counter);
         if self.counters.free_unused(is_used) {
-            self.wake(Problem::waits_for_slots);
+            self.wake(Condition::waits_for_slots);
         }
     }
 
@@ -406,7 +404,7 @@ impl Reconciler {
     }
 
     /// Every Service that is not as its author wants it, and why.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+    pub fn problems(&self) -> impl Iterator<Item = &Condition> {
         self.problems.values().flatten()
     }
 
@@ -455,7 +453,7 @@ impl Reconciler {
         &mut self,
         service: &ObjectName,
         ports: Vec<Port>,
-        left: &mut Left,
+        left: &mut Remaining,
         draft: &mut Draft,
     ) -> Option<Vec<ServiceKey>> {
         let owned = self.owned(service, ports);
@@ -517,9 +515,11 @@ impl Reconciler {
     fn note_mistakes(&mut self, service: &ObjectName) {
         let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
         let mistakes = scheduling.into_iter().flat_map(|scheduling| &scheduling.mistakes);
-        let problem =
-            |mistake: &Mistake| Problem::BadAnnotation { service: service.clone(), mistake: mistake.clone() };
-        let problems: Vec<Problem> = mistakes.map(problem).collect();
+        let problem = |mistake: &AnnotationError| Condition::BadAnnotation {
+            service: service.clone(),
+            mistake: mistake.clone(),
+        };
+        let problems: Vec<Condition> = mistakes.map(problem).collect();
         if problems.is_empty() {
             self.problems.remove(service);
         } else {
@@ -532,7 +532,7 @@ impl Reconciler {
         for port in &mut ports {
             port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
                 Some(owner) if *owner != port.labels.name => {
-                    self.problems.entry(service.clone()).or_default().push(Problem::FrontendConflict {
+                    self.problems.entry(service.clone()).or_default().push(Condition::FrontendConflict {
                         frontend: frontend.key,
                         owner: owner.clone(),
                         loser: port.labels.name.clone(),
@@ -637,7 +637,7 @@ impl Reconciler {
     /// Gives back what was reserved for a Service that keeps what it has, and says why.
     fn is_full<T>(
         &mut self,
-        full: (Full, Left),
+        full: (Full, Remaining),
         service: &ObjectName,
         owned: &[Port],
         reserved: Reserved,
@@ -649,7 +649,7 @@ impl Reconciler {
         None
     }
 
-    fn fullness(&self, (full, left): (Full, Left), service: &ObjectName, owned: &[Port]) -> Problem {
+    fn fullness(&self, (full, left): (Full, Remaining), service: &ObjectName, owned: &[Port]) -> Condition {
         let slots = |of: &dyn Fn(&Port, &[Backend]) -> u32| {
             let of_port = |port: &Port| {
                 let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
@@ -657,31 +657,36 @@ impl Reconciler {
             };
             owned.iter().map(of_port).fold(0, u32::saturating_add)
         };
-        let room = |arena: &Arena| (arena.free_slots(), arena.slots());
+        let capacity = |arena: &Arena| (arena.free_slots(), arena.slots());
         let service = service.clone();
         match full {
             Full::Backends => {
                 let wanted = slots(&|_, slice| count(slice));
-                let (free, slots) = room(self.slices.arena());
-                Problem::ArenaFull { service, wanted, free, slots }
+                let (free, slots) = capacity(self.slices.arena());
+                Condition::ArenaFull { service, wanted, free, slots }
             }
             Full::Tables => {
                 let wanted = slots(&|port, slice| {
                     let table = tables::table(port.scheduler, port.maglev, slice);
                     table.map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX))
                 });
-                let (free, slots) = room(self.tables.arena());
-                Problem::TablesFull { service, wanted, free, slots }
+                let (free, slots) = capacity(self.tables.arena());
+                Condition::TablesFull { service, wanted, free, slots }
             }
-            Full::Counters => Problem::CountersFull { service },
+            Full::Counters => Condition::CountersFull { service },
             Full::Frontends => {
                 let wanted = owned.iter().map(|port| port.frontends.len()).sum();
-                Problem::FrontendsFull { service, wanted, free: left.frontends, slots: self.room.frontends }
+                Condition::FrontendsFull {
+                    service,
+                    wanted,
+                    free: left.frontends,
+                    slots: self.capacity.frontends,
+                }
             }
             Full::SourceRanges => {
                 let wanted = owned.iter().map(|port| source_ranges(0, port).count()).sum();
                 let free = left.source_ranges;
-                Problem::SourceRangesFull { service, wanted, free, slots: self.room.source_ranges }
+                Condition::SourceRangesFull { service, wanted, free, slots: self.capacity.source_ranges }
             }
         }
     }

@@ -11,9 +11,9 @@ use lb_common::{
     service_flags, to_fixed,
 };
 use lb_core::{
+    capacity::Capacity,
     model::{ObjectName, Protocol, ServicePortName},
     plan::{Contents, EndpointLabels, ServiceLabels, Step, tables_of},
-    reconciler::Room,
     tables::Digest,
 };
 
@@ -107,8 +107,8 @@ impl ServiceMaps {
     }
 
     /// How much the plan may give out.
-    pub fn room(&self) -> Room {
-        Room {
+    pub fn room(&self) -> Capacity {
+        Capacity {
             backends: self.backends.capacity(),
             tables: self.tables.capacity(),
             frontends: self.services.capacity(),

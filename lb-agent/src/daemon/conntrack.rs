@@ -10,7 +10,7 @@ use lb_common::{
 };
 use lb_core::{
     family::Family,
-    moved::{Moved, Served},
+    stale_udp::{ServedUdp, StaleFrontends},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -46,9 +46,9 @@ pub(super) struct Observers {
 pub(super) struct Udp {
     pub(super) sockets: UdpSockets,
     /// Frontends that have lost endpoints, once the kernel has lost them, too.
-    pub(super) moved: mpsc::UnboundedReceiver<Moved>,
+    pub(super) moved: mpsc::UnboundedReceiver<StaleFrontends>,
     /// What serves them.
-    pub(super) served: Served,
+    pub(super) served: ServedUdp,
 }
 
 /// Runs for ever. `tally` says how many flows have begun.
@@ -64,7 +64,7 @@ pub(super) async fn run(
     let mut trouble = Trouble::default();
     let mut next_sweep = Instant::now() + CALM;
     // What is left to do: packets first, since after the grace period there no program connects sockets either.
-    let (mut packets_of, mut sockets_of) = (Moved::new(), Moved::new());
+    let (mut packets_of, mut sockets_of) = (StaleFrontends::new(), StaleFrontends::new());
     loop {
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
@@ -228,8 +228,8 @@ async fn end_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result
 /// What is stale: whatever leads from one of these frontends to an endpoint that does not serve it, at the moment when that is
 /// asked. Others may have come since they have moved.
 struct Stale {
-    frontends: Moved,
-    served: Served,
+    frontends: StaleFrontends,
+    served: ServedUdp,
 }
 
 impl Stale {
@@ -275,7 +275,7 @@ mod tests {
         let other = ServiceKey::new(ip("10.96.0.54"), 53, protocol::UDP);
         let serving = Arc::new(BTreeSet::from([(ip("10.1.0.5"), 5353)]));
         let served = [(frontend, Arc::clone(&serving)), (other, serving)].into_iter().collect();
-        let those = Stale { frontends: Moved::from([frontend]), served };
+        let those = Stale { frontends: StaleFrontends::from([frontend]), served };
         let stale = |vip: &str, backend: &str, port| {
             let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);
             let to = Tuple { destination: ip(backend), destination_port: port, ..key };

@@ -18,9 +18,9 @@ use lb_core::{
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
-    moved::{Moved, Served},
-    plan::{Contents, Plan, Problem},
+    plan::{Condition, Contents, Plan},
     reconciler::Reconciler,
+    stale_udp::{ServedUdp, StaleFrontends},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -50,7 +50,7 @@ const TRIGGERS: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Listeners {
     /// UDP frontends that have lost endpoints.
-    pub(super) moved: mpsc::UnboundedSender<Moved>,
+    pub(super) moved: mpsc::UnboundedSender<StaleFrontends>,
     /// What `healthCheckNodePort` says.
     pub(super) checks: watch::Sender<Checks>,
     /// Whether everything was in the kernel once.
@@ -121,7 +121,7 @@ impl Writer {
     }
 
     /// What serves each UDP frontend, whenever that is asked.
-    pub(super) fn served(&self) -> Served {
+    pub(super) fn served(&self) -> ServedUdp {
         self.reconciler.served().clone()
     }
 
@@ -231,7 +231,7 @@ impl Writer {
         let failure = result.err();
         // A Service that waits for slots is not in the kernel as it should be either. That is a problem of this Service,
         // not of an agent that is behind: all nodes have it at once, and none may call itself unhealthy for it.
-        let waits = |problem: &&Problem| problem.waits_for().is_some();
+        let waits = |problem: &&Condition| problem.waits_for().is_some();
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
@@ -306,8 +306,8 @@ impl Writer {
 
     /// Tells which maps have no room for some Service.
     fn tell_shortages(&self) {
-        let mut waiting: BTreeMap<&str, Vec<&Problem>> =
-            Problem::MAPS.into_iter().map(|map| (map, Vec::new())).collect();
+        let mut waiting: BTreeMap<&str, Vec<&Condition>> =
+            Condition::MAPS.into_iter().map(|map| (map, Vec::new())).collect();
         for problem in self.reconciler.problems() {
             if let Some(map) = problem.waits_for() {
                 waiting.entry(map).or_default().push(problem);
@@ -343,7 +343,7 @@ impl Writer {
     /// Lets UDP flows be forgotten whose backend is gone; once, when the agent starts, those of all frontends, because
     /// an agent before this one may have been killed before it could.
     fn forget_moved_flows(&mut self) {
-        let moved = self.reconciler.take_moved();
+        let moved = self.reconciler.take_stale_frontends();
         if !moved.is_empty() && self.listeners.moved.send(moved).is_err() {
             debug!("nobody forgets flows any more: the agent is stopping");
         }

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{ApiServer, KubernetesError, run::client_config};
+use super::client::{ApiServer, KubernetesError, client_config};
 
 /// Events that may wait for the API server.
 const QUEUE: usize = 64;

@@ -1,21 +1,14 @@
 use ipnet::IpNet;
-use k8s_openapi::{
-    api::{
-        core::v1::{Node, Service},
-        discovery::v1::EndpointSlice,
-        networking::v1::ServiceCIDR,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
-use kube::{Resource, runtime::watcher};
+use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking};
+use kube::runtime::watcher;
 use lb_core::{
+    api::{EndpointSlice, Node, ObjectMeta, Service, ServiceCidr},
     convert::{self, ConvertError, Converted, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
     family::Family,
     model::{Change, ObjectName, Trigger},
 };
-use serde::de::DeserializeOwned;
 
-use super::node::NodeInfo;
+use super::{node::NodeInfo, watched::Read};
 
 /// When that happened in the cluster which an EndpointSlice is the consequence of.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -23,9 +16,7 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
-pub(super) trait Kind:
-    Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static
-{
+pub(super) trait Kind: Read {
     /// `kind`
     const NAME: &str;
     /// Whether its objects have a namespace.
@@ -84,6 +75,10 @@ fn named(name: &ObjectName, change: Change) -> Change {
     }
 }
 
+impl Read for Service {
+    type Schema = core::Service;
+}
+
 impl Kind for Service {
     const NAME: &str = "Service";
     const NAMESPACED: bool = true;
@@ -102,6 +97,10 @@ impl Kind for Service {
     }
 }
 
+impl Read for EndpointSlice {
+    type Schema = discovery::EndpointSlice;
+}
+
 impl Kind for EndpointSlice {
     const NAME: &str = "EndpointSlice";
     const NAMESPACED: bool = true;
@@ -116,15 +115,19 @@ impl Kind for EndpointSlice {
     }
 
     fn service(name: &ObjectName, metadata: &ObjectMeta) -> Option<ObjectName> {
-        let service = metadata.labels.as_ref()?.get(SERVICE_NAME).filter(|service| !service.is_empty())?;
-        Some(ObjectName { namespace: name.namespace.clone(), name: service.as_str().into() })
+        let service = metadata.label(SERVICE_NAME).filter(|service| !service.is_empty())?;
+        Some(ObjectName { namespace: name.namespace.clone(), name: service.into() })
     }
 
     fn triggered(&self) -> Option<Trigger> {
         let family = Family::ALL.into_iter().find(|family| family.as_str() == self.address_type)?;
-        let text = self.metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
+        let text = self.metadata.annotation(TRIGGER_TIME)?;
         Some(Trigger { family, time: text.parse::<jiff::Timestamp>().ok()?.into() })
     }
+}
+
+impl Read for Node {
+    type Schema = core::Node;
 }
 
 impl Kind for Node {
@@ -141,14 +144,18 @@ impl Kind for Node {
     }
 }
 
-impl Kind for ServiceCIDR {
+impl Read for ServiceCidr {
+    type Schema = networking::ServiceCIDR;
+}
+
+impl Kind for ServiceCidr {
     const NAME: &str = "ServiceCIDR";
     const NAMESPACED: bool = false;
     const OPTIONAL: bool = true;
     type Change = (ObjectName, Vec<IpNet>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        let texts = self.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+        let texts = self.spec.cidrs.iter().flatten();
         let parse = |(index, text): (usize, &String)| {
             text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|error| ConvertError {
                 kind: Self::NAME,
@@ -158,7 +165,8 @@ impl Kind for ServiceCIDR {
                 why: format!("Invalid value: {text:?}: {error}"),
             })
         };
-        let cidrs: Vec<IpNet> = texts.enumerate().map(parse).collect::<Result<_, _>>()?;
+        let texts = texts.enumerate().filter(|(_, text)| !text.is_empty());
+        let cidrs: Vec<IpNet> = texts.map(parse).collect::<Result<_, _>>()?;
         Ok((name.clone(), cidrs).into())
     }
 

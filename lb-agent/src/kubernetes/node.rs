@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use lb_core::api::{Node, NodeStatus};
 
 /// The label that names the zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -39,23 +39,23 @@ impl Default for NodeInfo {
 impl NodeInfo {
     /// What the object says.
     pub(super) fn new(node: &Node) -> Self {
-        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE));
+        let zone = node.metadata.label(ZONE);
         Self {
             eligible: is_eligible(node),
-            zone: zone.filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into()),
+            zone: zone.filter(|zone| !zone.is_empty()).map(Arc::from),
             pod_cidrs: Some(pod_cidrs(node)),
-            internal_ips: node.status.as_ref().map(node_ips).unwrap_or_default(),
+            internal_ips: node_ips(&node.status),
         }
     }
 }
 
 fn is_eligible(node: &Node) -> bool {
-    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    node.metadata.deletion_timestamp.is_none() && !taints.any(|taint| taint.key == ABOUT_TO_GO)
+    let mut taints = node.spec.taints.iter().flatten();
+    !node.metadata.is_being_deleted && !taints.any(|taint| taint.key == ABOUT_TO_GO)
 }
 
 fn pod_cidrs(node: &Node) -> Vec<IpNet> {
-    let Some(spec) = &node.spec else { return Vec::new() };
+    let spec = &node.spec;
     let list = spec.pod_cidrs.iter().flatten();
     let single = spec.pod_cidr.iter().filter(|_| spec.pod_cidrs.as_ref().is_none_or(Vec::is_empty));
     list.chain(single).filter_map(|text| text.parse().ok()).map(|cidr: IpNet| cidr.trunc()).collect()

@@ -4,15 +4,15 @@ use std::{
     time::SystemTime,
 };
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource as _, core::DeserializeGuard, runtime::watcher::Event};
+use kube::runtime::watcher::Event;
 use lb_core::{
+    api::ObjectMeta,
     convert::{ConvertError, Converted, object_name},
     model::{ObjectName, Trigger},
 };
 use tracing::warn;
 
-use super::kind::Kind;
+use super::{kind::Kind, watched::Watched};
 use crate::tell::warn_few;
 
 /// What a watch has shown of the objects of one kind: from its events to changes.
@@ -73,7 +73,7 @@ impl<K: Kind> Objects<K> {
     }
 
     /// Takes note of an event; the changes that are due.
-    pub(super) fn handle(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<K::Change> {
+    pub(super) fn handle(&mut self, event: Event<Watched<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
                 // Changes of a list that was broken off stay: their versions count as known.
@@ -90,7 +90,7 @@ impl<K: Kind> Objects<K> {
             }
             Event::Apply(object) => self.take(object),
             Event::Delete(object) => {
-                if let Some(name) = name_of::<K>(object.meta()) {
+                if let Some(name) = name_of::<K>(&object.metadata) {
                     self.forget(name);
                 }
             }
@@ -126,31 +126,23 @@ impl<K: Kind> Objects<K> {
         self.bad.values().map(|bad| bad.why.as_str())
     }
 
-    fn take(&mut self, DeserializeGuard(object): DeserializeGuard<K>) {
-        let metadata = object.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta);
-        let Some(name) = name_of::<K>(metadata) else { return };
-        let now = Known { version: version(metadata), list: self.list, triggered: None };
+    fn take(&mut self, Watched { metadata, object, .. }: Watched<K>) {
+        let Some(name) = name_of::<K>(&metadata) else { return };
+        let now = Known { version: version(&metadata), list: self.list, triggered: None };
         if let Some(known) = self.known.get_mut(&name) {
             known.list = now.list;
             if now.version.is_some() && known.version == now.version {
                 return;
             }
         }
-        let shown = if K::NAMESPACED { name.to_string() } else { name.name.to_string() };
-        let converted = match &object {
-            Ok(object) => object.change(&name).map_err(|error| error.to_string()),
-            Err(invalid) => Err(format!("{} \"{shown}\" cannot be read: {invalid}", K::NAME)),
-        };
-        match (converted, &object) {
-            (Ok(Converted { value, left_out }), object) => {
+        match changed(&object, &name) {
+            Ok((Converted { value, left_out }, triggered)) => {
                 self.note_left_out(&name, &left_out);
-                let triggered = object.as_ref().ok().and_then(K::triggered);
                 self.note_trigger(&name, triggered);
                 self.known.insert(name, Known { triggered, ..now });
                 self.changes.push(value);
             }
-            (Err(why), Ok(object)) => self.refuse(name, now, why, object.meta()),
-            (Err(why), Err(invalid)) => self.refuse(name, now, why, &invalid.metadata),
+            Err(why) => self.refuse(name, now, why, &metadata),
         }
     }
 
@@ -202,6 +194,19 @@ impl<K: Kind> Objects<K> {
     }
 }
 
+/// The change that an object comes to and what triggered it, or why it cannot be read.
+fn changed<K: Kind>(
+    object: &Result<K, String>,
+    name: &ObjectName,
+) -> Result<(Converted<K::Change>, Option<Trigger>), String> {
+    let object = object.as_ref().map_err(|why| {
+        let shown = if K::NAMESPACED { name.to_string() } else { name.name.to_string() };
+        format!("{} \"{shown}\" cannot be read: {why}", K::NAME)
+    })?;
+    let change = object.change(name).map_err(|error| error.to_string())?;
+    Ok((change, object.triggered()))
+}
+
 /// What is wrong with an object that can be read but for some parts: the first few of them.
 fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     const FEW: usize = 3;
@@ -234,13 +239,16 @@ fn version(metadata: &ObjectMeta) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-    use lb_core::{family::Family, model::Change};
+    use lb_core::{
+        api::{EndpointSlice, Service},
+        family::Family,
+        model::Change,
+    };
     use serde_json::{Value, json};
 
     use super::*;
 
-    type Object = DeserializeGuard<Service>;
+    type Object = Watched<Service>;
 
     fn value(name: &str, version: u32, ip: &str) -> Value {
         json!({
@@ -405,7 +413,7 @@ mod tests {
         })
     }
 
-    fn slice(version: u32, triggered: &str) -> DeserializeGuard<EndpointSlice> {
+    fn slice(version: u32, triggered: &str) -> Watched<EndpointSlice> {
         serde_json::from_value(slice_value(version, triggered)).unwrap()
     }
 
@@ -433,7 +441,7 @@ mod tests {
     }
 
     /// A slice with these addresses.
-    fn slice_with(version: u32, addresses: &[&str]) -> DeserializeGuard<EndpointSlice> {
+    fn slice_with(version: u32, addresses: &[&str]) -> Watched<EndpointSlice> {
         let mut value = slice_value(version, "");
         value["ports"] = json!([{"name": "", "port": 8080}]);
         let endpoint = |address: &&str| json!({"addresses": [address], "conditions": {}});

@@ -7,17 +7,11 @@ use std::{
 };
 
 use ipnet::IpNet;
-use k8s_openapi::api::{
-    core::v1::{Node, Service},
-    discovery::v1::EndpointSlice,
-    networking::v1::ServiceCIDR,
+use kube::{Client, client::ClientBuilder};
+use lb_core::{
+    api::{EndpointSlice, Node, Service, ServiceCidr},
+    model::{Change, ObjectName, SourceEvent, Trigger},
 };
-use kube::{
-    Client, Config,
-    client::ClientBuilder,
-    config::{KubeConfigOptions, Kubeconfig},
-};
-use lb_core::model::{Change, ObjectName, SourceEvent, Trigger};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -26,8 +20,25 @@ use tower::layer::layer_fn;
 use tracing::info;
 
 use super::{
-    ApiServer, KubernetesError, NodeInfo, Published, kind, pace::Paced, trouble::Trouble, watch::Watch,
+    client::{ApiServer, KubernetesError, client_config},
+    kind,
+    node::NodeInfo,
+    pace::Paced,
+    trouble::Trouble,
+    watch::Watch,
 };
+
+/// What the source tells beside the events for the writer. Each channel has the newest state.
+#[derive(Debug)]
+pub struct Published {
+    /// The Node object of this node.
+    pub node: watch::Sender<NodeInfo>,
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Where the API server has no such API, what
+    /// the channel was made with stays.
+    pub service_cidrs: watch::Sender<Vec<IpNet>>,
+    /// All that is wrong now.
+    pub problems: watch::Sender<Vec<String>>,
+}
 
 /// How long the first write waits for the Node when everything else is there.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
@@ -58,25 +69,11 @@ pub async fn run(
     Follower::new(&client, node_name, events, published).follow().await
 }
 
-/// Where the API server is and who we are to it; nothing is asked yet.
-pub(super) async fn client_config(server: ApiServer) -> Result<Config, KubernetesError> {
-    match server {
-        ApiServer::InCluster => Config::incluster().map_err(|error| Box::new(error).into()),
-        ApiServer::Kubeconfig(path) => {
-            let refused =
-                |source| KubernetesError::Kubeconfig { path: path.clone(), source: Box::new(source) };
-            let file = Kubeconfig::read_from(&path).map_err(refused)?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(file, &options).await.map_err(refused)
-        }
-    }
-}
-
 struct Follower {
     services: Watch<Service>,
     slices: Watch<EndpointSlice>,
     node: Watch<Node>,
-    cidrs: Watch<ServiceCIDR>,
+    cidrs: Watch<ServiceCidr>,
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     trouble: Trouble,

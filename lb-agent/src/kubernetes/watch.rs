@@ -6,7 +6,6 @@ use std::{
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
     Api, Client,
-    core::DeserializeGuard,
     runtime::{
         WatchStreamExt as _,
         watcher::{self, Event, watcher},
@@ -16,7 +15,7 @@ use lb_core::model::{ObjectName, Trigger};
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
-use super::{kind::Kind, objects::Objects};
+use super::{kind::Kind, objects::Objects, watched::Watched};
 
 /// Nothing tells that a watch goes on where it was broken off. It does if it has not failed for that long: longer than
 /// the pause between two attempts and the time that an attempt may take, together.
@@ -24,7 +23,7 @@ const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind.
 pub(super) struct Watch<K: Kind> {
-    stream: BoxStream<'static, watcher::Result<Event<DeserializeGuard<K>>>>,
+    stream: BoxStream<'static, watcher::Result<Event<Watched<K>>>>,
     objects: Objects<K>,
     failure: Option<(Failure, Instant)>,
     settled: bool,

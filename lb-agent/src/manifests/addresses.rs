@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1 as core;
 use lb_core::{
     allocate::{Allocator, known_allocations},
+    api,
     convert::{self, ConvertError, Converted},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
 
-use super::{ManifestsOptions, problem::Fault};
+use super::{options::ManifestsOptions, problem::Fault};
 
 /// What became of a request: the Service with its addresses (`None` for one without virtual addresses), or why not.
 pub(super) type Outcome = Result<Option<Service>, Fault>;
@@ -37,11 +37,11 @@ impl Addresses {
     }
 
     /// Gives addresses to Services, in whatever order works. One that is refused keeps what it had.
-    pub(super) fn assign(&mut self, requests: &[&core::Service]) -> Vec<Outcome> {
-        let mut services: Vec<core::Service> = requests.iter().map(|service| (*service).clone()).collect();
+    pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
+        let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
         self.assign_swapped(&mut services, &mut errors);
-        let outcome = |(index, service): (usize, &core::Service)| match errors.remove(&index) {
+        let outcome = |(index, service): (usize, &api::Service)| match errors.remove(&index) {
             Some(error) => Err(fault(error)),
             None => convert(service),
         };
@@ -49,7 +49,7 @@ impl Addresses {
     }
 
     /// Services that take each other's addresses can only be served together, by first taking back what they have.
-    fn assign_swapped(&mut self, services: &mut [core::Service], errors: &mut BTreeMap<usize, ConvertError>) {
+    fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);
             name.is_ok_and(|name| self.allocator.allocations().contains_key(&name))
@@ -57,8 +57,7 @@ impl Addresses {
         let mut open: Vec<usize> = errors.keys().copied().filter(holds_addresses).collect();
         while open.len() > 1 {
             let mut trial = self.allocator.clone();
-            let mut together: Vec<core::Service> =
-                open.iter().map(|index| services[*index].clone()).collect();
+            let mut together: Vec<api::Service> = open.iter().map(|index| services[*index].clone()).collect();
             for service in &together {
                 if let Ok(name) = convert::object_name("Service", &service.metadata) {
                     trial.release(&name);
@@ -78,7 +77,7 @@ impl Addresses {
     }
 }
 
-fn convert(service: &core::Service) -> Outcome {
+fn convert(service: &api::Service) -> Outcome {
     match convert::service(service).and_then(Converted::whole).map_err(fault)? {
         Change::Service(_, service) => Ok(service),
         Change::EndpointSlice(..) => Ok(None),

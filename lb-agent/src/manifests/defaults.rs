@@ -1,14 +1,11 @@
 //! The defaults of the API server (`pkg/apis/core/v1/defaults.go`, `pkg/apis/discovery/v1/defaults.go`).
 
-use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
-};
+use lb_core::api::{self, IntOrString, ObjectMeta};
 
 const AFFINITY_TIMEOUT_SECONDS: i32 = 10800;
 
 /// Fills in what a Service leaves open, except its addresses and node ports.
-pub(super) fn service(service: &mut core::Service) {
+pub(super) fn service(service: &mut api::Service) {
     metadata(&mut service.metadata);
     let spec = service.spec.get_or_insert_default();
     text(&mut spec.type_, "ClusterIP");
@@ -28,7 +25,7 @@ pub(super) fn service(service: &mut core::Service) {
 }
 
 /// The timeout belongs to `ClientIP`; under `None` the API server drops it.
-fn session_affinity(spec: &mut core::ServiceSpec) {
+fn session_affinity(spec: &mut api::ServiceSpec) {
     match spec.session_affinity.as_deref() {
         Some("ClientIP") => {
             let client_ip =
@@ -41,7 +38,7 @@ fn session_affinity(spec: &mut core::ServiceSpec) {
 }
 
 /// Fills in what an EndpointSlice leaves open.
-pub(super) fn endpoint_slice(slice: &mut discovery::EndpointSlice) {
+pub(super) fn endpoint_slice(slice: &mut api::EndpointSlice) {
     metadata(&mut slice.metadata);
     for port in slice.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();
@@ -50,7 +47,7 @@ pub(super) fn endpoint_slice(slice: &mut discovery::EndpointSlice) {
 }
 
 /// Fills in what Endpoints leave open.
-pub(super) fn endpoints(endpoints: &mut core::Endpoints) {
+pub(super) fn endpoints(endpoints: &mut api::Endpoints) {
     metadata(&mut endpoints.metadata);
     for port in endpoints.subsets.iter_mut().flatten().flat_map(|subset| subset.ports.iter_mut().flatten()) {
         text(&mut port.protocol, "TCP");

@@ -13,9 +13,9 @@ use lb_core::{
 };
 
 use super::{
-    ManifestsOptions,
     addresses::Addresses,
     file::{Difference, Document, File, Text, parse_all},
+    options::ManifestsOptions,
     parse::{Key, Kind, Parsed, Resource, Slices},
     problem::{Fault, Place, Problem, Severity},
 };

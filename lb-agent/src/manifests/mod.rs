@@ -14,6 +14,7 @@ mod documents;
 mod file;
 mod folder;
 mod names;
+mod options;
 mod parse;
 mod problem;
 mod read;
@@ -24,24 +25,9 @@ mod tests;
 mod validate;
 mod watch;
 
-use std::{ops::RangeInclusive, path::PathBuf};
-
-use ipnet::IpNet;
-
 pub use self::{
     folder::{Content, Edit, Manifests, Update},
+    options::ManifestsOptions,
     problem::{DocumentPlace, Place, Problem, Severity},
     run::{ManifestsError, run},
 };
-
-/// What the source needs to know.
-#[derive(Clone, Debug)]
-pub struct ManifestsOptions {
-    /// The folder.
-    pub dir: PathBuf,
-    /// Where cluster IPs are taken from; one range of each family at most. The family of the first is the one of
-    /// Services that ask for none.
-    pub cluster_ip_ranges: Vec<IpNet>,
-    /// Where node ports are taken from; [`lb_core::allocate::DEFAULT_NODE_PORTS`] where nothing else is said.
-    pub node_port_range: RangeInclusive<u16>,
-}

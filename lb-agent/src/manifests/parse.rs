@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
+    api::{self, ObjectMeta},
     convert::{self, Converted},
     model::{Change, EndpointSlice, ObjectName},
 };
@@ -66,7 +64,7 @@ pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
     /// As the API server would store it, but for its addresses and node ports, which depend on the other Services.
-    Service(Box<core::Service>),
+    Service(Box<api::Service>),
     /// What an EndpointSlice or Endpoints come to.
     Slices(Slices),
 }
@@ -246,7 +244,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
 }
 
 fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
-    let mut service: core::Service = typed(value)?;
+    let mut service: api::Service = typed::<core::Service, _>(value)?;
     defaults::service(&mut service);
     validate::service(&service)?;
     // Annotations of others may be many times larger than the rest and mean nothing here.
@@ -258,7 +256,7 @@ fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
 }
 
 fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
-    let mut slice: discovery::EndpointSlice = typed(value)?;
+    let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
     defaults::endpoint_slice(&mut slice);
     validate::endpoint_slice(&slice, warnings)?;
     match convert::endpoint_slice(&slice).and_then(Converted::whole).map_err(|error| vec![fault(error)])? {
@@ -268,7 +266,7 @@ fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, 
 }
 
 fn endpoints(value: &Value) -> Result<Resource, Vec<Fault>> {
-    let mut endpoints: core::Endpoints = typed(value)?;
+    let mut endpoints: api::Endpoints = typed::<core::Endpoints, _>(value)?;
     defaults::endpoints(&mut endpoints);
     validate::endpoints(&endpoints)?;
     let slices = convert::endpoints(&endpoints).map_err(|error| vec![fault(error)])?;
@@ -285,18 +283,24 @@ fn under(prefix: &str, mut faults: Vec<Fault>) -> Vec<Fault> {
     faults
 }
 
-/// The object in its Rust type. A field that the type has not is a fault, as for `kubectl apply`: a typo must not pass
-/// for an absent field, which for the endpoints of a Service would mean none.
-fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, Vec<Fault>> {
+/// Reads the object as a `T`, after a check of the whole of it against `Schema`, which has all fields of the kind. A
+/// field that the kind does not have is an error, as for `kubectl apply`: a typo must not pass for an absent field,
+/// which for the endpoints of a Service would mean none.
+fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(value: &Value) -> Result<T, Vec<Fault>> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
     let mut unknown = Vec::new();
     let note = |path: serde_ignored::Path<'_>| unknown.push(Fault::new(FieldPath(&path), "unknown field"));
-    let object = serde_ignored::deserialize(deserializer, note).map_err(|error| {
+    let checked: Result<Schema, _> = serde_ignored::deserialize(deserializer, note);
+    checked.map_err(|error| {
         let field = track.path().to_string();
         vec![Fault::new(if field == "." { "" } else { &field }, error)]
     })?;
-    if unknown.is_empty() { Ok(object) } else { Err(unknown) }
+    if unknown.is_empty() {
+        T::deserialize(value).map_err(|error| vec![Fault::new("", error)])
+    } else {
+        Err(unknown)
+    }
 }
 
 /// A path as Kubernetes writes it: `spec.ports[0].port`.

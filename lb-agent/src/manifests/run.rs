@@ -16,8 +16,8 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    ManifestsOptions,
     folder::{Content, Edit, Manifests, Update},
+    options::ManifestsOptions,
     problem::{Problem, Severity},
     read,
     settle::Work,

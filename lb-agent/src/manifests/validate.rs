@@ -7,20 +7,16 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+use lb_core::{
+    api::{self, IntOrString, ObjectMeta},
+    convert::{self, SERVICE_NAME},
 };
-
-use lb_core::convert;
 
 use super::{
     names,
     problem::{Fault, Faults},
 };
 
-/// Label of an EndpointSlice that names its Service.
-const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
 const MAX_ENDPOINTS: usize = 1000;
@@ -29,7 +25,7 @@ const MAX_ADDRESSES: usize = 100;
 type Outcome = Result<(), Vec<Fault>>;
 
 /// Checks a Service; addresses and node ports against their ranges is the allocator's part.
-pub(super) fn service(service: &core::Service) -> Outcome {
+pub(super) fn service(service: &api::Service) -> Outcome {
     let mut faults = Faults::default();
     metadata(&service.metadata, names::dns_1035_label, &mut faults);
     let Some(spec) = &service.spec else {
@@ -50,11 +46,11 @@ pub(super) fn service(service: &core::Service) -> Outcome {
 }
 
 /// Whether clients outside the cluster are meant to reach it.
-fn is_exposed(spec: &core::ServiceSpec) -> bool {
+fn is_exposed(spec: &api::ServiceSpec) -> bool {
     matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
 }
 
-fn cluster_ips(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn cluster_ips(spec: &api::ServiceSpec, faults: &mut Faults) {
     families(spec, faults);
     let single = spec.cluster_ip.as_slice().iter().filter(|address| !address.is_empty());
     let single: Vec<&String> = single.collect();
@@ -88,7 +84,7 @@ fn cluster_ips(spec: &core::ServiceSpec, faults: &mut Faults) {
     }
 }
 
-fn headless(spec: &core::ServiceSpec, field: &str, addresses: &[&String], faults: &mut Faults) {
+fn headless(spec: &api::ServiceSpec, field: &str, addresses: &[&String], faults: &mut Faults) {
     if addresses.len() > 1 {
         faults.invalid(field, addresses, "'None' must be the first and only value");
     }
@@ -98,7 +94,7 @@ fn headless(spec: &core::ServiceSpec, field: &str, addresses: &[&String], faults
     }
 }
 
-fn families(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn families(spec: &api::ServiceSpec, faults: &mut Faults) {
     let policies = ["SingleStack", "PreferDualStack", "RequireDualStack"];
     if spec.ip_family_policy.is_some() {
         one_of("spec.ipFamilyPolicy", &spec.ip_family_policy, &policies, faults);
@@ -113,7 +109,7 @@ fn families(spec: &core::ServiceSpec, faults: &mut Faults) {
     }
 }
 
-fn external_name(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn external_name(spec: &api::ServiceSpec, faults: &mut Faults) {
     match spec.external_name.as_deref().map(|name| name.strip_suffix('.').unwrap_or(name)) {
         None | Some("") => faults.required("spec.externalName", ""),
         Some(name) => {
@@ -124,7 +120,7 @@ fn external_name(spec: &core::ServiceSpec, faults: &mut Faults) {
     }
 }
 
-fn service_ports(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn service_ports(spec: &api::ServiceSpec, faults: &mut Faults) {
     let ports = spec.ports.as_deref().unwrap_or_default();
     if ports.is_empty() && !convert::is_headless(spec) && spec.type_.as_deref() != Some("ExternalName") {
         faults.required("spec.ports", "");
@@ -173,7 +169,7 @@ fn target_port(path: &str, port: Option<&IntOrString>, faults: &mut Faults) {
     }
 }
 
-fn session_affinity(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn session_affinity(spec: &api::ServiceSpec, faults: &mut Faults) {
     one_of("spec.sessionAffinity", &spec.session_affinity, &["ClientIP", "None"], faults);
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     if let Some(seconds) = config.and_then(|config| config.timeout_seconds)
@@ -185,7 +181,7 @@ fn session_affinity(spec: &core::ServiceSpec, faults: &mut Faults) {
 }
 
 /// `externalIPs`, source ranges and the addresses of a load balancer.
-fn external_addresses(spec: &core::ServiceSpec, status: Option<&core::ServiceStatus>, faults: &mut Faults) {
+fn external_addresses(spec: &api::ServiceSpec, status: Option<&api::ServiceStatus>, faults: &mut Faults) {
     for (index, address) in spec.external_ips.iter().flatten().enumerate() {
         usable_address(format_args!("spec.externalIPs[{index}]"), address, faults);
     }
@@ -224,7 +220,7 @@ fn is_cidr(text: &str) -> bool {
     length.parse::<u8>().is_ok_and(|length| length <= limit)
 }
 
-fn traffic_policies(spec: &core::ServiceSpec, faults: &mut Faults) {
+fn traffic_policies(spec: &api::ServiceSpec, faults: &mut Faults) {
     let policies = ["Cluster", "Local"];
     if spec.internal_traffic_policy.is_some() {
         one_of("spec.internalTrafficPolicy", &spec.internal_traffic_policy, &policies, faults);
@@ -246,7 +242,7 @@ fn traffic_policies(spec: &core::ServiceSpec, faults: &mut Faults) {
 }
 
 /// Checks an EndpointSlice. One that belongs to no Service is valid, but probably not meant.
-pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice, warnings: &mut Vec<Fault>) -> Outcome {
+pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<Fault>) -> Outcome {
     let mut faults = Faults::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut faults);
     let types = ["FQDN", "IPv4", "IPv6"];
@@ -266,8 +262,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice, warnings: &mut Ve
             port_number(format_args!("ports[{index}].port"), number, &mut faults);
         }
     }
-    let service = slice.metadata.labels.iter().find_map(|labels| labels.get(SERVICE_NAME_LABEL));
-    if service.is_none_or(String::is_empty) {
+    if slice.metadata.label(SERVICE_NAME).is_none_or(str::is_empty) {
         let message = "label kubernetes.io/service-name is missing: these endpoints belong to no Service";
         warnings.push(Fault::new("metadata.labels", message));
     }
@@ -296,7 +291,7 @@ fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], fa
 }
 
 /// Checks Endpoints.
-pub(super) fn endpoints(endpoints: &core::Endpoints) -> Outcome {
+pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
     let mut faults = Faults::default();
     metadata(&endpoints.metadata, names::dns_1123_subdomain, &mut faults);
     for (index, subset) in endpoints.subsets.iter().flatten().enumerate() {
@@ -315,7 +310,11 @@ pub(super) fn endpoints(endpoints: &core::Endpoints) -> Outcome {
         let names = ports.iter().map(|port| port.name.as_deref());
         check_port_names(&format!("{path}.ports"), names, ports.len() > 1, &mut faults);
         for (index, port) in ports.iter().enumerate() {
-            port_number(format_args!("{path}.ports[{index}].port"), port.port, &mut faults);
+            port_number(
+                format_args!("{path}.ports[{index}].port"),
+                port.port.unwrap_or_default(),
+                &mut faults,
+            );
             one_of(format_args!("{path}.ports[{index}].protocol"), &port.protocol, &PROTOCOLS, &mut faults);
         }
     }

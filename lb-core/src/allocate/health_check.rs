@@ -1,15 +1,13 @@
 //! The port on which a load balancer asks whether the node has endpoints of a Service: one of the node ports, given as an
 //! API server gives it.
 
-use k8s_openapi::api::core::v1 as core;
-
 use super::{Request, fnv1a};
-use crate::convert::ConvertError;
+use crate::{api, convert::ConvertError};
 
 const FIELD: &str = "spec.healthCheckNodePort";
 
 /// Whether the Service has such a port: only a load balancer under `externalTrafficPolicy: Local`.
-pub(super) fn is_needed(spec: &core::ServiceSpec) -> bool {
+pub(super) fn is_needed(spec: &api::ServiceSpec) -> bool {
     spec.type_.as_deref() == Some("LoadBalancer") && spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
@@ -17,7 +15,7 @@ impl Request<'_> {
     /// The port that the Service should have; `uses` are its own node ports.
     pub(super) fn health_check_node_port(
         &self,
-        spec: &core::ServiceSpec,
+        spec: &api::ServiceSpec,
         uses: &[Option<u16>],
     ) -> Result<Option<u16>, ConvertError> {
         if !is_needed(spec) {
@@ -40,7 +38,7 @@ impl Request<'_> {
     /// The port that the Service asks for: in range and nobody else's.
     pub(super) fn explicit_health_check_node_port(
         &self,
-        spec: &core::ServiceSpec,
+        spec: &api::ServiceSpec,
     ) -> Result<Option<u16>, ConvertError> {
         let asked = spec.health_check_node_port.filter(|port| *port != 0 && is_needed(spec));
         asked.map(|port| self.valid_node_port(FIELD.to_owned(), port)).transpose()

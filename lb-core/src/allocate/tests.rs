@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     convert::{self, Converted},
     model::{Change, Service},
-    reconciler::{Reconciler, Room},
+    {capacity::Capacity, reconciler::Reconciler},
 };
 
 fn allocator(ranges: &[&str]) -> Allocator {
@@ -17,14 +17,14 @@ fn dual() -> Allocator {
     allocator(&["10.96.0.0/12", "fd00:10:96::/112"])
 }
 
-fn service(name: &str, mut spec: Value) -> core::Service {
+fn service(name: &str, mut spec: Value) -> api::Service {
     if spec.get("ports").is_none() {
         spec["ports"] = json!([{"port": 80}]);
     }
     serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
 }
 
-fn assign(allocator: &mut Allocator, name: &str, spec: Value) -> core::ServiceSpec {
+fn assign(allocator: &mut Allocator, name: &str, spec: Value) -> api::ServiceSpec {
     let mut service = service(name, spec);
     allocator.assign(&mut service).unwrap();
     service.spec.unwrap()
@@ -38,12 +38,12 @@ fn refused(allocator: &mut Allocator, name: &str, spec: Value) -> String {
     error.to_string()
 }
 
-fn cluster_ips(spec: &core::ServiceSpec) -> Vec<&str> {
+fn cluster_ips(spec: &api::ServiceSpec) -> Vec<&str> {
     assert_eq!(spec.cluster_ip.as_ref(), spec.cluster_ips.as_ref().and_then(|ips| ips.first()));
     spec.cluster_ips.iter().flatten().map(String::as_str).collect()
 }
 
-fn node_ports(spec: &core::ServiceSpec) -> Vec<Option<i32>> {
+fn node_ports(spec: &api::ServiceSpec) -> Vec<Option<i32>> {
     spec.ports.iter().flatten().map(|port| port.node_port).collect()
 }
 
@@ -127,7 +127,7 @@ fn a_port_for_health_checks_can_be_asked_for() {
 #[test]
 fn the_policy_decides_about_the_families() {
     let mut both = dual();
-    let families = |spec: core::ServiceSpec| spec.ip_families.unwrap();
+    let families = |spec: api::ServiceSpec| spec.ip_families.unwrap();
     assert_eq!(
         families(assign(&mut both, "a", json!({"ipFamilyPolicy": "PreferDualStack"}))),
         ["IPv4", "IPv6"]
@@ -266,7 +266,7 @@ fn a_full_range_is_an_error_and_a_released_address_ends_it() {
 #[test]
 fn the_low_addresses_are_left_to_those_who_ask_until_nothing_else_is_free() {
     let mut small = allocator(&["10.0.0.0/26"]);
-    let low = |spec: &core::ServiceSpec| cluster_ips(spec)[0].parse::<Ipv4Addr>().unwrap().octets()[3] <= 16;
+    let low = |spec: &api::ServiceSpec| cluster_ips(spec)[0].parse::<Ipv4Addr>().unwrap().octets()[3] <= 16;
     let given: Vec<bool> = (0..62).map(|n| low(&assign(&mut small, &format!("s{n}"), json!({})))).collect();
     assert!(given[..46].iter().all(|low| !low) && given[46..].iter().all(|low| *low));
 }
@@ -306,9 +306,9 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
 }
 
 /// The kernel remembers what was given.
-fn restarted(services: &[core::Service]) -> Allocator {
+fn restarted(services: &[api::Service]) -> Allocator {
     let mut reconciler =
-        Reconciler::new(Contents::default(), Room::of_arenas(100, 0), crate::model::Policy::default());
+        Reconciler::new(Contents::default(), Capacity::of_arenas(100, 0), crate::model::Policy::default());
     let changes = services.iter().filter_map(|service| convert::service(service).ok());
     reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
@@ -356,13 +356,13 @@ fn spec() -> impl Strategy<Value = Value> {
 }
 
 /// Names with what they ask for.
-fn manifests() -> impl Strategy<Value = Vec<core::Service>> {
+fn manifests() -> impl Strategy<Value = Vec<api::Service>> {
     let manifests = collection::btree_map(0..8_u8, spec(), 0..8);
     manifests.prop_map(|all| all.into_iter().map(|(name, spec)| service(&format!("s{name}"), spec)).collect())
 }
 
-fn converted(services: &[core::Service]) -> Vec<Service> {
-    let convert = |s: &core::Service| match convert::service(s).and_then(Converted::whole) {
+fn converted(services: &[api::Service]) -> Vec<Service> {
+    let convert = |s: &api::Service| match convert::service(s).and_then(Converted::whole) {
         Ok(Change::Service(_, service)) => service,
         Ok(Change::EndpointSlice(..)) | Err(_) => None,
     };
@@ -406,9 +406,9 @@ proptest! {
     fn a_restart_changes_nothing(services in manifests()) {
         let mut first = services.clone();
         let errors = dual().assign_all(&mut first);
-        let mut kept: Vec<core::Service> =
+        let mut kept: Vec<api::Service> =
             services.iter().enumerate().filter(|(index, _)| !errors.contains_key(index)).map(|(_, s)| s.clone()).collect();
-        let given: Vec<core::Service> =
+        let given: Vec<api::Service> =
             first.into_iter().enumerate().filter(|(index, _)| !errors.contains_key(index)).map(|(_, s)| s).collect();
         let mut again = restarted(&given);
         prop_assert!(again.assign_all(&mut kept).is_empty());

@@ -4,78 +4,87 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
 
 use super::{
-    ConvertError, Converted, NO_IP, Object,
+    ConvertError, NO_IP, Object,
     ip::{parse_ip, parse_network},
     readable,
 };
-use crate::model::{External, TrafficPolicy};
+use crate::{
+    api,
+    model::{External, TrafficPolicy},
+};
 
 /// Whether the type of the Service comes with node ports.
-pub(super) fn has_node_ports(spec: &core::ServiceSpec) -> bool {
+pub(super) fn has_node_ports(spec: &api::ServiceSpec) -> bool {
     matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
 }
 
-fn is_load_balancer(spec: &core::ServiceSpec) -> bool {
+fn is_load_balancer(spec: &api::ServiceSpec) -> bool {
     spec.type_.as_deref() == Some("LoadBalancer")
 }
 
 pub(super) fn external(
     object: &Object,
-    spec: &core::ServiceSpec,
-    status: Option<&core::ServiceStatus>,
-) -> Result<Converted<External>, ConvertError> {
-    let mut left_out = Vec::new();
+    spec: &api::ServiceSpec,
+    status: Option<&api::ServiceStatus>,
+    left_out: &mut Vec<ConvertError>,
+) -> Result<External, ConvertError> {
     let ips = spec.external_ips.iter().flatten().enumerate();
     let ips = ips.map(|(index, text)| address(object, format!("spec.externalIPs[{index}]"), text));
-    let ips = unique(readable(ips, &mut left_out));
+    let ips = unique(readable(ips, left_out));
     let reachable = has_node_ports(spec) || !ips.is_empty();
-    let policy =
-        traffic_policy(object, "spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?;
+    let policy = spec.external_traffic_policy.as_deref();
+    let policy = traffic_policy(object, "spec.externalTrafficPolicy", policy, left_out);
     let policy = if reachable { policy } else { TrafficPolicy::Cluster };
     let mut external = External { ips, policy, ..External::default() };
     if is_load_balancer(spec) {
-        external.load_balancer_ips = load_balancer_ips(object, status, &mut left_out);
+        external.load_balancer_ips = load_balancer_ips(object, status, left_out);
         let ranges = spec.load_balancer_source_ranges.iter().flatten().enumerate();
         let ranges = ranges.map(|(index, range)| source_range(object, index, range));
-        external.source_ranges = readable(ranges, &mut left_out);
+        external.source_ranges = readable(ranges, left_out);
         if policy == TrafficPolicy::Local {
             external.health_check_node_port = health_check_node_port(object, spec)?;
         }
     }
-    Ok(Converted { value: external, left_out })
+    Ok(external)
 }
 
-/// A traffic policy; `Cluster` where nothing is said.
+/// A traffic policy; absent and unknown ones are `Cluster`, as in kube-proxy.
 pub(super) fn traffic_policy(
     object: &Object,
     field: &str,
     policy: Option<&str>,
-) -> Result<TrafficPolicy, ConvertError> {
+    left_out: &mut Vec<ConvertError>,
+) -> TrafficPolicy {
     match policy.unwrap_or_default() {
-        "" | "Cluster" => Ok(TrafficPolicy::Cluster),
-        "Local" => Ok(TrafficPolicy::Local),
-        unknown => Err(object.unsupported(field, unknown, &["Cluster", "Local"])),
+        "" | "Cluster" => TrafficPolicy::Cluster,
+        "Local" => TrafficPolicy::Local,
+        unknown => {
+            left_out.push(object.unsupported(field, unknown, &["Cluster", "Local"]));
+            TrafficPolicy::Cluster
+        }
     }
 }
 
-/// The addresses that the load balancer gave: those of `ipMode: Proxy` belong to machines that send to node ports, and
-/// packets to them must reach these machines.
+/// The load balancer addresses that this node serves: those of `ipMode: VIP`, which is the default. With `Proxy` the
+/// address belongs to a machine that sends to node ports, and packets to it must reach that machine. kube-proxy serves
+/// no address of an unknown mode.
 fn load_balancer_ips(
     object: &Object,
-    status: Option<&core::ServiceStatus>,
+    status: Option<&api::ServiceStatus>,
     left_out: &mut Vec<ConvertError>,
 ) -> Vec<IpAddr> {
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
-    let vips = ingress.into_iter().flatten().enumerate();
-    let vips = vips.filter(|(_, ingress)| ingress.ip_mode.as_deref() != Some("Proxy"));
-    let vip = |(index, ingress): (usize, &core::LoadBalancerIngress)| {
-        let text = ingress.ip.as_deref().unwrap_or_default();
-        address(object, format!("status.loadBalancer.ingress[{index}].ip"), text)
+    let vip = |(index, ingress): (usize, &api::LoadBalancerIngress)| {
+        let field = |name: &str| format!("status.loadBalancer.ingress[{index}].{name}");
+        match ingress.ip_mode.as_deref() {
+            None | Some("VIP") => address(object, field("ip"), ingress.ip.as_deref().unwrap_or_default()),
+            Some("Proxy") => Ok(None),
+            Some(unknown) => Err(object.unsupported(field("ipMode"), unknown, &["VIP", "Proxy"])),
+        }
     };
-    unique(readable(vips.map(vip), left_out))
+    unique(readable(ingress.into_iter().flatten().enumerate().map(vip), left_out))
 }
 
 /// An address; what is empty is none.
@@ -106,7 +115,7 @@ fn unique(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     unique
 }
 
-fn health_check_node_port(object: &Object, spec: &core::ServiceSpec) -> Result<Option<u16>, ConvertError> {
+fn health_check_node_port(object: &Object, spec: &api::ServiceSpec) -> Result<Option<u16>, ConvertError> {
     let port = spec.health_check_node_port.filter(|port| *port != 0);
     port.map(|port| object.port("spec.healthCheckNodePort".to_owned(), port)).transpose()
 }

@@ -4,18 +4,13 @@ mod external;
 mod ip;
 mod scheduling;
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
-use k8s_openapi::{
-    api::{
-        core::v1::{self as core, EndpointAddress, EndpointSubset, ObjectReference},
-        discovery::v1 as discovery,
+use crate::{
+    api::{self, ObjectMeta},
+    model::{
+        Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
     },
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
-};
-
-use crate::model::{
-    Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
 };
 
 /// How the names of all annotations of ours begin.
@@ -138,8 +133,8 @@ impl Object {
     }
 
     fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Protocol, ConvertError> {
-        match protocol.unwrap_or("TCP") {
-            "TCP" => Ok(Protocol::Tcp),
+        match protocol.unwrap_or_default() {
+            "" | "TCP" => Ok(Protocol::Tcp),
             "UDP" => Ok(Protocol::Udp),
             "SCTP" => Ok(Protocol::Sctp),
             unknown => Err(self.unsupported(field, unknown, &["SCTP", "TCP", "UDP"])),
@@ -164,48 +159,54 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 }
 
 /// A Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another proxy is
-/// [`Change::Service`] with `None`. External addresses and source ranges that cannot be read are left out.
+/// [`Change::Service`] with `None`. External addresses and source ranges that cannot be read are left out, and so are
+/// values of enums that this version does not know: what they are set on has its default, or is not served.
 ///
 /// # Errors
 ///
 /// Any other field that an API server would refuse.
-pub fn service(service: &core::Service) -> Result<Converted<Change>, ConvertError> {
+pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
-    if has_label(&service.metadata, SERVICE_PROXY_NAME) {
+    let Some(spec) = &service.spec else { return Ok(Change::Service(name, None).into()) };
+    if has_label(&service.metadata, SERVICE_PROXY_NAME) || spec.type_.as_deref() == Some("ExternalName") {
         return Ok(Change::Service(name, None).into());
     }
-    let Some(spec) = &service.spec else { return Err(object.required("spec", "a Service needs a spec")) };
-    match spec.type_.as_deref().unwrap_or("ClusterIP") {
-        "ClusterIP" | "NodePort" | "LoadBalancer" => {}
-        "ExternalName" => return Ok(Change::Service(name, None).into()),
-        unknown => {
-            let known = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-            return Err(object.unsupported("spec.type", unknown, &known));
-        }
-    }
-    let mut ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default())?;
+    let mut left_out: Vec<ConvertError> = unknown_type(&object, spec).into_iter().collect();
+    let mut ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default(), &mut left_out)?;
     if !external::has_node_ports(spec) {
         ports.iter_mut().for_each(|port| port.node_port = None);
     }
-    let Converted { value: external, left_out } = external::external(&object, spec, service.status.as_ref())?;
+    let external = external::external(&object, spec, service.status.as_ref(), &mut left_out)?;
     let internal = spec.internal_traffic_policy.as_deref();
-    let internal_policy = external::traffic_policy(&object, "spec.internalTrafficPolicy", internal)?;
-    let affinity_seconds = affinity(&object, spec)?;
+    let internal_policy =
+        external::traffic_policy(&object, "spec.internalTrafficPolicy", internal, &mut left_out);
+    let affinity_seconds = affinity(&object, spec, &mut left_out)?;
     let cluster_ips = cluster_ips(&object, spec)?;
     if cluster_ips.is_empty() {
         return Ok(Change::Service(name, None).into());
     }
-    if ports.is_empty() && spec.ports.as_ref().is_none_or(Vec::is_empty) {
-        return Err(object.required("spec.ports", "a Service with a cluster IP needs a port"));
+    if spec.ports.as_ref().is_none_or(Vec::is_empty) {
+        left_out.push(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
     let scheduling = scheduling::scheduling(&service.metadata);
     let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, scheduling };
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 
+/// An unknown type is served like `ClusterIP`.
+fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError> {
+    match spec.type_.as_deref().unwrap_or_default() {
+        "" | "ClusterIP" | "NodePort" | "LoadBalancer" | "ExternalName" => None,
+        unknown => {
+            let known = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+            Some(object.unsupported("spec.type", unknown, &known))
+        }
+    }
+}
+
 /// The virtual addresses; none for a headless Service and one that has no address yet.
-fn cluster_ips(object: &Object, spec: &core::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
+fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
     let requested = requested_ips(spec);
     if is_headless(spec) {
         return Ok(Vec::new());
@@ -223,12 +224,12 @@ fn cluster_ips(object: &Object, spec: &core::ServiceSpec) -> Result<Vec<IpAddr>,
 }
 
 /// Whether the Service asks for no virtual address at all.
-pub fn is_headless(spec: &core::ServiceSpec) -> bool {
+pub fn is_headless(spec: &api::ServiceSpec) -> bool {
     requested_ips(spec).first().is_some_and(|ip| *ip == "None")
 }
 
 /// `spec.clusterIPs`, or `spec.clusterIP` where there is no list.
-pub(crate) fn requested_ips(spec: &core::ServiceSpec) -> Vec<&str> {
+pub(crate) fn requested_ips(spec: &api::ServiceSpec) -> Vec<&str> {
     let list = spec.cluster_ips.as_deref().unwrap_or_default().iter().map(String::as_str);
     let list: Vec<&str> = list.filter(|ip| !ip.is_empty()).collect();
     match spec.cluster_ip.as_deref() {
@@ -237,7 +238,12 @@ pub(crate) fn requested_ips(spec: &core::ServiceSpec) -> Vec<&str> {
     }
 }
 
-fn service_ports(object: &Object, ports: &[core::ServicePort]) -> Result<Vec<ServicePort>, ConvertError> {
+/// Ports without a number, and those of a protocol that is not known, are left out.
+fn service_ports(
+    object: &Object,
+    ports: &[api::ServicePort],
+    left_out: &mut Vec<ConvertError>,
+) -> Result<Vec<ServicePort>, ConvertError> {
     let mut converted: Vec<ServicePort> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
     for (index, port) in ports.iter().enumerate() {
@@ -250,13 +256,20 @@ fn service_ports(object: &Object, ports: &[core::ServicePort]) -> Result<Vec<Ser
             return Err(object.duplicate(format!("{path}.name"), name));
         }
         names.push(name);
-        let number = object.port(format!("{path}.port"), port.port)?;
-        if let Some(IntOrString::Int(target)) = port.target_port {
-            object.port(format!("{path}.targetPort"), target)?;
+        if port.port == 0 {
+            left_out.push(object.required(format!("{path}.port"), "a port needs a number"));
+            continue;
         }
+        let protocol = match object.protocol(format!("{path}.protocol"), port.protocol.as_deref()) {
+            Ok(protocol) => protocol,
+            Err(unknown) => {
+                left_out.push(unknown);
+                continue;
+            }
+        };
+        let number = object.port(format!("{path}.port"), port.port)?;
         let node_port = port.node_port.filter(|port| *port != 0);
         let node_port = node_port.map(|port| object.port(format!("{path}.nodePort"), port)).transpose()?;
-        let protocol = object.protocol(format!("{path}.protocol"), port.protocol.as_deref())?;
         if converted.iter().any(|other| (other.port, other.protocol) == (number, protocol)) {
             return Err(object.duplicate(path, format!("{number}/{}", protocol.as_str())));
         }
@@ -265,11 +278,19 @@ fn service_ports(object: &Object, ports: &[core::ServicePort]) -> Result<Vec<Ser
     Ok(converted)
 }
 
-fn affinity(object: &Object, spec: &core::ServiceSpec) -> Result<Option<u32>, ConvertError> {
+/// An unknown affinity is none.
+fn affinity(
+    object: &Object,
+    spec: &api::ServiceSpec,
+    left_out: &mut Vec<ConvertError>,
+) -> Result<Option<u32>, ConvertError> {
     match spec.session_affinity.as_deref().unwrap_or("None") {
         "" | "None" => return Ok(None),
         "ClientIP" => {}
-        unknown => return Err(object.unsupported("spec.sessionAffinity", unknown, &["ClientIP", "None"])),
+        unknown => {
+            left_out.push(object.unsupported("spec.sessionAffinity", unknown, &["ClientIP", "None"]));
+            return Ok(None);
+        }
     }
     let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let seconds = client_ip.and_then(|config| config.timeout_seconds).unwrap_or(DEFAULT_AFFINITY_SECONDS);
@@ -283,27 +304,29 @@ fn affinity(object: &Object, spec: &core::ServiceSpec) -> Result<Option<u32>, Co
     }
 }
 
-/// An EndpointSlice. One of no Service, of a headless Service or with names instead of addresses is
+/// An EndpointSlice. One of no Service, of a headless Service, or whose addresses are neither IPv4 nor IPv6 is
 /// [`Change::EndpointSlice`] with `None`. Endpoints whose address can be none, and ports that cannot be read, are left out.
 ///
 /// # Errors
 ///
 /// Any other field that an API server would refuse.
-pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
+pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);
-    let labels = slice.metadata.labels.as_ref();
-    let service = labels.and_then(|labels| labels.get(SERVICE_NAME)).filter(|service| !service.is_empty());
+    let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
     let is_v4 = match slice.address_type.as_str() {
         "IPv4" => true,
         "IPv6" => false,
         "FQDN" => return Ok(Change::EndpointSlice(name, None).into()),
-        unknown => return Err(object.unsupported("addressType", unknown, &["FQDN", "IPv4", "IPv6"])),
+        unknown => {
+            let left_out = vec![object.unsupported("addressType", unknown, &["FQDN", "IPv4", "IPv6"])];
+            return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
+        }
     };
     let Some(service) = service.filter(|_| !has_label(&slice.metadata, HEADLESS)) else {
         return Ok(Change::EndpointSlice(name, None).into());
     };
-    let service = ObjectName { namespace: name.namespace.clone(), name: service.as_str().into() };
+    let service = ObjectName { namespace: name.namespace.clone(), name: service.into() };
     let mut left_out = Vec::new();
     let ports = slice.ports.iter().flatten().enumerate();
     let ports = readable(ports.map(|(index, port)| slice_port(&object, index, port)), &mut left_out);
@@ -333,7 +356,7 @@ fn readable<T>(
 fn slice_port(
     object: &Object,
     index: usize,
-    port: &discovery::EndpointPort,
+    port: &api::EndpointPort,
 ) -> Result<Option<EndpointPort>, ConvertError> {
     let protocol = object.protocol(format!("ports[{index}].protocol"), port.protocol.as_deref())?;
     let (Some(name), Some(number)) = (port.name.as_deref(), port.port.filter(|port| *port != 0)) else {
@@ -346,7 +369,7 @@ fn slice_port(
 fn slice_endpoint(
     object: &Object,
     index: usize,
-    endpoint: &discovery::Endpoint,
+    endpoint: &api::Endpoint,
     is_v4: bool,
 ) -> Result<Option<Endpoint>, ConvertError> {
     let Some(text) = endpoint.addresses.first() else { return Ok(None) };
@@ -357,20 +380,20 @@ fn slice_endpoint(
         return Err(object.invalid(field, text, why));
     }
     usable(object, field, address)?;
-    let conditions = endpoint.conditions.as_ref();
+    let conditions = &endpoint.conditions;
     Ok(Some(Endpoint {
         address,
-        ready: conditions.and_then(|c| c.ready).unwrap_or(true),
-        serving: conditions.and_then(|c| c.serving).unwrap_or(true),
-        terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
         node: text_of(endpoint.node_name.as_ref()),
         zone: text_of(endpoint.zone.as_ref()),
-        pod: pod(endpoint.target_ref.as_ref()),
-        hints: endpoint.hints.as_ref().and_then(hints),
+        pod: pod(&endpoint.target_ref),
+        hints: hints(&endpoint.hints),
     }))
 }
 
-fn hints(hints: &discovery::EndpointHints) -> Option<Arc<Hints>> {
+fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
     let zones: Vec<Arc<str>> =
         hints.for_zones.iter().flatten().map(|zone| zone.name.as_str().into()).collect();
     let nodes: Vec<Arc<str>> =
@@ -404,11 +427,10 @@ fn usable(object: &Object, field: String, address: IpAddr) -> Result<(), Convert
 /// # Errors
 ///
 /// A field that an API server would refuse.
-pub fn endpoints(endpoints: &core::Endpoints) -> Result<Vec<(ObjectName, EndpointSlice)>, ConvertError> {
+pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, EndpointSlice)>, ConvertError> {
     let name = object_name("Endpoints", &endpoints.metadata)?;
     let object = Object::new("Endpoints", &name);
-    let labels = endpoints.metadata.labels.as_ref();
-    if labels.and_then(|labels| labels.get(SKIP_MIRROR)).is_some_and(|skip| skip == "true") {
+    if endpoints.metadata.label(SKIP_MIRROR) == Some("true") {
         return Ok(Vec::new());
     }
     let mut slices = Vec::new();
@@ -433,11 +455,11 @@ pub fn endpoints(endpoints: &core::Endpoints) -> Result<Vec<(ObjectName, Endpoin
 fn subset_ports(
     object: &Object,
     path: &str,
-    subset: &EndpointSubset,
+    subset: &api::EndpointSubset,
 ) -> Result<Vec<EndpointPort>, ConvertError> {
     let mut ports = Vec::new();
     for (index, port) in subset.ports.iter().flatten().enumerate() {
-        let number = object.port(format!("{path}.ports[{index}].port"), port.port)?;
+        let number = object.port(format!("{path}.ports[{index}].port"), port.port.unwrap_or_default())?;
         let protocol =
             object.protocol(format!("{path}.ports[{index}].protocol"), port.protocol.as_deref())?;
         let name = port.name.as_deref().unwrap_or("");
@@ -449,7 +471,7 @@ fn subset_ports(
 fn subset_endpoints(
     object: &Object,
     path: &str,
-    subset: &EndpointSubset,
+    subset: &api::EndpointSubset,
 ) -> Result<Vec<Endpoint>, ConvertError> {
     let lists =
         [("addresses", &subset.addresses, true), ("notReadyAddresses", &subset.not_ready_addresses, false)];
@@ -465,7 +487,7 @@ fn subset_endpoints(
 fn subset_endpoint(
     object: &Object,
     field: String,
-    address: &EndpointAddress,
+    address: &api::EndpointAddress,
     ready: bool,
 ) -> Result<Endpoint, ConvertError> {
     let ip = object.ip(field.clone(), &address.ip)?;
@@ -477,15 +499,13 @@ fn subset_endpoint(
         terminating: false,
         node: text_of(address.node_name.as_ref()),
         zone: None,
-        pod: pod(address.target_ref.as_ref()),
+        pod: pod(&address.target_ref),
         hints: None,
     })
 }
 
-fn pod(target: Option<&ObjectReference>) -> Option<Arc<str>> {
-    target
-        .filter(|target| target.kind.as_deref() == Some("Pod"))
-        .and_then(|target| text_of(target.name.as_ref()))
+fn pod(target: &api::ObjectReference) -> Option<Arc<str>> {
+    if target.kind.as_deref() == Some("Pod") { text_of(target.name.as_ref()) } else { None }
 }
 
 fn text_of(text: Option<&String>) -> Option<Arc<str>> {
@@ -493,5 +513,5 @@ fn text_of(text: Option<&String>) -> Option<Arc<str>> {
 }
 
 fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
-    metadata.labels.as_ref().is_some_and(|labels: &BTreeMap<String, String>| labels.contains_key(label))
+    metadata.label(label).is_some()
 }

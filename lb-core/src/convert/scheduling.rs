@@ -1,12 +1,13 @@
 //! What the annotations of a Service say about its backends: how they are chosen and reached. A mistake in one costs only that annotation:
-//! the Service is served as if it were not there, and a [`Problem`](crate::plan::Problem) says so.
+//! the Service is served as if it were not there, and a [`Condition`](crate::plan::Condition) says so.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use super::ip::parse_ip;
-use crate::model::{Member, Mistake, Scheduling};
+use crate::{
+    api::ObjectMeta,
+    model::{AnnotationError, Member, Scheduling},
+};
 
 /// A name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
@@ -43,7 +44,7 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
 impl Scheduling {
     /// The value, if it is one; else the mistake is noted.
     fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
-        let note = |why| self.mistakes.push(Mistake { annotation, value: value.to_owned(), why });
+        let note = |why| self.mistakes.push(AnnotationError { annotation, value: value.to_owned(), why });
         parsed.map_err(note).ok()
     }
 }

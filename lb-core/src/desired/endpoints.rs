@@ -1,7 +1,7 @@
 //! The endpoints of one port of a Service in one family, put together from its EndpointSlices.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
     sync::Arc,
 };
@@ -11,9 +11,11 @@ use lb_common::{Address, BACKEND_NAME_SIZE, Backend, backend_flags};
 use crate::{
     family::Family,
     model::{Endpoint, EndpointSlice, Hints, Node, ServicePort},
-    moved::Serving,
     plan::EndpointLabels,
 };
+
+/// Address and port of endpoints that still serve.
+pub type Serving = Arc<BTreeSet<(Address, u16)>>;
 
 /// The endpoints that have a port, each address and port once, in order.
 pub(crate) type Endpoints<'a> = BTreeMap<(Address, u16), &'a Endpoint>;

@@ -13,12 +13,12 @@ use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, backend_flags, ser
 use crate::{
     family::Family,
     model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
-    moved::Serving,
     plan::{EndpointLabels, ServiceLabels},
     tables::Maglev,
 };
 
 use categorize::{Categories, Member};
+pub use endpoints::Serving;
 pub(crate) use endpoints::unique_labels;
 
 /// What one port of a Service should be.

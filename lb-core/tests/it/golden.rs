@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_common::Scheduler;
 use lb_core::{
+    api,
     convert::{self, ConvertError, Converted},
     family::{Families, Family},
     model::{Change, NodeAddresses, Policy},
@@ -124,15 +124,13 @@ pub(crate) fn changes(document: Value) -> Result<Vec<Change>, ConvertError> {
 
 fn converted(document: Value) -> Result<Converted<Vec<Change>>, ConvertError> {
     match document["kind"].as_str() {
-        Some("Service") => {
-            Ok(convert::service(&parse::<core::Service>(document))?.map(|change| vec![change]))
-        }
+        Some("Service") => Ok(convert::service(&parse::<api::Service>(document))?.map(|change| vec![change])),
         Some("EndpointSlice") => {
-            let slice = parse::<discovery::EndpointSlice>(document);
+            let slice = parse::<api::EndpointSlice>(document);
             Ok(convert::endpoint_slice(&slice)?.map(|change| vec![change]))
         }
         Some("Endpoints") => {
-            let slices = convert::endpoints(&parse::<core::Endpoints>(document))?.into_iter();
+            let slices = convert::endpoints(&parse::<api::Endpoints>(document))?.into_iter();
             let changes: Vec<_> =
                 slices.map(|(name, slice)| Change::EndpointSlice(name, Some(slice))).collect();
             Ok(changes.into())

@@ -16,8 +16,8 @@ use lb_core::{
     health_checks::NoLocalEndpoints,
     model::{self, NodeAddresses, ObjectName, Policy},
     plan::{Contents, EndpointLabels, Plan, Step, slices_of, tables_of},
-    reconciler::{Reconciler, Room},
     tables::Digest,
+    {capacity::Capacity, reconciler::Reconciler},
 };
 
 /// Number of times a state may need a new plan before it is settled.
@@ -317,7 +317,7 @@ fn shown(backend: &Backend) -> String {
 pub(crate) struct Node {
     pub(crate) reconciler: Reconciler,
     pub(crate) kernel: Kernel,
-    room: Room,
+    capacity: Capacity,
     /// What the reconciler has been told of the node.
     pub(crate) node: model::Node,
     epochs: Vec<Epoch>,
@@ -329,11 +329,11 @@ impl Node {
     }
 
     pub(crate) fn with_policy(slots: u32, policy: Policy) -> Self {
-        Self::with_room(Room::of_arenas(slots, slots * TABLE_SLOTS), policy)
+        Self::with_capacity(Capacity::of_arenas(slots, slots * TABLE_SLOTS), policy)
     }
 
-    pub(crate) fn with_room(room: Room, policy: Policy) -> Self {
-        let mut node = Self::incomplete(Kernel::default(), room, policy);
+    pub(crate) fn with_capacity(capacity: Capacity, policy: Policy) -> Self {
+        let mut node = Self::incomplete(Kernel::default(), capacity, policy);
         node.reconciler.sources_complete();
         node
     }
@@ -346,14 +346,14 @@ impl Node {
 
     /// The sources have not shown everything there is yet.
     pub(crate) fn started_incomplete_on(kernel: Kernel, slots: u32) -> Self {
-        Self::incomplete(kernel, Room::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
+        Self::incomplete(kernel, Capacity::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
     }
 
-    fn incomplete(mut kernel: Kernel, room: Room, policy: Policy) -> Self {
+    fn incomplete(mut kernel: Kernel, capacity: Capacity, policy: Policy) -> Self {
         Self {
-            reconciler: Reconciler::new(kernel.read_back(), room, policy.clone()),
+            reconciler: Reconciler::new(kernel.read_back(), capacity, policy.clone()),
             kernel,
-            room,
+            capacity,
             node: model::Node { policy, ..model::Node::default() },
             epochs: Vec::new(),
         }
@@ -363,7 +363,7 @@ impl Node {
     pub(crate) fn restart(&mut self) {
         let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
-        *self = Self::incomplete(kernel, self.room, policy);
+        *self = Self::incomplete(kernel, self.capacity, policy);
         self.reconciler.sources_complete();
         self.set_zone(zone.as_deref());
         self.set_addresses(addresses);
@@ -407,12 +407,12 @@ impl Node {
     /// No hash map has more than the kernel would take.
     fn assert_room(&self) {
         let Contents { frontends, service_labels, source_ranges, .. } = &self.kernel.maps;
-        for (entries, room) in [
-            (frontends.len(), self.room.frontends),
-            (service_labels.len(), self.room.names),
-            (source_ranges.len(), self.room.source_ranges),
+        for (entries, capacity) in [
+            (frontends.len(), self.capacity.frontends),
+            (service_labels.len(), self.capacity.names),
+            (source_ranges.len(), self.capacity.source_ranges),
         ] {
-            assert!(entries <= room as usize, "{entries} entries where there is room for {room}");
+            assert!(entries <= capacity as usize, "{entries} entries where there is room for {capacity}");
         }
     }
 
@@ -497,14 +497,14 @@ impl Node {
         let used = self.reconciler.arena().used().map(|range| (range.base, range.count));
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(self.reconciler.arena().free_slots(), self.room.backends - used);
+        assert_eq!(self.reconciler.arena().free_slots(), self.capacity.backends - used);
         let tables = self.kernel.maps.frontends.values().flat_map(tables_of);
         let referred: BTreeSet<(u32, u32)> = tables.map(|range| (range.base, range.count)).collect();
         let arena = self.reconciler.table_arena();
         let used = arena.used().map(|range| (range.base, range.count));
         assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
         let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(arena.free_slots(), self.room.tables - used);
+        assert_eq!(arena.free_slots(), self.capacity.tables - used);
         for (id, labels) in &self.kernel.maps.service_labels {
             assert!(
                 self.kernel.maps.frontends.values().any(|record| record.id == *id)

@@ -2,10 +2,10 @@
 
 use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
+    capacity::Capacity,
     family::Families,
     model::{self, Change, NodeAddresses, ObjectName, Policy, Protocol, ServicePortName},
     plan::{Contents, ServiceLabels},
-    reconciler::Room,
     tables::Digest,
 };
 use proptest::{collection, prelude::*};
@@ -149,8 +149,8 @@ proptest! {
         (frontends, names, source_ranges) in (1..12_u32, 1..6_u32, 1..4_u32), policy in world::policy(),
         events in events(),
     ) {
-        let room = Room { frontends, names, source_ranges, ..Room::of_arenas(PLENTY, PLENTY * 64) };
-        let (mut node, world) = live_on(Node::with_room(room, policy), &events);
+        let capacity = Capacity { frontends, names, source_ranges, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
+        let (mut node, world) = live_on(Node::with_capacity(capacity, policy), &events);
         node.settle();
         node.reconciler.handle(world.removal());
         node.settle();

@@ -4,7 +4,7 @@ use lb_core::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
 };
 use lb_core::plan::Step;
-use lb_core::reconciler::{Reconciler, Room};
+use lb_core::{capacity::Capacity, reconciler::Reconciler};
 
 fn changes(services: u32, endpoints: u32) -> Vec<Change> {
     (0..services).flat_map(|n| [service(n), slice(n, endpoints, 0)]).collect()
@@ -42,7 +42,8 @@ fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
 
 #[test]
 fn one_changed_endpoint_among_many_services_costs_five_steps() {
-    let mut reconciler = Reconciler::new(Default::default(), Room::of_arenas(1 << 16, 0), Default::default());
+    let mut reconciler =
+        Reconciler::new(Default::default(), Capacity::of_arenas(1 << 16, 0), Default::default());
     reconciler.handle(changes(2000, 5));
     let plan = reconciler.plan();
     assert_eq!(plan.problems, []);

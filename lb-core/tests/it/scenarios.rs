@@ -2,13 +2,13 @@
 
 use lb_common::{Scheduler, SourceRangeKey};
 use lb_core::{
+    capacity::Capacity,
     family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Policy, Protocol,
         Scheduling, Service, ServicePort,
     },
-    plan::{EndpointLabels, Plan, Problem, ServiceLabels, Step},
-    reconciler::Room,
+    plan::{Condition, EndpointLabels, Plan, ServiceLabels, Step},
 };
 
 use crate::kernel::Node;
@@ -120,7 +120,7 @@ fn a_service_without_room_for_its_table_keeps_what_it_has_until_there_is() {
     node.settle();
     let problems: Vec<_> = node.reconciler.problems().collect();
     assert!(
-        matches!(problems[..], [Problem::TablesFull { wanted: 201, free: 105, slots: 256, .. }]),
+        matches!(problems[..], [Condition::TablesFull { wanted: 201, free: 105, slots: 256, .. }]),
         "{problems:?}"
     );
     assert_eq!(node.kernel.resolved(), before);
@@ -252,7 +252,7 @@ fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
     node.reconciler.handle(vec![slice("a", &[4, 5]), slice("b", &[6])]);
     let plan = node.sync();
-    let full = Problem::ArenaFull { service: name("a"), wanted: 2, free: 1, slots: 4 };
+    let full = Condition::ArenaFull { service: name("a"), wanted: 2, free: 1, slots: 4 };
     assert_eq!(plan.problems, [full]);
     assert!(node.kernel.dump().contains("10.0.0.1:8080\n  10.0.0.2:8080"), "the last good state");
     node.end_epoch();
@@ -268,12 +268,12 @@ fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
 
 #[test]
 fn a_service_without_room_for_its_frontend_waits_and_holds_up_nobody() {
-    let room = Room { frontends: 2, names: 2, ..Room::of_arenas(100, 0) };
-    let mut node = Node::with_room(room, Policy::default());
+    let capacity = Capacity { frontends: 2, names: 2, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
     let all = |of: &'static str, n| [service(of, n), slice(of, &[n])];
     node.reconciler.handle([all("a", 1), all("b", 2), all("c", 3)].concat());
     let plan = node.sync();
-    let full = |service| Problem::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
+    let full = |service| Condition::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
     assert_eq!(plan.problems, [full(name("c"))]);
     assert_eq!(node.kernel.resolved().len(), 2);
     // Who is in may change, his frontend too.
@@ -283,7 +283,7 @@ fn a_service_without_room_for_its_frontend_waits_and_holds_up_nobody() {
     assert!(dump.contains("a/TCP ClusterIP 10.96.0.5:80") && dump.contains("10.0.0.4:8080"), "{dump}");
     node.reconciler.handle(vec![Change::Service(name("b"), None)]);
     node.sync();
-    assert!(node.reconciler.needs_plan(), "there is room now");
+    assert!(node.reconciler.needs_plan(), "there is capacity now");
     node.settle();
     assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
     assert_eq!(node.reconciler.problems().count(), 0);

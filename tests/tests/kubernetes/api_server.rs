@@ -315,6 +315,7 @@ fn apply(store: &Store, key: Key, status: bool, body: &str) -> Response {
                 [&known, &object].into_iter().flat_map(|o| o.as_object().unwrap().clone()).collect(),
             );
             object["metadata"] = known["metadata"].clone();
+            set_transition_times(&mut object);
         }
         Some(known) => {
             object["metadata"]["uid"] = known["metadata"]["uid"].clone();
@@ -324,6 +325,13 @@ fn apply(store: &Store, key: Key, status: bool, body: &str) -> Response {
     }
     store.set(key, Some(object.clone()), What::Object);
     Json(object).into_response()
+}
+
+/// A condition without `lastTransitionTime` gets `null`: what the encoder of the API server makes of an unset time.
+fn set_transition_times(object: &mut Value) {
+    for condition in object["status"]["conditions"].as_array_mut().into_iter().flatten() {
+        condition.as_object_mut().unwrap().entry("lastTransitionTime").or_insert(Value::Null);
+    }
 }
 
 async fn read(store: Arc<Store>, request: &Request) -> Response {

@@ -96,6 +96,36 @@ fn a_service_changes_its_type_and_back() {
     bed.wait_served("an address by another type", SOON, &["a 1", "b 2"]);
 }
 
+/// The API server stores a condition without `lastTransitionTime`, and returns it with `null`.
+#[test]
+fn null_transition_time_of_a_condition_never_freezes_a_service() {
+    let mut bed = Bed::new().with_a_and_b();
+    let at_port = |bed: &Bed, port: u16| {
+        let mut service = bed.service("a", 1);
+        service["spec"]["ports"][0]["port"] = port.into();
+        service["status"]["conditions"] =
+            json!([{"type": "Ready", "status": "True", "reason": "R", "message": ""}]);
+        service
+    };
+    let serves = |bed: &Bed, port: u16| {
+        let services = bed.json(&["service", "list"]).unwrap_or_default();
+        let of_a = services.as_array().into_iter().flatten().filter(|service| service["name"] == "a");
+        let ports = of_a.flat_map(|service| service["frontends"].as_array().unwrap());
+        ports.map(|frontend| &frontend["port"]).eq([port])
+    };
+    assert!(serves(&bed, 80));
+    bed.cluster.apply(&at_port(&bed, 81));
+    bed.wait_until("the new port", SOON, |bed| serves(bed, 81));
+    assert_eq!(bed.problems(), "[]");
+
+    bed.kill_agent();
+    bed.cluster.apply(&at_port(&bed, 82));
+    bed.cluster.apply(&at_port(&bed, 83));
+    bed.start_agent();
+    bed.wait_until("the port that the first list shows", SOON, |bed| serves(bed, 83));
+    assert_eq!(bed.problems(), "[]");
+}
+
 #[test]
 fn a_headless_service_is_nobodys_business() {
     let bed = Bed::new().with_a_and_b();

@@ -7,7 +7,7 @@ use crate::plan::Contents;
 
 /// How much the maps can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Slots of `BACKENDS`, and of `ACTIVE`.
     pub backends: u32,
     /// Slots of `TABLES`.
@@ -20,7 +20,7 @@ pub struct Room {
     pub source_ranges: u32,
 }
 
-impl Room {
+impl Capacity {
     /// Arenas of these sizes, and hash maps that are never full.
     pub const fn of_arenas(backends: u32, tables: u32) -> Self {
         Self { backends, tables, frontends: u32::MAX, names: u32::MAX, source_ranges: u32::MAX }
@@ -51,19 +51,19 @@ pub(crate) struct Demand {
 /// Entries of hash maps that are free for the rest of a plan. Names and networks go after new ones are made, so that those
 /// which go make no room in the same plan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
+pub(crate) struct Remaining {
     pub(crate) frontends: usize,
     names: usize,
     pub(crate) source_ranges: usize,
 }
 
-impl Left {
-    pub(crate) fn new(room: Room, contents: &Contents) -> Self {
-        let left = |room: u32, used: usize| (room as usize).saturating_sub(used);
+impl Remaining {
+    pub(crate) fn new(capacity: Capacity, contents: &Contents) -> Self {
+        let left = |capacity: u32, used: usize| (capacity as usize).saturating_sub(used);
         Self {
-            frontends: left(room.frontends, contents.frontends.len()),
-            names: left(room.names, contents.service_labels.len()),
-            source_ranges: left(room.source_ranges, contents.source_ranges.len()),
+            frontends: left(capacity.frontends, contents.frontends.len()),
+            names: left(capacity.names, contents.service_labels.len()),
+            source_ranges: left(capacity.source_ranges, contents.source_ranges.len()),
         }
     }
 

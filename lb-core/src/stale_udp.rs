@@ -8,22 +8,23 @@ use std::{
 
 use lb_common::{Address, ServiceKey, protocol};
 
-use crate::{desired::Port, family::Family, model::ObjectName};
+use crate::{
+    desired::{Port, Serving},
+    family::Family,
+    model::ObjectName,
+};
 
-/// Address and port of endpoints that still serve.
-pub type Serving = Arc<BTreeSet<(Address, u16)>>;
-
-/// UDP frontends that have lost endpoints: flows to any that does not serve them now are stale, see [`Served`].
-pub type Moved = BTreeSet<ServiceKey>;
+/// UDP frontends that have lost endpoints: flows to any that does not serve them now are stale, see [`ServedUdp`].
+pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend, as of the last plan. Clones share it.
 ///
 /// An endpoint that comes is in here before it is in the kernel. So a flow to one that is not in here has lost it, whenever that is
 /// asked; a copy would tell of one that has come meanwhile that its flows are stale.
 #[derive(Clone, Debug, Default)]
-pub struct Served(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
+pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
 
-impl Served {
+impl ServedUdp {
     /// Whether flows of the frontend to this endpoint are stale. Nothing is known of those of a frontend that is gone.
     pub fn has_lost(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
@@ -46,7 +47,7 @@ impl Served {
     }
 }
 
-impl FromIterator<(ServiceKey, Serving)> for Served {
+impl FromIterator<(ServiceKey, Serving)> for ServedUdp {
     fn from_iter<I: IntoIterator<Item = (ServiceKey, Serving)>>(frontends: I) -> Self {
         Self(Arc::new(RwLock::new(frontends.into_iter().collect())))
     }
@@ -60,13 +61,13 @@ type Frontends = BTreeMap<ServiceKey, Serving>;
 /// it, only new flows go elsewhere. A frontend without any endpoint loses nothing, for there is nowhere else to go;
 /// it has lost them when it gets others.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Endings {
+pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,
-    served: Served,
-    moved: Moved,
+    served: ServedUdp,
+    moved: StaleFrontends,
 }
 
-impl Endings {
+impl StaleUdp {
     /// These are the ports of the Service now, without frontends that are another's. The first time, whatever flows to
     /// other endpoints there are is stale: they are of an agent, or a Service, that was here before.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
@@ -101,12 +102,12 @@ impl Endings {
     }
 
     /// What was found since the last call.
-    pub(crate) fn take(&mut self) -> Moved {
+    pub(crate) fn take(&mut self) -> StaleFrontends {
         std::mem::take(&mut self.moved)
     }
 
     /// What serves each of them.
-    pub(crate) const fn served(&self) -> &Served {
+    pub(crate) const fn served(&self) -> &ServedUdp {
         &self.served
     }
 }

@@ -6,7 +6,7 @@ use lb_core::{
         Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Policy, Protocol, Service,
         ServicePort, TrafficPolicy,
     },
-    moved::Moved,
+    stale_udp::StaleFrontends,
 };
 
 use crate::kernel::Node;
@@ -50,7 +50,7 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
 /// The last octets of the endpoints that flows of the frontend may keep; `None` where nothing is said of it.
 fn kept(node: &mut Node) -> Option<Vec<u8>> {
     node.settle();
-    let moved: Moved = node.reconciler.take_moved();
+    let moved: StaleFrontends = node.reconciler.take_stale_frontends();
     let key = frontend();
     assert!(moved.iter().all(|found| *found == key), "{moved:?}");
     let serving = moved.contains(&key).then(|| node.reconciler.served().by(&key).expect("it is served"));
@@ -97,7 +97,7 @@ fn the_first_plan_and_lost_endpoints_say_so_and_more_of_them_do_not() {
 fn an_endpoint_that_serves_while_it_terminates_keeps_its_flows_until_it_is_gone() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     node.settle();
-    node.reconciler.take_moved();
+    node.reconciler.take_stale_frontends();
     assert_eq!(after(&mut node, slice(vec![terminating(1), endpoint(2)])), None);
     // No frontend leads to it any more: its end changes nothing in the maps, and yet its flows must go.
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
@@ -119,7 +119,7 @@ fn hints_and_policies_cut_no_flow() {
 fn without_endpoints_there_is_nowhere_to_go_until_others_come() {
     let mut node = node(dns(vec![endpoint(1)]));
     node.settle();
-    node.reconciler.take_moved();
+    node.reconciler.take_stale_frontends();
     assert_eq!(after(&mut node, slice(vec![])), None);
     assert_eq!(after(&mut node, slice(vec![endpoint(1)])), None, "the same one is back");
     assert_eq!(after(&mut node, slice(vec![])), None);
@@ -141,7 +141,7 @@ fn what_the_kernel_refused_is_said_again() {
     node.reconciler.handle(vec![slice(vec![endpoint(2)])]);
     let plan = node.reconciler.plan();
     assert!(!plan.steps.is_empty());
-    assert_eq!(node.reconciler.take_moved().len(), 1);
+    assert_eq!(node.reconciler.take_stale_frontends().len(), 1);
     node.reconciler.failed();
     assert_eq!(kept(&mut node), Some(vec![2]), "until the switch, flows to the first one were made");
 }

@@ -1,0 +1,402 @@
+//! The fields of Kubernetes API objects that this project reads, and no others.
+//!
+//! An API server may store anything that its version allows in the fields that are not listed here: `null` for a
+//! required timestamp, values of enums that did not exist when this was written, fields of a newer API. None of that
+//! can keep an object from being read, because nothing looks at it. A field that is listed reads `null` as the zero
+//! value of its type, as the Go types of the API server do.
+//!
+//! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them
+//! before it reads an object as one of these types.
+
+mod tolerant;
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// `metadata` of any object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ObjectMeta {
+    /// `name`
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub name: Option<String>,
+    /// `namespace`
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub namespace: Option<String>,
+    /// `uid`
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub uid: Option<String>,
+    /// `resourceVersion`
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub resource_version: Option<String>,
+    /// `labels`
+    #[serde(deserialize_with = "tolerant::text_map")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// `annotations`
+    #[serde(deserialize_with = "tolerant::text_map")]
+    pub annotations: Option<BTreeMap<String, String>>,
+    /// Whether `deletionTimestamp` is set.
+    #[serde(rename = "deletionTimestamp", deserialize_with = "tolerant::is_present")]
+    pub is_being_deleted: bool,
+}
+
+impl ObjectMeta {
+    /// The value of a label.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// The value of an annotation.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+}
+
+/// `v1 Service`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// `metadata`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    /// `spec`
+    pub spec: Option<ServiceSpec>,
+    /// `status`
+    pub status: Option<ServiceStatus>,
+}
+
+/// `spec` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServiceSpec {
+    /// `type`
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// `clusterIP`
+    #[serde(rename = "clusterIP")]
+    pub cluster_ip: Option<String>,
+    /// `clusterIPs`
+    #[serde(rename = "clusterIPs", deserialize_with = "tolerant::list")]
+    pub cluster_ips: Option<Vec<String>>,
+    /// `ports`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ports: Option<Vec<ServicePort>>,
+    /// `sessionAffinity`
+    pub session_affinity: Option<String>,
+    /// `sessionAffinityConfig`
+    pub session_affinity_config: Option<SessionAffinityConfig>,
+    /// `internalTrafficPolicy`
+    pub internal_traffic_policy: Option<String>,
+    /// `externalTrafficPolicy`
+    pub external_traffic_policy: Option<String>,
+    /// `externalIPs`
+    #[serde(rename = "externalIPs", deserialize_with = "tolerant::list")]
+    pub external_ips: Option<Vec<String>>,
+    /// `loadBalancerSourceRanges`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub load_balancer_source_ranges: Option<Vec<String>>,
+    /// `healthCheckNodePort`
+    pub health_check_node_port: Option<i32>,
+    /// `ipFamilies`; only for the allocation of cluster IPs.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub ip_families: Option<Vec<String>>,
+    /// `ipFamilyPolicy`; only for the allocation of cluster IPs.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub ip_family_policy: Option<String>,
+    /// `allocateLoadBalancerNodePorts`; only for the allocation of node ports.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub allocate_load_balancer_node_ports: Option<bool>,
+    /// `externalName`; only for validation.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub external_name: Option<String>,
+}
+
+/// One of `spec.ports` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServicePort {
+    /// `name`
+    pub name: Option<String>,
+    /// `protocol`
+    pub protocol: Option<String>,
+    /// `port`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub port: i32,
+    /// `nodePort`
+    pub node_port: Option<i32>,
+    /// `targetPort`; only for validation.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub target_port: Option<IntOrString>,
+}
+
+/// A number or a name of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum IntOrString {
+    /// A number.
+    Int(i32),
+    /// A name.
+    String(String),
+}
+
+/// `spec.sessionAffinityConfig` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SessionAffinityConfig {
+    /// `clientIP`
+    #[serde(rename = "clientIP")]
+    pub client_ip: Option<ClientIpConfig>,
+}
+
+/// `spec.sessionAffinityConfig.clientIP` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ClientIpConfig {
+    /// `timeoutSeconds`
+    pub timeout_seconds: Option<i32>,
+}
+
+/// `status` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServiceStatus {
+    /// `loadBalancer`
+    pub load_balancer: Option<LoadBalancerStatus>,
+}
+
+/// `status.loadBalancer` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LoadBalancerStatus {
+    /// `ingress`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ingress: Option<Vec<LoadBalancerIngress>>,
+}
+
+/// One of `status.loadBalancer.ingress` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LoadBalancerIngress {
+    /// `ip`
+    pub ip: Option<String>,
+    /// `ipMode`
+    pub ip_mode: Option<String>,
+}
+
+/// `discovery.k8s.io/v1 EndpointSlice`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EndpointSlice {
+    /// `metadata`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    /// `addressType`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub address_type: String,
+    /// `ports`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ports: Option<Vec<EndpointPort>>,
+    /// `endpoints`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub endpoints: Option<Vec<Endpoint>>,
+}
+
+/// One of `ports` of an EndpointSlice, or of `subsets[].ports` of Endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EndpointPort {
+    /// `name`
+    pub name: Option<String>,
+    /// `protocol`
+    pub protocol: Option<String>,
+    /// `port`
+    pub port: Option<i32>,
+}
+
+/// One of `endpoints` of an EndpointSlice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Endpoint {
+    /// `addresses`; like kube-proxy, this project serves only the first one.
+    #[serde(deserialize_with = "tolerant::texts")]
+    pub addresses: Vec<String>,
+    /// `conditions`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub conditions: EndpointConditions,
+    /// `nodeName`
+    pub node_name: Option<String>,
+    /// `zone`
+    pub zone: Option<String>,
+    /// `targetRef`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub target_ref: ObjectReference,
+    /// `hints`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub hints: EndpointHints,
+}
+
+/// `conditions` of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EndpointConditions {
+    /// `ready`
+    pub ready: Option<bool>,
+    /// `serving`
+    pub serving: Option<bool>,
+    /// `terminating`
+    pub terminating: Option<bool>,
+}
+
+/// The object that an endpoint stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ObjectReference {
+    /// `kind`
+    pub kind: Option<String>,
+    /// `name`
+    pub name: Option<String>,
+}
+
+/// `hints` of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EndpointHints {
+    /// `forZones`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub for_zones: Option<Vec<Named>>,
+    /// `forNodes`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub for_nodes: Option<Vec<Named>>,
+}
+
+/// A zone or a node that an endpoint is meant for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Named {
+    /// `name`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub name: String,
+}
+
+/// `v1 Endpoints`; only the folder of manifests reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Endpoints {
+    /// `metadata`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    /// `subsets`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub subsets: Option<Vec<EndpointSubset>>,
+}
+
+/// One of `subsets` of Endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EndpointSubset {
+    /// `addresses`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub addresses: Option<Vec<EndpointAddress>>,
+    /// `notReadyAddresses`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub not_ready_addresses: Option<Vec<EndpointAddress>>,
+    /// `ports`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ports: Option<Vec<EndpointPort>>,
+}
+
+/// One of the addresses of a subset of Endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EndpointAddress {
+    /// `ip`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub ip: String,
+    /// `nodeName`
+    pub node_name: Option<String>,
+    /// `targetRef`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub target_ref: ObjectReference,
+}
+
+/// `v1 Node`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// `metadata`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    /// `spec`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub spec: NodeSpec,
+    /// `status`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub status: NodeStatus,
+}
+
+/// `spec` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeSpec {
+    /// `podCIDR`
+    #[serde(rename = "podCIDR")]
+    pub pod_cidr: Option<String>,
+    /// `podCIDRs`
+    #[serde(rename = "podCIDRs", deserialize_with = "tolerant::list")]
+    pub pod_cidrs: Option<Vec<String>>,
+    /// `taints`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub taints: Option<Vec<Taint>>,
+}
+
+/// One of `spec.taints` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    /// `key`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub key: String,
+}
+
+/// `status` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// `addresses`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub addresses: Option<Vec<NodeAddress>>,
+}
+
+/// One of `status.addresses` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `type`
+    #[serde(rename = "type", deserialize_with = "tolerant::value")]
+    pub type_: String,
+    /// `address`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub address: String,
+}
+
+/// `networking.k8s.io/v1 ServiceCIDR`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidr {
+    /// `metadata`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    /// `spec`
+    #[serde(deserialize_with = "tolerant::value")]
+    pub spec: ServiceCidrSpec,
+}
+
+/// `spec` of a ServiceCIDR.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidrSpec {
+    /// `cidrs`
+    #[serde(deserialize_with = "tolerant::list")]
+    pub cidrs: Option<Vec<String>>,
+}

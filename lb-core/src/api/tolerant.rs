@@ -1,0 +1,60 @@
+//! How a field of an API object is read. JSON `null` is the zero value, as in the Go types of the API server.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::Value;
+
+/// A required number or text: `null` is its zero value.
+pub(super) fn value<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A list: `null` is no list, and an item that is `null` is an item with nothing set.
+pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    let items: Option<Vec<Option<T>>> = Option::deserialize(deserializer)?;
+    Ok(items.map(|items| items.into_iter().map(Option::unwrap_or_default).collect()))
+}
+
+/// A list of texts of which only some count: an item that is no text is the empty one.
+pub(super) fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let items: Option<Vec<Value>> = Option::deserialize(deserializer)?;
+    let text = |item| if let Value::String(text) = item { text } else { String::new() };
+    Ok(items.into_iter().flatten().map(text).collect())
+}
+
+/// A field that an API server keeps valid and that decides nothing: of another type than expected, it counts as absent.
+pub(super) fn lenient<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    Ok(serde_json::from_value(Value::deserialize(deserializer)?).ok())
+}
+
+/// Labels or annotations: a `null` is the empty text, as in Go; other values that are no text are left out.
+pub(super) fn text_map<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let Value::Object(map) = Value::deserialize(deserializer)? else { return Ok(None) };
+    let text = |(key, value)| match value {
+        Value::String(text) => Some((key, text)),
+        Value::Null => Some((key, String::new())),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => None,
+    };
+    Ok(Some(map.into_iter().filter_map(text).collect()))
+}
+
+/// Whether there is a value, whatever it is.
+pub(super) fn is_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(!Value::deserialize(deserializer)?.is_null())
+}
