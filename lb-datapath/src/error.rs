@@ -114,11 +114,11 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    pub(super) fn file(action: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
         Self::File { action, path: path.into(), source: source.into() }
     }
 
-    pub(super) fn netlink(action: impl Into<String>, source: io::Error) -> Self {
+    pub(crate) fn netlink(action: impl Into<String>, source: io::Error) -> Self {
         Self::Netlink { action: action.into(), source }
     }
 }

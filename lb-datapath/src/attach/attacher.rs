@@ -1,0 +1,294 @@
+//! Programs on devices: tcx links where the kernel has them, clsact filters where not.
+//!
+//! Links are pinned, so they outlive the agent; the next agent puts its own programs into the links it finds, and
+//! no packet passes without a program in between. At ingress we run before all other programs and at egress after
+//! them, so that on both sides of us others see addresses that belong together.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use tracing::debug;
+
+use crate::{
+    attach::{
+        clsact,
+        direction::{Direction, parse_pin},
+    },
+    bpf::{
+        bpffs::{self, Folder},
+        layout::PROGRAMS,
+        options::AttachMode,
+        program::{LoadedProgram, Programs},
+        sys::{self, Tcx, TcxProgram},
+    },
+    error::DatapathError,
+    net::{
+        devices::{Device, Layer},
+        netlink::Netlink,
+    },
+};
+
+impl AttachMode {
+    /// What this kernel can do, asked on the loopback device, which every network namespace has as number 1.
+    pub fn probe() -> Result<Self, DatapathError> {
+        match sys::query_tcx(1, Tcx::Ingress) {
+            Ok(_) => Ok(Self::Tcx),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Self::Clsact),
+            Err(error) => Err(DatapathError::Attach {
+                action: "ask for the programs on",
+                hook: "tcx ingress".to_owned(),
+                device: "lo".to_owned(),
+                source: error,
+            }),
+        }
+    }
+}
+
+/// One place where a program is or was.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Interface index.
+    pub index: u32,
+    /// Name, where it is known.
+    pub name: Option<String>,
+    /// Side of the device.
+    pub direction: Direction,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "{name} {}", self.direction.as_str()),
+            None => write!(f, "device {} {}", self.index, self.direction.as_str()),
+        }
+    }
+}
+
+/// What [`Attacher::sync`] changed.
+#[derive(Debug, Default)]
+pub struct SyncReport {
+    /// Got our program: new, or in place of that of an earlier agent.
+    pub attached: Vec<Place>,
+    /// Lost it: gone, or no device of ours any more.
+    pub detached: Vec<Place>,
+    /// Should have it and has not. The next call tries again.
+    pub failed: Vec<(Place, DatapathError)>,
+}
+
+/// Keeps programs on devices. For one task; works in the network namespace of the thread that made it.
+#[derive(Debug)]
+pub struct Attacher {
+    folder: Folder,
+    programs: Arc<Programs>,
+    mode: AttachMode,
+    netlink: Netlink,
+    /// What this process has attached, with the link in tcx mode.
+    attached: BTreeMap<(u32, Direction), Option<u32>>,
+    first: bool,
+}
+
+impl Attacher {
+    pub(crate) fn new(
+        folder: Folder,
+        programs: Arc<Programs>,
+        mode: AttachMode,
+    ) -> Result<Self, DatapathError> {
+        let netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+        Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
+    }
+
+    /// What holds the programs.
+    pub const fn mode(&self) -> AttachMode {
+        self.mode
+    }
+
+    /// Makes exactly `devices` have our programs. Also repairs what others detached.
+    pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
+        let mut report = SyncReport::default();
+        for device in devices {
+            for direction in Direction::BOTH {
+                let place = Place { index: device.index, name: Some(device.name.clone()), direction };
+                match self.ensure(device, direction) {
+                    Ok(true) => report.attached.push(place),
+                    Ok(false) => {}
+                    Err(error) if is_device_gone(&error) => debug!("{place} is gone already"),
+                    Err(error) => report.failed.push((place, error)),
+                }
+            }
+        }
+        let wanted: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
+        self.forget_all_but(&wanted, &mut report)?;
+        self.first = false;
+        Ok(report)
+    }
+
+    fn ensure(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
+        match self.mode {
+            AttachMode::Tcx => self.ensure_link(device, direction),
+            AttachMode::Clsact => self.ensure_filter(device, direction),
+        }
+    }
+
+    fn program(programs: &Programs, layer: Layer, direction: Direction) -> &LoadedProgram {
+        const { assert!(PROGRAMS.len() == 4) };
+        let [ingress, egress, ingress_l3, egress_l3] = programs;
+        match (layer, direction) {
+            (Layer::Ethernet, Direction::Ingress) => ingress,
+            (Layer::Ethernet, Direction::Egress) => egress,
+            (Layer::Ip, Direction::Ingress) => ingress_l3,
+            (Layer::Ip, Direction::Egress) => egress_l3,
+        }
+    }
+
+    fn pin_of(&self, index: u32, direction: Direction) -> PathBuf {
+        self.folder.links().join(format!("{index}-{}", direction.as_str()))
+    }
+
+    fn ensure_link(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
+        let failed = |error| DatapathError::Attach {
+            action: "attach a program to",
+            hook: format!("tcx {}", direction.as_str()),
+            device: device.name.clone(),
+            source: error,
+        };
+        let program = Self::program(&self.programs, device.layer, direction);
+        let present = sys::query_tcx(device.index, direction.tcx()).map_err(failed)?;
+        let known = self.attached.get(&(device.index, direction)).copied().flatten();
+        let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
+        if ours.is_some_and(|ours| present.contains(&ours)) {
+            return Ok(false);
+        }
+        let path = self.pin_of(device.index, direction);
+        let adopted = adopt(&path, &present, program)?;
+        let link_id = match adopted {
+            Some(link_id) => link_id,
+            None => {
+                let earlier = self.earlier_link(device.index, direction, &present)?;
+                let before = earlier.as_ref().map(AsFd::as_fd);
+                let (hook, order) = (direction.tcx(), direction.order());
+                let link = sys::attach_tcx(program.fd(), device.index, hook, order, before);
+                let link = link.map_err(failed)?;
+                sys::pin(link.as_fd(), &path)
+                    .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
+                sys::link_info(link.as_fd()).map_err(failed)?.id
+            }
+        };
+        self.attached.insert((device.index, direction), Some(link_id));
+        // An agent before this one may have used clsact.
+        clsact::remove(&mut self.netlink, device.index, direction).map_err(failed)?;
+        Ok(true)
+    }
+
+    /// The link of an agent of another layout, which is taken away when its connections are taken over: until then it has what
+    /// ours passes on, at egress, too.
+    fn earlier_link(
+        &self,
+        index: u32,
+        direction: Direction,
+        present: &[TcxProgram],
+    ) -> Result<Option<OwnedFd>, DatapathError> {
+        let current = self.folder.current();
+        for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
+            let pin = version.join("links").join(format!("{index}-{}", direction.as_str()));
+            let Ok(link) = sys::open_pin(&pin) else { continue };
+            let info = sys::link_info(link.as_fd());
+            let is_present = |id| present.iter().any(|place| place.link_id == id);
+            if info.is_ok_and(|info| is_present(info.id)) {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
+    }
+
+    fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
+        let program = Self::program(&self.programs, device.layer, direction);
+        let present = clsact::find(&mut self.netlink, device.index, direction);
+        let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
+        if present.is_some_and(|filter| filter.program_id == program.id) {
+            return Ok(false);
+        }
+        clsact::put(&mut self.netlink, &self.folder, device.index, direction, program)?;
+        self.attached.insert((device.index, direction), None);
+        // An agent before this one may have used tcx.
+        bpffs::unpin(&self.pin_of(device.index, direction))?;
+        Ok(true)
+    }
+
+    /// Takes our programs from all devices but these.
+    fn forget_all_but(
+        &mut self,
+        wanted: &BTreeSet<u32>,
+        report: &mut SyncReport,
+    ) -> Result<(), DatapathError> {
+        let known = self.attached.keys().copied();
+        let mut places: BTreeSet<(u32, Direction)> =
+            known.filter(|place| !wanted.contains(&place.0)).collect();
+        if self.first {
+            // What an earlier agent left behind on devices that are gone, or not ours any more.
+            let pinned = bpffs::entries(&self.folder.links())?;
+            let pinned = pinned.iter().filter_map(|path| parse_pin(path));
+            let marked = clsact::marks(&self.folder.clsact())?;
+            let marked =
+                marked.iter().flat_map(|(_, index)| Direction::BOTH.map(|direction| (*index, direction)));
+            places.extend(pinned.chain(marked).filter(|place| !wanted.contains(&place.0)));
+        }
+        for (index, direction) in places {
+            bpffs::unpin(&self.pin_of(index, direction))?;
+            self.remove_filter(index, direction)?;
+            if self.attached.remove(&(index, direction)).is_some() {
+                report.detached.push(Place { index, name: None, direction });
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_filter(&mut self, index: u32, direction: Direction) -> Result<(), DatapathError> {
+        match clsact::remove(&mut self.netlink, index, direction) {
+            Ok(_) => {}
+            Err(error) if clsact::is_gone(&error) => {}
+            Err(error) => {
+                return Err(DatapathError::netlink(format!("remove the filter of device {index}"), error));
+            }
+        }
+        let mark = self.folder.clsact().join(index.to_string());
+        if direction == Direction::Egress && mark.is_dir() {
+            clsact::remove_qdisc(&mut self.netlink, &mark, index)?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts our program into the link pinned at `path`, if that is on the device: an index may have been given to
+/// another device, or the pin may come from another network namespace.
+fn adopt(
+    path: &std::path::Path,
+    present: &[TcxProgram],
+    program: &LoadedProgram,
+) -> Result<Option<u32>, DatapathError> {
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
+    };
+    let info = sys::link_info(link.as_fd())
+        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
+    if !present.iter().any(|place| place.link_id == info.id) {
+        bpffs::unpin(path)?;
+        return Ok(None);
+    }
+    sys::update_link(link.as_fd(), program.fd())
+        .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
+    Ok(Some(info.id))
+}
+
+fn is_device_gone(error: &DatapathError) -> bool {
+    let (DatapathError::Attach { source, .. } | DatapathError::Netlink { source, .. }) = error else {
+        return false;
+    };
+    source.raw_os_error() == Some(libc::ENODEV)
+}

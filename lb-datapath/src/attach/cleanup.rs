@@ -1,0 +1,89 @@
+//! Removing everything an agent ever made, whatever its version.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    attach::clsact,
+    bpf::bpffs::{self, Folder},
+    error::DatapathError,
+    net::{netlink::Netlink, ports::PortReservation},
+};
+
+/// What [`cleanup`] removed.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Removed {
+    /// Programs on devices: tcx links and clsact filters.
+    pub attachments: usize,
+    /// Pinned programs.
+    pub programs: usize,
+    /// Pinned maps.
+    pub maps: usize,
+    /// Ports that the kernel may give to sockets again.
+    pub ports: usize,
+    /// Whether the BPF file system was unmounted, because an agent had mounted it.
+    pub unmounted: bool,
+}
+
+/// Removes every program, link, map and pin of the data plane pinned on `bpffs`, and our filters on devices and our
+/// reservation of ports in this network namespace. Refuses while an agent runs.
+pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
+    let Some(folder) = Folder::find(bpffs) else {
+        return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
+    };
+    let lock = folder.lock()?;
+    let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
+    remove_qdiscs(&folder)?;
+    removed.ports = PortReservation::new(folder.clone()).release()?;
+    for version in folder.versions()? {
+        let of_version = remove_version(&version)?;
+        removed.attachments += of_version.attachments;
+        removed.programs += of_version.programs;
+        removed.maps += of_version.maps;
+    }
+    remove_folder(&folder.root())?;
+    drop(lock);
+    removed.unmounted = folder.unmount()?;
+    Ok(removed)
+}
+
+/// Removes the data plane of one version: first the programs from the devices, the maps last.
+pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
+    let mut removed = Removed::default();
+    for link in bpffs::entries(&version.join("links"))? {
+        removed.attachments += usize::from(bpffs::unpin(&link)?);
+    }
+    for program in bpffs::entries(&version.join("programs"))? {
+        removed.programs += usize::from(bpffs::unpin(&program)?);
+    }
+    let is_file = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file());
+    for map in bpffs::entries(version)?.into_iter().filter(is_file) {
+        removed.maps += usize::from(bpffs::unpin(&map)?);
+    }
+    remove_folder(version)?;
+    Ok(removed)
+}
+
+/// Removes the clsact qdiscs that we made and nobody else uses.
+fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
+    let mut netlink = open_netlink()?;
+    for (mark, index) in clsact::marks(&folder.clsact())? {
+        clsact::remove_qdisc(&mut netlink, &mark, index)?;
+    }
+    Ok(())
+}
+
+fn open_netlink() -> Result<Netlink, DatapathError> {
+    Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), DatapathError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(DatapathError::file("remove", folder, error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,262 @@
+//! Programs as filters of the clsact qdisc, for kernels without tcx (before 6.6).
+//!
+//! A filter of ours is known by its handle and its name; other filters, and a qdisc that others made, stay. Each layout of the
+//! maps has a handle of its own: while one is taking over from another both have their filters, the younger one first.
+
+use std::{fs, io, os::fd::AsRawFd};
+
+use lb_common::LAYOUT_VERSION;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
+};
+
+use crate::{
+    attach::direction::Direction,
+    bpf::{
+        bpffs::{self, Folder},
+        program::LoadedProgram,
+    },
+    error::DatapathError,
+    net::{netlink::Netlink, network},
+};
+
+/// Handle of our filters: the version of the layout, which was 0 up to 4, and "lb" in ASCII.
+#[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
+const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
+/// Names of our filters are this and the program's name.
+const NAME_PREFIX: &str = "lb:";
+/// `ETH_P_ALL` as filters want it: in network byte order.
+const ALL_PROTOCOLS: u32 = 0x0003_u16.to_be() as u32;
+/// How many priorities are tried: one may be taken by filters of another kind.
+const PRIORITIES: u16 = 16;
+
+/// One of our filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Filter {
+    pub(crate) program_id: u32,
+    priority: u16,
+    handle: TcHandle,
+}
+
+impl Direction {
+    fn parent(self) -> TcHandle {
+        let minor = match self {
+            Self::Ingress => TcHandle::MIN_INGRESS,
+            Self::Egress => TcHandle::MIN_EGRESS,
+        };
+        TcHandle { major: TcHandle::CLSACT.major, minor }
+    }
+
+    /// The priorities to try in turn: at ingress we come first, at egress last.
+    fn priorities(self) -> Box<dyn Iterator<Item = u16>> {
+        match self {
+            Self::Ingress => Box::new(1..=PRIORITIES),
+            Self::Egress => Box::new((u16::MAX - PRIORITIES..u16::MAX).rev()),
+        }
+    }
+}
+
+/// Our filter on a device, if there is one.
+pub(crate) fn find(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Option<Filter>> {
+    let filters = find_all(netlink, ifindex, direction)?;
+    Ok(filters.into_iter().find(|filter| filter.handle == HANDLE))
+}
+
+/// Those of all layouts.
+fn find_all(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
+    let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent())?);
+    Ok(netlink.dump(&request)?.iter().filter_map(our_filter).collect())
+}
+
+fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
+    let RouteNetlinkMessage::NewTrafficFilter(TcMessage { header, attributes, .. }) = answer else {
+        return None;
+    };
+    let options = attributes.iter().find_map(|attribute| {
+        if let TcAttribute::Options(options) = attribute { Some(options) } else { None }
+    })?;
+    let (mut ours, mut program_id) = (false, None);
+    for option in options {
+        if let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option {
+            ours = name.starts_with(NAME_PREFIX);
+        } else if let TcOption::Bpf(TcFilterBpfOption::ProgId(id)) = option {
+            program_id = Some(*id);
+        }
+    }
+    let priority = u16::try_from(header.info >> 16).ok()?;
+    let handle = header.handle;
+    (ours && handle.minor == HANDLE.minor).then_some(Filter { program_id: program_id?, priority, handle })
+}
+
+/// Creates our filter or replaces its program in one step; makes the qdisc where there is none.
+pub(crate) fn put(
+    netlink: &mut Netlink,
+    folder: &Folder,
+    ifindex: u32,
+    direction: Direction,
+    program: &LoadedProgram,
+) -> Result<(), DatapathError> {
+    let failed = |error| DatapathError::Attach {
+        action: "attach a program to",
+        hook: format!("clsact {}", direction.as_str()),
+        device: format!("device {ifindex}"),
+        source: error,
+    };
+    if let Some(existing) = find(netlink, ifindex, direction).map_err(failed)? {
+        return put_filter(netlink, ifindex, direction, program, existing.priority).map_err(failed);
+    }
+    if make_qdisc(netlink, ifindex).map_err(failed)? {
+        let mark = folder.clsact().join(ifindex.to_string());
+        fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;
+    }
+    let mut result = Ok(());
+    for priority in direction.priorities() {
+        result = put_filter(netlink, ifindex, direction, program, priority);
+        match &result {
+            // Another kind of filter, or one for another protocol, has this priority.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Ok(()) | Err(_) => break,
+        }
+    }
+    result.map_err(failed)
+}
+
+fn put_filter(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    direction: Direction,
+    program: &LoadedProgram,
+    priority: u16,
+) -> io::Result<()> {
+    let mut message = filter(ifindex, direction, priority, HANDLE)?;
+    message.attributes.push(TcAttribute::Options(vec![
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(program.fd().as_raw_fd().cast_unsigned())),
+        TcOption::Bpf(TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{}", program.name))),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]));
+    netlink.order(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
+}
+
+/// Makes the qdisc; whether there was none.
+fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
+    let order = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex)?);
+    match netlink.order(order, NLM_F_CREATE | NLM_F_EXCL) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes our filter; whether there was one.
+pub(crate) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<bool> {
+    let Some(existing) = find(netlink, ifindex, direction)? else { return Ok(false) };
+    remove_filter(netlink, ifindex, direction, existing)?;
+    Ok(true)
+}
+
+fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: Filter) -> io::Result<()> {
+    let message = filter(ifindex, direction, it.priority, it.handle)?;
+    netlink.order(RouteNetlinkMessage::DelTrafficFilter(message), 0)
+}
+
+/// Removes our filters of other layouts from all devices.
+pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
+    remove_from_all(|filter| filter.handle != HANDLE).map(drop)
+}
+
+/// Removes our filters of all layouts from all devices; how many.
+pub(crate) fn remove_everywhere() -> Result<usize, DatapathError> {
+    remove_from_all(|_| true)
+}
+
+fn remove_from_all(which: impl Fn(&Filter) -> bool) -> Result<usize, DatapathError> {
+    let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+    let devices =
+        network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+    let mut removed = 0;
+    for index in devices.into_keys() {
+        for direction in Direction::BOTH {
+            let filters = find_all(&mut netlink, index, direction).or_else(none_if_gone);
+            let result = filters.and_then(|filters| {
+                let mut ours = filters.into_iter().filter(&which);
+                ours.try_for_each(|filter| {
+                    removed += 1;
+                    remove_filter(&mut netlink, index, direction, filter)
+                })
+            });
+            result.or_else(none_if_gone).map_err(|error| {
+                DatapathError::netlink(format!("remove filters of device {index}"), error)
+            })?;
+        }
+    }
+    Ok(removed)
+}
+
+fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
+    if is_gone(&error) { Ok(T::default()) } else { Err(error) }
+}
+
+/// Removes the qdisc if we made it and nobody uses it; forgets in any case that we made it.
+pub(crate) fn remove_qdisc(
+    netlink: &mut Netlink,
+    mark: &std::path::Path,
+    ifindex: u32,
+) -> Result<(), DatapathError> {
+    let failed =
+        |error| DatapathError::netlink(format!("remove the clsact qdisc of device {ifindex}"), error);
+    let mut used = false;
+    for direction in Direction::BOTH {
+        let request =
+            RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent()).map_err(failed)?);
+        used |= match netlink.dump(&request) {
+            Ok(filters) => !filters.is_empty(),
+            Err(error) if is_gone(&error) => true,
+            Err(error) => return Err(failed(error)),
+        };
+    }
+    if !used {
+        let order = RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex).map_err(failed)?);
+        match netlink.order(order, 0) {
+            Err(error) if !is_gone(&error) => return Err(failed(error)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    fs::remove_dir(mark).map_err(|error| DatapathError::file("remove", mark, error))
+}
+
+/// The devices whose qdisc we made, from the marks in `folder`.
+pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf, u32)>, DatapathError> {
+    let index = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
+    Ok(bpffs::entries(folder)?
+        .into_iter()
+        .filter_map(|path| index(&path).map(|index| (path, index)))
+        .collect())
+}
+
+/// Whether the error says that there is no such device, qdisc or filter (any more).
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL))
+}
+
+fn message(ifindex: u32, parent: TcHandle) -> io::Result<TcMessage> {
+    let index = i32::try_from(ifindex).map_err(io::Error::other)?;
+    let header = TcHeader { index, parent, ..TcHeader::default() };
+    Ok(TcMessage::from_parts(header, Vec::new()))
+}
+
+fn filter(ifindex: u32, direction: Direction, priority: u16, handle: TcHandle) -> io::Result<TcMessage> {
+    let mut message = message(ifindex, direction.parent())?;
+    message.header.handle = handle;
+    message.header.info = u32::from(priority) << 16 | ALL_PROTOCOLS;
+    message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+    Ok(message)
+}
+
+fn qdisc(ifindex: u32) -> io::Result<TcMessage> {
+    let mut message = message(ifindex, TcHandle::CLSACT)?;
+    message.header.handle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
+    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    Ok(message)
+}

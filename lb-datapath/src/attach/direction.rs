@@ -1,0 +1,59 @@
+//! The two sides of a device, and the names of the links that are pinned for them.
+
+use std::path::Path;
+
+use crate::bpf::sys::{Order, Tcx};
+
+/// The side of a device, as its host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Packets that come in through the device.
+    Ingress,
+    /// Packets that leave through it.
+    Egress,
+}
+
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    /// The name used in tables, JSON and pins.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+
+    pub(crate) const fn tcx(self) -> Tcx {
+        match self {
+            Self::Ingress => Tcx::Ingress,
+            Self::Egress => Tcx::Egress,
+        }
+    }
+
+    pub(crate) const fn order(self) -> Order {
+        match self {
+            Self::Ingress => Order::First,
+            Self::Egress => Order::Last,
+        }
+    }
+}
+
+/// Index and direction from a pin's name, such as `7-ingress`.
+pub(crate) fn parse_pin(path: &Path) -> Option<(u32, Direction)> {
+    let (index, direction) = path.file_name()?.to_str()?.split_once('-')?;
+    let direction = Direction::BOTH.into_iter().find(|candidate| candidate.as_str() == direction)?;
+    Some((index.parse().ok()?, direction))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_tells_its_place() {
+        assert_eq!(parse_pin(Path::new("/x/links/17-egress")), Some((17, Direction::Egress)));
+        assert_eq!(parse_pin(Path::new("/x/links/17-sideways")), None);
+        assert_eq!(parse_pin(Path::new("/x/links/eth0-ingress")), None);
+    }
+}

@@ -1,0 +1,8 @@
+//! Our programs on devices (tcx, clsact, XDP) and control groups, and their removal.
+
+pub(crate) mod attacher;
+pub(crate) mod cleanup;
+pub(crate) mod clsact;
+pub(crate) mod direction;
+pub(crate) mod sockets;
+pub(crate) mod xdp;

@@ -1,0 +1,112 @@
+//! Programs on the sockets of a control group.
+//!
+//! Links are pinned, as those of devices are: they outlive the agent, and the next one puts its own programs into them.
+//! Others may have programs in the same group, ours run beside them.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use tracing::info;
+
+use crate::{
+    bpf::{
+        bpffs::{self, Folder},
+        layout::{SOCKET_HOOKS, SocketHook},
+        program::LoadedProgram,
+        sys,
+    },
+    error::DatapathError,
+};
+
+/// A program of ours in a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketAttachment {
+    /// Name of the program.
+    pub program: &'static str,
+    /// The kernel's number for it.
+    pub program_id: u32,
+    /// Inode number of the control group's folder; 0 when the group is gone, and the program with it.
+    pub cgroup: u64,
+}
+
+/// Where cgroup2 is mounted: its root, as far as this mount namespace shows it.
+pub fn cgroup_root() -> io::Result<Option<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
+    Ok(bpffs::mount_of_kind(&mounts, "cgroup2").map(PathBuf::from))
+}
+
+/// Puts the programs into the control group, in place of those of an earlier agent.
+pub(crate) fn attach(
+    folder: &Folder,
+    programs: &[LoadedProgram],
+    cgroup: &Path,
+) -> Result<(), DatapathError> {
+    let failed = |action| move |source| DatapathError::Cgroup { action, path: cgroup.to_owned(), source };
+    let group = File::open(cgroup).map_err(failed("open"))?;
+    let inode = group.metadata().map_err(failed("look at"))?.ino();
+    for (hook, program) in SOCKET_HOOKS.iter().zip(programs) {
+        let path = pin_of(folder, hook);
+        if adopt(&path, inode, program)? {
+            continue;
+        }
+        let link = sys::attach_cgroup(program.fd(), group.as_fd(), hook.attach_type)
+            .map_err(failed("attach programs to"))?;
+        sys::pin(link.as_fd(), &path)
+            .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
+    }
+    info!(cgroup = %cgroup.display(), "serving sockets");
+    Ok(())
+}
+
+/// Takes the programs of an earlier agent from sockets.
+pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
+    // In the opposite order, for the same reason.
+    for hook in SOCKET_HOOKS.iter().rev() {
+        bpffs::unpin(&pin_of(folder, hook))?;
+        bpffs::unpin(&folder.programs().join(hook.program))?;
+    }
+    Ok(())
+}
+
+/// The programs that are attached, by their pins.
+pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, DatapathError> {
+    let mut attachments = Vec::new();
+    for hook in &SOCKET_HOOKS {
+        let path = pin_of(folder, hook);
+        let info = match sys::open_pin(&path).and_then(|link| sys::cgroup_link_info(link.as_fd())) {
+            Ok(info) => info,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(DatapathError::file("look at the pinned link", path, error)),
+        };
+        let sys::CgroupLinkInfo { program_id, cgroup, .. } = info;
+        attachments.push(SocketAttachment { program: hook.program, program_id, cgroup });
+    }
+    Ok(attachments)
+}
+
+fn pin_of(folder: &Folder, hook: &SocketHook) -> PathBuf {
+    folder.links().join(hook.program)
+}
+
+/// Puts our program into the link pinned at `path`, if it is one to the control group with this inode number; whether it
+/// was.
+fn adopt(path: &Path, inode: u64, program: &LoadedProgram) -> Result<bool, DatapathError> {
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
+    };
+    let info = sys::cgroup_link_info(link.as_fd())
+        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
+    if info.cgroup != inode {
+        bpffs::unpin(path)?;
+        return Ok(false);
+    }
+    sys::update_link(link.as_fd(), program.fd())
+        .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
+    Ok(true)
+}

@@ -1,0 +1,220 @@
+//! The XDP program on wire devices.
+//!
+//! Links are pinned, as those of tc are. A device that cannot have the program is served at tc as before.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tracing::{debug, info, warn};
+
+use crate::{
+    bpf::{
+        bpffs::{self, Folder},
+        options::XdpOption,
+        program::LoadedProgram,
+        sys,
+    },
+    error::DatapathError,
+    net::devices::{Device, DeviceKind, Layer},
+};
+
+/// Who runs the program of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum XdpMode {
+    /// Its driver, before there is an skb.
+    Native,
+    /// The kernel, on skbs.
+    Generic,
+}
+
+impl XdpMode {
+    const ALL: [Self; 2] = [Self::Native, Self::Generic];
+
+    /// The name used in tables, JSON and pins.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+
+    /// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of include/uapi/linux/if_link.h.
+    const fn flags(self) -> u32 {
+        match self {
+            Self::Native => 4,
+            Self::Generic => 2,
+        }
+    }
+}
+
+/// Keeps the XDP program on wire devices. Have one at a time.
+#[derive(Debug)]
+pub struct XdpAttacher {
+    folder: Folder,
+    /// In the order of [`layout::XDP_PROGRAMS`]; empty where the kernel does not take them.
+    programs: Arc<Vec<LoadedProgram>>,
+    option: XdpOption,
+    attached: BTreeMap<u32, XdpMode>,
+    /// Devices of which it was said that they cannot have it.
+    said: BTreeMap<u32, String>,
+}
+
+impl XdpAttacher {
+    pub(crate) fn new(folder: Folder, programs: Arc<Vec<LoadedProgram>>, option: XdpOption) -> Self {
+        Self { folder, programs, option, attached: BTreeMap::new(), said: BTreeMap::new() }
+    }
+
+    /// How the program runs on a device, if it has it.
+    pub fn mode_of(&self, index: u32) -> Option<XdpMode> {
+        self.attached.get(&index).copied()
+    }
+
+    /// Makes the wires among `devices` have the program, as far as they can.
+    pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
+        let wires: Vec<&Device> = devices
+            .iter()
+            .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
+            .collect();
+        let mut attached = BTreeMap::new();
+        for device in &wires {
+            if let Some(mode) = self.ensure(device) {
+                attached.insert(device.index, mode);
+            }
+        }
+        self.attached = attached;
+        self.said.retain(|index, _| wires.iter().any(|device| device.index == *index));
+        self.release()
+    }
+
+    /// Has the program on the device in the best mode that it can have and may.
+    fn ensure(&mut self, device: &Device) -> Option<XdpMode> {
+        let modes: &[XdpMode] = match self.option {
+            XdpOption::Auto if device.is_pair => &[],
+            XdpOption::Auto | XdpOption::Native => &[XdpMode::Native],
+            XdpOption::Generic => &XdpMode::ALL,
+            XdpOption::Off => &[],
+        };
+        let mut refused = None;
+        for mode in modes {
+            match self.attach(device, *mode) {
+                Ok(()) => {
+                    if self.attached.get(&device.index) != Some(mode) {
+                        info!(device = device.name, mode = mode.as_str(), "XDP serves it");
+                    }
+                    self.said.remove(&device.index);
+                    return Some(*mode);
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        self.say(device, refused.map(|error| error.to_string()));
+        None
+    }
+
+    fn say(&mut self, device: &Device, why: Option<String>) {
+        let Some(why) = why else { return };
+        if self.said.get(&device.index) == Some(&why) {
+            debug!("{why}");
+        } else {
+            warn!("{why}; {} is served at tc", device.name);
+            self.said.insert(device.index, why);
+        }
+    }
+
+    fn attach(&self, device: &Device, mode: XdpMode) -> Result<(), DatapathError> {
+        let failed = |source| DatapathError::Attach {
+            action: "attach a program to",
+            hook: format!("XDP ({})", mode.as_str()),
+            device: device.name.clone(),
+            source,
+        };
+        let [native, generic] = self.programs.as_slice() else {
+            return Err(failed(io::Error::from(io::ErrorKind::Unsupported)));
+        };
+        let program = match mode {
+            XdpMode::Generic => generic,
+            XdpMode::Native => native,
+        };
+        let path = self.pin_of(device.index, mode);
+        if adopt(&path, device.index, program)? {
+            return Ok(());
+        }
+        let link = sys::attach_xdp(program.fd(), device.index, mode.flags()).map_err(failed)?;
+        sys::pin(link.as_fd(), &path).map_err(|error| DatapathError::file("pin the link at", &path, error))
+    }
+
+    fn pin_of(&self, index: u32, mode: XdpMode) -> PathBuf {
+        self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
+    }
+
+    /// Lets the links go that no device has any more.
+    fn release(&self) -> Result<(), DatapathError> {
+        for path in bpffs::entries(&self.folder.links())? {
+            if let Some((index, mode)) = parse_pin(&path)
+                && self.attached.get(&index) != Some(&mode)
+            {
+                bpffs::unpin(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts our program into the link pinned at `path`, if that is on this device; whether it is.
+fn adopt(path: &Path, index: u32, program: &LoadedProgram) -> Result<bool, DatapathError> {
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
+    };
+    let info = sys::xdp_link_info(link.as_fd())
+        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
+    if info.index != index {
+        bpffs::unpin(path)?;
+        return Ok(false);
+    }
+    if info.program_id != program.id {
+        sys::update_link(link.as_fd(), program.fd())
+            .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
+    }
+    Ok(true)
+}
+
+/// The pinned links: interface index, mode and the id of the program.
+pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, DatapathError> {
+    let mut links = Vec::new();
+    for path in bpffs::entries(&folder.links())? {
+        let Some((index, mode)) = parse_pin(&path) else { continue };
+        let info = sys::open_pin(&path).and_then(|link| sys::xdp_link_info(link.as_fd()));
+        let info = info.map_err(|error| DatapathError::file("look at the pinned link", &path, error))?;
+        if info.index == index {
+            links.push((index, mode, info.program_id));
+        }
+    }
+    Ok(links)
+}
+
+/// Index and mode from a pin's name, such as `7-xdp-native`.
+fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
+    let (index, mode) = path.file_name()?.to_str()?.split_once("-xdp-")?;
+    let mode = XdpMode::ALL.into_iter().find(|candidate| candidate.as_str() == mode)?;
+    Some((index.parse().ok()?, mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_tells_its_device_and_mode() {
+        assert_eq!(parse_pin(Path::new("/x/links/17-xdp-native")), Some((17, XdpMode::Native)));
+        assert_eq!(parse_pin(Path::new("/x/links/17-xdp-generic")), Some((17, XdpMode::Generic)));
+        assert_eq!(parse_pin(Path::new("/x/links/17-xdp-offload")), None);
+        assert_eq!(parse_pin(Path::new("/x/links/17-ingress")), None);
+    }
+}

@@ -1,0 +1,286 @@
+//! Where everything is pinned: `DIR/lb/vN/` on a BPF file system, one `N` for each layout of the maps.
+//!
+//! ```text
+//! DIR/lb/v1/SERVICES …             maps
+//! DIR/lb/v1/LAYOUT                 a map that describes them, see `handover`
+//! DIR/lb/v1/programs/tc_ingress …  programs, so that they can be looked at while no device needs them
+//! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
+//! DIR/lb/clsact/7                  a folder: we made the clsact qdisc of device 7
+//! DIR/lb/ports/10000-29999         a folder: we added these ports to those that the kernel gives to no socket
+//! ```
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use lb_common::LAYOUT_VERSION;
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags},
+    io::Errno,
+    mount::MountFlags,
+};
+use tracing::info;
+
+use crate::error::DatapathError;
+
+/// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+/// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
+const MOUNT_SOURCE: &str = "lb-agent";
+
+/// How often and how long apart the lock is tried.
+const LOCK_ATTEMPTS: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// The folder `DIR/lb` of one data plane.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder {
+    bpffs: PathBuf,
+}
+
+/// Keeps other agents out of a [`Folder`] for as long as it lives; the kernel drops it with the process.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _folder: OwnedFd,
+}
+
+impl Folder {
+    /// The folder on the BPF file system at `bpffs`, which is mounted there if there is none.
+    pub(crate) fn create(bpffs: &Path) -> Result<Self, DatapathError> {
+        fs::create_dir_all(bpffs).map_err(|error| DatapathError::file("create", bpffs, error))?;
+        if !is_bpffs(bpffs)? {
+            rustix::mount::mount(MOUNT_SOURCE, bpffs, "bpf", MountFlags::empty(), c"mode=0700")
+                .map_err(|error| DatapathError::file("mount a BPF file system at", bpffs, error))?;
+            info!(path = %bpffs.display(), "mounted a BPF file system");
+        }
+        let folder = Self { bpffs: bpffs.to_owned() };
+        folder.make()?;
+        Ok(folder)
+    }
+
+    /// Makes the folders of this version, where they are missing.
+    pub(crate) fn make(&self) -> Result<(), DatapathError> {
+        for path in [self.programs(), self.links(), self.clsact()] {
+            fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", &path, error))?;
+        }
+        Ok(())
+    }
+
+    /// The folder, if a data plane of any version is there.
+    pub(crate) fn find(bpffs: &Path) -> Option<Self> {
+        let folder = Self { bpffs: bpffs.to_owned() };
+        folder.root().is_dir().then_some(folder)
+    }
+
+    pub(crate) fn bpffs(&self) -> &Path {
+        &self.bpffs
+    }
+
+    /// `DIR/lb`
+    pub(crate) fn root(&self) -> PathBuf {
+        self.bpffs.join("lb")
+    }
+
+    /// `DIR/lb/vN` of the layout of this version.
+    pub(crate) fn current(&self) -> PathBuf {
+        self.root().join(format!("v{LAYOUT_VERSION}"))
+    }
+
+    /// `DIR/lb/v*`, of all versions that ever ran and are still there.
+    pub(crate) fn versions(&self) -> Result<Vec<PathBuf>, DatapathError> {
+        let is_version = |path: &PathBuf| {
+            let name =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
+            name.is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        Ok(entries(&self.root())?.into_iter().filter(is_version).collect())
+    }
+
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
+        self.current().join(name)
+    }
+
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.current().join("programs")
+    }
+
+    pub(crate) fn links(&self) -> PathBuf {
+        self.current().join("links")
+    }
+
+    pub(crate) fn clsact(&self) -> PathBuf {
+        self.root().join("clsact")
+    }
+
+    pub(crate) fn ports(&self) -> PathBuf {
+        self.root().join("ports")
+    }
+
+    /// Who has locked the folder, if anybody has.
+    pub(crate) fn holder(&self) -> Option<String> {
+        match self.try_lock(FlockOperation::NonBlockingLockShared) {
+            Err(DatapathError::Locked { holder, .. }) => Some(holder),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    /// Keeps other monitors out, or says who is one. That is a lock of the folder of this version: agents have one of the
+    /// folder above.
+    pub(crate) fn lock_monitor(&self) -> Result<Lock, DatapathError> {
+        match try_lock(&self.current(), FlockOperation::NonBlockingLockExclusive) {
+            Err(DatapathError::Locked { holder, .. }) => Err(DatapathError::Watched(holder)),
+            result => result,
+        }
+    }
+
+    /// Locks the folder, or says who has. A command that looks whether an agent runs has it for a moment, hence
+    /// the attempts.
+    pub(crate) fn lock(&self) -> Result<Lock, DatapathError> {
+        for _ in 0..LOCK_ATTEMPTS {
+            match self.try_lock(FlockOperation::NonBlockingLockExclusive) {
+                Err(DatapathError::Locked { .. }) => thread::sleep(LOCK_PAUSE),
+                result => return result,
+            }
+        }
+        self.try_lock(FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn try_lock(&self, operation: FlockOperation) -> Result<Lock, DatapathError> {
+        try_lock(&self.root(), operation)
+    }
+
+    /// Unmounts the BPF file system if the agent has mounted it and nobody else uses it; whether it did.
+    pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
+        // The kernel itself puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
+        let is_kernels = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
+        if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_kernels) {
+            return Ok(false);
+        }
+        rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
+            .map_err(|error| DatapathError::file("unmount", &self.bpffs, error))?;
+        Ok(true)
+    }
+}
+
+fn try_lock(path: &Path, operation: FlockOperation) -> Result<Lock, DatapathError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| DatapathError::file("open", path, error))?;
+    match rustix::fs::flock(&folder, operation) {
+        Ok(()) => Ok(Lock { _folder: folder }),
+        Err(Errno::WOULDBLOCK) => {
+            Err(DatapathError::Locked { holder: holder(&folder), folder: path.to_owned() })
+        }
+        Err(error) => Err(DatapathError::file("lock", path, error)),
+    }
+}
+
+/// The paths in a folder, sorted; none where there is no such folder.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
+    let read = |folder: &Path| -> io::Result<Vec<PathBuf>> {
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
+    };
+    match read(folder) {
+        Ok(mut paths) => {
+            paths.sort();
+            Ok(paths)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(DatapathError::file("list", folder, error)),
+    }
+}
+
+/// Removes a pin; whether there was one.
+pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(DatapathError::file("remove the pin", path, error)),
+    }
+}
+
+/// Whether `path` lies on a BPF file system.
+pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
+    let statistics = rustix::fs::statfs(path).map_err(|error| DatapathError::file("look at", path, error))?;
+    // The type is signed on some architectures and unsigned on others.
+    Ok(u64::try_from(statistics.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
+}
+
+/// Whether a file system that the agent has mounted is the topmost one at `path`.
+fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
+    const MOUNTS: &str = "/proc/thread-self/mountinfo";
+    let path = fs::canonicalize(path).map_err(|error| DatapathError::file("look at", path, error))?;
+    let mounts = fs::read_to_string(MOUNTS).map_err(|error| DatapathError::file("read", MOUNTS, error))?;
+    Ok(mounts
+        .lines()
+        .filter_map(Mount::parse)
+        .rfind(|mount| Path::new(mount.point) == path)
+        .is_some_and(|mount| mount.kind == "bpf" && mount.source == MOUNT_SOURCE))
+}
+
+/// Where the first file system of this kind is mounted, from the text of `/proc/thread-self/mountinfo`.
+pub(crate) fn mount_of_kind<'a>(mounts: &'a str, kind: &str) -> Option<&'a str> {
+    mounts.lines().filter_map(Mount::parse).find(|mount| mount.kind == kind).map(|mount| mount.point)
+}
+
+/// A line of `/proc/thread-self/mountinfo`, see proc_pid_mountinfo(5).
+struct Mount<'a> {
+    point: &'a str,
+    kind: &'a str,
+    source: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (head, tail) = line.split_once(" - ")?;
+        let mut tail = tail.split(' ');
+        Some(Self { point: head.split(' ').nth(4)?, kind: tail.next()?, source: tail.next()? })
+    }
+}
+
+/// Who holds the lock of a folder, from `/proc/locks`.
+fn holder(folder: &OwnedFd) -> String {
+    let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
+        fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))
+    });
+    let Some(pid) = pid else { return "a process that cannot be seen from here".to_owned() };
+    let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("pid {pid} {}", command.trim()).trim_end().to_owned()
+}
+
+/// The process with a `flock` on the file with this inode number: lines such as
+/// `3: FLOCK  ADVISORY  WRITE 1234 00:1f:17 0 EOF`. The device is not compared, because the numbers of a file
+/// system without a disk are not the same everywhere.
+fn holder_pid(locks: &str, inode: u64) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, "WRITE", pid, file, ..] = fields.as_slice() else { return None };
+        (file.rsplit(':').next()? == inode.to_string()).then(|| pid.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found() {
+        let locks = "1: POSIX  ADVISORY  WRITE 77 00:1f:17 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 88 00:1f:16 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 99 00:1f:17 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 100 00:1f:17 0 EOF\n";
+        assert_eq!(holder_pid(locks, 17), Some(99));
+        assert_eq!(holder_pid(locks, 18), None);
+    }
+
+    #[test]
+    fn a_line_of_mountinfo_is_read() {
+        let line = "36 35 0:33 / /sys/fs/bpf rw,nosuid shared:9 - bpf lb-agent rw,mode=700";
+        let mount = Mount::parse(line).unwrap();
+        assert_eq!((mount.point, mount.kind, mount.source), ("/sys/fs/bpf", "bpf", "lb-agent"));
+    }
+}

@@ -1,0 +1,236 @@
+//! The maps and programs of the BPF object, and the check that what is pinned has their shape.
+//!
+//! aya reuses whatever is pinned under a name and trusts the object for its sizes; writing a 24-byte value into a
+//! map of 16-byte values would then read beyond a buffer. So every pin is looked at before it is used.
+
+use std::{fmt, io, path::Path};
+
+use aya::maps::{MapError, MapInfo, MapType};
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
+    Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
+    SourceRangeKey, Vip, capacity,
+    conntrack::{Flow, Tuple},
+    layout::Described,
+    monitor,
+};
+use lb_core::layout::Layout;
+
+use crate::{bpf::sys, error::DatapathError};
+
+/// Type and sizes of a map.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Shape {
+    pub(crate) kind: MapType,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, key_size, value_size, .. } = self;
+        write!(f, "{kind:?} map with {key_size}-byte keys and {value_size}-byte values")
+    }
+}
+
+impl Shape {
+    const fn new<K, V>(kind: MapType, max_entries: usize) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "sizes of small structs and constants below 2^32"
+        )]
+        Self {
+            kind,
+            key_size: size_of::<K>() as u32,
+            value_size: size_of::<V>() as u32,
+            max_entries: max_entries as u32,
+        }
+    }
+
+    /// What is pinned at `path`; none where nothing is.
+    pub(crate) fn of_pin(path: &Path) -> Result<Option<Self>, DatapathError> {
+        // Opened here as well, because the error of `MapInfo::from_pin` does not tell absent from forbidden.
+        match sys::open_pin(path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DatapathError::file("open the pinned map", path, error)),
+        }
+        let read = |error| DatapathError::file("look at the pinned map", path, io::Error::other(error));
+        let info = MapInfo::from_pin(path).map_err(read)?;
+        Self::of(&info).map(Some).map_err(read)
+    }
+
+    /// That of an open map.
+    pub(crate) fn of(info: &MapInfo) -> Result<Self, MapError> {
+        Ok(Self {
+            kind: info.map_type()?,
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            max_entries: info.max_entries(),
+        })
+    }
+
+    /// Whether each key has one value, of the size that is said: neither one for each CPU, nor without keys.
+    pub(crate) const fn has_single_values(&self) -> bool {
+        use MapType::{Array, Hash, LpmTrie, LruHash};
+
+        matches!(self.kind, Array | Hash | LpmTrie | LruHash) && self.key_size > 0 && self.value_size > 0
+    }
+}
+
+/// A map that outlives the agent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapSpec {
+    pub(crate) name: &'static str,
+    pub(crate) shape: Shape,
+    /// What its keys look like.
+    pub(crate) key: fn() -> Layout,
+    /// What its values look like.
+    pub(crate) value: fn() -> Layout,
+}
+
+impl MapSpec {
+    const fn new<K: Described, V: Described>(name: &'static str, kind: MapType, max_entries: usize) -> Self {
+        let shape = Shape::new::<K, V>(kind, max_entries);
+        Self { name, shape, key: Layout::of::<K>, value: Layout::of::<V> }
+    }
+
+    /// Whether all its elements are always there.
+    pub(crate) fn is_array(&self) -> bool {
+        self.shape.kind == MapType::Array
+    }
+
+    /// Refuses a pinned map of another shape. Another number of entries is the administrator's choice.
+    pub(crate) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
+        if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
+            return Ok(());
+        }
+        Err(DatapathError::Layout {
+            path: path.to_owned(),
+            found: found.to_string(),
+            wanted: self.shape.to_string(),
+        })
+    }
+}
+
+pub(crate) const SERVICES: MapSpec =
+    MapSpec::new::<ServiceKey, Service>("SERVICES", MapType::Hash, capacity::SERVICES);
+pub(crate) const BACKENDS: MapSpec =
+    MapSpec::new::<u32, Backend>("BACKENDS", MapType::Array, capacity::BACKENDS);
+pub(crate) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
+pub(crate) const ACTIVE: MapSpec = MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
+pub(crate) const CONNTRACK: MapSpec =
+    MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
+pub(crate) const FRAGMENTS: MapSpec =
+    MapSpec::new::<FragmentKey, FragmentPorts>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
+pub(crate) const AFFINITY: MapSpec =
+    MapSpec::new::<AffinityKey, Affinity>("AFFINITY", MapType::LruHash, capacity::AFFINITY);
+pub(crate) const STATS: MapSpec = MapSpec::new::<u32, u64>("STATS", MapType::PerCpuArray, Outcome::COUNT);
+pub(crate) const SERVICE_NAMES: MapSpec =
+    MapSpec::new::<u32, ServiceName>("SERVICE_NAMES", MapType::Hash, capacity::SERVICES);
+pub(crate) const ENDPOINT_NAMES: MapSpec =
+    MapSpec::new::<Address, EndpointName>("ENDPOINT_NAMES", MapType::Hash, capacity::ENDPOINT_NAMES);
+
+pub(crate) const VIPS: MapSpec = MapSpec::new::<Address, Vip>("VIPS", MapType::Hash, capacity::VIPS);
+pub(crate) const SOURCE_RANGES: MapSpec =
+    MapSpec::new::<SourceRangeKey, u32>("SOURCE_RANGES", MapType::LpmTrie, capacity::SOURCE_RANGES);
+pub(crate) const INSIDE_DEVICES: MapSpec =
+    MapSpec::new::<u32, u32>("INSIDE_DEVICES", MapType::Hash, capacity::INSIDE_DEVICES);
+pub(crate) const DEVICES: MapSpec =
+    MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
+pub(crate) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
+pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
+/// What the programs of another layout do meanwhile: see [`lb_common::handover`].
+pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
+
+/// Room for one in every socket: such a map has no number of entries.
+pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
+pub(crate) const SOCKET_BACKENDS: MapSpec =
+    MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);
+pub(crate) const SOCKET_VIPS: MapSpec =
+    MapSpec::new::<SocketKey, Endpoint>("SOCKET_VIPS", MapType::LruHash, capacity::SOCKETS);
+
+pub(crate) const CONNECTED_SOCKETS: MapSpec =
+    MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
+
+/// A ring buffer has neither keys nor values, and octets in place of entries.
+pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
+pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
+
+/// Every map that is pinned.
+pub(crate) const MAPS: [MapSpec; 23] = [
+    SERVICES,
+    BACKENDS,
+    TABLES,
+    ACTIVE,
+    CONNTRACK,
+    AFFINITY,
+    FRAGMENTS,
+    STATS,
+    SERVICE_NAMES,
+    ENDPOINT_NAMES,
+    VIPS,
+    SOURCE_RANGES,
+    INSIDE_DEVICES,
+    DEVICES,
+    SETTINGS,
+    SETTINGS_SLOT,
+    HANDOVER,
+    SOCKETS,
+    SOCKET_BACKENDS,
+    SOCKET_VIPS,
+    CONNECTED_SOCKETS,
+    EVENTS,
+    MONITOR,
+];
+
+/// Programs for devices with an Ethernet header, then for those without.
+pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+
+/// Programs for the XDP hook: for the frames of drivers, and for skbs.
+pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
+
+/// A program of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketHook {
+    pub(crate) program: &'static str,
+    /// Of `enum bpf_attach_type`.
+    pub(crate) attach_type: u32,
+}
+
+impl SocketHook {
+    const fn new(program: &'static str, attach_type: u32) -> Self {
+        Self { program, attach_type }
+    }
+}
+
+/// Programs for system calls on sockets, in the order in which they are attached: nobody is sent to a backend before what
+/// comes back is translated.
+pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
+    SocketHook::new("sock_recvmsg4", 19),
+    SocketHook::new("sock_recvmsg6", 20),
+    SocketHook::new("sock_peername4", 29),
+    SocketHook::new("sock_peername6", 30),
+    SocketHook::new("sock_sendmsg4", 14),
+    SocketHook::new("sock_sendmsg6", 15),
+    SocketHook::new("sock_connect4", 10),
+    SocketHook::new("sock_connect6", 11),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_size_is_refused_and_another_capacity_is_not() {
+        let path = Path::new("/sys/fs/bpf/lb/v5/SERVICES");
+        let wanted = SERVICES.shape;
+        assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
+        let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();
+        for part in ["SERVICES", "20-byte keys and 16-byte values", "48-byte values", "lb-agent cleanup"] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
+        assert!(SERVICES.check(path, &Shape { kind: MapType::LruHash, ..wanted }).is_err());
+    }
+}

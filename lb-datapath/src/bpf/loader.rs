@@ -1,0 +1,284 @@
+//! Loading the BPF object: maps from their pins or new, programs always new.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    thread,
+};
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+};
+use aya_log::EbpfLogger;
+use tracing::warn;
+
+use crate::{
+    bpf::{
+        bpffs::{self, Folder},
+        layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape, XDP_PROGRAMS},
+        options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope, XdpOption},
+        program::{LoadedProgram, Programs},
+        sys,
+    },
+    error::DatapathError,
+};
+
+/// The BPF object, for tests that load it themselves.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
+
+/// Lines of the verifier's log that go into an error: the last ones say what was wrong.
+const LOG_LINES: usize = 15;
+
+/// The logger of records from programs, to be driven by who started them.
+pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
+
+/// What [`load`] has brought into the kernel.
+pub(crate) struct Loaded {
+    pub(crate) programs: Programs,
+    /// In the order of [`XDP_PROGRAMS`]; empty where none is asked for, or this kernel does not take them.
+    pub(crate) xdp_programs: Vec<LoadedProgram>,
+    /// In the order of [`SOCKET_HOOKS`]; empty where no sockets are to be served.
+    pub(crate) socket_programs: Vec<LoadedProgram>,
+    pub(crate) logger: Option<BpfLogger>,
+}
+
+/// Loads maps and programs and pins both.
+pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
+    check_object()?;
+    let level = options.bpf_log.map_or(0, |level| level as u8);
+    let btf = Btf::from_sys_fs().ok();
+    let mut loader = EbpfLoader::new();
+    // The default of the object is to log everything. With 0 the verifier removes what only the log needs.
+    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &level, false);
+    let netns = sys::netns_cookie().map_err(DatapathError::Netns)?;
+    let serve_pods =
+        u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
+    loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
+    let direct = u8::from(options.forwarding == Forwarding::Direct);
+    loader.override_global("DIRECT", &direct, true).override_global(
+        "SYN_RETRIES",
+        &options.syn_retries,
+        true,
+    );
+    let chance = RandomState::new().hash_one(0);
+    loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
+        "CHANCE_SEED",
+        &chance,
+        true,
+    );
+    let paths = MAPS.map(|spec| folder.map(spec.name));
+    for (spec, path) in MAPS.iter().zip(&paths) {
+        let max_entries = entries_of(path, spec, &options.capacities)?;
+        loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
+    }
+    let mut ebpf = loader.load(OBJECT)?;
+    let xdp_names = if options.xdp == XdpOption::Off { &[] } else { &XDP_PROGRAMS[..] };
+    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
+    let socket_names = hooks.iter().map(|hook| hook.program);
+    let mut verified =
+        verify(&mut ebpf, PROGRAMS.into_iter().chain(xdp_names.iter().copied()).chain(socket_names.clone()));
+    let programs = pin_all(&mut verified, folder, PROGRAMS.into_iter())?;
+    let programs = Programs::try_from(programs)
+        .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
+    let xdp_programs = pin_xdp(&mut verified, folder, xdp_names)?;
+    let socket_programs = pin_all(&mut verified, folder, socket_names)?;
+    let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
+    Ok(Loaded { programs, xdp_programs, socket_programs, logger })
+}
+
+/// Without them everything is served at tc.
+fn pin_xdp(
+    verified: &mut Verified,
+    folder: &Folder,
+    names: &[&'static str],
+) -> Result<Vec<LoadedProgram>, DatapathError> {
+    if names.is_empty() {
+        for name in XDP_PROGRAMS {
+            bpffs::unpin(&folder.programs().join(name))?;
+        }
+        return Ok(Vec::new());
+    }
+    match pin_all(verified, folder, names.iter().copied()) {
+        Err(error @ DatapathError::Program { .. }) => {
+            warn!("there is no XDP, everything is served at tc: {error}");
+            Ok(Vec::new())
+        }
+        other => other,
+    }
+}
+
+/// Whether the kernel takes the programs without which there is no data plane.
+pub(crate) fn try_load() -> Result<(), DatapathError> {
+    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    try_verify(PROGRAMS.into_iter().chain(socket_programs))
+}
+
+/// Whether the kernel takes the programs for XDP.
+pub(crate) fn try_load_xdp() -> Result<(), DatapathError> {
+    try_verify(XDP_PROGRAMS.into_iter())
+}
+
+/// Loads programs with small maps of their own and lets go of both.
+fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
+    check_object()?;
+    let btf = Btf::from_sys_fs().ok();
+    let mut loader = EbpfLoader::new();
+    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &0u8, false);
+    let sized = |spec: &&MapSpec| spec.name != layout::STATS.name && spec.shape.max_entries > 0;
+    for spec in MAPS.iter().filter(sized) {
+        loader.map_max_entries(spec.name, 16);
+    }
+    let mut ebpf = loader.load(OBJECT)?;
+    verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
+}
+
+/// Compares the maps and programs of the object with those this code knows.
+fn check_object() -> Result<(), DatapathError> {
+    let object = aya_obj::Object::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
+    for spec in &MAPS {
+        let map = object.maps.get(spec.name);
+        let map = map.ok_or_else(|| DatapathError::Object(format!("map {} is missing", spec.name)))?;
+        let found = Shape {
+            kind: spec.shape.kind,
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries: spec.shape.max_entries,
+        };
+        if found != spec.shape || map.map_type() != spec.shape.kind as u32 {
+            let wanted = spec.shape;
+            return Err(DatapathError::Object(format!("map {} is a {found}, not a {wanted}", spec.name)));
+        }
+    }
+    let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    let mut all = PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(socket_programs);
+    match all.find(|name| !object.programs.contains_key(*name)) {
+        Some(name) => Err(DatapathError::Object(format!("program {name} is missing"))),
+        None => Ok(()),
+    }
+}
+
+/// Maps that are made anew where a newer version wants more entries: it counts more, and its counters start from 0; fragments that
+/// are under way are lost.
+const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
+
+/// How many entries the map has, or is to have; refuses a pinned map of another shape.
+fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
+    let wanted = capacities.of(spec);
+    let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };
+    spec.check(path, &found)?;
+    if GROWS.contains(&spec.name) && found.max_entries < wanted {
+        bpffs::unpin(path)?;
+        return Ok(wanted);
+    }
+    if found.max_entries != wanted {
+        let (map, keeps) = (spec.name, found.max_entries);
+        warn!(
+            map,
+            keeps, wanted, "a pinned map keeps its size; `lb-agent cleanup` and a new start would change it"
+        );
+    }
+    Ok(found.max_entries)
+}
+
+/// What the kernel said of each program.
+type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
+
+/// Has the kernel verify programs, all at once: the largest take it the better part of a second each.
+fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
+    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    thread::scope(|scope| {
+        let threads: Vec<_> = names
+            .map(|name| {
+                let program = programs.remove(name);
+                (name, thread::Builder::new().spawn_scoped(scope, move || verify_one(name, program)))
+            })
+            .collect();
+        let ended = threads.into_iter().map(|(name, thread)| {
+            let failed = |reason| DatapathError::Program { program: name, reason };
+            let thread = thread.map_err(|error| failed(format!("start a thread: {error}")));
+            let result = thread.and_then(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(failed("the thread that loads it has panicked".to_owned())))
+            });
+            (name, result)
+        });
+        ended.collect()
+    })
+}
+
+fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
+    let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
+    let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
+    let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
+    fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
+}
+
+fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
+    if let Program::CgroupSockAddr(hook) = program {
+        hook.load()?;
+        return hook.fd();
+    }
+    if let Program::Xdp(xdp) = program {
+        xdp.load()?;
+        return xdp.fd();
+    }
+    let program: &mut SchedClassifier = program.try_into()?;
+    program.load()?;
+    program.fd()
+}
+
+/// Pins programs that the kernel has taken.
+fn pin_all(
+    verified: &mut Verified,
+    folder: &Folder,
+    names: impl Iterator<Item = &'static str>,
+) -> Result<Vec<LoadedProgram>, DatapathError> {
+    names
+        .map(|name| {
+            let fd = verified.remove(name);
+            let fd =
+                fd.unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} was not loaded"))))?;
+            pin(fd, folder, name)
+        })
+        .collect()
+}
+
+fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram, DatapathError> {
+    let id = sys::program_id(fd.as_fd());
+    let id = id.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })?;
+    let path = folder.programs().join(name);
+    bpffs::unpin(&path)?;
+    sys::pin(fd.as_fd(), &path).map_err(|error| DatapathError::file("pin the program at", &path, error))?;
+    Ok(LoadedProgram { name, id, fd })
+}
+
+/// The error and, from a program that the verifier refused, the end of its log.
+fn explain(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    let log = verifier_log.to_string();
+    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+    if tail.is_empty() { io_error.to_string() } else { format!("{io_error}\n  {}\n", tail.join("\n  ")) }
+}
+
+fn logger(ebpf: &mut Ebpf, level: BpfLogLevel) -> Option<BpfLogger> {
+    match EbpfLogger::init(ebpf) {
+        Ok(logger) => Some(logger),
+        Err(error) => {
+            warn!(?level, "the BPF programs log nothing: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_object_has_the_maps_and_programs_of_this_code() {
+        super::check_object().unwrap();
+    }
+}

@@ -1,0 +1,14 @@
+//! BPF objects of this node: system calls, typed maps, pins on the BPF file system, the object and its loader.
+
+pub(crate) mod anchor;
+pub(crate) mod bpffs;
+pub(crate) mod globals;
+pub mod grace;
+pub(crate) mod layout;
+pub(crate) mod loader;
+pub(crate) mod options;
+pub(crate) mod probe;
+pub(crate) mod program;
+pub(crate) mod raw_map;
+pub(crate) mod sys;
+pub(crate) mod table;

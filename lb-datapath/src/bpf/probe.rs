@@ -1,0 +1,52 @@
+//! What helpers of this kernel can do, found out by a program of a few instructions that runs once, on nothing.
+
+use std::io;
+
+use crate::bpf::sys::{self, Instruction};
+
+/// `BPF_FUNC_fib_lookup`.
+const FIB_LOOKUP: i32 = 69;
+/// Octets of `struct bpf_fib_lookup`.
+const ROUTE: i16 = 64;
+/// `AF_INET`.
+const IPV4: i32 = 2;
+/// What a helper returns for a flag that it does not know.
+const EINVAL: u32 = 22_u32.wrapping_neg();
+
+/// `BPF_FIB_LOOKUP_SKIP_NEIGH`.
+pub(crate) const SKIP_NEIGHBOUR: i32 = 1 << 2;
+/// `BPF_FIB_LOOKUP_SRC`.
+pub(crate) const SOURCE: i32 = 1 << 4;
+
+/// A flag that no kernel has.
+const NO_FLAG: i32 = 1 << 30;
+
+/// Whether `bpf_fib_lookup` takes these flags.
+pub(crate) fn takes_route_flags(flags: i32) -> io::Result<bool> {
+    let takes = |flags| sys::run_once(&route_lookup(flags)).map(|result| result != EINVAL);
+    if takes(NO_FLAG)? {
+        return Err(io::Error::other(
+            "the kernel takes flags that do not exist, so that nothing can be told from it",
+        ));
+    }
+    takes(flags)
+}
+
+/// Looks for a route to 0.0.0.0 in a structure on the stack, and returns what the helper says of it.
+fn route_lookup(flags: i32) -> Vec<Instruction> {
+    // r6 := context; the structure is all zeros but for the family.
+    let mut program = vec![Instruction::copy(6, 1)];
+    program.extend((1..=ROUTE / 8).map(|word| Instruction::store(8, 10, -8 * word, 0)));
+    program.extend([
+        Instruction::store(1, 10, -ROUTE, IPV4),
+        Instruction::store(4, 10, 8 - ROUTE, 1),
+        Instruction::copy(1, 6),
+        Instruction::copy(2, 10),
+        Instruction::add(2, i32::from(-ROUTE)),
+        Instruction::set(3, i32::from(ROUTE)),
+        Instruction::set(4, flags),
+        Instruction::call(FIB_LOOKUP),
+        Instruction::exit(),
+    ]);
+    program
+}

@@ -1,0 +1,529 @@
+//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries.
+//!
+//! The attributes are the prefixes of `union bpf_attr` (include/uapi/linux/bpf.h) that each command reads; the
+//! kernel takes any size and treats what is missing as zero. Pointers are `u64`, as in the UAPI.
+
+use std::{
+    ffi::CString,
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use bytemuck::{Pod, Zeroable};
+
+/// Commands of `enum bpf_cmd`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    MapNextKey = 4,
+    ProgramLoad = 5,
+    ObjectPin = 6,
+    ObjectGet = 7,
+    ProgramTestRun = 10,
+    ObjectInfo = 15,
+    ProgramQuery = 16,
+    MapLookupBatch = 24,
+    MapUpdateBatch = 26,
+    MapDeleteBatch = 27,
+    LinkCreate = 28,
+    LinkUpdate = 29,
+}
+
+/// Attribute of the commands on one element of a map.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(crate) struct Element {
+    pub(crate) map: u32,
+    pub(crate) zero: u32,
+    pub(crate) key: u64,
+    /// The value, or where the next key goes.
+    pub(crate) value: u64,
+    pub(crate) flags: u64,
+}
+
+/// Attribute of the commands on many elements of a map.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(crate) struct Batch {
+    pub(crate) in_cursor: u64,
+    pub(crate) out_cursor: u64,
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    /// In: how many; out: how many were done, also when an error is returned.
+    pub(crate) count: u32,
+    pub(crate) map: u32,
+    pub(crate) element_flags: u64,
+    pub(crate) flags: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+}
+
+/// `struct bpf_insn`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct Instruction {
+    code: u8,
+    /// Destination, and source in the upper half.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+impl Instruction {
+    /// `to = from`
+    pub(crate) const fn copy(to: u8, from: u8) -> Self {
+        Self { code: 0xbf, registers: to | from << 4, offset: 0, value: 0 }
+    }
+
+    /// `to = value`
+    pub(crate) const fn set(to: u8, value: i32) -> Self {
+        Self { code: 0xb7, registers: to, offset: 0, value }
+    }
+
+    /// `to += value`
+    pub(crate) const fn add(to: u8, value: i32) -> Self {
+        Self { code: 0x07, registers: to, offset: 0, value }
+    }
+
+    /// Stores `size` octets (8, 4 or 1) at `base + offset`.
+    pub(crate) const fn store(size: u8, base: u8, offset: i16, value: i32) -> Self {
+        let width = match size {
+            8 => 0x18,
+            4 => 0x00,
+            _ => 0x10,
+        };
+        Self { code: 0x62 | width, registers: base, offset, value }
+    }
+
+    /// Returns `r0`.
+    pub(crate) const fn exit() -> Self {
+        Self { code: 0x95, registers: 0, offset: 0, value: 0 }
+    }
+
+    /// Calls a helper.
+    pub(crate) const fn call(helper: i32) -> Self {
+        Self { code: 0x85, registers: 0, offset: 0, value: helper }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ProgramLoad {
+    kind: u32,
+    count: u32,
+    instructions: u64,
+    license: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TestRun {
+    program: u32,
+    result: u32,
+    data_size: u32,
+    out_size: u32,
+    data: u64,
+    out: u64,
+    repeat: u32,
+    duration: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ObjectPath {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ObjectInfo {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    program_ids: u64,
+    count: u32,
+    zero: u32,
+    program_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LinkCreate {
+    program: u32,
+    /// Or the descriptor of what else the program is attached to.
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    zero: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LinkUpdate {
+    link: u32,
+    new_program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// `struct bpf_link_info` of a tcx link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct LinkInfo {
+    link_type: u32,
+    pub(crate) id: u32,
+    pub(crate) program_id: u32,
+    zero: u32,
+    /// 0 when the device is gone.
+    pub(crate) ifindex: u32,
+    attach_type: u32,
+}
+
+/// `struct bpf_link_info` of a link to a control group.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct CgroupLinkInfo {
+    link_type: u32,
+    id: u32,
+    pub(crate) program_id: u32,
+    zero: u32,
+    /// Inode number of the control group's folder; 0 when it is gone.
+    pub(crate) cgroup: u64,
+    pub(crate) attach_type: u32,
+    zeros: u32,
+}
+
+/// `struct bpf_link_info` of a link to the XDP hook of a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct XdpLinkInfo {
+    link_type: u32,
+    id: u32,
+    pub(crate) program_id: u32,
+    zero: u32,
+    /// Interface index; 0 when the device is gone.
+    pub(crate) index: u32,
+    zeros: u32,
+}
+
+/// Place of a program on a device. The values are those of `enum bpf_attach_type`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tcx {
+    Ingress = 46,
+    Egress = 47,
+}
+
+/// Where among the programs of a device: `BPF_F_BEFORE` and `BPF_F_AFTER` with nothing to relate to.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    First = 1 << 3,
+    Last = 1 << 4,
+}
+
+/// A program on a tcx hook; `link_id` is 0 for one that was attached without a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TcxProgram {
+    pub(crate) program_id: u32,
+    pub(crate) link_id: u32,
+}
+
+/// Runs one command.
+///
+/// # Safety
+///
+/// `attr` is the attribute of `command`: every pointer in it leads to memory that is as large as the kernel
+/// reads or writes and lives until this returns.
+pub(crate) unsafe fn bpf<A: Pod>(command: Command, attr: &mut A) -> io::Result<i32> {
+    // SAFETY: `attr` is valid for reads and writes of its size; what it points to is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_long, std::ptr::from_mut(attr), size_of::<A>())
+    };
+    match i32::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        Ok(_) | Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Runs a command that returns a new file descriptor.
+///
+/// # Safety
+///
+/// As [`bpf`], and `command` returns a file descriptor.
+unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attr) }?;
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The number of a descriptor as attributes hold it.
+pub(crate) fn raw(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// The address of `value` as attributes hold it.
+pub(crate) fn pointer<T: ?Sized>(value: *const T) -> u64 {
+    value.cast::<u8>().addr() as u64
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+/// Pins a map, program or link at `path` on a bpffs.
+pub(crate) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: raw(fd), flags: 0 };
+    // SAFETY: `path` ends with a zero and outlives the call.
+    unsafe { bpf(Command::ObjectPin, &mut attr) }.map(drop)
+}
+
+/// Opens what is pinned at `path`.
+pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: 0, flags: 0 };
+    // SAFETY: `path` ends with a zero and outlives the call; BPF_OBJ_GET returns a descriptor.
+    unsafe { bpf_fd(Command::ObjectGet, &mut attr) }
+}
+
+/// What the kernel knows of a tcx link.
+pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    object_info(link)
+}
+
+/// What the kernel knows of a link to a control group.
+pub(crate) fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
+    object_info(link)
+}
+
+pub(crate) fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
+    object_info(link)
+}
+
+/// The head of what the kernel knows of a link, as far as `T` goes.
+fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
+    let mut info = T::zeroed();
+    let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    let mut attr = ObjectInfo { fd: raw(link), length, info: pointer(std::ptr::from_mut(&mut info)) };
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
+    Ok(info)
+}
+
+/// The id of a program, from the head of `struct bpf_prog_info`.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = [0u32; 2];
+    let length = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
+    let mut attr = ObjectInfo { fd: raw(program), length, info: pointer(std::ptr::from_mut(&mut info)) };
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
+    let [_program_type, id] = info;
+    Ok(id)
+}
+
+/// Attaches `program` to a device of this network namespace, right `before` the program of another link if there is one. The
+/// link lives as long as a descriptor or a pin.
+pub(crate) fn attach_tcx(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    hook: Tcx,
+    order: Order,
+    before: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
+    /// What it is relative to is the descriptor of a link.
+    const BPF_F_LINK: u32 = 1 << 13;
+    let mut attr = LinkCreate {
+        program: raw(program),
+        ifindex,
+        attach_type: hook as u32,
+        flags: before.map_or(order as u32, |_| Order::First as u32 | BPF_F_LINK),
+        relative: before.map_or(0, raw),
+        zero: 0,
+        expected_revision: 0,
+    };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// Attaches `program` to a control group, beside those of others. The link lives as long as a descriptor or a pin.
+pub(crate) fn attach_cgroup(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr =
+        LinkCreate { program: raw(program), ifindex: raw(cgroup), attach_type, ..LinkCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or a
+/// pin.
+pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+    /// Of `enum bpf_attach_type`.
+    const BPF_XDP: u32 = 37;
+    let mut attr =
+        LinkCreate { program: raw(program), ifindex, attach_type: BPF_XDP, flags, ..LinkCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_LINK_CREATE returns a descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
+}
+
+/// The number of the network namespace of this thread, by which programs know it.
+pub(crate) fn netns_cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
+    // SAFETY: the kernel writes at most `length` octets to `cookie`, which is that large, and the length to `length`.
+    let result = unsafe {
+        let value = (&raw mut cookie).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut length)
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// Replaces the program of a link: every packet sees the old one or the new one.
+pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
+    // SAFETY: the attribute holds no pointers.
+    unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
+}
+
+/// The programs on a tcx hook in the order they run. `EINVAL` means that the kernel has no tcx, `ENODEV` that
+/// there is no such device.
+pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> {
+    // The kernel allows 64 programs on a hook (BPF_MPROG_MAX).
+    let (mut programs, mut links) = ([0u32; 64], [0u32; 64]);
+    let mut attr = Query {
+        ifindex,
+        attach_type: hook as u32,
+        program_ids: pointer(programs.as_mut_ptr()),
+        link_ids: pointer(links.as_mut_ptr()),
+        count: 64,
+        ..Query::zeroed()
+    };
+    // SAFETY: both arrays have room for `count` numbers.
+    unsafe { bpf(Command::ProgramQuery, &mut attr) }?;
+    let found = programs.into_iter().zip(links).take(attr.count as usize);
+    Ok(found.map(|(program_id, link_id)| TcxProgram { program_id, link_id }).collect())
+}
+
+/// Makes an array whose only element is `value`.
+pub(crate) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
+    const ARRAY: u32 = 2;
+    let value_size = u32::try_from(value.len()).map_err(io::Error::other)?;
+    let mut attr =
+        MapCreate { map_type: ARRAY, key_size: 4, value_size, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let map = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let key = 0u32;
+    let mut attr = Element {
+        map: raw(map.as_fd()),
+        key: pointer(&raw const key),
+        value: pointer(value.as_ptr()),
+        ..Element::zeroed()
+    };
+    // SAFETY: key and value have the sizes that the map was made with.
+    unsafe { bpf(Command::MapUpdate, &mut attr) }?;
+    Ok(map)
+}
+
+/// Whether the kernel has batch commands for hash maps.
+pub(crate) fn has_batches() -> io::Result<bool> {
+    const HASH: u32 = 1;
+    let mut attr =
+        MapCreate { map_type: HASH, key_size: 4, value_size: 4, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let map = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let (keys, values) = ([7u32], [7u32]);
+    let (keys, values) = (pointer(keys.as_ptr()), pointer(values.as_ptr()));
+    let mut attr = Batch { keys, values, count: 1, map: raw(map.as_fd()), ..Batch::zeroed() };
+    // SAFETY: there is one key and one value, of four bytes each as the map was made with.
+    Ok(unsafe { bpf(Command::MapUpdateBatch, &mut attr) }.is_ok())
+}
+
+/// Loads a program for tc, runs it on an empty frame, and forgets it; what it returned.
+pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
+    const SCHED_CLS: u32 = 3;
+    let count = u32::try_from(program.len()).map_err(io::Error::other)?;
+    let license = c"GPL";
+    let mut attr = ProgramLoad {
+        kind: SCHED_CLS,
+        count,
+        instructions: pointer(program.as_ptr()),
+        license: pointer(license.as_ptr()),
+    };
+    // SAFETY: there are `count` instructions, and the licence ends with a zero; BPF_PROG_LOAD returns a descriptor.
+    let program = unsafe { bpf_fd(Command::ProgramLoad, &mut attr) }?;
+    let frame = [0u8; 64];
+    let mut attr = TestRun {
+        program: raw(program.as_fd()),
+        data_size: 64,
+        data: pointer(frame.as_ptr()),
+        repeat: 1,
+        ..TestRun::zeroed()
+    };
+    // SAFETY: there are 64 octets of data, and nothing is to be written back but what is in the attribute.
+    unsafe { bpf(Command::ProgramTestRun, &mut attr) }?;
+    Ok(attr.result)
+}
+
+/// Returns once every BPF program that ran when this was called has ended: the kernel waits for them after each
+/// update of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+pub(crate) fn wait_for_programs() -> io::Result<()> {
+    const ARRAY: u32 = 2;
+    const ARRAY_OF_MAPS: u32 = 12;
+    let mut attr =
+        MapCreate { map_type: ARRAY, key_size: 4, value_size: 4, max_entries: 1, ..MapCreate::zeroed() };
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
+    let inner = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    attr = MapCreate { map_type: ARRAY_OF_MAPS, inner_map: raw(inner.as_fd()), ..attr };
+    // SAFETY: as above.
+    let outer = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
+    let (key, value) = (0u32, raw(inner.as_fd()));
+    let mut attr = Element {
+        map: raw(outer.as_fd()),
+        key: pointer(&raw const key),
+        value: pointer(&raw const value),
+        ..Element::zeroed()
+    };
+    // SAFETY: key and value are the four bytes each that the map was made with.
+    unsafe { bpf(Command::MapUpdate, &mut attr) }.map(drop)
+}

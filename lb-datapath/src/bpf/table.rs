@@ -1,0 +1,164 @@
+//! Typed access to a map, one element or many at a time.
+
+use std::{io, marker::PhantomData, os::fd::BorrowedFd, path::Path, sync::Arc};
+
+use bytemuck::{Pod, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut, pod_read_unaligned};
+
+use crate::{
+    bpf::{
+        layout::MapSpec,
+        raw_map::{ANY, CHUNK, Cursor, NO_EXIST, RawMap, Trouble, is_unsupported},
+    },
+    error::DatapathError,
+};
+
+/// A map with keys `K` and values `V`, whose sizes are known to be the kernel's.
+#[derive(Debug)]
+pub struct Table<K, V> {
+    map: Arc<RawMap>,
+    types: PhantomData<fn() -> (K, V)>,
+}
+
+impl<K, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Self { map: Arc::clone(&self.map), types: PhantomData }
+    }
+}
+
+impl<K: Pod, V: Pod> Table<K, V> {
+    /// Opens the map pinned at `path` after checking that it is a `spec`.
+    pub(crate) fn open(spec: &MapSpec, path: &Path) -> Result<Self, DatapathError> {
+        let map = RawMap::open(spec.name, path)?.ok_or_else(|| DatapathError::Absent(path.to_owned()))?;
+        spec.check(path, &map.shape)?;
+        if spec.shape.key_size as usize != size_of::<K>() || spec.shape.value_size as usize != size_of::<V>()
+        {
+            return Err(DatapathError::Object(format!("map {} is used with other types", spec.name)));
+        }
+        Ok(Self { map: Arc::new(map), types: PhantomData })
+    }
+
+    /// How many elements it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.map.shape.max_entries
+    }
+
+    /// Whether to use the kernel's batch commands (5.6 and newer), on by default. Without them, and where the
+    /// kernel has none, each element is a system call.
+    pub fn use_batches(&self, yes: bool) {
+        self.map.use_batches(yes);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.map.fd()
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
+        let mut value = V::zeroed();
+        let found = self.map.get(bytes_of(key), bytes_of_mut(&mut value))?;
+        Ok(found.then_some(value))
+    }
+
+    /// Creates `key` unless it exists; whether it did not.
+    pub fn insert_new(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
+        match self.map.update(bytes_of(key), bytes_of(value), NO_EXIST) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(self.map.error("write to", error)),
+        }
+    }
+
+    /// Removes `key`; whether it was there.
+    pub fn remove(&self, key: &K) -> Result<bool, DatapathError> {
+        self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
+    }
+
+    /// Writes all elements in their order. On failure the number says how many were written.
+    pub fn update(&self, keys: &[K], values: &[V]) -> Result<(), (usize, DatapathError)> {
+        debug_assert_eq!(keys.len(), values.len());
+        let count = keys.len().min(values.len());
+        let one = |at: usize| self.map.update(bytes_of(&keys[at]), bytes_of(&values[at]), ANY);
+        self.write(&keys[..count], Some(&values[..count]), one)
+            .map_err(|(done, error)| (done, self.map.error("write to", error)))
+    }
+
+    /// Removes all keys in their order; one that is not there counts as removed. On failure the number says how
+    /// many were removed.
+    pub fn delete(&self, keys: &[K]) -> Result<(), (usize, DatapathError)> {
+        let one = |at: usize| self.map.delete(bytes_of(&keys[at])).map(drop);
+        self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
+    }
+
+    /// Runs batches until all elements are done; the element at which one stops is tried by itself, which
+    /// tells whether it fails for good, and is right because every operation may be repeated.
+    fn write(
+        &self,
+        keys: &[K],
+        values: Option<&[V]>,
+        one: impl Fn(usize) -> io::Result<()>,
+    ) -> Result<(), (usize, io::Error)> {
+        let mut done = 0;
+        while done < keys.len() {
+            let end = keys.len().min(done + CHUNK);
+            let trouble = if self.map.has_batches() {
+                let values = values.map(|values| cast_slice(&values[done..end]));
+                self.map.write_batch(cast_slice(&keys[done..end]), values)
+            } else {
+                Err(Trouble::Unsupported)
+            };
+            match trouble {
+                Ok(()) => {
+                    done = end;
+                    continue;
+                }
+                Err(Trouble::Unsupported) => self.use_batches(false),
+                Err(Trouble::At(place)) => done += place,
+            }
+            one(done).map_err(|error| (done, error))?;
+            done += 1;
+        }
+        Ok(())
+    }
+
+    /// Every element, each at least once if it is there from beginning to end; `see` may change the map.
+    pub fn for_each(
+        &self,
+        mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
+    ) -> Result<(), DatapathError> {
+        self.map.for_each(&mut |key, value| see(&pod_read_unaligned(key), &pod_read_unaligned(value)))
+    }
+
+    /// How many elements there are.
+    pub fn count(&self) -> Result<usize, DatapathError> {
+        let mut count = 0;
+        self.map.for_each(&mut |_, _| {
+            count += 1;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+}
+
+impl<V: Pod> Table<u32, V> {
+    /// The elements of an array from `base` on, `count` of them or as many as there are.
+    pub fn read_range(&self, base: u32, count: u32) -> Result<Vec<V>, DatapathError> {
+        let count = count.min(self.capacity().saturating_sub(base));
+        if self.map.has_batches() && count > 0 {
+            let (mut keys, mut values) = (vec![0u32; count as usize], vec![V::zeroed(); count as usize]);
+            // The kernel continues after the index in the cursor.
+            let from = base.checked_sub(1).map(Cursor::after);
+            let (keys, octets) = (cast_slice_mut(&mut keys), cast_slice_mut(&mut values));
+            match self.map.read_batch(from.as_ref(), &mut Cursor::after(0), keys, octets) {
+                Ok(read) if read == values.len() => return Ok(values),
+                Err((read, error)) if read == values.len() && error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(values);
+                }
+                Ok(_) => {}
+                Err((_, error)) if is_unsupported(&error) => {}
+                Err((_, error)) => return Err(self.map.error("read from", error)),
+            }
+        }
+        let one = |index| self.get(&index).map(|value| value.unwrap_or_else(V::zeroed));
+        (base..base + count).map(one).collect()
+    }
+}

@@ -1,0 +1,312 @@
+//! Whether this kernel and machine can run the data plane, found out by trying.
+
+use std::{fs, io, ops::RangeInclusive, path::Path};
+
+use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
+use lb_common::Settings;
+
+use crate::{
+    bpf::{bpffs, loader, options::AttachMode, probe, sys},
+    inspect::pinned::Pinned,
+    net::ports::{self, DEFAULT_MASQUERADE_PORTS},
+    state::udp_sockets,
+};
+
+/// How a probe ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProbeResult {
+    /// As it should be.
+    Ok,
+    /// Works, but not in the best way or not for everything.
+    Degraded,
+    /// The data plane cannot run without it.
+    Missing,
+}
+
+impl ProbeResult {
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// One thing that the data plane needs or likes to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// What.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub result: ProbeResult,
+    /// What was found.
+    pub detail: String,
+    /// What to do; empty where nothing is to be done.
+    pub advice: &'static str,
+}
+
+impl Probe {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, result: ProbeResult::Ok, detail: detail.into(), advice: "" }
+    }
+
+    fn degraded(name: &'static str, detail: impl Into<String>, advice: &'static str) -> Self {
+        Self { name, result: ProbeResult::Degraded, detail: detail.into(), advice }
+    }
+
+    fn missing(name: &'static str, detail: impl Into<String>, advice: &'static str) -> Self {
+        Self { name, result: ProbeResult::Missing, detail: detail.into(), advice }
+    }
+}
+
+/// The map types of the object.
+const MAP_TYPES: [(MapType, &str); 5] = [
+    (MapType::Hash, "hash"),
+    (MapType::LruHash, "LRU hash"),
+    (MapType::Array, "array"),
+    (MapType::PerCpuArray, "per-CPU array"),
+    (MapType::RingBuf, "ring buffer"),
+];
+
+/// Tries everything; changes nothing that stays.
+pub fn check(bpffs: &Path) -> Vec<Probe> {
+    vec![
+        kernel(),
+        maps(),
+        programs(),
+        xdp_programs(),
+        tcx(),
+        routes(),
+        batches(),
+        btf(),
+        bpffs_probe(bpffs),
+        cgroup2(),
+        socket_destruction(),
+        forwarding("IPv4 forwarding", true, "sysctl -w net.ipv4.ip_forward=1"),
+        forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
+        masquerade_ports(bpffs),
+    ]
+}
+
+/// What of the kernel makes the data plane do without something: those probes of [`check`] that cost next to nothing, as far as
+/// they found less than they should.
+pub fn degraded() -> Vec<Probe> {
+    let probes = [tcx(), routes(), batches(), btf(), socket_destruction()];
+    probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
+}
+
+fn kernel() -> Probe {
+    const NAME: &str = "kernel";
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let detail = format!("Linux {}", release.trim());
+    match KernelVersion::current() {
+        Ok(version) if version >= KernelVersion::new(6, 1, 0) => Probe::ok(NAME, detail),
+        Ok(_) => Probe::degraded(NAME, detail, "kernels older than 6.1 are not tested; use a newer one"),
+        Err(error) => {
+            Probe::degraded(NAME, format!("{detail}: {error}"), "see whether the other probes succeed")
+        }
+    }
+}
+
+fn maps() -> Probe {
+    const NAME: &str = "BPF maps";
+    const ADVICE: &str = "run as root or with CAP_BPF and CAP_NET_ADMIN, on a kernel with CONFIG_BPF_SYSCALL";
+    for (kind, name) in MAP_TYPES {
+        match is_map_supported(kind) {
+            Ok(true) => {}
+            Ok(false) => return Probe::missing(NAME, format!("the kernel makes no {name} map"), ADVICE),
+            Err(error) => return Probe::missing(NAME, format!("cannot make a {name} map: {error}"), ADVICE),
+        }
+    }
+    Probe::ok(NAME, MAP_TYPES.map(|(_, name)| name).join(", "))
+}
+
+fn programs() -> Probe {
+    const NAME: &str = "BPF programs";
+    match loader::try_load() {
+        Ok(()) => Probe::ok(NAME, "the kernel takes all programs of this version"),
+        Err(error) => Probe::missing(
+            NAME,
+            error.to_string(),
+            "needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CONFIG_NET_CLS_ACT",
+        ),
+    }
+}
+
+fn xdp_programs() -> Probe {
+    const NAME: &str = "XDP programs";
+    match loader::try_load_xdp() {
+        Ok(()) => Probe::ok(NAME, "the kernel takes them"),
+        Err(error) => Probe::degraded(
+            NAME,
+            format!("{error}: with --xdp, too, everything is served at tc"),
+            "nothing must be done, unless --xdp was to serve this machine",
+        ),
+    }
+}
+
+fn routes() -> Probe {
+    const NAME: &str = "routes for programs";
+    const ADVICE: &str =
+        "nothing must be done on a node with one address in each family; Linux 6.7 and newer tell it";
+    match probe::takes_route_flags(probe::SOURCE).and_then(|source| {
+        let neighbour = probe::takes_route_flags(probe::SKIP_NEIGHBOUR)?;
+        Ok((source, neighbour))
+    }) {
+        Ok((true, true)) => Probe::ok(NAME, "with the address that the node would speak from"),
+        Ok((source, neighbour)) => {
+            let lost = [(source, "source address"), (neighbour, "way to a neighbour that is not known yet")];
+            let lost = lost.iter().filter(|(there, _)| !there).map(|(_, what)| *what).collect::<Vec<_>>();
+            let detail = format!(
+                "without {}: masqueraded packets have the node's own address, whatever their route's is",
+                lost.join(" and ")
+            );
+            Probe::degraded(NAME, detail, ADVICE)
+        }
+        Err(error) => Probe::degraded(NAME, format!("cannot run a program: {error}"), "run as root"),
+    }
+}
+
+fn tcx() -> Probe {
+    const NAME: &str = "tcx";
+    match AttachMode::probe() {
+        Ok(AttachMode::Tcx) => Probe::ok(NAME, "programs are attached by tcx links"),
+        Ok(AttachMode::Clsact) => Probe::degraded(
+            NAME,
+            "the kernel has no tcx: programs are attached as clsact filters",
+            "nothing must be done; kernel 6.6 and newer have tcx",
+        ),
+        Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_NET_ADMIN"),
+    }
+}
+
+fn batches() -> Probe {
+    const NAME: &str = "batch commands";
+    match sys::has_batches() {
+        Ok(true) => Probe::ok(NAME, "maps are written in batches"),
+        Ok(false) => Probe::degraded(
+            NAME,
+            "each element of a map costs a system call",
+            "nothing must be done; kernel 5.6 and newer have batches",
+        ),
+        Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_BPF"),
+    }
+}
+
+fn btf() -> Probe {
+    const NAME: &str = "BTF";
+    const FILE: &str = "/sys/kernel/btf/vmlinux";
+    if Path::new(FILE).exists() {
+        Probe::ok(NAME, FILE)
+    } else {
+        let advice = "a kernel with CONFIG_DEBUG_INFO_BTF lets bpftool show the maps with names";
+        Probe::degraded(NAME, format!("there is no {FILE}"), advice)
+    }
+}
+
+fn bpffs_probe(path: &Path) -> Probe {
+    const NAME: &str = "BPF file system";
+    let shown = path.display();
+    match bpffs::is_bpffs(path) {
+        Ok(true) => Probe::ok(NAME, format!("mounted at {shown}")),
+        Ok(false) => Probe::degraded(
+            NAME,
+            format!("not mounted at {shown}"),
+            "the agent mounts it; in a container mount the host's with bidirectional propagation",
+        ),
+        Err(error) => Probe::degraded(NAME, error.to_string(), "the agent creates and mounts it"),
+    }
+}
+
+fn cgroup2() -> Probe {
+    const NAME: &str = "cgroup v2";
+    const FILE: &str = "/proc/thread-self/mountinfo";
+    let mounts = match fs::read_to_string(FILE) {
+        Ok(mounts) => mounts,
+        Err(error) => return Probe::degraded(NAME, format!("cannot read {FILE}: {error}"), "mount /proc"),
+    };
+    match bpffs::mount_of_kind(&mounts, "cgroup2") {
+        Some(point) => Probe::ok(NAME, format!("mounted at {point}")),
+        None => Probe::degraded(
+            NAME,
+            "not mounted",
+            "mount -t cgroup2 none /sys/fs/cgroup/unified, if sockets of the node itself are to use services",
+        ),
+    }
+}
+
+fn socket_destruction() -> Probe {
+    const NAME: &str = "UDP socket destruction";
+    match udp_sockets::try_destroy() {
+        Ok(()) => Probe::ok(NAME, "sockets whose backend is gone are told so"),
+        Err(error) => Probe::degraded(
+            NAME,
+            format!("{error}: connected UDP sockets of the node stay with backends that are gone"),
+            "a kernel with CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY, and CAP_NET_ADMIN",
+        ),
+    }
+}
+
+fn forwarding(name: &'static str, ipv4: bool, advice: &'static str) -> Probe {
+    match forwards(ipv4) {
+        Ok(true) => Probe::ok(name, "on"),
+        Ok(false) => Probe::degraded(name, "off: packets for pods are not routed", advice),
+        Err(error) => Probe::degraded(name, error.to_string(), "this kernel may lack the family"),
+    }
+}
+
+/// Whether packets of a family are routed in the network namespace of this thread.
+pub fn forwards(ipv4: bool) -> io::Result<bool> {
+    let file = if ipv4 { "/proc/sys/net/ipv4/ip_forward" } else { "/proc/sys/net/ipv6/conf/all/forwarding" };
+    let value = fs::read_to_string(file)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {file}: {error}")))?;
+    Ok(value.trim() != "0")
+}
+
+fn masquerade_ports(bpffs: &Path) -> Probe {
+    const NAME: &str = "masquerade ports";
+    const ADVICE: &str = "the agent adds them to net.ipv4.ip_local_reserved_ports when it starts; \
+                          other ports can be given by --masquerade-ports";
+    let ports = masquerade_range(bpffs);
+    let (first, last) = (ports.start(), ports.end());
+    match ports::is_exposed(&ports) {
+        Ok(false) => Probe::ok(NAME, format!("{first}-{last}, which sockets do not get")),
+        Ok(true) => Probe::degraded(NAME, format!("sockets may get some of {first}-{last}"), ADVICE),
+        Err(error) => Probe::degraded(NAME, error.to_string(), "mount /proc"),
+    }
+}
+
+/// Those of the data plane that is there, else the default.
+fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
+    let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
+    match settings {
+        Some(Settings { first_port, ports, .. }) if ports > 0 => {
+            first_port..=first_port.saturating_add(ports - 1)
+        }
+        Some(_) | None => DEFAULT_MASQUERADE_PORTS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    /// The table itself is written, and compared, by `cargo xtask vm`.
+    #[test]
+    fn the_page_about_kernels_has_a_row_for_each_probe() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernels.md");
+        let page = fs::read_to_string(page).unwrap();
+        let rows: Vec<&str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "))
+            .map(|(name, _)| name)
+            .filter(|name| !name.starts_with('|'))
+            .collect();
+        let probes = super::check(super::Path::new("/nowhere"));
+        let names: Vec<&str> =
+            probes.iter().map(|probe| probe.name).filter(|name| *name != "kernel").collect();
+        assert_eq!(rows, names, "write it by `cargo xtask vm --write-docs`");
+    }
+}

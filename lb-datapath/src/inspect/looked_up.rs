@@ -1,0 +1,80 @@
+//! The pinned maps as programs see them, for who asks one question after the other: see `lb-agent`'s `explain`.
+
+use lb_common::{
+    Address, Affinity, AffinityKey, DeviceInfo, Settings,
+    conntrack::{Flow, Tuple},
+    from_fixed,
+};
+use std::sync::Arc;
+
+use crate::{
+    bpf::{
+        bpffs::Folder,
+        globals::{Constants, Globals},
+        layout,
+        table::Table,
+    },
+    error::DatapathError,
+    state::{active_flows::ActiveFlows, maps::ServiceMaps, settings::SettingsMap},
+};
+
+/// The maps, and what was written in the programs.
+#[derive(Debug)]
+pub struct LookedUp {
+    /// Services, backends, tables and their names.
+    pub service_maps: ServiceMaps,
+    /// Entries of `CONNTRACK`.
+    pub conntrack: Table<Tuple, Flow>,
+    /// Active flows of each endpoint, `ACTIVE`.
+    pub active: Arc<ActiveFlows>,
+    /// Entries of `AFFINITY`.
+    pub affinity: Table<AffinityKey, Affinity>,
+    /// Devices of internal clients, `INSIDE_DEVICES`.
+    pub inside_devices: Table<u32, u32>,
+    /// Entries of `DEVICES`.
+    pub devices: Table<u32, DeviceInfo>,
+    /// The settings in force.
+    pub settings: Settings,
+    /// The constants of the loaded programs.
+    pub globals: Globals,
+}
+
+impl LookedUp {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self {
+            service_maps: ServiceMaps::open(folder)?,
+            conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+            active: Arc::new(ActiveFlows::open(folder)?),
+            affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
+            inside_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
+            devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
+            settings: SettingsMap::open(folder)?.get()?,
+            globals: globals(folder),
+        })
+    }
+}
+
+/// Where the programs do not tell, the defaults.
+fn globals(folder: &Folder) -> Globals {
+    let default = Globals::default();
+    let Some(constants) = Constants::read(folder) else { return default };
+    Globals {
+        hash_seed: constants.get("HASH_SEED").map_or(default.hash_seed, u64::from_ne_bytes),
+        syn_retries: constants.get("SYN_RETRIES").map_or(default.syn_retries, u16::from_ne_bytes),
+        direct: constants.get("DIRECT").is_some_and(|[direct]: [u8; 1]| direct != 0),
+    }
+}
+
+impl ServiceMaps {
+    /// The name of a service port, such as `default/web:http`.
+    pub fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
+        Ok(self.labels_of(id)?.map(|labels| labels.name.without_protocol().to_string()))
+    }
+
+    /// The pod of an endpoint.
+    pub fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError> {
+        let name = self.endpoint_names.get(address)?;
+        let pod = name.map(|name| from_fixed(&name.pod).to_owned());
+        Ok(pod.filter(|pod| !pod.is_empty()))
+    }
+}

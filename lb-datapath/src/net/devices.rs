@@ -1,0 +1,176 @@
+//! Which devices carry service traffic.
+
+use glob::Pattern;
+
+use crate::net::network::Link;
+
+/// How a device takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// Leads to other machines.
+    Wire,
+    /// The host's side of a pod's device.
+    Workload,
+}
+
+impl DeviceKind {
+    /// The name used in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Wire => "wire",
+            Self::Workload => "workload",
+        }
+    }
+}
+
+/// What packets of a device begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layer {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header: tun, WireGuard, IPIP and other tunnels.
+    Ip,
+}
+
+/// A device that gets programs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Device {
+    /// Interface index, unique in a network namespace.
+    pub index: u32,
+    /// Interface name at this moment.
+    pub name: String,
+    /// How it takes part.
+    pub kind: DeviceKind,
+    /// What its packets begin with.
+    pub layer: Layer,
+    /// Octets of the largest IP packet that it takes.
+    pub mtu: u32,
+    /// Whether it is one end of a pair: what is sent here comes out there.
+    pub is_pair: bool,
+    /// Whether it is one end of a pair whose other end is in another network namespace.
+    pub peer_elsewhere: bool,
+}
+
+/// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DevicePatterns {
+    /// If any, exactly these are wire devices.
+    pub wire: Vec<Pattern>,
+    /// If any, exactly these are workload devices, apart from those that are wire devices.
+    pub workload: Vec<Pattern>,
+}
+
+const ARPHRD_ETHER: u16 = 1;
+
+/// The devices that get programs, sorted by index. What a pattern names comes before what is detected, and wire
+/// before workload. The loopback device is never one.
+pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
+    let device = |link: &Link| {
+        let kind = kind_of(link, patterns)?;
+        let layer = if link.hardware == ARPHRD_ETHER { Layer::Ethernet } else { Layer::Ip };
+        let Link { index, mtu, is_pair, peer_elsewhere, .. } = *link;
+        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair, peer_elsewhere })
+    };
+    let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
+    devices.sort_unstable();
+    devices
+}
+
+fn kind_of(link: &Link, patterns: &DevicePatterns) -> Option<DeviceKind> {
+    let DevicePatterns { wire, workload } = patterns;
+    let matches = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(&link.name));
+    if link.loopback {
+        None
+    } else if matches(wire) {
+        Some(DeviceKind::Wire)
+    } else if matches(workload) {
+        Some(DeviceKind::Workload)
+    } else if wire.is_empty() && link.leads_out() {
+        Some(DeviceKind::Wire)
+    } else if workload.is_empty() && link.peer_elsewhere {
+        Some(DeviceKind::Workload)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LinkAddress;
+
+    fn link(index: u32, name: &str) -> Link {
+        Link { index, name: name.to_owned(), hardware: ARPHRD_ETHER, up: true, ..Link::default() }
+    }
+
+    fn address(text: &str, prefix: u8) -> Vec<LinkAddress> {
+        vec![LinkAddress { ip: text.parse().unwrap(), prefix, global: true, secondary: false }]
+    }
+
+    fn node() -> Vec<Link> {
+        vec![
+            Link { loopback: true, hardware: 772, addresses: address("192.0.2.9", 32), ..link(1, "lo") },
+            Link { addresses: address("192.0.2.1", 24), ..link(2, "eth0") },
+            link(3, "eth1"),
+            Link { peer_elsewhere: true, ..link(4, "veth1a") },
+            Link { peer_elsewhere: true, addresses: address("10.244.0.1", 32), ..link(5, "veth1b") },
+            Link {
+                peer_elsewhere: true,
+                default_route: true,
+                addresses: address("2001:db8::1", 64),
+                ..link(6, "up0")
+            },
+            Link { hardware: 65534, addresses: address("10.9.0.1", 24), ..link(7, "wg0") },
+            Link {
+                addresses: vec![LinkAddress { global: false, ..address("169.254.9.1", 16)[0] }],
+                ..link(8, "usb0")
+            },
+        ]
+    }
+
+    fn found(patterns: &DevicePatterns) -> Vec<(String, DeviceKind)> {
+        classify(&node(), patterns).into_iter().map(|device| (device.name, device.kind)).collect()
+    }
+
+    fn globs(globs: &[&str]) -> Vec<Pattern> {
+        globs.iter().map(|glob| Pattern::new(glob).unwrap()).collect()
+    }
+
+    fn named(names: &[(&str, DeviceKind)]) -> Vec<(String, DeviceKind)> {
+        names.iter().map(|(name, kind)| ((*name).to_owned(), *kind)).collect()
+    }
+
+    use DeviceKind::{Wire, Workload};
+
+    #[test]
+    fn devices_are_detected() {
+        let expected =
+            [("eth0", Wire), ("veth1a", Workload), ("veth1b", Workload), ("up0", Wire), ("wg0", Wire)];
+        assert_eq!(found(&DevicePatterns::default()), named(&expected));
+    }
+
+    #[test]
+    fn patterns_replace_the_detection_of_their_class() {
+        let wire = DevicePatterns { wire: globs(&["eth?"]), workload: Vec::new() };
+        let expected =
+            [("eth0", Wire), ("eth1", Wire), ("veth1a", Workload), ("veth1b", Workload), ("up0", Workload)];
+        assert_eq!(found(&wire), named(&expected));
+        let workload = DevicePatterns { wire: Vec::new(), workload: globs(&["*1b", "eth0"]) };
+        assert_eq!(
+            found(&workload),
+            named(&[("eth0", Workload), ("veth1b", Workload), ("up0", Wire), ("wg0", Wire)])
+        );
+    }
+
+    #[test]
+    fn the_loopback_device_is_never_one() {
+        let everything = DevicePatterns { wire: globs(&["*"]), workload: globs(&["*"]) };
+        assert!(found(&everything).iter().all(|(name, _)| name != "lo"));
+    }
+
+    #[test]
+    fn only_ethernet_devices_have_an_ethernet_header() {
+        let devices = classify(&node(), &DevicePatterns::default());
+        assert!(devices.iter().all(|device| (device.layer == Layer::Ip) == (device.name == "wg0")));
+    }
+}

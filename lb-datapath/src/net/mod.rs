@@ -1,0 +1,8 @@
+//! The network namespace: devices, addresses, routes and ports, read and watched through rtnetlink.
+
+pub(crate) mod devices;
+pub(crate) mod netlink;
+pub(crate) mod network;
+pub(crate) mod ports;
+pub(crate) mod route;
+pub(crate) mod watch;

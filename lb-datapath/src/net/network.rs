@@ -1,0 +1,251 @@
+//! What a network namespace is made of, as far as the agent looks at it.
+
+use std::{collections::BTreeMap, ffi::CStr, io, net::IpAddr};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
+};
+
+use crate::net::netlink::Netlink;
+
+/// Devices with their addresses, and default routes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// In order of their indices.
+    pub links: Vec<Link>,
+    /// Default routes of every table; one with several hops is several.
+    pub default_routes: Vec<DefaultRoute>,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Interface index.
+    pub index: u32,
+    /// Interface name.
+    pub name: String,
+    /// Hardware type: an `ARPHRD_` number.
+    pub hardware: u16,
+    /// Whether it is a loopback device.
+    pub loopback: bool,
+    /// Whether it is switched on; the addresses of one that is not are not the node's.
+    pub up: bool,
+    /// Octets of the largest IP packet that it takes.
+    pub mtu: u32,
+    /// Whether it is one end of a pair.
+    pub is_pair: bool,
+    /// Whether it is one end of a pair whose other end is in another network namespace.
+    pub peer_elsewhere: bool,
+    /// Interface index of the bridge, bond or VRF that it is a port of.
+    pub controller: Option<u32>,
+    /// In the kernel's order.
+    pub addresses: Vec<LinkAddress>,
+    /// Whether a default route leads through it.
+    pub default_route: bool,
+}
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddress {
+    /// The address itself; of a point-to-point link the near end.
+    pub ip: IpAddr,
+    /// Length of the prefix.
+    pub prefix: u8,
+    /// Whether it is of global scope: private and unique local ones are.
+    pub global: bool,
+    /// IPv4: not the first of its network. IPv6: a temporary one. The kernel prefers others as a source.
+    pub secondary: bool,
+}
+
+/// A hop of a default route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DefaultRoute {
+    /// Whether it is one of IPv4.
+    pub ipv4: bool,
+    /// Index of the device that it leads through.
+    pub device: u32,
+    /// Whether it is in the main table; those of other tables are for some packets only.
+    pub main: bool,
+    /// The lowest counts.
+    pub metric: u32,
+    /// The source address it asks for.
+    pub source: Option<IpAddr>,
+}
+
+/// Addresses by interface index.
+pub(crate) type Addresses = BTreeMap<u32, Vec<LinkAddress>>;
+
+impl Network {
+    /// Reads the network namespace of this thread once.
+    pub(crate) fn read() -> io::Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let links = links(&mut netlink)?;
+        Ok(Self::new(links, &addresses(&mut netlink)?, default_routes(&mut netlink)?))
+    }
+
+    /// Puts together what was read apart.
+    pub(crate) fn new(
+        mut links: Vec<Link>,
+        addresses: &Addresses,
+        default_routes: Vec<DefaultRoute>,
+    ) -> Self {
+        for link in &mut links {
+            link.addresses = addresses.get(&link.index).cloned().unwrap_or_default();
+            link.default_route = default_routes.iter().any(|route| route.device == link.index);
+        }
+        Self { links, default_routes }
+    }
+
+    /// The device with this interface index.
+    pub fn link(&self, index: u32) -> Option<&Link> {
+        self.links.iter().find(|link| link.index == index)
+    }
+}
+
+impl Link {
+    /// Whether it has a global address of the node or a default route. A lone address (/32, /128) on a device to
+    /// another namespace is the gateway that the ptp CNI plugin gives every pod's device, not the node's own.
+    pub fn leads_out(&self) -> bool {
+        let is_whole = |address: &LinkAddress| address.prefix == if address.ip.is_ipv4() { 32 } else { 128 };
+        let mut global = self.addresses.iter().filter(|address| address.global);
+        self.default_route || global.any(|address| !(self.peer_elsewhere && is_whole(address)))
+    }
+}
+
+/// The indices and names of all devices.
+pub(crate) fn names(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, String>> {
+    Ok(links(netlink)?.into_iter().map(|link| (link.index, link.name)).collect())
+}
+
+/// The name of a device of this network namespace, or its number where there is no such device any more.
+pub fn device_name(index: u32) -> String {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: there is room for the longest name.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return format!("device {index}");
+    }
+    // SAFETY: the kernel ends names with 0.
+    unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// All devices; without addresses and routes.
+pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
+    let answers = netlink.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+    let mut links: Vec<Link> = answers
+        .into_iter()
+        .filter_map(
+            |answer| if let RouteNetlinkMessage::NewLink(message) = answer { link(&message) } else { None },
+        )
+        .collect();
+    links.sort_by_key(|link| link.index);
+    Ok(links)
+}
+
+fn link(message: &LinkMessage) -> Option<Link> {
+    let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
+    let mut mtu = 0;
+    for attribute in &message.attributes {
+        if let LinkAttribute::IfName(text) = attribute {
+            name = Some(text.clone());
+        } else if let LinkAttribute::LinkNetNsId(_) = attribute {
+            peer_namespace = true;
+        } else if let LinkAttribute::Controller(index) = attribute {
+            controller = Some(*index);
+        } else if let LinkAttribute::Mtu(octets) = attribute {
+            mtu = *octets;
+        } else if let LinkAttribute::LinkInfo(infos) = attribute {
+            is_pair =
+                infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
+        }
+    }
+    let flags = message.header.flags;
+    Some(Link {
+        index: message.header.index,
+        name: name?,
+        hardware: message.header.link_layer_type.into(),
+        loopback: flags.contains(LinkFlags::Loopback),
+        up: flags.contains(LinkFlags::Up),
+        mtu,
+        is_pair,
+        peer_elsewhere: is_pair && peer_namespace,
+        controller,
+        addresses: Vec::new(),
+        default_route: false,
+    })
+}
+
+/// All addresses but those that the kernel found to be somebody else's.
+pub(crate) fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
+    let answers = netlink.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+    let mut addresses = Addresses::new();
+    for answer in answers {
+        let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
+        if let Some(address) = address(&message) {
+            addresses.entry(message.header.index).or_default().push(address);
+        }
+    }
+    Ok(addresses)
+}
+
+fn address(message: &AddressMessage) -> Option<LinkAddress> {
+    let header = &message.header;
+    let (mut local, mut address) = (None, None);
+    for attribute in &message.attributes {
+        if let AddressAttribute::Local(ip) = attribute {
+            local = Some(*ip);
+        } else if let AddressAttribute::Address(ip) = attribute {
+            address = Some(*ip);
+        }
+    }
+    if header.flags.contains(AddressHeaderFlags::Dadfailed) {
+        return None;
+    }
+    Some(LinkAddress {
+        // Where both are there, ADDRESS is the far end of a point-to-point link.
+        ip: local.or(address)?,
+        prefix: header.prefix_len,
+        global: header.scope == AddressScope::Universe,
+        secondary: header.flags.contains(AddressHeaderFlags::Secondary),
+    })
+}
+
+/// The default routes of all tables.
+pub(crate) fn default_routes(netlink: &mut Netlink) -> io::Result<Vec<DefaultRoute>> {
+    let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
+    let mut routes = Vec::new();
+    for answer in answers {
+        let RouteNetlinkMessage::NewRoute(message) = answer else { continue };
+        if message.header.destination_prefix_length == 0 && message.header.kind == RouteType::Unicast {
+            routes.extend(hops(&message));
+        }
+    }
+    Ok(routes)
+}
+
+fn hops(message: &RouteMessage) -> Vec<DefaultRoute> {
+    let ipv4 = i32::from(u8::from(message.header.address_family)) == libc::AF_INET;
+    let mut hop = DefaultRoute { ipv4, device: 0, main: false, metric: 0, source: None };
+    let mut table = u32::from(message.header.table);
+    let mut devices = Vec::new();
+    for attribute in &message.attributes {
+        if let RouteAttribute::Oif(index) = attribute {
+            devices.push(*index);
+        } else if let RouteAttribute::MultiPath(hops) = attribute {
+            devices.extend(hops.iter().map(|hop| hop.interface_index));
+        } else if let RouteAttribute::Priority(metric) = attribute {
+            hop.metric = *metric;
+        } else if let RouteAttribute::Table(number) = attribute {
+            table = *number;
+        } else if let RouteAttribute::PrefSource(RouteAddress::Inet(ip)) = attribute {
+            hop.source = Some((*ip).into());
+        } else if let RouteAttribute::PrefSource(RouteAddress::Inet6(ip)) = attribute {
+            hop.source = Some((*ip).into());
+        }
+    }
+    hop.main = table == u32::from(RouteHeader::RT_TABLE_MAIN);
+    devices.into_iter().map(|device| DefaultRoute { device, ..hop }).collect()
+}

@@ -1,0 +1,231 @@
+//! Keeping the kernel from giving the source ports of masqueraded packets to sockets of the node.
+//!
+//! What was added to `net.ipv4.ip_local_reserved_ports` is noted as folders on the BPF file system, `DIR/lb/ports/A-B`,
+//! so that exactly that can be taken out again, whoever else reserves ports.
+
+use std::{collections::BTreeSet, fmt::Write as _, fs, io, ops::RangeInclusive, path::Path};
+
+use tracing::info;
+
+use crate::{
+    bpf::bpffs::{self, Folder},
+    error::DatapathError,
+};
+
+/// Source ports of masqueraded packets: below the range that Linux gives to sockets by default, and outside of the one
+/// that Kubernetes gives to node ports by default.
+pub const DEFAULT_MASQUERADE_PORTS: RangeInclusive<u16> = 10_000..=29_999;
+
+/// From which the kernel takes ports for sockets that do not ask for one; of this network namespace.
+const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+/// Those of them that it leaves out.
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+
+type Ports = BTreeSet<u16>;
+
+/// The reservation of ports of one data plane in the network namespace of this thread.
+#[derive(Clone, Debug)]
+pub struct PortReservation {
+    folder: Folder,
+}
+
+impl PortReservation {
+    pub(crate) const fn new(folder: Folder) -> Self {
+        Self { folder }
+    }
+
+    /// Has these ports reserved if the kernel could give one of them to a socket, and none that were reserved for
+    /// another range; whether they are reserved now.
+    pub fn keep(&self, ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
+        let wanted = if overlap(&local_range()?, ports) { ports.clone().collect() } else { Ports::new() };
+        let (before, ours) = (reserved()?, self.marked()?);
+        let plan = Plan::new(&before, &ours, &wanted);
+        if plan.reserved != before {
+            // The marks first: what is added without one would stay for ever.
+            self.mark(&ours.union(&plan.ours).copied().collect())?;
+            if let Err(error) = write(&plan.reserved) {
+                self.mark(&ours)?;
+                return Err(error);
+            }
+            info!(ports = text(&plan.ours), "changed net.ipv4.ip_local_reserved_ports");
+        }
+        if plan.ours != ours {
+            self.mark(&plan.ours)?;
+        }
+        Ok(!wanted.is_empty())
+    }
+
+    /// Takes out what was added; how many ports.
+    pub(crate) fn release(&self) -> Result<usize, DatapathError> {
+        let ours = self.marked()?;
+        if ours.is_empty() {
+            return Ok(0);
+        }
+        let before = reserved()?;
+        let plan = Plan::new(&before, &ours, &Ports::new());
+        if plan.reserved != before {
+            write(&plan.reserved)?;
+        }
+        self.mark(&Ports::new())?;
+        Ok(before.len() - plan.reserved.len())
+    }
+
+    /// The ports that were added.
+    fn marked(&self) -> Result<Ports, DatapathError> {
+        let marks = bpffs::entries(&self.folder.ports())?;
+        Ok(marks.iter().filter_map(|path| parse(path.file_name()?.to_str()?).ok()).flatten().collect())
+    }
+
+    /// Notes that these ports, and no others, were added.
+    fn mark(&self, ports: &Ports) -> Result<(), DatapathError> {
+        let folder = self.folder.ports();
+        let names: BTreeSet<String> = ranges(ports).iter().map(range_text).collect();
+        for name in &names {
+            let path = folder.join(name);
+            fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", path, error))?;
+        }
+        let is_old = |path: &Path| !names.iter().any(|name| path.ends_with(name));
+        for path in bpffs::entries(&folder)?.into_iter().filter(|path| is_old(path)) {
+            fs::remove_dir(&path).map_err(|error| DatapathError::file("remove", path, error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the kernel may give one of these ports to a socket; for commands that look once.
+pub(crate) fn is_exposed(ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
+    let (range, reserved) = (local_range()?, reserved()?);
+    Ok(ports.clone().any(|port| range.contains(&port) && !reserved.contains(&port)))
+}
+
+/// What shall be reserved, and what of it would not be without us.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    reserved: Ports,
+    ours: Ports,
+}
+
+impl Plan {
+    fn new(reserved: &Ports, ours: &Ports, wanted: &Ports) -> Self {
+        let others: Ports = reserved.difference(ours).copied().collect();
+        let ours = wanted.difference(&others).copied().collect();
+        Self { reserved: others.union(&ours).copied().collect(), ours }
+    }
+}
+
+fn overlap(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
+    a.start() <= b.end() && b.start() <= a.end()
+}
+
+fn local_range() -> Result<RangeInclusive<u16>, DatapathError> {
+    let text = read(LOCAL_RANGE)?;
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => Ok(first..=last),
+        _ => Err(unreadable(LOCAL_RANGE, &text)),
+    }
+}
+
+fn reserved() -> Result<Ports, DatapathError> {
+    let text = read(RESERVED)?;
+    parse(&text).ok().ok_or_else(|| unreadable(RESERVED, &text))
+}
+
+fn read(file: &str) -> Result<String, DatapathError> {
+    fs::read_to_string(file).map_err(|error| DatapathError::file("read", file, error))
+}
+
+fn unreadable(file: &str, text: &str) -> DatapathError {
+    DatapathError::file("understand", file, io::Error::other(format!("it says {text:?}")))
+}
+
+/// Replaces what is reserved, and looks whether the kernel has taken it.
+fn write(ports: &Ports) -> Result<(), DatapathError> {
+    // An empty text would change nothing.
+    let text = text(ports) + "\n";
+    fs::write(RESERVED, text).map_err(|error| DatapathError::file("write", RESERVED, error))?;
+    if reserved()? == *ports {
+        return Ok(());
+    }
+    Err(DatapathError::file("write", RESERVED, io::Error::other("the kernel has not taken all of it")))
+}
+
+/// Ports as the kernel writes them: `8080,9000-9002`.
+fn parse(text: &str) -> Result<Ports, std::num::ParseIntError> {
+    let mut ports = Ports::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        ports.extend(first.parse::<u16>()?..=last.parse()?);
+    }
+    Ok(ports)
+}
+
+fn text(ports: &Ports) -> String {
+    ranges(ports).iter().map(range_text).collect::<Vec<_>>().join(",")
+}
+
+fn range_text(range: &RangeInclusive<u16>) -> String {
+    let mut text = range.start().to_string();
+    if range.start() < range.end() {
+        // Writing to a String cannot fail.
+        write!(text, "-{}", range.end()).unwrap_or_default();
+    }
+    text
+}
+
+/// The ports as ranges without gaps.
+fn ranges(ports: &Ports) -> Vec<RangeInclusive<u16>> {
+    let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
+    for port in ports {
+        match ranges.last_mut() {
+            Some(range) if range.end().checked_add(1) == Some(*port) => *range = *range.start()..=*port,
+            _ => ranges.push(*port..=*port),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_read_and_written_as_the_kernel_does() {
+        for same in ["", "8080", "8080,9000-9002", "1-65535", "10000-29999,40000"] {
+            assert_eq!(text(&parse(&format!("{same}\n")).unwrap()), same);
+        }
+        assert_eq!(text(&parse("7,5,6,1-2").unwrap()), "1-2,5-7");
+        for bad in ["a", "1-b", "70000"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_reserved_and_what_of_it_is_ours() {
+        for (what, reserved, ours, wanted, reserved_then, ours_then) in [
+            ("nothing is needed", "8080", "", "", "8080", ""),
+            ("beside others", "8080", "", "100-200", "100-200,8080", "100-200"),
+            ("others have a part of it", "150-300", "", "100-200", "100-300", "100-149"),
+            ("others have all of it", "1-1000", "", "100-200", "1-1000", ""),
+            ("it is there already", "100-200,8080", "100-200", "100-200", "100-200,8080", "100-200"),
+            ("somebody has overwritten it", "8080", "100-200", "100-200", "100-200,8080", "100-200"),
+            ("another range", "100-200,8080", "100-200", "150-250", "150-250,8080", "150-250"),
+            ("no longer needed", "100-200,8080", "100-200", "", "8080", ""),
+            ("only ours is taken out", "100-300", "100-149", "", "150-300", ""),
+            ("gone already", "8080", "100-149", "", "8080", ""),
+        ] {
+            let [reserved, ours, wanted] = [reserved, ours, wanted].map(|text| parse(text).unwrap());
+            let plan = Plan::new(&reserved, &ours, &wanted);
+            assert_eq!((&*text(&plan.reserved), &*text(&plan.ours)), (reserved_then, ours_then), "{what}");
+        }
+    }
+
+    #[test]
+    fn ranges_that_touch_overlap() {
+        for (a, b, expected) in
+            [(1..=9, 9..=20, true), (1..=9, 10..=20, false), (5..=6, 1..=9, true), (10..=20, 1..=9, false)]
+        {
+            assert_eq!(overlap(&a, &b), expected, "{a:?} {b:?}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The devices, addresses and default routes of this network namespace, now and whenever they change.
+
+use std::{io, time::Duration};
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use tokio::io::{Interest, unix::AsyncFd};
+use tracing::debug;
+
+use crate::{
+    error::DatapathError,
+    net::{
+        devices::{Device, DevicePatterns, classify},
+        netlink::{Netlink, events},
+        network::{self, Addresses, DefaultRoute, Link, Network},
+    },
+};
+
+/// How long further events are awaited after the first: setting up one pod's device makes a dozen.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// Watches links, addresses and default routes. What is read once is kept until an event says that it changed, so
+/// that a machine with a million routes does not list them for every pod.
+#[derive(Debug)]
+pub struct DeviceWatcher {
+    events: AsyncFd<Socket>,
+    netlink: Netlink,
+    patterns: DevicePatterns,
+    stale: Stale,
+    links: Vec<Link>,
+    addresses: Addresses,
+    default_routes: Vec<DefaultRoute>,
+}
+
+/// What must be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Stale {
+    links: bool,
+    addresses: bool,
+    routes: bool,
+}
+
+impl Stale {
+    const NOTHING: Self = Self { links: false, addresses: false, routes: false };
+    const EVERYTHING: Self = Self { links: true, addresses: true, routes: true };
+
+    /// Notes the events of a datagram.
+    fn note(&mut self, datagram: &[u8]) {
+        for (header, payload) in events(datagram) {
+            match header.kind {
+                libc::RTM_NEWLINK | libc::RTM_DELLINK => self.links = true,
+                libc::RTM_NEWADDR | libc::RTM_DELADDR => self.addresses = true,
+                // The second byte of a route message is the length of the destination's prefix.
+                libc::RTM_NEWROUTE | libc::RTM_DELROUTE if payload.get(1) == Some(&0) => self.routes = true,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl DeviceWatcher {
+    /// Starts to watch the network namespace of this thread. Must be called within a tokio runtime.
+    pub fn open(patterns: DevicePatterns) -> Result<Self, DatapathError> {
+        let failed = |error| DatapathError::netlink("watch devices", error);
+        let events = subscribe().map_err(failed)?;
+        // SAFETY: the socket keeps its descriptor until it is dropped, and nothing else closes it.
+        let events = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) };
+        Ok(Self {
+            events: events.map_err(|error| failed(error.into()))?,
+            netlink: Netlink::open().map_err(failed)?,
+            patterns,
+            stale: Stale::EVERYTHING,
+            links: Vec::new(),
+            addresses: Addresses::new(),
+            default_routes: Vec::new(),
+        })
+    }
+
+    /// What is there now.
+    pub fn network(&mut self) -> Result<Network, DatapathError> {
+        let netlink = &mut self.netlink;
+        if self.stale.links {
+            self.links =
+                network::links(netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+            self.stale.links = false;
+        }
+        if self.stale.addresses {
+            self.addresses = network::addresses(netlink)
+                .map_err(|error| DatapathError::netlink("list addresses", error))?;
+            self.stale.addresses = false;
+        }
+        if self.stale.routes {
+            self.default_routes = network::default_routes(netlink)
+                .map_err(|error| DatapathError::netlink("list routes", error))?;
+            self.stale.routes = false;
+        }
+        Ok(Network::new(self.links.clone(), &self.addresses, self.default_routes.clone()))
+    }
+
+    /// The devices that should have programs now.
+    pub fn devices(&mut self) -> Result<Vec<Device>, DatapathError> {
+        Ok(classify(&self.network()?.links, &self.patterns))
+    }
+
+    /// Returns soon after something changed that [`Self::network`] shows. May be cancelled.
+    pub async fn changed(&mut self) -> Result<(), DatapathError> {
+        while self.stale == Stale::NOTHING {
+            let ready = self.events.readable().await;
+            let mut ready = ready.map_err(|error| DatapathError::netlink("watch devices", error))?;
+            drain(ready.get_inner(), &mut self.stale);
+            ready.clear_ready();
+        }
+        tokio::time::sleep(SETTLE).await;
+        drain(self.events.get_ref(), &mut self.stale);
+        Ok(())
+    }
+}
+
+/// The devices that should have programs now, for commands that look once.
+pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, DatapathError> {
+    Network::read()
+        .map(|network| classify(&network.links, patterns))
+        .map_err(|error| DatapathError::netlink("list devices", error))
+}
+
+fn subscribe() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.set_non_blocking(true)?;
+    let groups = [
+        libc::RTMGRP_LINK,
+        libc::RTMGRP_IPV4_IFADDR,
+        libc::RTMGRP_IPV6_IFADDR,
+        libc::RTMGRP_IPV4_ROUTE,
+        libc::RTMGRP_IPV6_ROUTE,
+    ];
+    let groups = groups.into_iter().fold(0, |all, group| all | group.cast_unsigned());
+    socket.bind(&SocketAddr::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Reads all events there are.
+fn drain(events: &Socket, stale: &mut Stale) {
+    loop {
+        match events.recv_from_full() {
+            Ok((datagram, _)) => stale.note(&datagram),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                // ENOBUFS: events were lost.
+                debug!("reading everything again: {error}");
+                *stale = Stale::EVERYTHING;
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: u16, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 16];
+        bytes[..4].copy_from_slice(&u32::try_from(16 + payload.len()).unwrap().to_ne_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    #[test]
+    fn only_default_routes_matter() {
+        let mut stale = Stale::NOTHING;
+        stale.note(&event(libc::RTM_NEWROUTE, &[2, 24, 0, 0]));
+        assert_eq!(stale, Stale::NOTHING);
+        stale.note(&event(libc::RTM_DELROUTE, &[10, 0, 0, 0]));
+        assert_eq!(stale, Stale { routes: true, ..Stale::NOTHING });
+        stale.note(&[event(libc::RTM_NEWADDR, &[0; 8]), event(libc::RTM_DELLINK, &[0; 16])].concat());
+        assert_eq!(stale, Stale::EVERYTHING);
+    }
+}

@@ -1,0 +1,362 @@
+//! From the maps of another layout to those of this one, while packets go on.
+//!
+//! Beside the maps of each version a description of them is pinned ([`lb_core::layout`]). An agent that finds the data plane of
+//! another version with a description, newer or older, takes it over:
+//!
+//! 1. What programs write and both layouts have alike (connections, affinities, sockets) is shared: pinned by both.
+//! 2. Everything else is copied, field by field, when the programs are verified. The old ones serve meanwhile.
+//! 3. The programs of both versions are on every hook, ours first. A flow that is in both maps is translated by
+//!    whichever sees it first, alike. Ours leave what they do not know to the old ones: everything, until they are on all hooks and
+//!    the flows that have begun meanwhile are copied, too; then no more than what is in the middle of a connection.
+//! 4. What is left of the old flows is copied, and the old data plane removed.
+//!
+//! So there is no moment without somebody who knows a flow. Links to XDP hooks and control groups, which have no room for
+//! both, change their program in one step.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    os::fd::AsFd as _,
+    path::PathBuf,
+};
+
+use bytemuck::Pod;
+use lb_common::{
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, Service, ServiceKey,
+    ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
+    conntrack::{Flow, Tuple, seen},
+    handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
+};
+use lb_core::layout::{Conversion, Description, Part};
+use tracing::{info, warn};
+
+use crate::{
+    attach::cleanup,
+    bpf::{
+        bpffs::{self, Folder},
+        layout::{self, MAPS, MapSpec},
+        options::Capacities,
+        raw_map::RawMap,
+        sys,
+        table::Table,
+    },
+    error::DatapathError,
+};
+
+/// Name of the map that holds the description of the others.
+const DESCRIPTION: &str = "LAYOUT";
+/// Elements that are written at once.
+const CHUNK: usize = 4096;
+
+/// What programs write and need again.
+const STATE: [&MapSpec; 8] = [
+    &layout::CONNTRACK,
+    &layout::ACTIVE,
+    &layout::AFFINITY,
+    &layout::FRAGMENTS,
+    &layout::SOCKETS,
+    &layout::SOCKET_BACKENDS,
+    &layout::SOCKET_VIPS,
+    &layout::CONNECTED_SOCKETS,
+];
+
+/// A data plane of another layout that is being taken over.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    folder: Folder,
+    earlier: Earlier,
+    /// Maps that both have.
+    shared: BTreeSet<&'static str>,
+    /// Whether flows have begun in our maps already: an agent of this version was killed here.
+    resumed: bool,
+    /// Digests of the keys of flows that were copied: in the place of another one a new flow may have begun here.
+    copied: HashSet<u64>,
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+struct Earlier {
+    folder: PathBuf,
+    description: Description,
+}
+
+/// What makes their keys, and their values, ours.
+type Conversions = (Conversion, Conversion);
+
+/// Which flows are copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Those that nothing has ended: what may follow the end of a connection is another one.
+    Living,
+    /// All, and what flows that were copied before have seen since.
+    Rest,
+}
+
+/// That of this version.
+fn own_description() -> Description {
+    let mut description = Description::default();
+    for spec in &MAPS {
+        description.add(spec.name, (spec.key)(), (spec.value)());
+    }
+    description
+}
+
+/// Describes the maps of this version: from now on they are what an agent finds, of whatever version.
+pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
+    let path = folder.map(DESCRIPTION);
+    if path.exists() {
+        return Ok(());
+    }
+    let failed = |error| DatapathError::file("pin the description of the maps at", &path, error);
+    let map = sys::create_array(own_description().render().as_bytes()).map_err(failed)?;
+    sys::pin(map.as_fd(), &path).map_err(failed)
+}
+
+impl Earlier {
+    /// The data plane in `folder`, if it is described.
+    fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
+        let path = folder.join(DESCRIPTION);
+        let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
+        let mut text = String::new();
+        map.for_each(&mut |_, octets| {
+            text.push_str(String::from_utf8_lossy(octets).trim_end_matches('\0'));
+            Ok(())
+        })?;
+        let description = Description::parse(&text).map_err(|error| {
+            DatapathError::file("read the description at", &path, io::Error::other(error))
+        })?;
+        Ok(Some(Self { folder, description }))
+    }
+
+    fn map(&self, spec: &MapSpec) -> Result<Option<RawMap>, DatapathError> {
+        RawMap::open(spec.name, &self.folder.join(spec.name))
+    }
+
+    fn conversions(&self, spec: &MapSpec) -> Option<Conversions> {
+        let key = self.description.get(spec.name, Part::Key)?;
+        let value = self.description.get(spec.name, Part::Value)?;
+        Some((Conversion::between(key, &(spec.key)()), Conversion::between(value, &(spec.value)())))
+    }
+}
+
+fn converted<T: Pod>(conversion: &Conversion, octets: &[u8]) -> T {
+    let mut element = T::zeroed();
+    conversion.apply(octets, bytemuck::bytes_of_mut(&mut element));
+    element
+}
+
+impl Handover {
+    /// Finds a data plane to take over, and shares with it what can be shared. Call it before maps are made.
+    pub(crate) fn begin(folder: &Folder, capacities: &Capacities) -> Result<Option<Self>, DatapathError> {
+        let current = folder.current();
+        let mut found = Vec::new();
+        for other in folder.versions()?.into_iter().filter(|version| *version != current) {
+            let links = bpffs::entries(&other.join("links"))?.len();
+            found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
+        }
+        // Of several, which takes an agent that was killed in between, the one that serves.
+        let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
+        info!(from = %earlier.folder.display(), to = %current.display(), "taking over the data plane of another layout");
+        let resumed = folder.map(DESCRIPTION).exists();
+        if !resumed {
+            cleanup::remove_version(&current)?;
+            folder.make()?;
+        }
+        let mut handover = Self {
+            folder: folder.clone(),
+            earlier,
+            shared: BTreeSet::new(),
+            resumed,
+            copied: HashSet::new(),
+            hasher: RandomState::new(),
+        };
+        handover.share(capacities)?;
+        Ok(Some(handover))
+    }
+
+    fn share(&mut self, capacities: &Capacities) -> Result<(), DatapathError> {
+        let own = own_description();
+        for spec in STATE {
+            let Some(map) = self.earlier.map(spec)? else { continue };
+            let fits = map.shape.max_entries == capacities.of(spec);
+            let path = self.folder.map(spec.name);
+            if self.resumed || !fits || !own.agrees(&self.earlier.description, spec.name) {
+                continue;
+            }
+            map.pin(&path)?;
+            self.shared.insert(spec.name);
+        }
+        Ok(())
+    }
+
+    /// Fills our maps with what the earlier agent has left, and leaves everything to its programs for now. Call it when the
+    /// programs are loaded and before they are attached.
+    pub(crate) fn fill(&mut self) -> Result<(), DatapathError> {
+        if self.resumed {
+            return self.set_mode(CREATES_FLOWS);
+        }
+        self.carry::<ServiceKey, Service>(&layout::SERVICES, |key, service| service.sealed(key))?;
+        self.copy::<u32, Backend>(&layout::BACKENDS)?;
+        self.copy::<u32, u32>(&layout::TABLES)?;
+        self.copy::<u32, ServiceName>(&layout::SERVICE_NAMES)?;
+        self.copy::<Address, EndpointName>(&layout::ENDPOINT_NAMES)?;
+        self.copy::<Address, Vip>(&layout::VIPS)?;
+        self.copy::<SourceRangeKey, u32>(&layout::SOURCE_RANGES)?;
+        self.copy::<u32, u32>(&layout::INSIDE_DEVICES)?;
+        self.copy::<u32, DeviceInfo>(&layout::DEVICES)?;
+        self.copy::<u32, Settings>(&layout::SETTINGS)?;
+        self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;
+        self.copy::<u32, i64>(&layout::ACTIVE)?;
+        self.copy_clients()?;
+        self.copy_flows(Pass::Living)?;
+        self.adopt_links(|name| name.contains("-xdp-"))?;
+        self.set_mode(EARLIER_CREATES_FLOWS)
+    }
+
+    /// Takes everything else over; call it when our programs are on all hooks. `attach_sockets` puts them on sockets, whose links
+    /// are ours by then.
+    pub(crate) fn finish(
+        mut self,
+        attach_sockets: impl FnOnce() -> Result<(), DatapathError>,
+    ) -> Result<(), DatapathError> {
+        self.copy_flows(Pass::Living)?;
+        // From now on our maps say what theirs do not.
+        describe(&self.folder)?;
+        self.set_mode(CREATES_FLOWS)?;
+        if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
+            attach_sockets()?;
+        }
+        let flows = self.copy_flows(Pass::Rest)?;
+        self.copy_clients()?;
+        // Who finds it halfway removed must not take it over.
+        bpffs::unpin(&self.earlier.folder.join(DESCRIPTION))?;
+        cleanup::remove_version(&self.earlier.folder)?;
+        self.set_mode(OVER)?;
+        info!(last_entries = flows, "took over the data plane of another layout");
+        Ok(())
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<(), DatapathError> {
+        set_mode(&self.folder, mode)
+    }
+
+    /// Makes the links of which `which` is true ours; how many.
+    fn adopt_links(&self, which: impl Fn(&str) -> bool) -> Result<usize, DatapathError> {
+        let mut adopted = 0;
+        for link in bpffs::entries(&self.earlier.folder.join("links"))? {
+            let Some(name) = link.file_name().and_then(|name| name.to_str()).filter(|name| which(name))
+            else {
+                continue;
+            };
+            let ours = self.folder.links().join(name);
+            bpffs::unpin(&ours)?;
+            fs::rename(&link, &ours).map_err(|error| DatapathError::file("move the link", &link, error))?;
+            adopted += 1;
+        }
+        Ok(adopted)
+    }
+
+    /// Copies what is remembered of clients and sockets and is not known here.
+    fn copy_clients(&self) -> Result<(), DatapathError> {
+        self.copy_missing::<AffinityKey, Affinity>(&layout::AFFINITY)?;
+        self.copy_missing::<SocketKey, SocketBackend>(&layout::SOCKET_BACKENDS)?;
+        self.copy_missing::<SocketKey, Endpoint>(&layout::SOCKET_VIPS)?;
+        self.copy_missing::<u64, SocketConnection>(&layout::CONNECTED_SOCKETS)
+    }
+
+    fn copy_missing<K: Pod, V: Pod>(&self, spec: &MapSpec) -> Result<(), DatapathError> {
+        let Some((old, (keys, values))) = self.source(spec)? else { return Ok(()) };
+        let table = Table::<K, V>::open(spec, &self.folder.map(spec.name))?;
+        old.for_each(&mut |key, value| {
+            table.insert_new(&converted(&keys, key), &converted(&values, value)).map(drop)
+        })
+    }
+
+    fn copy<K: Pod, V: Pod>(&self, spec: &MapSpec) -> Result<(), DatapathError> {
+        self.carry::<K, V>(spec, |_, value| value)
+    }
+
+    /// Copies a map; `change` makes a value good for its key.
+    fn carry<K: Pod, V: Pod>(
+        &self,
+        spec: &MapSpec,
+        change: impl Fn(&K, V) -> V,
+    ) -> Result<(), DatapathError> {
+        let Some((old, (keys, values))) = self.source(spec)? else { return Ok(()) };
+        let table = Table::<K, V>::open(spec, &self.folder.map(spec.name))?;
+        let is_array = spec.is_array();
+        let mut elements: (Vec<K>, Vec<V>) = (Vec::new(), Vec::new());
+        let write = |(keys, values): &mut (Vec<K>, Vec<V>)| {
+            let written = table.update(keys, values).map_err(|(_, error)| error);
+            keys.clear();
+            values.clear();
+            written
+        };
+        old.for_each(&mut |key, value| {
+            // An array has them all, and zeros where there is nothing.
+            if is_array && value.iter().all(|octet| *octet == 0) {
+                return Ok(());
+            }
+            let key = converted(&keys, key);
+            elements.1.push(change(&key, converted(&values, value)));
+            elements.0.push(key);
+            if elements.0.len() < CHUNK { Ok(()) } else { write(&mut elements) }
+        })?;
+        write(&mut elements)
+    }
+
+    /// The map to copy, unless it is ours, too, and how.
+    fn source(&self, spec: &MapSpec) -> Result<Option<(RawMap, Conversions)>, DatapathError> {
+        if self.shared.contains(spec.name) {
+            return Ok(None);
+        }
+        Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
+    }
+
+    /// Copies entries that are not here; how many.
+    fn copy_flows(&mut self, pass: Pass) -> Result<usize, DatapathError> {
+        let spec = &layout::CONNTRACK;
+        let Some((old, (keys, values))) = self.source(spec)? else { return Ok(0) };
+        let table = Table::<Tuple, Flow>::open(spec, &self.folder.map(spec.name))?;
+        let (before, mut refused) = (self.copied.len(), None);
+        old.for_each(&mut |key, value| {
+            let (key, flow): (Tuple, Flow) = (converted(&keys, key), converted(&values, value));
+            let lives = flow.seen & (seen::FIN | seen::RST) == 0;
+            if pass == Pass::Living && !lives {
+                return Ok(());
+            }
+            let digest = self.hasher.hash_one(key);
+            let is_copy = self.copied.contains(&digest) || self.resumed && lives;
+            match table.insert_new(&key, &flow) {
+                Ok(true) => drop(self.copied.insert(digest)),
+                Ok(false) if pass == Pass::Rest && is_copy => absorb(&table, &key, &flow)?,
+                Ok(false) => {}
+                Err(error) => refused = Some(error),
+            }
+            Ok(())
+        })?;
+        if let Some(error) = refused {
+            warn!("not all connections can be taken over: {error}");
+        }
+        Ok(self.copied.len() - before)
+    }
+}
+
+/// Makes up for what a copy has missed.
+fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
+    let Some(copy) = table.get(key)? else { return Ok(()) };
+    let mut whole = copy;
+    whole.merge(original);
+    if whole == copy {
+        return Ok(());
+    }
+    table.update(&[*key], &[whole]).map_err(|(_, error)| error)
+}
+
+/// Tells the programs what is theirs.
+pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
+    let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
+    table.update(&[0], &[mode]).map_err(|(_, error)| error)
+}

@@ -1,0 +1,39 @@
+//! The devices whose senders are inside the cluster.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    bpf::{bpffs::Folder, layout, table::Table},
+    error::DatapathError,
+};
+
+/// The map `INSIDE_DEVICES`. Have one at a time.
+#[derive(Debug)]
+pub struct InsideDevices {
+    map: Table<u32, u32>,
+}
+
+impl InsideDevices {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self { map: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))? })
+    }
+
+    /// The interface indices that are in the map.
+    pub fn get(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        let mut devices = BTreeSet::new();
+        self.map.for_each(|index, _| {
+            devices.insert(*index);
+            Ok(())
+        })?;
+        Ok(devices)
+    }
+
+    /// Has exactly these interface indices in the map.
+    pub fn set(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        let now = self.get()?;
+        let gone: Vec<u32> = now.difference(devices).copied().collect();
+        let new: Vec<u32> = devices.difference(&now).copied().collect();
+        self.map.delete(&gone).map_err(|(_, error)| error)?;
+        self.map.update(&new, &vec![1; new.len()]).map_err(|(_, error)| error)
+    }
+}

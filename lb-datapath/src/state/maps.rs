@@ -1,0 +1,405 @@
+//! The maps of the control plane: read back as [`Contents`], changed by [`Step`]s.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use lb_common::{
+    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, from_fixed,
+    service_flags, to_fixed,
+};
+use lb_core::{
+    capacity::Capacity,
+    model::{ObjectName, Protocol, ServicePortName},
+    plan::{Contents, EndpointLabels, ServiceLabels, Step, tables_of},
+    tables::Digest,
+};
+
+use crate::{
+    bpf::{bpffs::Folder, layout, table::Table},
+    error::DatapathError,
+};
+
+/// Slots of `BACKENDS` read beside wanted ones rather than with a call of their own.
+const GAP: u32 = 256;
+
+/// A step that could not be applied; the ones before it are in the kernel.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}: {source}")]
+pub struct ApplyError {
+    /// How many steps were applied.
+    pub applied: usize,
+    /// The step that failed, as people say it.
+    pub step: String,
+    /// Why.
+    #[source]
+    pub source: Box<DatapathError>,
+}
+
+/// The maps that the control plane writes. Cloning shares the maps.
+#[derive(Clone, Debug)]
+pub struct ServiceMaps {
+    pub(crate) services: Table<ServiceKey, Service>,
+    pub(crate) backends: Table<u32, Backend>,
+    pub(crate) tables: Table<u32, u32>,
+    pub(crate) service_names: Table<u32, ServiceName>,
+    pub(crate) endpoint_names: Table<Address, EndpointName>,
+    pub(crate) vips: Table<Address, Vip>,
+    pub(crate) source_ranges: Table<SourceRangeKey, u32>,
+}
+
+impl ServiceMaps {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self {
+            services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
+            backends: Table::open(&layout::BACKENDS, &folder.map("BACKENDS"))?,
+            tables: Table::open(&layout::TABLES, &folder.map("TABLES"))?,
+            service_names: Table::open(&layout::SERVICE_NAMES, &folder.map("SERVICE_NAMES"))?,
+            endpoint_names: Table::open(&layout::ENDPOINT_NAMES, &folder.map("ENDPOINT_NAMES"))?,
+            vips: Table::open(&layout::VIPS, &folder.map("VIPS"))?,
+            source_ranges: Table::open(&layout::SOURCE_RANGES, &folder.map("SOURCE_RANGES"))?,
+        })
+    }
+
+    /// Whether to use the kernel's batch commands; on by default.
+    pub fn use_batches(&self, yes: bool) {
+        self.services.use_batches(yes);
+        self.backends.use_batches(yes);
+        self.tables.use_batches(yes);
+        self.service_names.use_batches(yes);
+        self.endpoint_names.use_batches(yes);
+        self.vips.use_batches(yes);
+        self.source_ranges.use_batches(yes);
+    }
+
+    /// Frontends: `SERVICES`.
+    pub const fn services(&self) -> &Table<ServiceKey, Service> {
+        &self.services
+    }
+
+    /// The arena of endpoints: `BACKENDS`.
+    pub const fn backends(&self) -> &Table<u32, Backend> {
+        &self.backends
+    }
+
+    /// The arena of schedulers' tables: `TABLES`.
+    pub const fn tables(&self) -> &Table<u32, u32> {
+        &self.tables
+    }
+
+    /// Addresses of Services: `VIPS`.
+    pub const fn vips(&self) -> &Table<Address, Vip> {
+        &self.vips
+    }
+
+    /// `loadBalancerSourceRanges`: `SOURCE_RANGES`.
+    pub const fn source_ranges(&self) -> &Table<SourceRangeKey, u32> {
+        &self.source_ranges
+    }
+
+    /// The id of the service port with this frontend.
+    pub fn service_at(&self, key: &ServiceKey) -> Result<Option<u32>, DatapathError> {
+        Ok(self.services.get(key)?.map(|service| service.id))
+    }
+
+    /// The name of the service port with this id.
+    pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
+        Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
+    }
+
+    /// How much the plan may give out.
+    pub fn room(&self) -> Capacity {
+        Capacity {
+            backends: self.backends.capacity(),
+            tables: self.tables.capacity(),
+            frontends: self.services.capacity(),
+            names: self.service_names.capacity(),
+            source_ranges: self.source_ranges.capacity(),
+        }
+    }
+
+    /// How many frontends `SERVICES` can hold.
+    pub fn frontend_capacity(&self) -> u32 {
+        self.services.capacity()
+    }
+
+    /// Everything the control plane keeps in the kernel.
+    pub fn contents(&self) -> Result<Contents, DatapathError> {
+        let mut contents = Contents::default();
+        self.services.for_each(|key, service| {
+            contents.frontends.insert(*key, *service);
+            Ok(())
+        })?;
+        contents.backends = self.referenced_backends(contents.frontends.values())?;
+        for range in contents.frontends.values().flat_map(tables_of) {
+            if let Entry::Vacant(entry) = contents.tables.entry(range.base) {
+                entry.insert(Digest::of(&self.tables.read_range(range.base, range.count)?));
+            }
+        }
+        self.service_names.for_each(|id, name| {
+            if let Some(labels) = service_labels(name) {
+                contents.service_labels.insert(*id, labels);
+            }
+            Ok(())
+        })?;
+        self.endpoint_names.for_each(|address, name| {
+            contents.endpoint_labels.insert(IpAddr::from(*address), endpoint_labels(name));
+            Ok(())
+        })?;
+        self.vips.for_each(|address, vip| {
+            contents.vips.insert(IpAddr::from(*address), *vip);
+            Ok(())
+        })?;
+        self.source_ranges.for_each(|range, _| {
+            contents.source_ranges.insert(*range);
+            Ok(())
+        })?;
+        Ok(contents)
+    }
+
+    fn referenced_backends<'a>(
+        &self,
+        services: impl Iterator<Item = &'a Service>,
+    ) -> Result<BTreeMap<u32, Backend>, DatapathError> {
+        let mut slices: Vec<(u32, u32)> = services
+            .flat_map(slices_of)
+            .map(|(base, count)| (base, base.saturating_add(count)))
+            .filter(|(base, end)| base < end)
+            .collect();
+        slices.sort_unstable();
+        slices.dedup();
+        let mut backends = BTreeMap::new();
+        for (base, end) in merged(&slices) {
+            let read = self.backends.read_range(base, end - base)?;
+            let wanted =
+                slices.partition_point(|slice| slice.0 < base)..slices.partition_point(|slice| slice.0 < end);
+            for slot in slices[wanted].iter().flat_map(|slice| slice.0..slice.1) {
+                if let Some(backend) = read.get((slot - base) as usize) {
+                    backends.insert(slot, *backend);
+                }
+            }
+        }
+        Ok(backends)
+    }
+
+    /// Applies the steps in their order. Runs of steps of one kind share system calls; the kernel works such a
+    /// batch off element by element, so what is in the kernel is at any time the effect of a prefix of the steps.
+    pub fn apply(&self, steps: &[Step]) -> Result<(), ApplyError> {
+        let mut applied = 0;
+        for run in steps.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            self.apply_run(run).map_err(|(done, source)| ApplyError {
+                applied: applied + done,
+                step: run.get(done).map_or_else(String::new, describe),
+                source: Box::new(source),
+            })?;
+            applied += run.len();
+        }
+        Ok(())
+    }
+
+    /// Applies steps of one kind. On failure the number says how many were applied.
+    fn apply_run(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
+        let Some(first) = run.first() else { return Ok(()) };
+        match first {
+            Step::DeleteFrontend(_) => self.services.delete(&gather(run, |step| {
+                if let Step::DeleteFrontend(key) = step { Some(*key) } else { None }
+            })),
+            Step::WriteBackends { .. } => self.write_backends(run),
+            Step::WriteTable { .. } => self.write_tables(run),
+            Step::PutServiceLabels(..) => put(&self.service_names, run, |step| {
+                if let Step::PutServiceLabels(id, labels) = step {
+                    Some((*id, service_name(labels)))
+                } else {
+                    None
+                }
+            }),
+            Step::PutEndpointLabels(..) => put(&self.endpoint_names, run, |step| {
+                if let Step::PutEndpointLabels(ip, labels) = step {
+                    Some((Address::from(*ip), endpoint_name(labels)))
+                } else {
+                    None
+                }
+            }),
+            Step::PutFrontend(..) => put(&self.services, run, |step| {
+                if let Step::PutFrontend(key, service) = step { Some((*key, *service)) } else { None }
+            }),
+            Step::PutVip(..) => put(&self.vips, run, |step| {
+                if let Step::PutVip(ip, vip) = step { Some((Address::from(*ip), *vip)) } else { None }
+            }),
+            Step::DeleteVip(_) => self.vips.delete(&gather(run, |step| {
+                if let Step::DeleteVip(ip) = step { Some(Address::from(*ip)) } else { None }
+            })),
+            Step::PutSourceRange(_) => put(&self.source_ranges, run, |step| {
+                if let Step::PutSourceRange(range) = step { Some((*range, 1)) } else { None }
+            }),
+            Step::DeleteSourceRange(_) => self.source_ranges.delete(&gather(run, |step| {
+                if let Step::DeleteSourceRange(range) = step { Some(*range) } else { None }
+            })),
+            Step::ReleaseBackends { .. } | Step::ReleaseTable { .. } => Ok(()),
+            Step::DeleteServiceLabels(_) => self.service_names.delete(&gather(run, |step| {
+                if let Step::DeleteServiceLabels(id) = step { Some(*id) } else { None }
+            })),
+            Step::DeleteEndpointLabels(_) => self.endpoint_names.delete(&gather(run, |step| {
+                if let Step::DeleteEndpointLabels(ip) = step { Some(Address::from(*ip)) } else { None }
+            })),
+        }
+    }
+
+    fn write_backends(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
+        let slices = run.iter().filter_map(|step| {
+            if let Step::WriteBackends { base, backends } = step { Some((*base, &**backends)) } else { None }
+        });
+        write_slices(&self.backends, slices)
+    }
+
+    fn write_tables(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
+        let slices = run.iter().filter_map(|step| {
+            if let Step::WriteTable { base, entries } = step { Some((*base, &**entries)) } else { None }
+        });
+        write_slices(&self.tables, slices)
+    }
+}
+
+/// Writes slices of an arena. On failure the number says how many were written whole.
+fn write_slices<'a, V: bytemuck::Pod>(
+    arena: &Table<u32, V>,
+    slices: impl Iterator<Item = (u32, &'a [V])>,
+) -> Result<(), (usize, DatapathError)> {
+    let (mut slots, mut values, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+    for (base, slice) in slices {
+        slots.extend((base..).take(slice.len()));
+        values.extend_from_slice(slice);
+        ends.push(slots.len());
+    }
+    let whole = |(written, error)| (ends.partition_point(|end| *end <= written), error);
+    arena.update(&slots, &values).map_err(whole)
+}
+
+/// Base and length of the slices of `BACKENDS` that a record refers to.
+pub(crate) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
+    let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
+        .then_some((service.internal_base, service.internal_count));
+    std::iter::once((service.backends_base, service.backends_count)).chain(inside)
+}
+
+fn gather<T>(run: &[Step], pick: impl Fn(&Step) -> Option<T>) -> Vec<T> {
+    run.iter().filter_map(pick).collect()
+}
+
+fn put<K: bytemuck::Pod, V: bytemuck::Pod>(
+    table: &Table<K, V>,
+    run: &[Step],
+    pick: impl Fn(&Step) -> Option<(K, V)>,
+) -> Result<(), (usize, DatapathError)> {
+    let (keys, values): (Vec<K>, Vec<V>) = run.iter().filter_map(pick).unzip();
+    table.update(&keys, &values)
+}
+
+/// The ranges that cover all slices; `slices` are sorted `(base, end)`.
+fn merged(slices: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for (base, end) in slices {
+        match ranges.last_mut() {
+            Some(last) if *base <= last.1.saturating_add(GAP) => last.1 = last.1.max(*end),
+            _ => ranges.push((*base, *end)),
+        }
+    }
+    ranges
+}
+
+fn service_name(labels: &ServiceLabels) -> ServiceName {
+    let ServicePortName { service, port, protocol } = &labels.name;
+    ServiceName {
+        namespace: to_fixed(&service.namespace),
+        name: to_fixed(&service.name),
+        port_name: to_fixed(port),
+        protocol: protocol.number(),
+        zero: 0,
+        node_port: labels.node_port.unwrap_or(0),
+    }
+}
+
+/// None where the protocol is unknown: then a newer agent wrote it.
+fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
+    let protocol = Protocol::from_number(name.protocol)?;
+    Some(ServiceLabels {
+        name: ServicePortName {
+            service: ObjectName::new(from_fixed(&name.namespace), from_fixed(&name.name)),
+            port: from_fixed(&name.port_name).into(),
+            protocol,
+        },
+        node_port: (name.node_port != 0).then_some(name.node_port),
+    })
+}
+
+fn endpoint_name(labels: &EndpointLabels) -> EndpointName {
+    let text = |label: &Option<Arc<str>>| to_fixed(label.as_deref().unwrap_or(""));
+    EndpointName { node: text(&labels.node), zone: text(&labels.zone), pod: text(&labels.pod) }
+}
+
+fn endpoint_labels(name: &EndpointName) -> EndpointLabels {
+    let label = |fixed: &[u8]| Some(from_fixed(fixed)).filter(|text| !text.is_empty()).map(Arc::from);
+    EndpointLabels { node: label(&name.node), zone: label(&name.zone), pod: label(&name.pod) }
+}
+
+/// What a step does, after the word "cannot".
+fn describe(step: &Step) -> String {
+    let frontend = |key: &ServiceKey| {
+        let address = IpAddr::from(key.address);
+        let protocol = Protocol::from_number(key.protocol).map_or("unknown", Protocol::as_str);
+        format!("{}/{protocol}", std::net::SocketAddr::new(address, key.port))
+    };
+    match step {
+        Step::DeleteFrontend(key) => format!("delete frontend {}", frontend(key)),
+        Step::WriteBackends { base, backends } => format!("write {} backends at slot {base}", backends.len()),
+        Step::WriteTable { base, entries } => {
+            format!("write a table of {} entries at slot {base}", entries.len())
+        }
+        Step::ReleaseTable { base, count } => format!("release a table of {count} entries at slot {base}"),
+        Step::PutServiceLabels(id, labels) => format!("name service {id} {}", labels.name),
+        Step::PutEndpointLabels(ip, _) => format!("name endpoint {ip}"),
+        Step::PutFrontend(key, service) => {
+            format!("put frontend {} of service {}", frontend(key), service.id)
+        }
+        Step::ReleaseBackends { base, count } => format!("release {count} backends at slot {base}"),
+        Step::DeleteServiceLabels(id) => format!("delete the name of service {id}"),
+        Step::DeleteEndpointLabels(ip) => format!("delete the name of endpoint {ip}"),
+        Step::PutVip(ip, _) => format!("put virtual address {ip}"),
+        Step::DeleteVip(ip) => format!("delete virtual address {ip}"),
+        Step::PutSourceRange(range) => {
+            format!("let a network use service {}", range.range.service_and_family >> 1)
+        }
+        Step::DeleteSourceRange(range) => {
+            format!("lock a network out of service {}", range.range.service_and_family >> 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_slices_are_read_together() {
+        assert_eq!(merged(&[(0, 4), (4, 9), (9 + GAP, 500), (5000, 5001)]), [(0, 500), (5000, 5001)]);
+        assert_eq!(merged(&[(0, 100), (10, 20)]), [(0, 100)]);
+        assert_eq!(merged(&[]), []);
+    }
+
+    #[test]
+    fn labels_survive_the_way_through_the_kernel() {
+        let labels = ServiceLabels {
+            name: ServicePortName {
+                service: ObjectName::new("default", "web"),
+                port: "https".into(),
+                protocol: Protocol::Udp,
+            },
+            node_port: Some(30_443),
+        };
+        assert_eq!(service_labels(&service_name(&labels)), Some(labels));
+        let labels = EndpointLabels { node: Some("a".into()), zone: None, pod: Some("web-0".into()) };
+        assert_eq!(endpoint_labels(&endpoint_name(&labels)), labels);
+    }
+}

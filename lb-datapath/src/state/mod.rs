@@ -1,0 +1,13 @@
+//! The pinned maps as typed tables: Services, flows, affinity, sockets, settings, counters, events.
+
+pub(crate) mod active_flows;
+pub(crate) mod affinity;
+pub(crate) mod conntrack;
+pub(crate) mod device_map;
+pub(crate) mod handover;
+pub(crate) mod inside_devices;
+pub(crate) mod maps;
+pub(crate) mod monitor;
+pub(crate) mod settings;
+pub(crate) mod stats;
+pub(crate) mod udp_sockets;

@@ -1,0 +1,48 @@
+//! The counters of the data plane.
+
+use aya::maps::{Map, MapData, PerCpuArray};
+use lb_common::Outcome;
+
+use crate::{
+    bpf::{
+        bpffs::Folder,
+        layout::{self, Shape},
+    },
+    error::DatapathError,
+};
+
+/// The map `STATS`.
+pub struct Stats {
+    counters: PerCpuArray<MapData, u64>,
+}
+
+impl std::fmt::Debug for Stats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stats").finish_non_exhaustive()
+    }
+}
+
+impl Stats {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        let path = folder.map(layout::STATS.name);
+        let found = Shape::of_pin(&path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
+        layout::STATS.check(&path, &found)?;
+        let open = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
+        let map = Map::from_map_data(MapData::from_pin(&path).map_err(open)?).map_err(open)?;
+        Ok(Self { counters: PerCpuArray::try_from(map).map_err(open)? })
+    }
+
+    /// How many packets had which outcome since the map was made, indexed by [`Outcome`].
+    pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
+        let mut sums = [0; Outcome::COUNT];
+        for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {
+            let values = self.counters.get(&(outcome as u32), 0).map_err(|error| DatapathError::Map {
+                action: "read from",
+                map: layout::STATS.name,
+                source: std::io::Error::other(error),
+            })?;
+            *sum = values.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value));
+        }
+        Ok(sums)
+    }
+}

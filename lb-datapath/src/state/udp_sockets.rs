@@ -1,0 +1,253 @@
+//! UDP sockets of the node that were connected through a service to a backend which is gone: their datagrams would go
+//! nowhere, and nobody would tell the application. Its next system call fails instead, with ECONNABORTED where it reads
+//! and EDESTADDRREQ where it writes.
+//!
+//! sock_diag(7) lists sockets with their cookies, and `CONNECTED_SOCKETS` tells those that a program has sent to a
+//! backend: no other socket is touched.
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+};
+
+use bytemuck::{Pod, Zeroable};
+use lb_common::{Address, Endpoint, SocketConnection, protocol};
+use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use crate::{
+    bpf::{bpffs::Folder, layout, table::Table},
+    error::DatapathError,
+    net::netlink::{Message, Netlink},
+};
+
+/// Of include/uapi/linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+/// TCP's name for it, which connected UDP sockets have too.
+const ESTABLISHED: u32 = 1;
+/// `INET_DIAG_NOCOOKIE`
+const ANY_COOKIE: u64 = u64::MAX;
+
+/// `AF_INET` and `AF_INET6`, as a single octet says them.
+const IPV4: u8 = 2;
+const IPV6: u8 = 10;
+
+/// `struct inet_diag_sockid`: how the kernel tells sockets apart.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct SocketId {
+    /// Network byte order.
+    local_port: u16,
+    /// Network byte order.
+    remote_port: u16,
+    /// Of IPv4 the first word.
+    local: [u32; 4],
+    remote: [u32; 4],
+    device: u32,
+    cookie: [u32; 2],
+}
+
+/// `struct inet_diag_req_v2`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Request {
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    zero: u8,
+    /// A bit for each state.
+    states: u32,
+    id: SocketId,
+}
+
+/// Head of `struct inet_diag_msg`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Answer {
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+}
+
+/// What is asked and answered.
+#[derive(Clone, Debug)]
+enum Diag {
+    /// List the connected sockets of a family.
+    List(u8),
+    Socket(Socket),
+    Destroy(Socket),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Socket {
+    family: u8,
+    id: SocketId,
+}
+
+impl Socket {
+    /// Its number, as the programs know it.
+    fn cookie(&self) -> u64 {
+        let [low, high] = self.id.cookie;
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// Whom it is connected to, as the programs know them.
+    fn remote(&self) -> Endpoint {
+        let SocketId { remote, remote_port, .. } = self.id;
+        let [v4, ..] = remote;
+        let address =
+            if self.family == IPV4 { Address::from_v4_word(v4) } else { Address::from_words(remote) };
+        Endpoint::new(address, u16::from_be(remote_port))
+    }
+}
+
+impl NetlinkSerializable for Diag {
+    fn message_type(&self) -> u16 {
+        match self {
+            Self::List(_) | Self::Socket(_) => SOCK_DIAG_BY_FAMILY,
+            Self::Destroy(_) => SOCK_DESTROY,
+        }
+    }
+
+    fn buffer_len(&self) -> usize {
+        size_of::<Request>()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        let (family, states, id) = match *self {
+            Self::List(family) => (family, 1 << ESTABLISHED, SocketId::zeroed()),
+            Self::Socket(Socket { family, id }) | Self::Destroy(Socket { family, id }) => {
+                (family, u32::MAX, id)
+            }
+        };
+        let request = Request { family, protocol: protocol::UDP, extensions: 0, zero: 0, states, id };
+        buffer.copy_from_slice(bytemuck::bytes_of(&request));
+    }
+}
+
+impl NetlinkDeserializable for Diag {
+    type Error = DecodeError;
+
+    fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        let answer = payload.get(..size_of::<Answer>());
+        let answer = answer.ok_or_else(|| DecodeError::from("a socket without its identity"))?;
+        let Answer { family, id, .. } = bytemuck::pod_read_unaligned(answer);
+        Ok(Self::Socket(Socket { family, id }))
+    }
+}
+
+impl Message for Diag {
+    const PROTOCOL: isize = NETLINK_SOCK_DIAG;
+}
+
+/// UDP sockets of this network namespace that were connected through a service.
+#[derive(Clone, Debug)]
+pub struct UdpSockets {
+    connections: Table<u64, SocketConnection>,
+}
+
+impl UdpSockets {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        let map = &layout::CONNECTED_SOCKETS;
+        Ok(Self { connections: Table::open(map, &folder.map(map.name))? })
+    }
+
+    /// Ends those of which `is_stale` says so; it is given the virtual address and the backend. Returns how many.
+    ///
+    /// # Errors
+    /// The kernel does not list them, or did not let one be ended; all others were tried nevertheless.
+    pub fn destroy(&self, is_stale: impl Fn(&Endpoint, &Endpoint) -> bool) -> Result<usize, DatapathError> {
+        let failed = |action| move |error| DatapathError::netlink(action, error);
+        let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
+        let (mut destroyed, mut refused) = (0, None);
+        for family in [IPV4, IPV6] {
+            for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
+                let Diag::Socket(socket) = message else { continue };
+                // It may have been connected to something else since.
+                let connection = self.connections.get(&socket.cookie())?;
+                let connection = connection.filter(|connection| connection.backend == socket.remote());
+                if !connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)) {
+                    continue;
+                }
+                match end(&mut netlink, socket) {
+                    Ok(was_there) => destroyed += usize::from(was_there),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+        }
+        refused.map_or(Ok(destroyed), |error| Err(failed("end a UDP socket")(error)))
+    }
+}
+
+/// Ends a socket; whether it was still there.
+fn end(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
+    match netlink.order(Diag::Destroy(socket), 0) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tries whether this kernel lets sockets be ended, with one of our own.
+pub(crate) fn try_destroy() -> io::Result<()> {
+    let victim = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    victim.connect(victim.local_addr()?)?;
+    let port = victim.local_addr()?.port().to_be();
+    let address = [u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()), 0, 0, 0];
+    let id = SocketId {
+        local_port: port,
+        remote_port: port,
+        local: address,
+        remote: address,
+        device: 0,
+        cookie: bytemuck::must_cast(ANY_COOKIE),
+    };
+    let ended = end(&mut Netlink::open()?, Socket { family: IPV4, id })?;
+    if ended { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::*;
+
+    fn answer(family: u8, remote: [u32; 4]) -> Vec<u8> {
+        let mut answer = Answer { family, ..Answer::zeroed() };
+        answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
+        // Timeouts, queues, attributes and what else comes behind.
+        [bytemuck::bytes_of(&answer), &[9; 60]].concat()
+    }
+
+    fn parse(payload: &[u8]) -> Socket {
+        match Diag::deserialize(&NetlinkHeader::default(), payload).unwrap() {
+            Diag::Socket(socket) => socket,
+            other @ (Diag::List(_) | Diag::Destroy(_)) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_described_socket_has_the_number_and_the_peer_that_the_programs_know() {
+        let v4 = [u32::from_ne_bytes([10, 1, 0, 5]), 0, 0, 0];
+        let v6: IpAddr = "2001:db8::5".parse().unwrap();
+        let mapped = Address::from_v4([10, 1, 0, 5]).words();
+        for (family, words, remote) in [
+            (IPV4, v4, "10.1.0.5:5353"),
+            (IPV6, mapped, "10.1.0.5:5353"),
+            (IPV6, Address::from(v6).words(), "[2001:db8::5]:5353"),
+        ] {
+            let remote: SocketAddr = remote.parse().unwrap();
+            let remote = Endpoint::new(remote.ip().into(), remote.port());
+            let socket = parse(&answer(family, words));
+            assert_eq!((socket.cookie(), socket.remote()), (0x1_0000_0007, remote));
+        }
+    }
+
+    #[test]
+    fn a_description_cut_short_is_refused() {
+        Diag::deserialize(&NetlinkHeader::default(), &[0; 51]).unwrap_err();
+    }
+}
