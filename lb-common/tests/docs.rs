@@ -200,6 +200,25 @@ fn tests_that_guard_invariants_exist() {
 }
 
 #[test]
+fn tests_of_differences_from_kube_proxy_exist() {
+    let page = read("docs/kube-proxy.md");
+    let (_, table) = page.split_once("## What differs").expect("the section");
+    let rows: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|')?.rsplit_once(" | "))
+        .map(|(_, tests)| tests)
+        .collect();
+    assert!(rows.len() > 10, "the table has another form");
+    for name in rows.into_iter().flat_map(code_spans) {
+        let (module, test) = name.split_once("::").unwrap_or((name, ""));
+        let path = repository().join(format!("tests/tests/netns/{module}.rs"));
+        let source =
+            fs::read_to_string(path).unwrap_or_else(|error| panic!("no test module {module}: {error}"));
+        assert!(test.is_empty() || source.contains(&format!("fn {test}(")), "no test is called {name}");
+    }
+}
+
+#[test]
 fn tests_that_the_reliability_page_names_exist() {
     let page = read("docs/reliability.md");
     let rows: Vec<Vec<&str>> = page
