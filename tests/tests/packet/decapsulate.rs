@@ -1,5 +1,5 @@
-//! Packets that come in a tunnel to the node of their backend. (Only with an Ethernet header: a test run takes the first 14
-//! octets of any packet for one, and the kernel would move what is behind them.)
+//! Packets that arrive in a tunnel at the node of their backend. (Only with an Ethernet header: a test run takes the first 14
+//! bytes of any packet for one, and the kernel would move the bytes after it.)
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,13 +10,13 @@ use lb_common::{
 };
 
 use super::{
-    bench::{Bench, Hook, SCTP, TCP, UDP},
     packets::{Packet, VLAN, fragments},
     stage::{Family, each, each_ethernet},
+    testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel::{Kind, in_tunnel, service, service_of, settings},
 };
 
-/// Another node, from which tunnels come.
+/// The other end of the tunnels: another node.
 fn peer(family: Family) -> IpAddr {
     match family {
         Family::V4 => [198, 51, 100, 77].into(),
@@ -24,148 +24,145 @@ fn peer(family: Family) -> IpAddr {
     }
 }
 
-/// The packet as it arrives in a tunnel to the backend, from `source`.
+/// The packet in a tunnel from `source` to the backend, as it arrives.
 fn arrives_from(source: IpAddr, kind: Kind, family: Family, packet: &Packet) -> Packet {
-    in_tunnel(kind, 50_001, source, family.backend().ip(), packet).bounced()
+    in_tunnel(kind, 50_001, source, family.backend().ip(), packet).swapped_macs()
 }
 
 fn arrives(kind: Kind, family: Family, packet: &Packet) -> Packet {
     arrives_from(peer(family), kind, family, packet)
 }
 
-fn node(bench: &mut Bench, family: Family, protocol: u8, flags: u16) {
-    bench.settings(&settings(Kind::Ipip));
-    // Sorted; the one that is meant is the last.
+fn node(bed: &mut Testbed, family: Family, protocol: u8, flags: u16) {
+    bed.settings(&settings(Kind::Ipip));
+    // Sorted; the tests' backend is the last one.
     let backends = [family.backend(), family.other_backend()];
-    service(bench, family.vip(), protocol, &backends, flags);
+    service(bed, family.vip(), protocol, &backends, flags);
 }
 
-fn each_kind(bench: &mut Bench, mut test: impl FnMut(&mut Bench, Kind)) {
+fn each_kind(bed: &mut Testbed, mut test: impl FnMut(&mut Testbed, Kind)) {
     for kind in Kind::BOTH {
-        bench.label(&format!("{kind:?}"));
-        bench.forget_flows();
-        test(bench, kind);
+        bed.label(&format!("{kind:?}"));
+        bed.clear_flows();
+        test(bed, kind);
     }
 }
 
 #[test]
-fn a_connection_reaches_the_very_backend_and_answers_bear_the_virtual_address() {
-    each_ethernet("decapsulated TCP", |bench, family| {
+fn tunnelled_connection_reaches_the_addressed_backend_and_replies_come_from_the_vip() {
+    each_ethernet("decapsulated TCP", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, TCP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
-            // More than one, so that chance would show.
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
+            // Many connections, so that a random choice of the backend would show.
             for port in 40_000..40_010 {
                 let client = SocketAddr::new(client.ip(), port);
                 let syn = Packet::tcp(client, vip, 1000, b"").syn();
-                bench
-                    .send(Hook::Ingress, &arrives(kind, family, &syn))
+                bed.send(Hook::Ingress, &arrives(kind, family, &syn))
                     .passes(NewFlow, &syn.clone().to(backend));
                 let syn_ack = Packet::tcp(backend, client, 5000, b"").syn().ack(1001);
-                bench.send(Hook::Egress, &syn_ack).passes(Reply, &syn_ack.clone().from(vip));
+                bed.send(Hook::Egress, &syn_ack).passes(Reply, &syn_ack.clone().from(vip));
                 let data = Packet::tcp(client, vip, 1001, b"odd").ack(5001);
                 let expected = data.clone().to(backend);
-                bench.send(Hook::Ingress, &arrives(kind, family, &data)).passes(Decapsulated, &expected);
-                bench.assert_flow(&data, &expected, Phase::Established);
-                // What comes without a tunnel is of the same flow.
-                bench.send(Hook::Ingress, &data).passes(Forward, &expected);
+                bed.send(Hook::Ingress, &arrives(kind, family, &data)).passes(Decapsulated, &expected);
+                bed.assert_flow(&data, &expected, Phase::Established);
+                // A packet outside a tunnel belongs to the same flow.
+                bed.send(Hook::Ingress, &data).passes(Forward, &expected);
             }
-            bench.assert_flows(10);
+            bed.assert_flows(10);
         });
     });
 }
 
 #[test]
-fn datagrams_and_sctp() {
-    each_ethernet("decapsulated, others", |bench, family| {
+fn tunnelled_udp_and_sctp_reach_the_backend() {
+    each_ethernet("decapsulated, others", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, UDP, backend_flags::LOCAL);
-        node(bench, family, SCTP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, UDP, backend_flags::LOCAL);
+        node(bed, family, SCTP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let question = Packet::udp(client, vip, b"?");
             let translated = question.clone().to(backend);
-            bench.send(Hook::Ingress, &arrives(kind, family, &question)).passes(NewFlow, &translated);
-            bench.send(Hook::Ingress, &arrives(kind, family, &question)).passes(Decapsulated, &translated);
+            bed.send(Hook::Ingress, &arrives(kind, family, &question)).passes(NewFlow, &translated);
+            bed.send(Hook::Ingress, &arrives(kind, family, &question)).passes(Decapsulated, &translated);
             let init = Packet::sctp(client, vip, 0, 1, &[3; 16]);
-            bench
-                .send(Hook::Ingress, &arrives(kind, family, &init))
-                .passes(NewFlow, &init.clone().to(backend));
+            bed.send(Hook::Ingress, &arrives(kind, family, &init)).passes(NewFlow, &init.clone().to(backend));
         });
     });
 }
 
 #[test]
-fn tags_options_and_padding_of_the_outside() {
-    each_ethernet("decapsulated, odd outsides", |bench, family| {
+fn outer_options_and_padding_are_accepted_and_tags_are_not() {
+    each_ethernet("decapsulated, odd outsides", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, UDP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, UDP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let question = Packet::udp(client, vip, b"?");
             let outer = arrives(kind, family, &question);
             if family == Family::V4 {
                 let options = outer.clone().with(|outer| {
                     outer.v4().options = [1, 1, 1, 0][..].try_into().unwrap();
                 });
-                let run = bench.send(Hook::Ingress, &options);
+                let run = bed.send(Hook::Ingress, &options);
                 run.passes(NewFlow, &question.clone().to(backend));
             }
             let padded = outer.clone().padded();
             let expected = question.clone().to(backend).with(|packet| packet.padding = padded.padding);
-            let run = bench.send(Hook::Ingress, &padded);
+            let run = bed.send(Hook::Ingress, &padded);
             let outcome = if family == Family::V4 { Decapsulated } else { NewFlow };
             run.passes(outcome, &expected);
-            // Whose device is another one, on top of this one.
+            // A tagged packet is for another device, on top of this one.
             let tagged = outer.with(|outer| outer.tags().push((VLAN, 7)));
-            bench.send(Hook::Ingress, &tagged).passes_unchanged();
+            bed.send(Hook::Ingress, &tagged).passes_unchanged();
         });
     });
 }
 
 #[test]
-fn only_peers_are_heard() {
-    each("tunnels of others", |bench, family| {
+fn tunnels_from_other_hosts_than_peers_are_dropped() {
+    each("tunnels of others", |bed, family| {
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        node(bench, family, TCP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let outer = arrives_from(family.stranger().ip(), kind, family, &syn);
-            bench.send(Hook::Ingress, &outer).drops(TunnelRefused);
-            bench.assert_flows(0);
-            bench.settings(&Settings { peers: Networks::new([]), ..settings(kind) });
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
-            bench.settings(&Settings::zeroed());
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
-            bench.settings(&settings(kind));
+            bed.send(Hook::Ingress, &outer).drops(TunnelRefused);
+            bed.assert_flows(0);
+            bed.settings(&Settings { peers: Networks::new([]), ..settings(kind) });
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
+            bed.settings(&Settings::zeroed());
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
+            bed.settings(&settings(kind));
         });
     });
 }
 
-/// Those of others, which this node only leads on, and what pods send each other.
+/// Tunnels between other nodes, which this node forwards, and tunnels between pods.
 #[test]
-fn tunnels_that_do_not_end_here_pass() {
-    each("tunnels that pass", |bench, family| {
+fn tunnels_that_do_not_end_here_pass_untouched() {
+    each("tunnels that pass", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
-        node(bench, family, TCP, backend_flags::PEER);
-        let untouched = |bench: &mut Bench, kind: Kind, what: &str, packet: &Packet| {
-            bench.label(what);
+        node(bed, family, TCP, backend_flags::PEER);
+        let untouched = |bed: &mut Testbed, kind: Kind, what: &str, packet: &Packet| {
+            bed.label(what);
             let outcome: Outcome = if kind == Kind::Gue { NoService } else { NotTransport };
-            bench.send(Hook::Ingress, packet).passes_untouched(outcome);
-            bench.send(Hook::Egress, packet).passes_untouched(outcome);
-            bench.assert_flows(0);
+            bed.send(Hook::Ingress, packet).passes_untouched(outcome);
+            bed.send(Hook::Egress, packet).passes_untouched(outcome);
+            bed.assert_flows(0);
         };
-        each_kind(bench, |bench, kind| {
-            untouched(bench, kind, "the backend of another node", &arrives(kind, family, &syn));
+        each_kind(bed, |bed, kind| {
+            untouched(bed, kind, "the backend of another node", &arrives(kind, family, &syn));
             let elsewhere = syn.clone().to(family.stranger());
-            untouched(bench, kind, "no service", &arrives(kind, family, &elsewhere));
+            untouched(bed, kind, "no service", &arrives(kind, family, &elsewhere));
             let echo = Packet::icmp(client.ip(), vip.ip(), [8, 0], [0; 4], b"ping");
-            untouched(bench, kind, "no transport", &arrives(kind, family, &echo));
+            untouched(bed, kind, "no transport", &arrives(kind, family, &echo));
             let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
             let mixed = Packet::tcp(other.client(), other.vip(), 1000, b"").syn();
             let mixed = in_tunnel(kind, 50_001, peer(family), family.backend().ip(), &mixed);
-            untouched(bench, kind, "another family", &mixed.bounced());
+            untouched(bed, kind, "another family", &mixed.swapped_macs());
             for part in fragments(&arrives(kind, family, &syn), 5, 8).into_iter().take(1) {
                 if kind == Kind::Ipip {
-                    untouched(bench, kind, "a tunnel in parts", &part);
+                    untouched(bed, kind, "a tunnel in parts", &part);
                 }
             }
         });
@@ -173,137 +170,131 @@ fn tunnels_that_do_not_end_here_pass() {
 }
 
 #[test]
-fn a_service_on_the_port_of_tunnels_is_served() {
-    each("a service on 6080", |bench, family| {
-        bench.settings(&settings(Kind::Gue));
+fn service_on_the_tunnel_port_is_served() {
+    each("a service on 6080", |bed, family| {
+        bed.settings(&settings(Kind::Gue));
         let vip = SocketAddr::new(family.vip().ip(), 6080);
-        bench.service(vip, UDP, &[family.backend()]);
-        let question = Packet::udp(family.client(), vip, b"E is an octet that begins IPv4");
-        bench.send(Hook::Ingress, &question).passes(NewFlow, &question.clone().to(family.backend()));
+        bed.service(vip, UDP, &[family.backend()]);
+        let question = Packet::udp(family.client(), vip, b"E is a byte that begins IPv4");
+        bed.send(Hook::Ingress, &question).passes(NewFlow, &question.clone().to(family.backend()));
     });
 }
 
 #[test]
-fn node_ports_of_peers_are_ours() {
-    each_ethernet("decapsulated, node ports", |bench, family| {
+fn tunnelled_packets_to_node_ports_of_peers_are_served() {
+    each_ethernet("decapsulated, node ports", |bed, family| {
         let (client, backend) = (family.client(), family.backend());
         let own = SocketAddr::new(family.node(), 30_080);
         let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
-        bench.settings(&settings(Kind::Ipip));
-        service_of(bench, own, TCP, &[backend], backend_flags::LOCAL, record);
-        each_kind(bench, |bench, kind| {
+        bed.settings(&settings(Kind::Ipip));
+        service_of(bed, own, TCP, &[backend], backend_flags::LOCAL, record);
+        each_kind(bed, |bed, kind| {
             let theirs = SocketAddr::new(peer(family), 30_080);
             let syn = Packet::tcp(client, theirs, 1000, b"").syn();
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
             let ack = Packet::tcp(client, theirs, 1001, b"x").ack(5001);
-            bench
-                .send(Hook::Ingress, &arrives(kind, family, &ack))
+            bed.send(Hook::Ingress, &arrives(kind, family, &ack))
                 .passes(Decapsulated, &ack.clone().to(backend));
             let answer = Packet::tcp(backend, client, 5001, b"y").ack(1002);
-            bench.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(theirs));
-            // That of a stranger is none, and other ports of a node are not.
+            bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(theirs));
+            // No node port: an address that is no node's, and another port of a node.
             for to in [SocketAddr::new(family.stranger().ip(), 30_080), SocketAddr::new(peer(family), 80)] {
                 let syn = Packet::tcp(client, to, 1000, b"").syn();
-                bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes_unchanged();
+                bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes_unchanged();
             }
         });
     });
 }
 
 #[test]
-fn a_flow_that_goes_on_needs_no_service_and_a_new_one_does() {
-    each_ethernet("decapsulated, backend removed", |bench, family| {
+fn tunnelled_flow_outlives_its_backend_and_a_new_one_needs_it() {
+    each_ethernet("decapsulated, backend removed", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        each_kind(bench, |bench, kind| {
-            node(bench, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
+            node(bed, family, TCP, backend_flags::LOCAL);
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
-            service(bench, vip, TCP, &[family.other_backend()], backend_flags::LOCAL);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
+            service(bed, vip, TCP, &[family.other_backend()], backend_flags::LOCAL);
             let data = Packet::tcp(client, vip, 1001, b"x").ack(5001);
-            let run = bench.send(Hook::Ingress, &arrives(kind, family, &data));
+            let run = bed.send(Hook::Ingress, &arrives(kind, family, &data));
             run.passes(Decapsulated, &data.clone().to(backend));
             let other = Packet::tcp(SocketAddr::new(client.ip(), 41_000), vip, 1000, b"").syn();
-            bench.send(Hook::Ingress, &arrives(kind, family, &other)).passes_unchanged();
-            bench.forget_services();
+            bed.send(Hook::Ingress, &arrives(kind, family, &other)).passes_unchanged();
+            bed.clear_services();
         });
     });
 }
 
-/// A connection of which this node knows nothing, because its agent was cleaned up or another node took it over.
+/// This node has no entry of the connection: its agent was cleaned up, or another node had the connection before.
 #[test]
-fn a_connection_is_picked_up_in_its_middle_and_a_stray_reset_is_not() {
-    each_ethernet("decapsulated, mid-flow", |bench, family| {
+fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
+    each_ethernet("decapsulated, mid-flow", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, TCP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let reset = Packet::tcp(client, vip, 1001, b"").rst();
-            bench.send(Hook::Ingress, &arrives(kind, family, &reset)).drops(StrayReset);
-            bench.assert_flows(0);
+            bed.send(Hook::Ingress, &arrives(kind, family, &reset)).drops(StrayReset);
+            bed.assert_flows(0);
             let data = Packet::tcp(client, vip, 1001, b"x").ack(5001);
-            bench
-                .send(Hook::Ingress, &arrives(kind, family, &data))
-                .passes(NewFlow, &data.clone().to(backend));
+            bed.send(Hook::Ingress, &arrives(kind, family, &data)).passes(NewFlow, &data.clone().to(backend));
         });
     });
 }
 
-/// This node has sent the connection elsewhere before: what arrives in a tunnel now never goes into another one, so that
-/// nodes that disagree send no packet round in circles.
+/// This node has tunnelled the connection to another node before. A packet that arrives in a tunnel never enters another
+/// one, so nodes that disagree send no packet round in circles.
 #[test]
-fn what_has_left_a_tunnel_never_enters_another() {
-    super::wire::each_on_wires("tunnel to tunnel", |bench, family| {
+fn decapsulated_packet_never_enters_another_tunnel() {
+    super::wire::each_on_wires("tunnel to tunnel", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        bench.settings(&settings(Kind::Ipip));
-        each_kind(bench, |bench, kind| {
-            service(bench, vip, TCP, &[family.other_backend()], backend_flags::PEER);
+        bed.settings(&settings(Kind::Ipip));
+        each_kind(bed, |bed, kind| {
+            service(bed, vip, TCP, &[family.other_backend()], backend_flags::PEER);
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bench.arrive_at_tc(&syn).check(super::wire::TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
-            service(bench, vip, TCP, &[backend], backend_flags::LOCAL);
+            bed.arrive_at_tc(&syn).check(super::wire::TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+            service(bed, vip, TCP, &[backend], backend_flags::LOCAL);
             let data = Packet::tcp(client, vip, 1001, b"x").ack(5001);
-            bench
-                .send(Hook::Ingress, &arrives(kind, family, &data))
-                .passes(NewFlow, &data.clone().to(backend));
-            bench.assert_flows(1);
-            assert!(bench.flows().values().all(|flow| !flow.is_tunnelled()));
+            bed.send(Hook::Ingress, &arrives(kind, family, &data)).passes(NewFlow, &data.clone().to(backend));
+            bed.assert_flows(1);
+            assert!(bed.flows().values().all(|flow| !flow.is_tunnelled()));
         });
     });
 }
 
 #[test]
-fn a_new_connection_from_the_same_port_replaces_the_one_that_is_over() {
-    each_ethernet("decapsulated, again", |bench, family| {
+fn tunnelled_syn_from_the_same_port_replaces_an_ended_connection() {
+    each_ethernet("decapsulated, again", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, TCP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
             let translated = syn.clone().to(backend);
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &translated);
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(Decapsulated, &translated);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &translated);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(Decapsulated, &translated);
             let fin = Packet::tcp(client, vip, 1001, b"").fin().ack(5001);
-            bench
-                .send(Hook::Ingress, &arrives(kind, family, &fin))
+            bed.send(Hook::Ingress, &arrives(kind, family, &fin))
                 .passes(Decapsulated, &fin.clone().to(backend));
             let fin = Packet::tcp(backend, client, 5001, b"").fin().ack(1002);
-            bench.send(Hook::Egress, &fin).passes(Reply, &fin.clone().from(vip));
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &translated);
-            bench.assert_flow(&syn, &translated, Phase::Opening);
+            bed.send(Hook::Egress, &fin).passes(Reply, &fin.clone().from(vip));
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &translated);
+            bed.assert_flow(&syn, &translated, Phase::Opening);
         });
     });
 }
 
 #[test]
-fn fragments_that_come_in_tunnels() {
-    each_ethernet("decapsulated fragments", |bench, family| {
+fn tunnelled_fragments_reach_the_backend() {
+    each_ethernet("decapsulated fragments", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, UDP, backend_flags::LOCAL);
+        node(bed, family, UDP, backend_flags::LOCAL);
         let whole = Packet::udp(client, vip, &[9; 301]);
         for (number, kind) in (70..).zip(Kind::BOTH) {
-            bench.forget_flows();
+            bed.clear_flows();
             let parts = fragments(&whole, number, 128);
             let translated = fragments(&whole.clone().to(backend), number, 128);
-            bench.send(Hook::Ingress, &arrives(kind, family, &parts[1])).passes_unchanged();
+            bed.send(Hook::Ingress, &arrives(kind, family, &parts[1])).passes_unchanged();
             for (index, outcome) in [(0, NewFlow), (2, Decapsulated), (1, Decapsulated)] {
-                let run = bench.send(Hook::Ingress, &arrives(kind, family, &parts[index]));
+                let run = bed.send(Hook::Ingress, &arrives(kind, family, &parts[index]));
                 run.passes(outcome, &translated[index]);
             }
         }
@@ -311,44 +302,44 @@ fn fragments_that_come_in_tunnels() {
 }
 
 #[test]
-fn errors_about_answers_find_the_backend() {
-    each_ethernet("decapsulated errors", |bench, family| {
+fn icmp_errors_about_direct_replies_reach_the_backend() {
+    each_ethernet("decapsulated errors", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        node(bench, family, TCP, backend_flags::LOCAL);
-        each_kind(bench, |bench, kind| {
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).goes_on(NewFlow);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes_any(NewFlow);
             let sent = Packet::tcp(backend, client, 5000, &[1; 1000]).ack(1001);
             let length = if family == Family::V4 { 28 } else { 48 };
             let (original, seen) = super::icmp::quote(&sent, &sent.clone().from(vip), length);
             let code = if family == Family::V4 { [3, 4] } else { [2, 0] };
             let error = Packet::icmp(family.router(), vip.ip(), code, [0, 0, 5, 0x78], &seen);
             let expected = Packet::icmp(family.router(), backend.ip(), code, [0, 0, 5, 0x78], &original);
-            bench.send(Hook::Ingress, &arrives(kind, family, &error)).passes(IcmpError, &expected);
+            bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes(IcmpError, &expected);
             let stranger = arrives_from(family.stranger().ip(), kind, family, &error);
-            bench.send(Hook::Ingress, &stranger).drops(TunnelRefused);
-            // That of another flow.
-            bench.forget_flows();
-            bench.send(Hook::Ingress, &arrives(kind, family, &error)).passes_unchanged();
+            bed.send(Hook::Ingress, &stranger).drops(TunnelRefused);
+            // An error about another flow.
+            bed.clear_flows();
+            bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes_unchanged();
         });
     });
 }
 
-/// A node whose own mode is another one takes what a peer sends.
+/// A node in another mode accepts a peer's tunnels.
 #[test]
-fn the_mode_of_the_node_that_sends_counts() {
-    each_ethernet("decapsulated, SNAT here", |bench, family| {
+fn tunnels_are_decapsulated_in_every_mode() {
+    each_ethernet("decapsulated, SNAT here", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        bench.settings(&settings(Kind::Ipip));
-        let (backends_base, backends_count) = bench.slice(&[backend], backend_flags::LOCAL);
+        bed.settings(&settings(Kind::Ipip));
+        let (backends_base, backends_count) = bed.slice(&[backend], backend_flags::LOCAL);
         let key = lb_common::ServiceKey::new(vip.ip().into(), vip.port(), TCP);
         let flags = service_flags::MASQUERADE;
         let record = Service { id: 1, backends_base, backends_count, flags, ..Service::zeroed() };
-        bench.record(&key, &record.sealed(&key));
-        each_kind(bench, |bench, kind| {
+        bed.record(&key, &record.sealed(&key));
+        each_kind(bed, |bed, kind| {
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bench.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
-            bench.assert_flows(1);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes(NewFlow, &syn.clone().to(backend));
+            bed.assert_flows(1);
         });
     });
 }

@@ -1,17 +1,17 @@
-//! Packets that are left alone: one case for each early way out of the programs, on all four of them.
+//! Packets that pass untouched: one case for each early return, on all four tc programs.
 
 use etherparse::{IpNumber, Ipv6RawExtHeader};
 use lb_common::{Address, Outcome, Outcome::*};
 
 use super::{
-    bench::{Bench, Device, Hook, TCP, UDP},
     packets::{Packet, V6Fragment, VLAN},
     stage::{Family, each, each_ethernet},
+    testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
 const ETHERNET: usize = 14;
 
-/// A SYN to a service: it would be translated, were it not for the one thing that the case changes.
+/// A SYN to a Service. It is translated unless the case changes it.
 fn syn(family: Family) -> Packet {
     Packet::tcp(family.client(), family.vip(), 1000, b"").syn()
 }
@@ -20,122 +20,121 @@ fn datagram(family: Family) -> Packet {
     Packet::udp(family.client(), family.vip(), b"a question")
 }
 
-/// The stage of all these cases.
-fn services(bench: &mut Bench, family: Family) {
+/// The Services of all cases.
+fn services(bed: &mut Testbed, family: Family) {
     for protocol in [TCP, UDP] {
-        bench.service(family.vip(), protocol, &[family.backend()]);
+        bed.service(family.vip(), protocol, &[family.backend()]);
     }
 }
 
-/// `octets` go on as they are, at both hooks, and leave nothing behind.
+/// Both hooks pass `bytes` unchanged and create no entry.
 #[track_caller]
-fn untouched(bench: &mut Bench, octets: &[u8], outcome: Outcome) {
+fn untouched(bed: &mut Testbed, bytes: &[u8], outcome: Outcome) {
     for hook in Hook::BOTH {
-        bench.send_octets(hook, octets).passes_untouched(outcome);
+        bed.send_bytes(hook, bytes).passes_untouched(outcome);
     }
-    bench.assert_flows(0);
+    bed.assert_flows(0);
 }
 
 type Spoil = fn(&mut Vec<u8>);
 
-/// Changes to the octets of a SYN. The network header begins at 14, TCP behind it.
+/// Changes to the bytes of a SYN. The network header begins at byte 14; TCP follows it.
 const SPOILED_V4: [(&str, Spoil, Outcome); 9] = [
-    ("version 5", |octets| octets[ETHERNET] = 0x55, NotIp),
-    ("version 0", |octets| octets[ETHERNET] = 0x05, NotIp),
-    ("header length 0", |octets| octets[ETHERNET] = 0x40, Malformed),
-    ("header length 16", |octets| octets[ETHERNET] = 0x44, Malformed),
-    ("header longer than the frame", |octets| octets[ETHERNET] = 0x4f, Malformed),
-    ("total length 19", |octets| octets[ETHERNET + 3] = 19, Malformed),
-    ("ESP", |octets| octets[ETHERNET + 9] = 50, NotTransport),
-    ("ICMPv6 in IPv4", |octets| octets[ETHERNET + 9] = 58, NotTransport),
-    ("AH, which we do not walk in IPv4", |octets| octets[ETHERNET + 9] = 51, NotTransport),
+    ("version 5", |bytes| bytes[ETHERNET] = 0x55, NotIp),
+    ("version 0", |bytes| bytes[ETHERNET] = 0x05, NotIp),
+    ("header length 0", |bytes| bytes[ETHERNET] = 0x40, Malformed),
+    ("header length 16", |bytes| bytes[ETHERNET] = 0x44, Malformed),
+    ("header longer than the frame", |bytes| bytes[ETHERNET] = 0x4f, Malformed),
+    ("total length 19", |bytes| bytes[ETHERNET + 3] = 19, Malformed),
+    ("ESP", |bytes| bytes[ETHERNET + 9] = 50, NotTransport),
+    ("ICMPv6 in IPv4", |bytes| bytes[ETHERNET + 9] = 58, NotTransport),
+    ("AH, which is not parsed in IPv4", |bytes| bytes[ETHERNET + 9] = 51, NotTransport),
 ];
 
 const SPOILED_V6: [(&str, Spoil, Outcome); 6] = [
-    ("version 7", |octets| octets[ETHERNET] = 0x70, NotIp),
-    ("ESP", |octets| octets[ETHERNET + 6] = 50, NotTransport),
-    ("no next header", |octets| octets[ETHERNET + 6] = 59, NotTransport),
-    ("DCCP", |octets| octets[ETHERNET + 6] = 33, NotTransport),
-    ("ICMP in IPv6", |octets| octets[ETHERNET + 6] = 1, NotTransport),
-    // The source port, 40000 = 0x9c40, is taken for "next header 0x9c, 65 * 8 octets".
-    ("hop-by-hop options that end behind the frame", |octets| octets[ETHERNET + 6] = 0, NotTransport),
+    ("version 7", |bytes| bytes[ETHERNET] = 0x70, NotIp),
+    ("ESP", |bytes| bytes[ETHERNET + 6] = 50, NotTransport),
+    ("no next header", |bytes| bytes[ETHERNET + 6] = 59, NotTransport),
+    ("DCCP", |bytes| bytes[ETHERNET + 6] = 33, NotTransport),
+    ("ICMP in IPv6", |bytes| bytes[ETHERNET + 6] = 1, NotTransport),
+    // The source port, 40000 = 0x9c40, is read as "next header 0x9c, 65 * 8 bytes".
+    ("hop-by-hop options that end after the frame", |bytes| bytes[ETHERNET + 6] = 0, NotTransport),
 ];
 
 #[test]
-fn spoiled_octets() {
+fn malformed_headers_pass_untouched() {
     let table = |family| match family {
         Family::V4 => &SPOILED_V4[..],
         Family::V6 => &SPOILED_V6[..],
     };
-    each("spoiled", |bench, family| {
-        services(bench, family);
+    each("spoiled", |bed, family| {
+        services(bed, family);
         for (name, spoil, outcome) in table(family) {
-            bench.label(name);
-            let mut octets = syn(family).bytes();
-            spoil(&mut octets);
-            untouched(bench, &octets, *outcome);
+            bed.label(name);
+            let mut bytes = syn(family).bytes();
+            spoil(&mut bytes);
+            untouched(bed, &bytes, *outcome);
         }
     });
 }
 
 /// EtherTypes that are not IP.
 #[test]
-fn not_ip() {
-    each_ethernet("not IP", |bench, family| {
-        services(bench, family);
+fn other_ethertypes_pass_untouched() {
+    each_ethernet("not IP", |bed, family| {
+        services(bed, family);
         let ether_types: [(&str, u16); 5] =
             [("ARP", 0x0806), ("LLDP", 0x88cc), ("MPLS", 0x8847), ("PPPoE", 0x8864), ("802.3 length", 46)];
         for (name, ether_type) in ether_types {
-            bench.label(name);
-            let mut octets = syn(family).bytes();
-            octets[12..14].copy_from_slice(&ether_type.to_be_bytes());
-            untouched(bench, &octets, NotIp);
+            bed.label(name);
+            let mut bytes = syn(family).bytes();
+            bytes[12..14].copy_from_slice(&ether_type.to_be_bytes());
+            untouched(bed, &bytes, NotIp);
         }
-        bench.label("three VLAN tags");
+        bed.label("three VLAN tags");
         let tagged = syn(family).with(|packet| *packet.tags() = vec![(VLAN, 1), (VLAN, 2), (VLAN, 3)]);
-        untouched(bench, &tagged.bytes(), NotIp);
+        untouched(bed, &tagged.bytes(), NotIp);
     });
 }
 
-/// The frame ends before a header does: every length up to the last octet that is looked at.
+/// The frame ends within a header: every length up to the last byte that the programs read.
 ///
-/// The kernel runs nothing on frames of less than 15 octets, nor on those whose EtherType is IP and which have no whole
-/// IP header; so these have a VLAN tag.
+/// The kernel runs no program on frames of less than 15 bytes, nor on those with an IP EtherType and an incomplete IP
+/// header. So these frames have a VLAN tag.
 #[test]
-fn cut_short() {
-    each("cut short", |bench, family| {
-        services(bench, family);
-        let (link, shortest) =
-            if bench.device() == Device::Bare { (ETHERNET, 15) } else { (ETHERNET + 4, 1) };
+fn truncated_headers_pass_untouched() {
+    each("truncated", |bed, family| {
+        services(bed, family);
+        let (link, shortest) = if bed.device() == Device::Bare { (ETHERNET, 15) } else { (ETHERNET + 4, 1) };
         let network = if family == Family::V4 { 20 } else { 40 };
         for (name, packet, transport) in [("SYN", syn(family), 20), ("datagram", datagram(family), 8)] {
             let tagged = packet.clone().with(|packet| *packet.tags() = vec![(VLAN, 1)]);
-            let packet = if bench.device() == Device::Bare { packet } else { tagged };
-            let octets = packet.bytes();
+            let packet = if bed.device() == Device::Bare { packet } else { tagged };
+            let bytes = packet.bytes();
             for length in shortest..network + transport {
-                bench.label(&format!("{name} of {length} octets"));
-                untouched(bench, &octets[..link + length], Malformed);
+                bed.label(&format!("{name} of {length} bytes"));
+                untouched(bed, &bytes[..link + length], Malformed);
             }
         }
     });
 }
 
 #[test]
-fn cut_within_a_vlan_tag() {
-    each_ethernet("cut within a tag", |bench, family| {
-        services(bench, family);
-        let octets = syn(family).with(|packet| *packet.tags() = vec![(VLAN, 1), (VLAN, 2)]).bytes();
+fn truncated_vlan_tags_pass_untouched() {
+    each_ethernet("truncated within a tag", |bed, family| {
+        services(bed, family);
+        let bytes = syn(family).with(|packet| *packet.tags() = vec![(VLAN, 1), (VLAN, 2)]).bytes();
         for length in ETHERNET + 1..ETHERNET + 8 {
-            bench.label(&format!("{length} octets"));
-            untouched(bench, &octets[..length], Malformed);
+            bed.label(&format!("{length} bytes"));
+            untouched(bed, &bytes[..length], Malformed);
         }
     });
 }
 
 #[test]
-fn icmp_that_is_no_error() {
-    each("ICMP", |bench, family| {
-        services(bench, family);
+fn icmp_messages_other_than_errors_pass_untouched() {
+    each("ICMP", |bed, family| {
+        services(bed, family);
         let kinds: &[(&str, u8)] = match family {
             Family::V4 => &[("echo reply", 0), ("echo", 8), ("router advertisement", 9), ("timestamp", 13)],
             Family::V6 => &[
@@ -149,39 +148,39 @@ fn icmp_that_is_no_error() {
             ],
         };
         for (name, kind) in kinds {
-            bench.label(name);
+            bed.label(name);
             let (from, to) = (family.client().ip(), family.vip().ip());
             let packet = Packet::icmp(from, to, [*kind, 0], [0, 1, 0, 2], &[0xa5; 32]);
-            untouched(bench, &packet.bytes(), NotTransport);
+            untouched(bed, &packet.bytes(), NotTransport);
         }
-        bench.label("cut before its code");
-        let octets = Packet::raw(family.client().ip(), family.vip().ip(), IpNumber::ICMP, &[8]).bytes();
+        bed.label("truncated before its code");
+        let bytes = Packet::raw(family.client().ip(), family.vip().ip(), IpNumber::ICMP, &[8]).bytes();
         if family == Family::V4 {
-            untouched(bench, &octets, Malformed);
+            untouched(bed, &bytes, Malformed);
         }
     });
 }
 
 #[test]
-fn ipv6_extension_headers_that_lead_nowhere() {
-    each("IPv6 extensions", |bench, family| {
+fn invalid_ipv6_extension_headers_pass_untouched() {
+    each("IPv6 extensions", |bed, family| {
         if family == Family::V4 {
             return;
         }
-        services(bench, family);
-        let octets =
+        services(bed, family);
+        let bytes =
             syn(family).with(|packet| packet.extensions().hop_by_hop_options = Some(options(6))).bytes();
         for length in ETHERNET + 40..ETHERNET + 48 + 20 {
-            bench.label(&format!("hop-by-hop options, {length} octets"));
-            untouched(bench, &octets[..length], Malformed);
+            bed.label(&format!("hop-by-hop options, {length} bytes"));
+            untouched(bed, &bytes[..length], Malformed);
         }
-        bench.label("options that reach beyond what we look at");
+        bed.label("options longer than the programs parse");
         let packet = syn(family).with(|packet| packet.extensions().destination_options = Some(options(2046)));
-        untouched(bench, &packet.bytes(), Malformed);
-        bench.label("seven extension headers");
+        untouched(bed, &packet.bytes(), Malformed);
+        bed.label("seven extension headers");
         let chain = [60, 0, 0, 0, 0, 0, 0, 0].repeat(7);
         let packet = Packet::raw(family.client().ip(), family.vip().ip(), IpNumber(60), &chain);
-        untouched(bench, &packet.bytes(), NotTransport);
+        untouched(bed, &packet.bytes(), NotTransport);
     });
 }
 
@@ -189,98 +188,98 @@ fn options(length: usize) -> Ipv6RawExtHeader {
     Ipv6RawExtHeader::new_raw(IpNumber::TCP, &vec![0; length]).unwrap()
 }
 
-/// One map holds both families, with IPv4 addresses as v4-mapped ones: on the wire these are nobody's.
+/// The maps hold IPv4 addresses as v4-mapped ones. On the wire v4-mapped addresses are invalid.
 #[test]
-fn ipv6_packets_with_mapped_addresses() {
-    each("mapped addresses", |bench, family| {
+fn v4_mapped_addresses_on_the_wire_are_malformed() {
+    each("mapped addresses", |bed, family| {
         if family == Family::V4 {
             return;
         }
-        services(bench, Family::V4);
+        services(bed, Family::V4);
         let mapped = |address: std::net::SocketAddr| Address::from(address.ip()).bytes().to_owned();
         let (client, vip) = (mapped(Family::V4.client()), mapped(Family::V4.vip()));
         for (name, places) in [("destination", &[(24, vip)][..]), ("both", &[(8, client), (24, vip)])] {
-            bench.label(name);
-            for mut octets in [syn(family).bytes(), datagram(family).bytes()] {
+            bed.label(name);
+            for mut bytes in [syn(family).bytes(), datagram(family).bytes()] {
                 for (place, address) in places {
-                    octets[ETHERNET + place..][..16].copy_from_slice(address);
+                    bytes[ETHERNET + place..][..16].copy_from_slice(address);
                 }
-                untouched(bench, &octets, Malformed);
+                untouched(bed, &bytes, Malformed);
             }
         }
     });
 }
 
 #[test]
-fn no_service() {
-    each("no service", |bench, family| {
-        services(bench, family);
+fn packets_of_no_service_pass_untouched() {
+    each("no service", |bed, family| {
+        services(bed, family);
         let (client, vip, stranger) = (family.client(), family.vip(), family.stranger());
         let other_port = std::net::SocketAddr::new(vip.ip(), vip.port() + 1);
         let cases = [
             ("another address", syn(family).to(stranger)),
             ("another port", syn(family).to(other_port)),
             ("another port, UDP", datagram(family).to(other_port)),
-            ("from a VIP, not to it", syn(family).from(vip).to(client)),
-            ("no flow", Packet::tcp(family.backend(), client, 1, b"data").ack(5)),
+            ("from a VIP instead of to it", syn(family).from(vip).to(client)),
+            ("reply of no flow", Packet::tcp(family.backend(), client, 1, b"data").ack(5)),
             ("RST of no flow", Packet::tcp(family.backend(), client, 1, b"").rst()),
         ];
         for (name, packet) in cases {
-            bench.label(name);
-            untouched(bench, &packet.bytes(), NoService);
+            bed.label(name);
+            untouched(bed, &packet.bytes(), NoService);
         }
-        bench.label("leaves the node for a VIP");
-        bench.send(Hook::Egress, &syn(family)).passes_untouched(NoService);
-        bench.assert_flows(0);
+        bed.label("leaves the node for a VIP");
+        bed.send(Hook::Egress, &syn(family)).passes_untouched(NoService);
+        bed.assert_flows(0);
     });
-    each("service of the other protocol", |bench, family| {
-        bench.service(family.vip(), UDP, &[family.backend()]);
-        untouched(bench, &syn(family).bytes(), NoService);
+    each("service of the other protocol", |bed, family| {
+        bed.service(family.vip(), UDP, &[family.backend()]);
+        untouched(bed, &syn(family).bytes(), NoService);
     });
 }
 
 /// Each direction of a flow is translated at one hook only.
 #[test]
-fn other_hook() {
-    each("other hook", |bench, family| {
-        services(bench, family);
+fn flow_is_translated_at_its_own_hook_only() {
+    each("other hook", |bed, family| {
+        services(bed, family);
         for packet in [syn(family), datagram(family)] {
-            bench.send(Hook::Ingress, &packet).passes(NewFlow, &packet.clone().to(family.backend()));
-            let before = bench.flows();
-            bench.send(Hook::Egress, &packet).passes_untouched(OtherHook);
+            bed.send(Hook::Ingress, &packet).passes(NewFlow, &packet.clone().to(family.backend()));
+            let before = bed.flows();
+            bed.send(Hook::Egress, &packet).passes_untouched(OtherHook);
             let translated = packet.clone().to(family.backend());
-            bench.send(Hook::Egress, &translated).passes_untouched(NoService);
+            bed.send(Hook::Egress, &translated).passes_untouched(NoService);
             let reply = packet.from(family.backend()).to(family.client());
-            bench.send(Hook::Ingress, &reply).passes_untouched(OtherHook);
-            assert_eq!(bench.flows(), before, "nothing is noted at the wrong hook");
+            bed.send(Hook::Ingress, &reply).passes_untouched(OtherHook);
+            assert_eq!(bed.flows(), before, "the wrong hook changes no flow");
         }
     });
 }
 
 #[test]
-fn a_fragment_of_nothing_known() {
-    each("later fragment", |bench, family| {
-        services(bench, family);
+fn unknown_later_fragment_passes_untouched() {
+    each("later fragment", |bed, family| {
+        services(bed, family);
         for protocol in [IpNumber::TCP, IpNumber::UDP, IpNumber::IPV6_ICMP, IpNumber(50)] {
             let whole = Packet::raw(family.client().ip(), family.vip().ip(), protocol, &[0x50; 64]);
             let later = &super::packets::fragments(&whole, 77, 32)[1];
-            bench.label(&format!("protocol {}", protocol.0));
-            untouched(bench, &later.bytes(), UnknownFragment);
+            bed.label(&format!("protocol {}", protocol.0));
+            untouched(bed, &later.bytes(), UnknownFragment);
         }
     });
 }
 
-/// What follows the header of a later fragment is payload, even where it looks like an extension header.
+/// The bytes after the header of a later fragment are payload, even if they look like an extension header.
 #[test]
-fn a_later_fragment_that_names_an_extension_header() {
-    each("later fragment, destination options", |bench, family| {
+fn later_fragment_with_an_extension_header_is_not_parsed() {
+    each("later fragment, destination options", |bed, family| {
         if family == Family::V4 {
             return;
         }
-        services(bench, family);
+        services(bed, family);
         let later = V6Fragment { offset: 4, more: false, identification: 77 };
         let packet = Packet::raw(family.client().ip(), family.vip().ip(), IpNumber(60), &[6; 40])
             .with(|packet| packet.v6_fragment = Some(later));
-        untouched(bench, &packet.bytes(), UnknownFragment);
+        untouched(bed, &packet.bytes(), UnknownFragment);
     });
 }

@@ -1,4 +1,4 @@
-//! `lb-agent explain` against the programs: in random states it says of random packets what the programs then do.
+//! `lb-agent explain` against the programs: for random packets in random states it predicts what the programs do.
 
 use std::{
     cell::RefCell,
@@ -22,54 +22,55 @@ use lb_core::tables::{self, Maglev, TableSize};
 use lb_datapath::{DatapathError, Globals, Route, Routes};
 
 use super::{
-    bench::{Bench, Device, Hook, SCTP, TCP, UDP},
     clock,
     packets::Packet,
     stage::Family,
+    testbed::{Device, Hook, SCTP, TCP, Testbed, UDP},
     wire::{Mode, NARROW, NARROW_MTU, OTHER, WIRE, XDP_PASS, set_up},
 };
 
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
-/// Worlds of one test, and packets in each.
+/// Random worlds of one test.
 const WORLDS: u64 = 120;
+/// Packets in each world.
 const PACKETS: usize = 50;
 
-/// The maps of a bench, for packets of one device.
-struct BenchTables<'a> {
-    bench: &'a Bench,
+/// The maps of a testbed, for packets of one device.
+struct TestbedTables<'a> {
+    bed: &'a Testbed,
     routes: RefCell<Routes>,
     device: u32,
     globals: Globals,
 }
 
-impl BenchTables<'_> {
+impl TestbedTables<'_> {
     fn get<K: aya::Pod, V: aya::Pod>(&self, map: &str, key: &K) -> Option<V> {
-        let map: HashMap<_, K, V> = self.bench.map(map).try_into().unwrap();
+        let map: HashMap<_, K, V> = self.bed.map(map).try_into().unwrap();
         map.get(key, 0).ok()
     }
 
     fn slice<V: aya::Pod>(&self, map: &str, base: u32, count: u32) -> Vec<V> {
-        let map: Array<_, V> = self.bench.map(map).try_into().unwrap();
+        let map: Array<_, V> = self.bed.map(map).try_into().unwrap();
         (base..base + count).map_while(|slot| map.get(&slot, 0).ok()).collect()
     }
 }
 
-impl BenchTables<'_> {
-    fn lets_in(&self, service: u32, client: &Address) -> bool {
-        let map: LpmTrie<_, [u32; 5], u32> = self.bench.map("SOURCE_RANGES").try_into().unwrap();
+impl TestbedTables<'_> {
+    fn is_allowed(&self, service: u32, client: &Address) -> bool {
+        let map: LpmTrie<_, [u32; 5], u32> = self.bed.map("SOURCE_RANGES").try_into().unwrap();
         let SourceRange { service_and_family, address } = SourceRange::new(service, *client);
         let [a, b, c, d] = address.words();
         map.get(&Key::new(SourceRange::BITS, [service_and_family, a, b, c, d]), 0).is_ok()
     }
 }
 
-impl Tables for BenchTables<'_> {
+impl Tables for TestbedTables<'_> {
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
         Ok(self.get("CONNTRACK", tuple))
     }
 
     fn room_for_flows(&self) -> Result<usize, DatapathError> {
-        Ok(256 - self.bench.flows().len())
+        Ok(256 - self.bed.flows().len())
     }
 
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {
@@ -97,7 +98,7 @@ impl Tables for BenchTables<'_> {
     }
 
     fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError> {
-        Ok(self.lets_in(service, client))
+        Ok(self.is_allowed(service, client))
     }
 
     fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError> {
@@ -133,27 +134,29 @@ impl Tables for BenchTables<'_> {
     }
 }
 
-/// A random world: services, settings, and what clients there are.
+/// A random state: Services, settings, and the clients that send.
 struct World<'a> {
-    bench: &'a mut Bench,
+    bed: &'a mut Testbed,
     dice: fastrand::Rng,
     family: Family,
     wires: bool,
     globals: Globals,
-    /// The next free slot of `BACKENDS` and of `TABLES`.
+    /// The next free slot of `BACKENDS`.
     slot: u32,
+    /// The next free slot of `TABLES`.
     entry: u32,
+    /// Whether `CONNTRACK` is nearly full.
     full: bool,
-    seen: &'a mut Seen,
+    seen: &'a mut Coverage,
 }
 
-/// What has been seen in all worlds of a test.
+/// What the packets of all worlds of a test have covered.
 #[derive(Default)]
-struct Seen {
+struct Coverage {
     outcomes: BTreeMap<Outcome, u32>,
-    /// Packets whose one backend was named out of several.
+    /// Packets for which `explain` named the one backend out of several.
     named: u32,
-    /// Those that XDP left to tc, and those that it did not.
+    /// Packets that XDP processed itself, and those that it left to tc.
     xdp: [u32; 2],
     steps: BTreeSet<String>,
 }
@@ -191,20 +194,20 @@ impl World<'_> {
             }
             if self.chance(60) {
                 let flags = self.pick(&[0, vip_flags::ECHO, vip_flags::CLUSTER_IP | vip_flags::ECHO]);
-                self.bench.vip(vip, flags);
+                self.bed.add_vip(vip, flags);
             }
         }
         let settings = self.settings();
-        self.bench.settings(&settings);
+        self.bed.settings(&settings);
         if self.chance(20) {
-            self.bench.inside_device();
+            self.bed.make_clients_internal();
         }
     }
 
     fn settings(&mut self) -> Settings {
         let ends = |network: &str, prefix| Network::new(network.parse::<IpAddr>().unwrap().into(), prefix);
         let (v4, v6) = (Family::V4.node().into(), Family::V6.node().into());
-        let inside = if self.chance(40) {
+        let internal = if self.chance(40) {
             vec![ends("192.0.2.0", 25), ends("2001:db8:c::", 64)]
         } else {
             vec![ends("192.0.2.96", 27), ends("2001:db8:c::99", 128)]
@@ -213,7 +216,7 @@ impl World<'_> {
         let no_source = self.chance(10);
         let pick = |address: Address| if no_source { Address::from_v6([0; 16]) } else { address };
         Settings {
-            internal: Networks::new(inside),
+            internal: Networks::new(internal),
             service_ranges: Networks::new(if self.chance(70) { ranges } else { Vec::new() }),
             source_v4: pick(v4),
             source_v6: pick(v6),
@@ -233,7 +236,7 @@ impl World<'_> {
             FrontendKind::LoadBalancer,
             FrontendKind::ExternalIp,
         ];
-        let outside = self.slice(scheduler);
+        let external = self.slice(scheduler);
         let mut flags = self.flags(&[
             (service_flags::DROP_WITHOUT_BACKENDS, 30),
             (service_flags::SHORT_CIRCUIT, 20),
@@ -246,19 +249,19 @@ impl World<'_> {
         if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
             flags |= service_flags::DSR;
         }
-        let inside = if flags & service_flags::SHORT_CIRCUIT != 0 { self.slice(scheduler) } else { [0; 4] };
+        let internal = if flags & service_flags::SHORT_CIRCUIT != 0 { self.slice(scheduler) } else { [0; 4] };
         let id = 1 + self.slot * 64 + u32::from(vip.port()) % 7;
         let key = ServiceKey::new(vip.ip().into(), vip.port(), protocol);
         let record = Service {
             id,
-            backends_base: outside[0],
-            backends_count: outside[1],
-            table_base: outside[2],
-            table_count: outside[3],
-            internal_base: inside[0],
-            internal_count: inside[1],
-            internal_table_base: inside[2],
-            internal_table_count: inside[3],
+            backends_base: external[0],
+            backends_count: external[1],
+            table_base: external[2],
+            table_count: external[3],
+            internal_base: internal[0],
+            internal_count: internal[1],
+            internal_table_base: internal[2],
+            internal_table_count: internal[3],
             affinity_seconds: self.pick(&[0, 0, 1, 10_800]),
             scheduler: scheduler as u8,
             kind: self.pick(&kinds) as u8,
@@ -267,16 +270,16 @@ impl World<'_> {
         };
         let sealed = record.sealed(&key);
         let seal = if self.chance(2) { !sealed.seal } else { sealed.seal };
-        self.bench.record(&key, &Service { seal, ..sealed });
+        self.bed.record(&key, &Service { seal, ..sealed });
         if flags & service_flags::SOURCE_RANGES != 0 && self.chance(70) {
             let client = self.pick(&self.clients());
             let prefix = if client.is_ipv4() { 28 } else { 124 };
-            // Bits after the prefix mean nothing.
-            self.bench.source_range(id, client, prefix);
+            // Bits after the prefix are ignored.
+            self.bed.allow_source_range(id, client, prefix);
         }
     }
 
-    /// Base and length of a random slice, and of its table.
+    /// Writes random backends and their table; base and length of both.
     fn slice(&mut self, scheduler: Scheduler) -> [u32; 4] {
         let family = self.family;
         let mut endpoints =
@@ -286,7 +289,7 @@ impl World<'_> {
                 ["203.0.113.194:8080", "203.0.113.130:8080"].map(|text| text.parse::<SocketAddr>().unwrap()),
             );
             if self.globals.direct {
-                // A neighbour nobody has asked for yet.
+                // Its neighbour entry is not resolved yet.
                 endpoints.push("203.0.113.195:8080".parse().unwrap());
             }
         }
@@ -303,11 +306,11 @@ impl World<'_> {
                 (backend_flags::PEER, 40),
             ]);
             let weight = self.pick(&[0, 1, 1, 1, 2, 5]);
-            let counter = if scheduler.uses_active_flows() { self.slot } else { 0 };
+            let active_flows_slot = if scheduler.uses_active_flows() { self.slot } else { 0 };
             let (address, port) = (endpoint.ip().into(), endpoint.port());
-            let backend = Backend { address, port, flags, weight, active_flows_slot: counter };
-            self.bench.put("BACKENDS", self.slot, backend);
-            self.bench.put("ACTIVE", self.slot, i64::from(self.dice.u8(..3)) - 1);
+            let backend = Backend { address, port, flags, weight, active_flows_slot };
+            self.bed.put("BACKENDS", self.slot, backend);
+            self.bed.put("ACTIVE", self.slot, i64::from(self.dice.u8(..3)) - 1);
             backends.push(backend);
             self.slot += 1;
         }
@@ -317,14 +320,14 @@ impl World<'_> {
         let fits = table_base as usize + table.len() <= 512;
         let table = if fits { table } else { Vec::new() };
         for place in &table {
-            self.bench.put("TABLES", self.entry, *place);
+            self.bed.put("TABLES", self.entry, *place);
             self.entry += 1;
         }
         let length = |of: usize| u32::try_from(of).unwrap();
         [base, length(backends.len()), table_base, length(table.len())]
     }
 
-    /// A packet: of a flow that there is, or of anybody to anything.
+    /// A random packet, of an existing flow or of a random client and VIP.
     fn question(&mut self) -> Question {
         let turns = [Turn::Opens, Turn::Opens, Turn::Accepts, Turn::GoesOn, Turn::Ends, Turn::Resets];
         let hook = match self.dice.u8(..10) {
@@ -344,7 +347,7 @@ impl World<'_> {
     }
 
     fn tuple(&mut self) -> Tuple {
-        let known: Vec<Tuple> = self.bench.flows().into_keys().collect();
+        let known: Vec<Tuple> = self.bed.flows().into_keys().collect();
         if !known.is_empty() && self.chance(60) {
             return self.pick(&known);
         }
@@ -353,13 +356,17 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// Explains a packet, sends it, and compares.
+    /// Explains a packet, sends it, and compares both. The comparison is left out if the tick changed meanwhile: then
+    /// entries may have expired in between.
     fn step(&mut self, context: &str) {
         let mut question = self.question();
         let mut explanation = self.explain(&question);
         let packet = packet(&question);
         if question.hook == Where::Xdp {
-            let run = self.bench.arrive(Mode::Generic, &packet);
+            let run = self.bed.arrive(Mode::Generic, &packet);
+            if clock::tick() != question.now {
+                return;
+            }
             let passes = run.action == XDP_PASS;
             let begins = matches!(&explanation.verdict, Verdict::Begins { backends } if backends.len() > 1);
             if !begins {
@@ -378,18 +385,17 @@ impl World<'_> {
             }
         }
         let moved = match question.hook {
-            Where::Ingress if self.wires => self.bench.arrive_at_tc(&packet).moved,
-            Where::Ingress => self.bench.send(Hook::Ingress, &packet).moved,
-            Where::Egress => self.bench.send(Hook::Egress, &packet).moved,
-            Where::Xdp | Where::Socket => panic!("no hook of tc"),
+            Where::Ingress if self.wires => self.bed.arrive_at_tc(&packet).moved,
+            Where::Ingress => self.bed.send(Hook::Ingress, &packet).moved,
+            Where::Egress => self.bed.send(Hook::Egress, &packet).moved,
+            Where::Xdp | Where::Socket => panic!("not a tc hook"),
         };
         self.compare(context, &question, &explanation, &moved);
     }
 
     fn explain(&mut self, question: &Question) -> Explanation {
         let routes = RefCell::new(Routes::open().unwrap());
-        let tables =
-            BenchTables { bench: self.bench, routes, device: question.device, globals: self.globals };
+        let tables = TestbedTables { bed: self.bed, routes, device: question.device, globals: self.globals };
         explain::explain(&tables, question).unwrap()
     }
 
@@ -401,10 +407,9 @@ impl World<'_> {
         moved: &[(Outcome, u64)],
     ) {
         if clock::tick() != question.now {
-            // What depends on the time may have been another a moment ago.
             return;
         }
-        let flow = self.bench.flows().get(&question.tuple).copied();
+        let flow = self.bed.flows().get(&question.tuple).copied();
         let to = flow.map(|flow| (flow.to.source, flow.to.destination, flow.to.destination_port));
         let holds = match &explanation.verdict {
             Verdict::Untouched { outcome }
@@ -427,7 +432,7 @@ impl World<'_> {
         };
         assert!(
             holds && leads,
-            "{context}: {question:?}\nsaid {explanation:#?}\ndone {moved:?}, flow {flow:?}"
+            "{context}: {question:?}\nexplained: {explanation:#?}\ncounted: {moved:?}, flow: {flow:?}"
         );
         for (outcome, _) in moved {
             *self.seen.outcomes.entry(*outcome).or_default() += 1;
@@ -448,10 +453,10 @@ impl World<'_> {
         }
     }
 
-    /// Things that happen between packets.
-    fn happen(&mut self) {
+    /// A random event between packets: time passes, a Service changes, or an entry is lost.
+    fn disturb(&mut self) {
         match self.dice.u8(..20) {
-            0 => self.bench.age_affinity(3),
+            0 => self.bed.age_affinity(3),
             1 => {
                 let vip = SocketAddr::new(self.pick(&self.vips()), 80);
                 if self.slot < 56 {
@@ -459,24 +464,24 @@ impl World<'_> {
                     self.service(vip, protocol);
                 }
             }
-            2 => self.bench.forget_one_flow(self.dice.usize(..256)),
+            2 => self.bed.delete_nth_entry(self.dice.usize(..256)),
             _ => {}
         }
     }
 
-    fn live(&mut self, context: &str) {
+    fn run(&mut self, context: &str) {
         self.build();
         let filled = self.filled();
         for packet in 0..PACKETS {
             if self.full {
-                self.bench.restore(&filled);
+                self.bed.restore_flows(&filled);
             }
             self.step(&format!("{context}, packet {packet}"));
-            self.happen();
+            self.disturb();
         }
     }
 
-    /// Flows of others that leave room for few.
+    /// Foreign flows that leave little room in `CONNTRACK`.
     fn filled(&mut self) -> BTreeMap<Tuple, Flow> {
         let client = Address::from_v4([198, 18, 0, 1]);
         let flows = self.dice.u16(252..=256);
@@ -508,47 +513,47 @@ fn is_emulated() -> bool {
     lb_tests::patience() > 1
 }
 
-/// Lives through random worlds; what was seen there.
-fn live(bench: &mut Bench, wires: bool, globals: Globals, worlds: std::ops::Range<u64>) -> Seen {
-    let mut seen = Seen::default();
-    // Where the machine is emulated a few show that the kernel makes no difference.
+/// Runs random worlds; what they covered.
+fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops::Range<u64>) -> Coverage {
+    let mut seen = Coverage::default();
+    // On an emulated machine, which is slow, fewer worlds suffice to compare kernels.
     let fewer = if is_emulated() { 11 } else { 1 };
     for seed in worlds.step_by(fewer) {
         let family = Family::BOTH[(seed % 2) as usize];
         let context = format!("explain, seed {seed}, {family:?}, wires {wires}, {globals:?}");
-        assert!(bench.start(&context, Device::Ethernet));
-        // Where packets go past the stack anyway, wires need not be ones of ours: then masqueraded flows are not routed.
+        assert!(bed.start(&context, Device::Ethernet));
+        // With packets that bypass the stack anyway, half of the worlds have no wires: then masqueraded flows are not routed.
         if wires && !(globals.direct && seed % 4 < 2) {
             for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
-                bench.wire(device, mtu);
+                bed.add_wire(device, mtu);
             }
         }
         let dice = fastrand::Rng::with_seed(seed);
         let full = seed % 16 == 7;
-        // Slot 0 of ACTIVE is nobody's.
+        // Slot 0 of ACTIVE is unused.
         let (slot, entry) = (1, 0);
         let seen = &mut seen;
-        World { bench, dice, family, wires, globals, slot, entry, full, seen }.live(&context);
+        World { bed, dice, family, wires, globals, slot, entry, full, seen }.run(&context);
     }
     seen
 }
 
 #[track_caller]
-fn assert_seen(seen: &Seen, outcomes: &[Outcome]) {
+fn assert_seen(seen: &Coverage, outcomes: &[Outcome]) {
     if is_emulated() {
         return;
     }
     let missing: Vec<_> = outcomes.iter().filter(|outcome| !seen.outcomes.contains_key(outcome)).collect();
-    assert!(missing.is_empty(), "never seen: {missing:?}, only {:?}", seen.outcomes);
-    assert!(seen.named > 50, "a backend was named out of several {} times", seen.named);
+    assert!(missing.is_empty(), "no packet had {missing:?}, only {:?}", seen.outcomes);
+    assert!(seen.named > 50, "one backend out of several was named only {} times", seen.named);
 }
 
 #[test]
-fn explain_and_the_programs_agree() {
+fn explain_agrees_with_the_programs() {
     use Outcome::*;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    let mut bench = Bench::new();
-    let seen = live(&mut bench, false, Globals::default(), 0..WORLDS);
+    let mut bed = Testbed::new();
+    let seen = run_worlds(&mut bed, false, Globals::default(), 0..WORLDS);
     assert_seen(
         &seen,
         &[
@@ -573,17 +578,21 @@ fn explain_and_the_programs_agree() {
     );
     let steps = ["Anew", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
     for step in steps {
-        assert!(is_emulated() || seen.steps.contains(step), "never explained: {step}, only {:?}", seen.steps);
+        assert!(
+            is_emulated() || seen.steps.contains(step),
+            "no explanation had {step}, only {:?}",
+            seen.steps
+        );
     }
 }
 
 #[test]
-fn explain_and_the_programs_agree_between_wires() {
+fn explain_agrees_with_the_programs_between_wires() {
     use Outcome::*;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     set_up();
-    let mut bench = Bench::new();
-    let seen = live(&mut bench, true, Globals::default(), WORLDS..2 * WORLDS);
+    let mut bed = Testbed::new();
+    let seen = run_worlds(&mut bed, true, Globals::default(), WORLDS..2 * WORLDS);
     assert_seen(
         &seen,
         &[NewFlow, NewRoutedFlow, Routed, NewTunnelledFlow, Tunnelled, Masquerade, SourceNotAllowed],
@@ -592,12 +601,12 @@ fn explain_and_the_programs_agree_between_wires() {
 }
 
 #[test]
-fn explain_and_the_programs_agree_past_the_stack() {
+fn explain_agrees_with_the_programs_bypassing_the_stack() {
     use Outcome::*;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     set_up();
     let globals = Globals { direct: true, ..Globals::default() };
-    let seen = live(&mut Bench::with_globals(globals), true, globals, 2 * WORLDS..3 * WORLDS);
+    let seen = run_worlds(&mut Testbed::with_globals(globals), true, globals, 2 * WORLDS..3 * WORLDS);
     assert_seen(
         &seen,
         &[
@@ -618,9 +627,9 @@ fn explain_and_the_programs_agree_past_the_stack() {
 }
 
 #[test]
-fn explain_and_the_programs_agree_about_backends_that_do_not_answer() {
+fn explain_agrees_with_the_programs_about_unanswered_syns() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let globals = Globals { syn_retries: 1, ..Globals::default() };
-    let seen = live(&mut Bench::with_globals(globals), false, globals, 0..WORLDS);
+    let seen = run_worlds(&mut Testbed::with_globals(globals), false, globals, 0..WORLDS);
     assert!(is_emulated() || seen.steps.contains("AnotherBackend"), "only {:?}", seen.steps);
 }

@@ -6,9 +6,9 @@ use etherparse::{IpNumber, Ipv6RawExtHeader};
 use lb_common::Outcome::{self, *};
 
 use super::{
-    bench::{Bench, Hook, TCP, UDP},
     packets::{Packet, Transport, V6Fragment, VLAN, fragments},
     stage::{Family, each, each_ethernet},
+    testbed::{Hook, TCP, Testbed, UDP},
 };
 
 /// The MTU of the next hop, as the rest of the header has it in both versions.
@@ -46,7 +46,7 @@ fn port_unreachable(family: Family, from: IpAddr, to: IpAddr, quote: &[u8]) -> P
     Packet::icmp(from, to, kind, rest, quote)
 }
 
-/// The packet that the quotes are of.
+/// The packet that the errors quote.
 fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
     match protocol {
         TCP => Packet::tcp(from, to, 1001, b"GET / HTTP/1.1\r\n\r\n").ack(5001),
@@ -55,14 +55,14 @@ fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
 }
 
 /// A flow through `vip` to `backend`.
-fn open(bench: &mut Bench, protocol: u8, family: Family) {
-    bench.service(family.vip(), protocol, &[family.backend()]);
+fn open(bed: &mut Testbed, protocol: u8, family: Family) {
+    bed.service(family.vip(), protocol, &[family.backend()]);
     let first = packet(protocol, family.client(), family.vip());
-    bench.send(Hook::Ingress, &first).passes(NewFlow, &first.clone().to(family.backend()));
+    bed.send(Hook::Ingress, &first).passes(NewFlow, &first.clone().to(family.backend()));
 }
 
-/// The first `length` octets of a packet as it was sent and as it was seen behind the node. Half a checksum is left
-/// alone: nobody could check it.
+/// The first `length` bytes of a packet as its sender sent it, and as it left the node. Half a checksum stays unchanged: no
+/// receiver can verify it.
 pub(super) fn quote(sent: &Packet, seen: &Packet, length: usize) -> (Vec<u8>, Vec<u8>) {
     let network = if sent.is_v4() { 20 } else { 40 };
     let (mut original, mut translated) = (sent.network(), seen.network());
@@ -74,35 +74,35 @@ pub(super) fn quote(sent: &Packet, seen: &Packet, length: usize) -> (Vec<u8>, Ve
     (original, translated)
 }
 
-/// Quotes of a packet, cut off in different places.
+/// Quotes of a packet with different lengths.
 fn quotes(sent: &Packet, seen: &Packet) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     let (network, whole) = (if sent.is_v4() { 20 } else { 40 }, sent.network().len());
     let lengths = [8, 16, 17, 18, 19].map(|transport| network + transport);
     let lengths = lengths.into_iter().filter(|length| *length < whole).chain([whole]);
     let cut = |length| {
         let (original, translated) = quote(sent, seen, length);
-        (format!("{} octets of transport", length - network), original, translated)
+        (format!("{} bytes of transport", length - network), original, translated)
     };
     lengths.map(cut).collect()
 }
 
-/// A router behind the node, or the backend, complains to the client about what the node has translated: the client
-/// must find what it has sent, and the error must come from whom it has spoken to.
+/// A router beyond the node, or the backend, reports an error about a translated packet to the client. The quote must be
+/// the packet that the client has sent, and the error must come from the VIP.
 #[test]
-fn to_the_client() {
+fn error_to_the_client_quotes_its_packet_and_comes_from_the_vip() {
     for protocol in [TCP, UDP] {
-        each(&format!("ICMP to the client, protocol {protocol}"), |bench, family| {
+        each(&format!("ICMP to the client, protocol {protocol}"), |bed, family| {
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-            open(bench, protocol, family);
+            open(bed, protocol, family);
             let sent = packet(protocol, client, vip);
             for (quote, original, translated) in quotes(&sent, &sent.clone().to(backend)) {
                 for (kind, code, rest) in kinds(family) {
                     for source in [family.router(), backend.ip()] {
-                        bench.label(&format!("{kind} from {source}, {quote}"));
+                        bed.label(&format!("{kind} from {source}, {quote}"));
                         let error = Packet::icmp(source, client.ip(), *code, *rest, &translated);
                         let expected = Packet::icmp(vip.ip(), client.ip(), *code, *rest, &original);
-                        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
-                        bench.send(Hook::Ingress, &error).passes_untouched(OtherHook);
+                        bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
+                        bed.send(Hook::Ingress, &error).passes_untouched(OtherHook);
                     }
                 }
             }
@@ -110,22 +110,22 @@ fn to_the_client() {
     }
 }
 
-/// The client, or a router before it, complains about a reply: the backend must find what it has sent.
+/// The client, or a router before it, reports an error about a reply. The quote must be the reply that the backend has sent.
 #[test]
-fn to_the_backend() {
+fn error_to_the_backend_quotes_its_reply() {
     for protocol in [TCP, UDP] {
-        each(&format!("ICMP to the backend, protocol {protocol}"), |bench, family| {
+        each(&format!("ICMP to the backend, protocol {protocol}"), |bed, family| {
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-            open(bench, protocol, family);
+            open(bed, protocol, family);
             let reply = packet(protocol, backend, client);
             for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip)) {
                 for (kind, code, rest) in kinds(family) {
                     for source in [family.router(), client.ip()] {
-                        bench.label(&format!("{kind} from {source}, {quote}"));
+                        bed.label(&format!("{kind} from {source}, {quote}"));
                         let error = Packet::icmp(source, vip.ip(), *code, *rest, &translated);
                         let expected = Packet::icmp(source, backend.ip(), *code, *rest, &original);
-                        bench.send(Hook::Ingress, &error).passes(IcmpError, &expected);
-                        bench.send(Hook::Egress, &error).passes_untouched(OtherHook);
+                        bed.send(Hook::Ingress, &error).passes(IcmpError, &expected);
+                        bed.send(Hook::Egress, &error).passes_untouched(OtherHook);
                     }
                 }
             }
@@ -133,67 +133,67 @@ fn to_the_backend() {
     }
 }
 
-/// Where the client's port was taken, the quote's client port changes too.
+/// If the client's port was replaced, so is the port in the quote.
 #[test]
-fn with_another_source_port() {
+fn error_quotes_the_original_source_port() {
     for protocol in [TCP, UDP] {
-        each(&format!("ICMP, replaced port, protocol {protocol}"), |bench, family| {
+        each(&format!("ICMP, replaced port, protocol {protocol}"), |bed, family| {
             let (client, vip, backend) = (family.client(), family.other_vip(), family.backend());
-            open(bench, protocol, family);
-            bench.service(vip, protocol, &[backend]);
+            open(bed, protocol, family);
+            bed.service(vip, protocol, &[backend]);
             let sent = packet(protocol, client, vip);
-            let first = bench.send(Hook::Ingress, &sent);
-            let replaced = SocketAddr::new(client.ip(), bench.flows()[&sent.tuple()].to.source_port);
+            let first = bed.send(Hook::Ingress, &sent);
+            let replaced = SocketAddr::new(client.ip(), bed.flows()[&sent.tuple()].to.source_port);
             assert_ne!(replaced, client);
             let seen = sent.clone().from(replaced).to(backend);
             first.passes(NewFlow, &seen);
             for (quote, original, translated) in quotes(&sent, &seen) {
-                bench.label(&quote);
+                bed.label(&quote);
                 let error = port_unreachable(family, family.router(), client.ip(), &translated);
                 let expected = port_unreachable(family, vip.ip(), client.ip(), &original);
-                bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+                bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
             }
             let reply = packet(protocol, backend, replaced);
             for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip).to(client)) {
-                bench.label(&quote);
+                bed.label(&quote);
                 let error = port_unreachable(family, client.ip(), vip.ip(), &translated);
                 let expected = port_unreachable(family, client.ip(), backend.ip(), &original);
-                bench.send(Hook::Ingress, &error).passes(IcmpError, &expected);
+                bed.send(Hook::Ingress, &error).passes(IcmpError, &expected);
             }
         });
     }
 }
 
-/// A pod that reaches itself through its VIP on a port where it does not listen: the error turns around as well.
+/// A pod reaches itself through its VIP on a port where it does not listen: the error is a hairpin as well.
 #[test]
-fn hairpin() {
-    each("ICMP, hairpin", |bench, family| {
+fn error_about_a_hairpin_packet_returns_to_the_pod() {
+    each("ICMP, hairpin", |bed, family| {
         let (vip, pod) = (family.vip(), family.backend());
         let client = SocketAddr::new(pod.ip(), 40_000);
         let masqueraded = SocketAddr::new(vip.ip(), client.port());
-        bench.service(vip, UDP, &[pod]);
+        bed.service(vip, UDP, &[pod]);
         let sent = packet(UDP, client, vip);
         let seen = sent.clone().from(masqueraded).to(pod);
-        bench.send(Hook::Ingress, &sent).bounces(Hairpin, &seen.clone().bounced());
+        bed.send(Hook::Ingress, &sent).redirects(Hairpin, &seen.clone().swapped_macs());
         for (quote, original, translated) in quotes(&sent, &seen) {
-            bench.label(&quote);
+            bed.label(&quote);
             let error = port_unreachable(family, pod.ip(), vip.ip(), &translated);
             let expected = port_unreachable(family, vip.ip(), pod.ip(), &original);
-            bench.send(Hook::Ingress, &error).bounces(Hairpin, &expected.bounced());
+            bed.send(Hook::Ingress, &error).redirects(Hairpin, &expected.swapped_macs());
         }
         let reply = packet(UDP, pod, masqueraded);
         for (quote, original, translated) in quotes(&reply, &reply.clone().from(vip).to(client)) {
-            bench.label(&format!("about the reply, {quote}"));
+            bed.label(&format!("about the reply, {quote}"));
             let error = port_unreachable(family, pod.ip(), vip.ip(), &translated);
             let expected = port_unreachable(family, vip.ip(), pod.ip(), &original);
-            bench.send(Hook::Ingress, &error).bounces(Hairpin, &expected.bounced());
+            bed.send(Hook::Ingress, &error).redirects(Hairpin, &expected.swapped_macs());
         }
     });
 }
 
-/// Quotes with something between or in their headers.
+/// Quotes with options, extension headers, or without a checksum.
 #[test]
-fn unusual_quotes() {
+fn quotes_with_options_and_fragments_are_translated() {
     type Mutation = fn(&mut Packet);
     const V4: [(&str, Mutation); 2] = [
         ("IPv4 options", |packet| packet.v4().options = [1; 12].into()),
@@ -212,67 +212,67 @@ fn unusual_quotes() {
             packet.v6_fragment = Some(V6Fragment { offset: 0, more: false, identification: 9 });
         }),
     ];
-    each("ICMP, unusual quote", |bench, family| {
+    each("ICMP, unusual quote", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        open(bench, UDP, family);
+        open(bed, UDP, family);
         for (name, mutation) in if family == Family::V4 { V4 } else { V6 } {
-            bench.label(name);
+            bed.label(name);
             let sent = packet(UDP, client, vip).with(mutation);
             let seen = sent.clone().to(backend).network();
             let error = port_unreachable(family, backend.ip(), client.ip(), &seen);
             let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network());
-            bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+            bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
         }
-        bench.label("first fragment");
+        bed.label("first fragment");
         let sent = packet(UDP, client, vip);
         let seen = fragments(&sent.clone().to(backend), 77, 16).swap_remove(0);
         let original = fragments(&sent, 77, 16).swap_remove(0);
         let error = port_unreachable(family, backend.ip(), client.ip(), &seen.network());
         let expected = port_unreachable(family, vip.ip(), client.ip(), &original.network());
-        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+        bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
     });
 }
 
 #[test]
-fn tagged() {
-    each_ethernet("ICMP, tagged", |bench, family| {
+fn tagged_errors_are_translated() {
+    each_ethernet("ICMP, tagged", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        open(bench, UDP, family);
+        open(bed, UDP, family);
         let tag = |packet: &mut Packet| *packet.tags() = vec![(VLAN, 3)];
         let sent = packet(UDP, client, vip);
         let quote = sent.clone().to(backend).network();
         let error = port_unreachable(family, family.router(), client.ip(), &quote).with(tag);
         let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network()).with(tag);
-        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+        bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
     });
 }
 
-/// A quoted UDP checksum that would become 0 is written as 0xffff, and the checksum around it knows.
+/// A quoted UDP checksum that would become 0 is written as 0xffff, and the ICMP checksum covers that.
 #[test]
-fn a_quoted_udp_checksum_never_becomes_none() {
-    each("ICMP, quoted checksum 0xffff", |bench, family| {
+fn quoted_udp_checksum_never_becomes_zero() {
+    each("ICMP, quoted checksum 0xffff", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        open(bench, UDP, family);
+        open(bed, UDP, family);
         let ends_in_0xffff = |payload: &[u8; 2]| {
-            let octets = Packet::udp(client, vip, payload).network();
-            octets[octets.len() - 4..octets.len() - 2] == [0xff; 2]
+            let bytes = Packet::udp(client, vip, payload).network();
+            bytes[bytes.len() - 4..bytes.len() - 2] == [0xff; 2]
         };
         let payload = (0..=u16::MAX).map(u16::to_be_bytes).find(ends_in_0xffff).expect("one of all payloads");
         let sent = Packet::udp(client, vip, &payload);
         let seen = sent.clone().to(backend).network();
         let error = port_unreachable(family, backend.ip(), client.ip(), &seen);
         let expected = port_unreachable(family, vip.ip(), client.ip(), &sent.network());
-        bench.send(Hook::Egress, &error).passes(IcmpError, &expected);
+        bed.send(Hook::Egress, &error).passes(IcmpError, &expected);
     });
 }
 
-/// Errors that are about nothing of ours.
+/// Errors that quote no known flow.
 #[test]
-fn unknown() {
-    each("ICMP, unknown", |bench, family| {
+fn errors_of_no_known_flow_pass_untouched() {
+    each("ICMP, unknown", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-        open(bench, UDP, family);
-        let flows = bench.flows();
+        open(bed, UDP, family);
+        let flows = bed.flows();
         let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
         let seen = packet(UDP, client, backend);
         let echo = if family == Family::V4 { [8, 0] } else { [128, 0] };
@@ -291,32 +291,33 @@ fn unknown() {
             ("half the ports", seen.network()[..network + 3].into(), Malformed),
         ];
         for (name, quote, outcome) in cases {
-            bench.label(name);
+            bed.label(name);
             let error = port_unreachable(family, family.router(), client.ip(), &quote);
             for hook in Hook::BOTH {
-                bench.send(hook, &error).passes_untouched(outcome);
+                bed.send(hook, &error).passes_untouched(outcome);
             }
         }
-        assert_eq!(bench.flows(), flows, "an error changes no flow");
+        assert_eq!(bed.flows(), flows, "an error changes no flow");
     });
 }
 
-/// Translated, it would make its receiver send packets for the VIP past us. (That of IPv6 quotes nothing we look at.)
+/// A translated redirect would make its receiver send packets for the VIP around this node. (The programs do not parse that
+/// of IPv6.)
 #[test]
-fn a_redirect_about_a_translated_packet_is_dropped() {
-    each("ICMP redirect", |bench, family| {
+fn redirect_about_a_translated_packet_is_dropped() {
+    each("ICMP redirect", |bed, family| {
         if family == Family::V6 {
             return;
         }
-        open(bench, UDP, family);
+        open(bed, UDP, family);
         let redirect = |from: IpAddr, to: IpAddr, about: &Packet| {
             Packet::icmp(from, to, [5, 1], [198, 51, 100, 9], &about.network()[..28])
         };
         let seen = packet(UDP, family.client(), family.backend());
         let to_client = redirect(family.router(), family.client().ip(), &seen);
-        bench.send(Hook::Egress, &to_client).drops(IcmpRedirect);
+        bed.send(Hook::Egress, &to_client).drops(IcmpRedirect);
         let about_others = packet(UDP, family.client(), family.stranger());
         let unrelated = redirect(family.router(), family.client().ip(), &about_others);
-        bench.send(Hook::Egress, &unrelated).passes_untouched(UnknownIcmpError);
+        bed.send(Hook::Egress, &unrelated).passes_untouched(UnknownIcmpError);
     });
 }

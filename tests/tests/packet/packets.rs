@@ -1,4 +1,4 @@
-//! Packets as etherparse writes them: lengths and checksums are computed from scratch whenever one becomes octets.
+//! Packets as etherparse writes them. Lengths and checksums are computed from scratch whenever a packet becomes bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use etherparse::{
 };
 use lb_common::{Address, conntrack::Tuple};
 
-/// The MAC address of whoever sends the packet to the node, or gets it (RFC 7042 §2.1.2).
+/// The MAC address of the node's neighbour (RFC 7042 §2.1.2).
 pub(crate) const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 /// The MAC address of the node.
 pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
@@ -26,7 +26,7 @@ pub(crate) struct Packet {
     pub(crate) v6_fragment: Option<V6Fragment>,
     pub(crate) transport: Transport,
     pub(crate) payload: Vec<u8>,
-    /// Octets behind the packet, as Ethernet adds them to reach 60.
+    /// Bytes after the packet, as Ethernet pads frames to 60 bytes.
     pub(crate) padding: usize,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct Ethernet {
     pub(crate) tags: Vec<(u16, u16)>,
 }
 
-/// An IPv6 fragment header (RFC 8200 §4.5) behind all other extension headers. That of etherparse 0.19 has the bits of
-/// offset and flag at the wrong places.
+/// An IPv6 fragment header (RFC 8200 §4.5) after all other extension headers. That of etherparse 0.19 has the bits of
+/// offset and flag in the wrong places.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct V6Fragment {
-    /// In units of 8 octets.
+    /// In units of 8 bytes.
     pub(crate) offset: u16,
     pub(crate) more: bool,
     pub(crate) identification: u32,
@@ -60,7 +60,7 @@ pub(crate) enum Transport {
     Tcp(TcpHeader),
     Udp {
         ports: (u16, u16),
-        /// False for the "no checksum" of IPv4.
+        /// False for a datagram without checksum (IPv4 only).
         checksum: bool,
     },
     /// An ICMP message of the packet's IP version.
@@ -69,16 +69,16 @@ pub(crate) enum Transport {
         code: u8,
         rest: [u8; 4],
     },
-    /// Ports, verification tag; the payload are chunks.
+    /// Ports and verification tag; the chunks are the payload.
     Sctp {
         ports: (u16, u16),
         tag: u32,
     },
-    /// Anything: all of it is payload.
+    /// Any protocol: everything after the IP header is payload.
     Raw(IpNumber),
 }
 
-/// The constructors.
+/// Constructors.
 impl Packet {
     fn new(source: IpAddr, destination: IpAddr, transport: Transport, payload: &[u8]) -> Self {
         let ip = match (source, destination) {
@@ -135,7 +135,7 @@ impl Packet {
     }
 }
 
-/// What a mutation reaches.
+/// Fields and changes.
 impl Packet {
     pub(crate) fn v4(&mut self) -> &mut Ipv4Header {
         match &mut self.ip {
@@ -167,7 +167,7 @@ impl Packet {
         &mut self.ethernet.as_mut().unwrap().tags
     }
 
-    /// The same packet with something changed.
+    /// The packet after `change`.
     #[must_use]
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -197,7 +197,7 @@ impl Packet {
         })
     }
 
-    /// As on a device without link-layer header.
+    /// Without the link-layer header.
     #[must_use]
     pub(crate) fn bare(self) -> Self {
         self.with(|packet| packet.ethernet = None)
@@ -241,9 +241,9 @@ impl Packet {
         }
     }
 
-    /// Back to whom it came from, as far as the link layer goes.
+    /// With the MAC addresses swapped.
     #[must_use]
-    pub(crate) fn bounced(self) -> Self {
+    pub(crate) fn swapped_macs(self) -> Self {
         self.with(|packet| {
             if let Some(Ethernet { destination, source, .. }) = &mut packet.ethernet {
                 std::mem::swap(destination, source);
@@ -251,15 +251,15 @@ impl Packet {
         })
     }
 
-    /// As a router sends it on.
-    pub(crate) fn take_hop(&mut self) {
+    /// Decrements TTL or hop limit, as a router does.
+    pub(crate) fn decrement_hops(&mut self) {
         match &mut self.ip {
             IpHeaders::Ipv4(header, _) => header.time_to_live -= 1,
             IpHeaders::Ipv6(header, _) => header.hop_limit -= 1,
         }
     }
 
-    /// With so many hops left.
+    /// With this TTL or hop limit.
     #[must_use]
     pub(crate) fn hops(mut self, hops: u8) -> Self {
         match &mut self.ip {
@@ -269,7 +269,7 @@ impl Packet {
         self
     }
 
-    /// Padded to the least that Ethernet sends.
+    /// Padded to 60 bytes, the minimum of Ethernet.
     #[must_use]
     pub(crate) fn padded(self) -> Self {
         let missing = 60usize.saturating_sub(self.bytes().len());
@@ -277,7 +277,7 @@ impl Packet {
     }
 }
 
-/// What it is.
+/// Properties and bytes.
 impl Packet {
     pub(crate) fn is_v4(&self) -> bool {
         matches!(self.ip, IpHeaders::Ipv4(..))
@@ -330,7 +330,7 @@ impl Packet {
         bytes
     }
 
-    /// The packet from the network header on.
+    /// The bytes from the network header on.
     pub(crate) fn network(&self) -> Vec<u8> {
         let mut segment = self.segment();
         let mut next_header = self.protocol();
@@ -347,7 +347,7 @@ impl Packet {
         bytes
     }
 
-    /// The transport header and what it carries, with its checksum.
+    /// Transport header, with its checksum, and payload.
     fn segment(&self) -> Vec<u8> {
         let header = match &self.transport {
             Transport::Tcp(header) => {
@@ -400,7 +400,7 @@ impl Packet {
     }
 }
 
-/// The fragments of a packet, `size` octets (a multiple of 8) of transport each.
+/// The fragments of a packet, `size` bytes (a multiple of 8) of transport each.
 pub(crate) fn fragments(packet: &Packet, identification: u32, size: usize) -> Vec<Packet> {
     let segment = packet.segment();
     let last = (segment.len() - 1) / size;

@@ -1,4 +1,4 @@
-//! What a failed comparison prints, and the pcap file that it leaves.
+//! The message and the pcap file of a failed comparison of packets.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -6,8 +6,8 @@ use std::{fmt::Write as _, fs, path::PathBuf};
 const LINKTYPE_ETHERNET: u32 = 1;
 const LINKTYPE_RAW: u32 = 101;
 
-/// Panics unless both are the same, with hexdumps and the path of a file that tcpdump or Wireshark reads: the packet
-/// that went in, what came out, what was expected.
+/// Panics unless both are the same. The message has hexdumps and the path of a pcap file with three packets: input, output,
+/// expected output.
 #[track_caller]
 pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found: &[u8], wanted: &[u8]) {
     if found == wanted {
@@ -17,8 +17,8 @@ pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found
     let offset = differs.unwrap_or(found.len().min(wanted.len()));
     let path = write_pcap(case, ethernet, &[input, found, wanted]);
     panic!(
-        "{case}: the packets differ from offset {offset} on ({} octets, {} expected)\nfound:\n{}expected:\n{}\
-         in, out and expected: {}",
+        "{case}: the packets differ from offset {offset} on ({} bytes, {} expected)\nfound:\n{}expected:\n{}\
+         input, output and expected output: {}",
         found.len(),
         wanted.len(),
         hexdump(found, wanted),
@@ -27,14 +27,14 @@ pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found
     );
 }
 
-/// Sixteen octets a line; `>` marks those that `other` has not.
-fn hexdump(octets: &[u8], other: &[u8]) -> String {
+/// 16 bytes per line; `>` marks those that differ from `other`.
+fn hexdump(bytes: &[u8], other: &[u8]) -> String {
     let mut text = String::new();
-    for (line, chunk) in octets.chunks(16).enumerate() {
+    for (line, chunk) in bytes.chunks(16).enumerate() {
         write!(text, "  {:04x} ", line * 16).unwrap();
-        for (column, octet) in chunk.iter().enumerate() {
-            let same = other.get(line * 16 + column) == Some(octet);
-            write!(text, "{}{octet:02x}", if same { ' ' } else { '>' }).unwrap();
+        for (column, byte) in chunk.iter().enumerate() {
+            let same = other.get(line * 16 + column) == Some(byte);
+            write!(text, "{}{byte:02x}", if same { ' ' } else { '>' }).unwrap();
         }
         text.push('\n');
     }

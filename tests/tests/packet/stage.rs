@@ -1,11 +1,11 @@
-//! Who talks to whom, in addresses for documentation (RFC 5737, RFC 3849), and on what kind of device.
+//! The addresses and devices of the cases. Addresses are those for documentation (RFC 5737, RFC 3849).
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Mutex, PoisonError},
 };
 
-use super::bench::{Bench, Device};
+use super::testbed::{Device, Testbed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -31,12 +31,12 @@ impl Family {
         self.pick("203.0.113.1:80", "[2001:db8:f::1]:80")
     }
 
-    /// A second service, with the same backends.
+    /// A second Service, with the same backends.
     pub(crate) fn other_vip(self) -> SocketAddr {
         self.pick("203.0.113.2:443", "[2001:db8:f::2]:443")
     }
 
-    /// A service without backends.
+    /// A Service without backends.
     pub(crate) fn empty_vip(self) -> SocketAddr {
         self.pick("203.0.113.3:80", "[2001:db8:f::3]:80")
     }
@@ -54,38 +54,38 @@ impl Family {
         self.pick("198.51.100.253:0", "[2001:db8:b::fd]:0").ip()
     }
 
-    /// Between the node and the others; speaks ICMP only.
+    /// A router between the node and the others, the source of ICMP errors.
     pub(crate) fn router(self) -> IpAddr {
         self.pick("198.51.100.254:0", "[2001:db8:b::fe]:0").ip()
     }
 
-    /// Somebody who has nothing to do with services.
+    /// A host that is neither client nor backend of a Service.
     pub(crate) fn stranger(self) -> SocketAddr {
         self.pick("192.0.2.99:53", "[2001:db8:c::99]:53")
     }
 }
 
-/// Shared, since loading takes a second. Every case begins by emptying the maps, so a failed one leaves nothing behind.
-pub(crate) static BENCH: Mutex<Option<Bench>> = Mutex::new(None);
+/// Shared, because loading takes a second. Every case first clears the maps, also of what a failed case has left.
+pub(crate) static TESTBED: Mutex<Option<Testbed>> = Mutex::new(None);
 
-/// Runs `test` for both families and every kind of device, each on an empty bench.
-pub(crate) fn each(case: &str, test: impl Fn(&mut Bench, Family)) {
+/// Runs `test` for both families and every kind of device, each with empty maps.
+pub(crate) fn each(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&Device::ALL, case, test);
 }
 
-/// As [`each`], only where there is an Ethernet header.
-pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Bench, Family)) {
+/// As [`each`], on devices with an Ethernet header.
+pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&[Device::Ethernet, Device::EthernetWithSum], case, test);
 }
 
-/// As [`each`], on some kinds of devices.
-pub(crate) fn each_on(devices: &[Device], case: &str, test: impl Fn(&mut Bench, Family)) {
-    let mut bench = BENCH.lock().unwrap_or_else(PoisonError::into_inner);
-    let bench = bench.get_or_insert_with(Bench::new);
+/// As [`each`], on these kinds of devices.
+pub(crate) fn each_on(devices: &[Device], case: &str, test: impl Fn(&mut Testbed, Family)) {
+    let mut bed = TESTBED.lock().unwrap_or_else(PoisonError::into_inner);
+    let bed = bed.get_or_insert_with(Testbed::new);
     for family in Family::BOTH {
         for &device in devices {
-            if bench.start(&format!("{case}, {family:?}, {device:?}"), device) {
-                test(bench, family);
+            if bed.start(&format!("{case}, {family:?}, {device:?}"), device) {
+                test(bed, family);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `BPF_PROG_TEST_RUN`, with what aya does not offer: flags, and contexts of any kind of program.
+//! `BPF_PROG_TEST_RUN` with flags and contexts of any program type, which aya does not offer.
 
 use std::{
     io,
@@ -8,10 +8,10 @@ use std::{
 use aya::programs::ProgramFd;
 use nix::libc;
 
-/// The kernel computes the checksum of the whole packet, as devices do.
+/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`: the kernel computes the checksum of the whole packet, as devices do.
 pub(crate) const CHECKSUM_COMPLETE: u32 = 1 << 2;
 
-/// The part of `union bpf_attr` for this command.
+/// The `test` member of `union bpf_attr`.
 #[repr(C)]
 #[derive(Default)]
 struct Attr {
@@ -33,7 +33,8 @@ struct Attr {
     padding: u32,
 }
 
-/// Runs a packet through a program once: what it returns, and how many octets of `output` it has made. No `context` is one of zeros.
+/// Runs a packet through a program once; the return code and the length of the packet in `output`. An empty `context` is
+/// one of zeros.
 pub(crate) fn test_run(
     program: &ProgramFd,
     input: &[u8],
@@ -42,7 +43,7 @@ pub(crate) fn test_run(
     flags: u32,
 ) -> io::Result<(u32, usize)> {
     const BPF_PROG_TEST_RUN: libc::c_int = 10;
-    let size = |octets: usize| u32::try_from(octets).map_err(io::Error::other);
+    let size = |bytes: usize| u32::try_from(bytes).map_err(io::Error::other);
     let mut attr = Attr {
         program: u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?,
         input_size: size(input.len())?,
@@ -55,8 +56,7 @@ pub(crate) fn test_run(
         flags,
         ..Attr::default()
     };
-    // SAFETY: `attr` has the layout of the kernel and its size goes with it; all buffers are as long as it says and
-    // outlive the call.
+    // SAFETY: `attr` has the kernel's layout and is passed with its size. All buffers have the lengths in it and outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<Attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());

@@ -1,4 +1,4 @@
-//! What flows count: every packet of theirs, and its octets, at tc and at XDP alike.
+//! The packet and byte counts of flows, at tc and at XDP.
 
 use std::net::SocketAddr;
 
@@ -6,13 +6,13 @@ use bytemuck::Zeroable as _;
 use lb_common::{Address, Service, Settings, conntrack::Flow, service_flags};
 
 use super::{
-    bench::{Bench, Device, Hook, TCP, UDP},
     packets::Packet,
     stage::{Family, each, each_on},
+    testbed::{Device, Hook, TCP, Testbed, UDP},
     wire::{Mode, each_on_wires},
 };
 
-/// Packets and octets.
+/// Packets and bytes.
 type Counted = (u32, u64);
 
 fn counted(flow: &Flow) -> Counted {
@@ -20,11 +20,11 @@ fn counted(flow: &Flow) -> Counted {
 }
 
 fn sum(packets: &[Packet]) -> Counted {
-    let octets = packets.iter().map(|packet| packet.network().len() as u64).sum();
-    (u32::try_from(packets.len()).unwrap(), octets)
+    let bytes = packets.iter().map(|packet| packet.network().len() as u64).sum();
+    (u32::try_from(packets.len()).unwrap(), bytes)
 }
 
-/// A connection of TCP or UDP: what the client sends, and what the backend does.
+/// A conversation over TCP or UDP: the client's packets and the backend's.
 fn conversation(family: Family, protocol: u8) -> (Vec<Packet>, Vec<Packet>) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
     if protocol == UDP {
@@ -44,58 +44,58 @@ fn conversation(family: Family, protocol: u8) -> (Vec<Packet>, Vec<Packet>) {
 }
 
 #[test]
-fn flows_count_their_packets_and_octets() {
-    each("counted", |bench, family| {
+fn flow_counts_its_packets_and_bytes() {
+    each("counted", |bed, family| {
         for protocol in [TCP, UDP] {
-            bench.forget_flows();
-            bench.service(family.vip(), protocol, &[family.backend()]);
+            bed.clear_flows();
+            bed.service(family.vip(), protocol, &[family.backend()]);
             let (there, back) = conversation(family, protocol);
             for packet in &there {
-                let _sent = bench.send(Hook::Ingress, packet);
+                let _sent = bed.send(Hook::Ingress, packet);
             }
             for packet in &back {
-                let _sent = bench.send(Hook::Egress, packet);
+                let _sent = bed.send(Hook::Egress, packet);
             }
-            let flows = bench.flows();
+            let flows = bed.flows();
             assert_eq!(counted(&flows[&there[0].tuple()]), sum(&there));
             assert_eq!(counted(&flows[&back[0].tuple()]), sum(&back));
         }
     });
 }
 
-/// Ethernet frames have 60 octets at least; what fills them up is none of the packet.
+/// Ethernet frames have at least 60 bytes. Padding is not part of the packet.
 #[test]
 fn padding_is_not_counted() {
-    each_on(&[Device::Ethernet], "counted, padded", |bench, family| {
-        bench.service(family.vip(), UDP, &[family.backend()]);
+    each_on(&[Device::Ethernet], "counted, padded", |bed, family| {
+        bed.service(family.vip(), UDP, &[family.backend()]);
         let packet = Packet::udp(family.client(), family.vip(), b"x");
-        let mut octets = packet.bytes();
-        octets.resize(octets.len() + 17, 0);
-        let _sent = bench.send_octets(Hook::Ingress, &octets);
-        let _sent = bench.send_octets(Hook::Ingress, &octets);
-        assert_eq!(counted(&bench.flows()[&packet.tuple()]), sum(&[packet.clone(), packet]));
+        let mut bytes = packet.bytes();
+        bytes.resize(bytes.len() + 17, 0);
+        let _sent = bed.send_bytes(Hook::Ingress, &bytes);
+        let _sent = bed.send_bytes(Hook::Ingress, &bytes);
+        assert_eq!(counted(&bed.flows()[&packet.tuple()]), sum(&[packet.clone(), packet]));
     });
 }
 
 #[test]
 fn xdp_counts_as_tc_does() {
-    each_on_wires("counted at XDP", |bench, family| {
+    each_on_wires("counted at XDP", |bed, family| {
         for (mode, protocol) in [(Mode::Native, TCP), (Mode::Native, UDP), (Mode::Generic, TCP)] {
-            bench.forget_flows();
+            bed.clear_flows();
             let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
-            bench.service_with(family.vip(), protocol, &[family.backend()], record);
-            bench.settings(&settings());
+            bed.service_with(family.vip(), protocol, &[family.backend()], record);
+            bed.settings(&settings());
             let (there, back) = conversation(family, protocol);
             for packet in &there {
-                let _run = bench.arrive(mode, packet);
+                let _run = bed.arrive(mode, packet);
             }
-            let to = bench.flows()[&there[0].tuple()].to;
+            let to = bed.flows()[&there[0].tuple()].to;
             let node = SocketAddr::new(to.source.into(), to.source_port);
             let back: Vec<Packet> = back.into_iter().map(|packet| packet.to(node)).collect();
             for packet in &back {
-                let _run = bench.arrive(mode, packet);
+                let _run = bed.arrive(mode, packet);
             }
-            let flows = bench.flows();
+            let flows = bed.flows();
             assert_eq!(counted(&flows[&there[0].tuple()]), sum(&there));
             assert_eq!(counted(&flows[&back[0].tuple()]), sum(&back));
         }
@@ -112,29 +112,29 @@ fn settings() -> Settings {
     }
 }
 
-/// Who reads the entry now and then must miss neither connection.
+/// A periodic reader of the entry must miss neither connection.
 #[test]
-fn a_flow_that_takes_the_place_of_another_goes_on_counting() {
-    each("counted on", |bench, family| {
-        bench.service(family.vip(), TCP, &[family.backend()]);
+fn flow_that_replaces_another_continues_its_counts() {
+    each("counted on", |bed, family| {
+        bed.service(family.vip(), TCP, &[family.backend()]);
         let (there, back) = conversation(family, TCP);
         let mut sent = Vec::new();
         for generation in 0..3 {
-            connect_and_reset(bench, &there, &back);
+            connect_and_reset(bed, &there, &back);
             sent.extend_from_slice(&there[..2]);
             sent.push(reset(family));
-            let flow = bench.flows()[&there[0].tuple()];
+            let flow = bed.flows()[&there[0].tuple()];
             assert_eq!((counted(&flow), flow.generation()), (sum(&sent), generation));
         }
     });
 }
 
-fn connect_and_reset(bench: &mut Bench, there: &[Packet], back: &[Packet]) {
-    let _sent = bench.send(Hook::Ingress, &there[0]);
-    let _sent = bench.send(Hook::Egress, &back[0]);
-    let _sent = bench.send(Hook::Ingress, &there[1]);
+fn connect_and_reset(bed: &mut Testbed, there: &[Packet], back: &[Packet]) {
+    let _sent = bed.send(Hook::Ingress, &there[0]);
+    let _sent = bed.send(Hook::Egress, &back[0]);
+    let _sent = bed.send(Hook::Ingress, &there[1]);
     let family = if there[0].is_v4() { Family::V4 } else { Family::V6 };
-    let _sent = bench.send(Hook::Ingress, &reset(family));
+    let _sent = bed.send(Hook::Ingress, &reset(family));
 }
 
 fn reset(family: Family) -> Packet {

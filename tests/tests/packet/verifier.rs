@@ -1,4 +1,4 @@
-//! The verifier gate: every program, in every way the agent loads it.
+//! The verifier gate: every program in every configuration that the agent loads.
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -7,12 +7,12 @@ use aya::{
 
 use lb_tests::skip;
 
-use super::bench::{PROGRAMS, XDP_PROGRAMS};
+use super::testbed::{PROGRAMS, XDP_PROGRAMS};
 
 /// The kernel's limit (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const LIMIT: u32 = 1_000_000;
 
-/// Programs on system calls.
+/// Programs of the socket hooks.
 const SOCKET_PROGRAMS: [&str; 8] = [
     "sock_connect4",
     "sock_connect6",
@@ -24,13 +24,13 @@ const SOCKET_PROGRAMS: [&str; 8] = [
     "sock_peername6",
 ];
 
-/// Maps of the default sizes; logging off (what is deployed) and at each level of aya-log; for sockets of the node alone and
-/// of all; through the stack and past it.
+/// With maps of the default sizes: logging off (as deployed) and at each level of aya-log; for sockets of the node alone and
+/// for all; through the stack and bypassing it.
 #[test]
 fn every_program_loads() {
     let mut levels: Vec<u8> = (0..=5).collect();
     if lb_tests::patience() > 1 {
-        // An emulated machine with an old kernel takes a minute for each.
+        // An emulated machine with an old kernel takes a minute for each configuration.
         skip::part("log levels 1 to 4, which differ in what is logged only");
         levels = vec![0, 5];
     }
@@ -46,14 +46,14 @@ fn every_program_loads() {
             let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
             let verified = info.verified_instruction_count();
             println!("log level {level}: {name:14} {verified:?} of {LIMIT} instructions verified");
-            // Linux 6.1 looks at twice to ten times as many as newer ones.
-            assert!(verified.is_none_or(|count| count < LIMIT / 5 * 4), "{name} is about to hit the limit");
+            // Linux 6.1 verifies two to ten times as many instructions as newer kernels.
+            assert!(verified.is_none_or(|count| count < LIMIT / 5 * 4), "{name} is close to the limit");
         }
         let found: Vec<&str> = ebpf.programs().map(|(name, _)| name).collect();
         assert_eq!(
             found.len(),
             PROGRAMS.len() + XDP_PROGRAMS.len() + SOCKET_PROGRAMS.len(),
-            "a program that is not tested here: {found:?}"
+            "the object has a program that is not tested here: {found:?}"
         );
     }
 }

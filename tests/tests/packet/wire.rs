@@ -1,4 +1,4 @@
-//! A network namespace with wires, and packets that come in through one of them.
+//! A network namespace with wires, and packets that arrive on one of them.
 
 use std::{
     fs,
@@ -10,24 +10,24 @@ use lb_common::Outcome;
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    bench::{Bench, Device},
     packets::{NODE, PEER, Packet},
     report::assert_same_packet,
     stage::{Family, each_on},
     test_run::test_run,
+    testbed::{Device, Testbed},
 };
 
-/// Interface index of the wire that packets come in through.
+/// Interface index of the wire that packets arrive on.
 pub(crate) const WIRE: u32 = 50;
-/// That of a second one.
+/// Interface index of a second wire.
 pub(crate) const OTHER: u32 = 52;
-/// That of a third one, whose packets must be smaller.
+/// Interface index of a third wire, with a smaller MTU.
 pub(crate) const NARROW: u32 = 54;
 /// The MTU of [`NARROW`].
 pub(crate) const NARROW_MTU: u32 = 1300;
 
-/// Clients and backends of the stage are beyond [`WIRE`], and so is the router to everybody else. 203.0.113.192/26 is
-/// beyond [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .193 and .129 are routers there.
+/// Clients and backends of the stage are beyond [`WIRE`], and so is the default router. 203.0.113.192/26 is beyond
+/// [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .193 and .129 are routers there.
 const SETUP: &str = "
 link set lo up
 link add wire index 50 address 00:00:5e:00:53:02 type veth peer name far
@@ -55,20 +55,20 @@ route add default via 198.51.100.254 dev wire
 route add default via 2001:db8:b::fe dev wire
 ";
 
-/// As `each`, on frames of a wire, in a namespace where packets can be routed.
-pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Bench, Family)) {
+/// As `each`, for frames of a wire, in a namespace with routes.
+pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Testbed, Family)) {
     unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
     set_up();
-    each_on(&[Device::Ethernet], case, |bench, family| {
+    each_on(&[Device::Ethernet], case, |bed, family| {
         for index in [WIRE, OTHER] {
-            bench.wire(index, 1500);
+            bed.add_wire(index, 1500);
         }
-        bench.wire(NARROW, NARROW_MTU);
-        test(bench, family);
+        bed.add_wire(NARROW, NARROW_MTU);
+        test(bed, family);
     });
 }
 
-/// Makes the wires in this namespace, which must be one of our own.
+/// Creates the wires in this thread's namespace, which must not be the machine's.
 pub(crate) fn set_up() {
     let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     ip.stdin.take().unwrap().write_all(SETUP.as_bytes()).unwrap();
@@ -78,7 +78,7 @@ pub(crate) fn set_up() {
     }
 }
 
-/// Which XDP program.
+/// The XDP program for a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Native,
@@ -96,7 +96,7 @@ impl Mode {
     }
 }
 
-/// What a program did with a packet.
+/// The result of a run: return code, packet, and the counters that changed.
 #[derive(Clone, Debug)]
 #[must_use]
 pub(crate) struct Run {
@@ -107,7 +107,7 @@ pub(crate) struct Run {
     pub(crate) moved: Vec<(Outcome, u64)>,
 }
 
-/// Return codes, as `linux/bpf.h` and `linux/pkt_cls.h` call them.
+/// Return codes of `linux/bpf.h` and `linux/pkt_cls.h`.
 pub(crate) const XDP_DROP: u32 = 1;
 pub(crate) const XDP_PASS: u32 = 2;
 pub(crate) const XDP_TX: u32 = 3;
@@ -115,14 +115,14 @@ pub(crate) const XDP_REDIRECT: u32 = 4;
 pub(crate) const TC_ACT_REDIRECT: u32 = 7;
 
 impl Run {
-    /// It leaves as `expected`: through the same device ([`XDP_TX`]) or another one ([`XDP_REDIRECT`]).
+    /// The packet leaves as `expected`, through the same device ([`XDP_TX`]) or another one ([`XDP_REDIRECT`]).
     #[track_caller]
     pub(crate) fn leaves(self, action: u32, outcome: Outcome, expected: &Packet) {
         self.check(action, &[(outcome, 1)]);
         assert_same_packet(&self.case, true, &self.input, &self.output, &expected.bytes());
     }
 
-    /// It goes on to tc as it came, and nobody has counted it.
+    /// The packet goes on to tc unchanged and uncounted.
     #[track_caller]
     pub(crate) fn stays_for_tc(self) {
         self.check(XDP_PASS, &[]);
@@ -140,31 +140,31 @@ impl Run {
     }
 }
 
-/// What the router, or a backend or client behind it, gets of a packet that becomes `packet` here.
+/// `packet` as this node forwards it: with the MAC addresses of the next link and one hop less.
 pub(crate) fn routed(packet: &Packet) -> Packet {
     packet.clone().with(|packet| {
         let ethernet = packet.ethernet.as_mut().unwrap();
         (ethernet.destination, ethernet.source) = (PEER, NODE);
-        packet.take_hop();
+        packet.decrement_hops();
     })
 }
 
-impl Bench {
-    /// Runs a frame that comes in through [`WIRE`] through an XDP program.
+impl Testbed {
+    /// Runs a frame that arrives on [`WIRE`] through an XDP program.
     #[track_caller]
     pub(crate) fn arrive(&mut self, mode: Mode, packet: &Packet) -> Run {
-        self.arrive_octets(mode, &packet.bytes())
+        self.arrive_bytes(mode, &packet.bytes())
     }
 
     #[track_caller]
-    pub(crate) fn arrive_octets(&mut self, mode: Mode, input: &[u8]) -> Run {
+    pub(crate) fn arrive_bytes(&mut self, mode: Mode, input: &[u8]) -> Run {
         // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
         let length = u32::try_from(input.len()).unwrap();
         let context = [0, length, 0, WIRE, 0, 0];
         self.run_with_context(mode.program(), input, &context)
     }
 
-    /// Runs a frame that comes in through [`WIRE`] through the tc program.
+    /// Runs a frame that arrives on [`WIRE`] through the tc program.
     #[track_caller]
     pub(crate) fn arrive_at_tc(&mut self, packet: &Packet) -> Run {
         // `struct __sk_buff` up to `ifindex`

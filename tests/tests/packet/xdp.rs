@@ -17,10 +17,10 @@ use lb_common::{
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    bench::{Bench, Hook, SCTP, TCP, UDP},
     clock,
     packets::{Packet, QINQ, VLAN, fragments},
     stage::{Family, each},
+    testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel,
     wire::{
         Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX, each_on_wires,
@@ -31,10 +31,10 @@ use super::{
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u16 = 20_000;
 
-/// A service whose clients are masqueraded, with these backends.
-fn service(bench: &mut Bench, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
+/// A Service that masquerades its clients, with these backends.
+fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
-    bench.service_with(vip, protocol, backends, record);
+    bed.service_with(vip, protocol, backends, record);
     let settings = Settings {
         source_v4: Address::from(Family::V4.node()),
         source_v6: Address::from(Family::V6.node()),
@@ -42,20 +42,20 @@ fn service(bench: &mut Bench, vip: SocketAddr, protocol: u8, backends: &[SocketA
         ports: PORTS,
         ..Settings::zeroed()
     };
-    bench.settings(&settings);
+    bed.settings(&settings);
 }
 
-/// What the packet becomes by its flow.
-fn translated(bench: &Bench, packet: &Packet) -> Packet {
-    let to = bench.flows()[&packet.tuple()].to;
+/// The packet as its flow translates it.
+fn translated(bed: &Testbed, packet: &Packet) -> Packet {
+    let to = bed.flows()[&packet.tuple()].to;
     let end = |ip: Address, port| SocketAddr::new(IpAddr::from(ip), port);
     packet.clone().from(end(to.source, to.source_port)).to(end(to.destination, to.destination_port))
 }
 
-/// The first packet of a flow; what leaves. `run` is what was done with it.
+/// `run` opened the flow of `packet`; the packet that leaves.
 #[track_caller]
-fn begins(bench: &Bench, family: Family, packet: &Packet, run: Run) -> Packet {
-    let expected = translated(bench, packet);
+fn begins(bed: &Testbed, family: Family, packet: &Packet, run: Run) -> Packet {
+    let expected = translated(bed, packet);
     let from = expected.tuple();
     assert_eq!(IpAddr::from(from.source), family.node());
     assert!((FIRST_PORT..FIRST_PORT + PORTS).contains(&from.source_port), "{from:?}");
@@ -64,20 +64,20 @@ fn begins(bench: &Bench, family: Family, packet: &Packet, run: Run) -> Packet {
 }
 
 #[test]
-fn a_tcp_connection_goes_out_again_in_both_directions() {
-    each_on_wires("routed TCP", |bench, family| {
+fn routed_tcp_connection_leaves_in_both_directions() {
+    each_on_wires("routed TCP", |bed, family| {
         for mode in Mode::BOTH {
-            bench.forget_flows();
+            bed.clear_flows();
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
-            service(bench, vip, TCP, &[backend]);
+            service(bed, vip, TCP, &[backend]);
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            let run = bench.arrive(mode, &syn);
-            let sent = begins(bench, family, &syn, run);
-            bench.assert_flows(1);
-            for flow in bench.flows().values() {
+            let run = bed.arrive(mode, &syn);
+            let sent = begins(bed, family, &syn, run);
+            bed.assert_flows(1);
+            for flow in bed.flows().values() {
                 assert_ne!(flow.flags & flow_flags::ROUTED, 0);
             }
-            bench.arrive(mode, &syn).leaves(XDP_TX, Routed, &routed(&sent));
+            bed.arrive(mode, &syn).leaves(XDP_TX, Routed, &routed(&sent));
             let node = SocketAddr::new(sent.tuple().source.into(), sent.tuple().source_port);
             let steps = [
                 (false, Packet::tcp(backend, node, 5000, b"").syn().ack(1001)),
@@ -92,22 +92,22 @@ fn a_tcp_connection_goes_out_again_in_both_directions() {
                 } else {
                     packet.clone().from(vip).to(client)
                 };
-                bench.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&expected));
+                bed.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&expected));
             }
-            // The client uses its port again.
-            let run = bench.arrive(mode, &syn);
-            begins(bench, family, &syn, run);
-            bench.assert_flows(1);
+            // The client reuses its port.
+            let run = bed.arrive(mode, &syn);
+            begins(bed, family, &syn, run);
+            bed.assert_flows(1);
         }
     });
 }
 
 #[test]
-fn udp_flows_with_and_without_checksums() {
-    each_on_wires("routed UDP", |bench, family| {
+fn routed_udp_flows_leave_with_and_without_checksum() {
+    each_on_wires("routed UDP", |bed, family| {
         for mode in Mode::BOTH {
-            bench.forget_flows();
-            service(bench, family.vip(), UDP, &[family.backend()]);
+            bed.clear_flows();
+            service(bed, family.vip(), UDP, &[family.backend()]);
             for (payload, checksum) in [(&b"odd"[..], true), (b"even", true), (b"", true), (b"none", false)] {
                 if !checksum && family == Family::V6 {
                     continue;
@@ -116,20 +116,20 @@ fn udp_flows_with_and_without_checksums() {
                 if !checksum {
                     packet.transport = super::packets::Transport::Udp { ports: (40_000, 80), checksum };
                 }
-                let run = bench.arrive(mode, &packet);
-                let sent = translated(bench, &packet);
+                let run = bed.arrive(mode, &packet);
+                let sent = translated(bed, &packet);
                 let outcome = if run.moved == [(NewRoutedFlow, 1)] { NewRoutedFlow } else { Routed };
                 run.leaves(XDP_TX, outcome, &routed(&sent));
             }
-            bench.assert_flows(1);
+            bed.assert_flows(1);
         }
     });
 }
 
 #[test]
-fn options_and_extension_headers_stay() {
-    each_on_wires("routed, with options", |bench, family| {
-        service(bench, family.vip(), TCP, &[family.backend()]);
+fn routed_packets_keep_options_and_extension_headers() {
+    each_on_wires("routed, with options", |bed, family| {
+        service(bed, family.vip(), TCP, &[family.backend()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
         let with_options = syn.with(|packet| {
             if packet.is_v4() {
@@ -140,50 +140,50 @@ fn options_and_extension_headers_stay() {
                 packet.extensions().hop_by_hop_options = Some(header);
             }
         });
-        let run = bench.arrive(Mode::Native, &with_options);
-        begins(bench, family, &with_options, run);
+        let run = bed.arrive(Mode::Native, &with_options);
+        begins(bed, family, &with_options, run);
     });
 }
 
 #[test]
 fn frames_leave_through_another_wire_that_takes_them() {
-    each_on_wires("routed, another wire", |bench, family| {
+    each_on_wires("routed, another wire", |bed, family| {
         if family == Family::V6 {
             return;
         }
         let backend = "203.0.113.194:8080".parse().unwrap();
-        service(bench, family.vip(), TCP, &[backend]);
+        service(bed, family.vip(), TCP, &[backend]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        let run = bench.arrive(Mode::Native, &syn);
-        let expected = translated(bench, &syn);
+        let run = bed.arrive(Mode::Native, &syn);
+        let expected = translated(bed, &syn);
         assert_eq!(IpAddr::from(expected.tuple().source), "203.0.113.253".parse::<IpAddr>().unwrap());
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
-        // One that does not: neither new flows nor those that there are.
-        bench.no_wire(OTHER);
-        bench.forget_hops();
-        bench.arrive(Mode::Native, &syn).stays_for_tc();
+        // A wire that does not take frames gets none, neither of new flows nor of existing ones.
+        bed.remove_wire(OTHER);
+        bed.expire_next_hops();
+        bed.arrive(Mode::Native, &syn).stays_for_tc();
         let other = Packet::tcp(family.stranger(), family.vip(), 1000, b"").syn();
-        bench.arrive(Mode::Native, &other).stays_for_tc();
-        bench.assert_flows(1);
-        // Nor frames that come in through what is none.
-        bench.no_wire(WIRE);
-        bench.arrive(Mode::Native, &other).stays_for_tc();
+        bed.arrive(Mode::Native, &other).stays_for_tc();
+        bed.assert_flows(1);
+        // Nor are frames redirected that arrive on a device that is no wire.
+        bed.remove_wire(WIRE);
+        bed.arrive(Mode::Native, &other).stays_for_tc();
     });
 }
 
 #[test]
-fn what_is_not_plain_is_left_to_tc() {
-    each_on_wires("left to tc", |bench, family| {
+fn uncommon_packets_are_left_to_tc() {
+    each_on_wires("left to tc", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         for protocol in [TCP, UDP, SCTP] {
-            service(bench, vip, protocol, &[backend]);
+            service(bed, vip, protocol, &[backend]);
         }
         let local = family.other_vip();
         let here = Service { id: 2, flags: service_flags::MASQUERADE, ..Service::zeroed() };
-        let (backends_base, backends_count) = bench.slice(&[backend], backend_flags::HOST);
+        let (backends_base, backends_count) = bed.slice(&[backend], backend_flags::HOST);
         let key = lb_common::ServiceKey::new(local.ip().into(), local.port(), TCP);
-        bench.record(&key, &Service { backends_base, backends_count, ..here }.sealed(&key));
-        bench.service(family.empty_vip(), TCP, &[]);
+        bed.record(&key, &Service { backends_base, backends_count, ..here }.sealed(&key));
+        bed.service(family.empty_vip(), TCP, &[]);
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
         let large = Packet::udp(client, vip, &[7; 600]);
         let unlike = [
@@ -195,73 +195,73 @@ fn what_is_not_plain_is_left_to_tc() {
                 Packet::raw(client.ip(), vip.ip(), IpNumber::ENCAPSULATING_SECURITY_PAYLOAD, b"12345678"),
             ),
             ("echo", Packet::icmp(client.ip(), vip.ip(), [8, 0], [0, 1, 0, 1], b"ping")),
-            ("a stranger", Packet::tcp(client, family.stranger(), 1000, b"").syn()),
+            ("no Service", Packet::tcp(client, family.stranger(), 1000, b"").syn()),
             ("a backend on this node", Packet::tcp(client, local, 1000, b"").syn()),
             ("no backend", Packet::tcp(client, family.empty_vip(), 1000, b"").syn()),
             ("the last hop", syn.clone().hops(1)),
         ];
         for mode in Mode::BOTH {
             for (what, packet) in &unlike {
-                bench.label(what);
-                bench.arrive(mode, packet).stays_for_tc();
-                bench.forget_flows();
+                bed.label(what);
+                bed.arrive(mode, packet).stays_for_tc();
+                bed.clear_flows();
             }
             for fragment in fragments(&large, 7, 400) {
-                bench.label("fragment");
-                bench.arrive(mode, &fragment).stays_for_tc();
+                bed.label("fragment");
+                bed.arrive(mode, &fragment).stays_for_tc();
             }
-            bench.label("ARP");
-            bench.arrive_octets(mode, &[&[0xff; 12][..], &[8, 6], &[0; 46]].concat()).stays_for_tc();
-            bench.assert_flows(0);
+            bed.label("ARP");
+            bed.arrive_bytes(mode, &[&[0xff; 12][..], &[8, 6], &[0; 46]].concat()).stays_for_tc();
+            bed.assert_flows(0);
         }
     });
 }
 
 #[test]
-fn without_a_neighbour_or_a_route_tc_finds_the_way() {
-    each_on_wires("left to tc: the way", |bench, family| {
+fn packets_without_route_or_neighbour_are_left_to_tc() {
+    each_on_wires("left to tc: the way", |bed, family| {
         let unknown = match family {
             Family::V4 => "198.51.100.77:8080",
             Family::V6 => "[2001:db8:b::77]:8080",
         };
-        service(bench, family.vip(), TCP, &[unknown.parse().unwrap()]);
+        service(bed, family.vip(), TCP, &[unknown.parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Mode::Native, &syn).stays_for_tc();
-        // The flow is routed, and tc knows how to ask for the neighbour.
-        bench.assert_flows(1);
-        bench.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(Routed, 1)]);
+        bed.arrive(Mode::Native, &syn).stays_for_tc();
+        // The flow is routed, and tc can resolve the neighbour.
+        bed.assert_flows(1);
+        bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(Routed, 1)]);
     });
 }
 
 #[test]
-fn a_checksum_that_is_still_to_be_computed_is_left_to_tc() {
-    each_on_wires("left to tc: partial checksum", |bench, family| {
+fn partial_checksum_is_left_to_tc() {
+    each_on_wires("left to tc: partial checksum", |bed, family| {
         for (protocol, packet) in [
             (TCP, Packet::tcp(family.client(), family.vip(), 1000, b"hello").syn()),
             (UDP, Packet::udp(family.client(), family.vip(), b"hello")),
         ] {
-            service(bench, family.vip(), protocol, &[family.backend()]);
-            let mut octets = packet.bytes();
+            service(bed, family.vip(), protocol, &[family.backend()]);
+            let mut bytes = packet.bytes();
             let l4 = 14 + if packet.is_v4() { 20 } else { 40 };
             let at = l4 + if protocol == TCP { 16 } else { 6 };
-            let length = u32::try_from(octets.len() - l4).unwrap();
-            let addresses = &octets[l4 - if packet.is_v4() { 8 } else { 32 }..l4];
+            let length = u32::try_from(bytes.len() - l4).unwrap();
+            let addresses = &bytes[l4 - if packet.is_v4() { 8 } else { 32 }..l4];
             let words = addresses.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
             let mut sum: u32 = words.sum::<u32>() + u32::from(protocol) + length;
             while sum > 0xffff {
                 sum = (sum & 0xffff) + (sum >> 16);
             }
-            octets[at..at + 2].copy_from_slice(&u16::try_from(sum).unwrap().to_be_bytes());
+            bytes[at..at + 2].copy_from_slice(&u16::try_from(sum).unwrap().to_be_bytes());
             for mode in Mode::BOTH {
-                bench.arrive_octets(mode, &octets).stays_for_tc();
+                bed.arrive_bytes(mode, &bytes).stays_for_tc();
             }
         }
     });
 }
 
 #[test]
-fn drops_are_counted_here() {
-    each_on_wires("dropped at XDP", |bench, family| {
+fn xdp_counts_its_drops() {
+    each_on_wires("dropped at XDP", |bed, family| {
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
         for (flags, backends, outcome) in [
             (service_flags::DROP_WITHOUT_BACKENDS, &[][..], NoLocalBackend),
@@ -272,92 +272,92 @@ fn drops_are_counted_here() {
             ),
         ] {
             let record = Service { id: 1, flags, ..Service::zeroed() };
-            bench.service_with(family.vip(), TCP, backends, record);
+            bed.service_with(family.vip(), TCP, backends, record);
             for mode in Mode::BOTH {
-                bench.arrive(mode, &syn).drops(outcome);
+                bed.arrive(mode, &syn).drops(outcome);
             }
         }
-        // No settings, hence no source ports.
+        // Without settings there are no source ports.
         let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
-        bench.service_with(family.vip(), TCP, &[family.backend()], record);
-        bench.arrive(Mode::Native, &syn).drops(NoSourcePort);
+        bed.service_with(family.vip(), TCP, &[family.backend()], record);
+        bed.arrive(Mode::Native, &syn).drops(NoSourcePort);
     });
 }
 
 #[test]
-fn flows_of_tc_stay_with_tc() {
-    each_on_wires("flows of tc", |bench, family| {
-        bench.service(family.vip(), TCP, &[family.backend()]);
+fn flows_of_tc_are_left_to_tc() {
+    each_on_wires("flows of tc", |bed, family| {
+        bed.service(family.vip(), TCP, &[family.backend()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Mode::Native, &syn).stays_for_tc();
-        bench.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(family.backend()));
-        bench.arrive(Mode::Native, &syn).stays_for_tc();
+        bed.arrive(Mode::Native, &syn).stays_for_tc();
+        bed.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(family.backend()));
+        bed.arrive(Mode::Native, &syn).stays_for_tc();
     });
 }
 
 #[test]
-fn without_wires_clients_are_masqueraded_in_two_steps() {
+fn clients_are_masqueraded_in_two_steps_without_wires() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    each("no wires", |bench, family| {
-        service(bench, family.vip(), TCP, &[family.backend()]);
+    each("no wires", |bed, family| {
+        service(bed, family.vip(), TCP, &[family.backend()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.send(Hook::Ingress, &syn).goes_on(NewFlow);
-        bench.assert_flows(2);
+        bed.send(Hook::Ingress, &syn).passes_any(NewFlow);
+        bed.assert_flows(2);
     });
 }
 
 #[test]
-fn a_way_that_takes_less_than_the_wire_is_none_for_routed_flows() {
-    each_on_wires("narrow", |bench, family| {
+fn route_with_a_smaller_mtu_takes_no_routed_flows() {
+    each_on_wires("narrow", |bed, family| {
         if family == Family::V6 {
             return;
         }
-        service(bench, family.vip(), TCP, &["203.0.113.130:8080".parse().unwrap()]);
+        service(bed, family.vip(), TCP, &["203.0.113.130:8080".parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
-        bench.arrive(Mode::Native, &syn).stays_for_tc();
-        bench.arrive_at_tc(&syn).check(u32::MAX, &[(NewFlow, 1)]);
-        bench.assert_flows(2);
+        bed.arrive(Mode::Native, &syn).stays_for_tc();
+        bed.arrive_at_tc(&syn).check(u32::MAX, &[(NewFlow, 1)]);
+        bed.assert_flows(2);
     });
 }
 
 #[test]
-fn a_packet_that_has_become_too_large_is_answered_at_tc() {
-    each_on_wires("too large", |bench, family| {
+fn packet_that_became_too_large_is_answered_at_tc() {
+    each_on_wires("too large", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
-        service(bench, vip, TCP, &[family.backend()]);
+        service(bed, vip, TCP, &[family.backend()]);
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
-        let run = bench.arrive(Mode::Native, &syn);
-        begins(bench, family, &syn, run);
-        // The backend moves behind a narrow link.
+        let run = bed.arrive(Mode::Native, &syn);
+        begins(bed, family, &syn, run);
+        // The route to the backend gets a smaller MTU.
         let to = family.backend().ip();
         let family_flag = if family == Family::V4 { "-4" } else { "-6" };
         let arguments = format!("{family_flag} route add {to} dev wire mtu lock {NARROW_MTU}");
         assert!(std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
-        bench.forget_hops();
+        bed.expire_next_hops();
         let large = Packet::tcp(client, vip, 1001, &[1; 1400]).ack(1);
-        bench.arrive(Mode::Native, &large).stays_for_tc();
-        let run = bench.arrive_at_tc(&large);
+        bed.arrive(Mode::Native, &large).stays_for_tc();
+        let run = bed.arrive_at_tc(&large);
         run.check(TC_ACT_REDIRECT, &[(TooBig, 1)]);
         let (kind, mtu) =
             if family == Family::V4 { ([3, 4], [0, 0, 0x05, 0x14]) } else { ([2, 0], [0, 0, 0x05, 0x14]) };
         let at = if family == Family::V4 { 34 } else { 54 };
         assert_eq!(run.output[at..at + 2], kind);
-        assert_eq!(run.output[at + 4..at + 8], mtu, "1300 octets");
+        assert_eq!(run.output[at + 4..at + 8], mtu, "1300 bytes");
         let small = Packet::tcp(client, vip, 1001, &[1; 1200]).ack(1);
-        let expected = routed(&translated(bench, &small));
-        bench.arrive(Mode::Native, &small).leaves(XDP_TX, Routed, &expected);
+        let expected = routed(&translated(bed, &small));
+        bed.arrive(Mode::Native, &small).leaves(XDP_TX, Routed, &expected);
         let arguments = format!("{family_flag} route del {to} dev wire mtu lock {NARROW_MTU}");
         assert!(std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
     });
 }
 
 #[test]
-fn the_last_hop_is_answered_at_tc() {
-    each_on_wires("time exceeded", |bench, family| {
-        service(bench, family.vip(), UDP, &[family.backend()]);
+fn last_hop_is_answered_at_tc() {
+    each_on_wires("time exceeded", |bed, family| {
+        service(bed, family.vip(), UDP, &[family.backend()]);
         let packet = Packet::udp(family.client(), family.vip(), b"traceroute").hops(1);
-        bench.arrive(Mode::Native, &packet).stays_for_tc();
-        let run = bench.arrive_at_tc(&packet);
+        bed.arrive(Mode::Native, &packet).stays_for_tc();
+        let run = bed.arrive_at_tc(&packet);
         run.check(TC_ACT_REDIRECT, &[(TimeExceeded, 1)]);
         let (at, kind) = if family == Family::V4 { (34, [11, 0]) } else { (54, [3, 0]) };
         assert_eq!(run.output[at..at + 2], kind);
@@ -365,27 +365,27 @@ fn the_last_hop_is_answered_at_tc() {
 }
 
 #[test]
-fn icmp_errors_find_their_way_to_both_ends() {
-    each_on_wires("ICMP errors", |bench, family| {
+fn icmp_errors_reach_both_ends_of_a_routed_flow() {
+    each_on_wires("ICMP errors", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
-        service(bench, vip, UDP, &[family.backend()]);
+        service(bed, vip, UDP, &[family.backend()]);
         let packet = Packet::udp(client, vip, b"too large for somebody");
-        let run = bench.arrive(Mode::Native, &packet);
-        let seen = begins(bench, family, &packet, run);
+        let run = bed.arrive(Mode::Native, &packet);
+        let seen = begins(bed, family, &packet, run);
         let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
         let length = if family == Family::V4 { 28 } else { 48 };
         let (original, quoted) = super::icmp::quote(&packet, &seen, length);
         let node = IpAddr::from(seen.tuple().source);
         let error = Packet::icmp(family.router(), node, kind, [0, 0, 5, 0x78], &quoted);
-        bench.arrive(Mode::Native, &error).stays_for_tc();
-        let run = bench.arrive_at_tc(&error);
+        bed.arrive(Mode::Native, &error).stays_for_tc();
+        let run = bed.arrive_at_tc(&error);
         run.check(TC_ACT_REDIRECT, &[(RoutedIcmpError, 1)]);
         let expected = Packet::icmp(vip.ip(), client.ip(), kind, [0, 0, 5, 0x78], &original);
         assert_eq!(run.output[14..], expected.bytes()[14..]);
     });
 }
 
-/// A packet of some flow, in some state.
+/// A random packet of a flow.
 #[derive(Clone, Debug)]
 struct Case {
     v4: bool,
@@ -394,11 +394,11 @@ struct Case {
     flags: u8,
     payload: Vec<u8>,
     hops: u8,
-    /// What comes first: XDP or tc.
+    /// Whether XDP runs before tc.
     xdp_first: bool,
     reply: bool,
     fragment: bool,
-    /// Whether it is for the service whose backends, on another node, answer directly.
+    /// Whether it is for the DSR Service, whose backend is on another node.
     direct: bool,
 }
 
@@ -425,7 +425,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    fn packet(&self, family: Family, bench: &Bench) -> Packet {
+    fn packet(&self, family: Family, bed: &Testbed) -> Packet {
         let client = SocketAddr::new(family.client().ip(), self.client);
         let vip = if self.direct { family.other_vip() } else { family.vip() };
         let build = |from, to| match self.protocol {
@@ -440,7 +440,7 @@ impl Case {
             _ => Packet::udp(from, to, &self.payload),
         };
         let there = build(client, vip);
-        let packet = match bench.flows().get(&there.tuple()) {
+        let packet = match bed.flows().get(&there.tuple()) {
             Some(flow) if self.reply => {
                 let back = flow.to.reversed();
                 let end = |ip: Address, port| SocketAddr::new(IpAddr::from(ip), port);
@@ -452,32 +452,32 @@ impl Case {
     }
 }
 
-/// The state without next hops, which only XDP keeps.
-fn state(bench: &Bench) -> Vec<String> {
-    let mut flows = bench.flows();
+/// All flows without their next hops, which only XDP caches.
+fn state(bed: &Testbed) -> Vec<String> {
+    let mut flows = bed.flows();
     for flow in flows.values_mut() {
         flow.next_hop = bytemuck::Zeroable::zeroed();
     }
     flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
 }
 
-/// Whether the packet was sent on in its flow.
-fn goes_on(run: &Run) -> bool {
+/// Whether the packet was forwarded in an existing flow.
+fn is_forwarded(run: &Run) -> bool {
     run.moved == [(Routed, 1)] || run.moved == [(Tunnelled, 1)]
 }
 
-/// What XDP does with the packet and what tc does, where both find the flows of `before`, and the state that each leaves.
+/// Runs the packet at XDP and at tc, both with the flows of `before`; the results and the flows that each leaves.
 fn both(
-    bench: &mut Bench,
+    bed: &mut Testbed,
     packet: &Packet,
     before: &BTreeMap<Tuple, Flow>,
     xdp_first: bool,
 ) -> [(Run, Vec<String>); 2] {
     let order = if xdp_first { [true, false] } else { [false, true] };
     let mut runs = order.map(|by_xdp| {
-        bench.restore(before);
-        let run = if by_xdp { bench.arrive(Mode::Generic, packet) } else { bench.arrive_at_tc(packet) };
-        (run, state(bench))
+        bed.restore_flows(before);
+        let run = if by_xdp { bed.arrive(Mode::Generic, packet) } else { bed.arrive_at_tc(packet) };
+        (run, state(bed))
     });
     if !xdp_first {
         runs.reverse();
@@ -485,40 +485,40 @@ fn both(
     runs
 }
 
-/// XDP and tc see the same packet in the same state at the same time. What XDP sends on, tc would send on with the same octets,
-/// and both leave the same state; what XDP leaves to tc, it has not touched.
-fn agree(bench: &mut Bench, case: &Case) {
+/// XDP and tc get the same packet in the same state at the same time. If XDP forwards it, tc forwards the same bytes, and
+/// both leave the same state. If XDP leaves it to tc, it has not changed the packet.
+fn agree(bed: &mut Testbed, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
-    let whole = case.packet(family, bench);
+    let whole = case.packet(family, bed);
     let packet = if case.fragment && !case.payload.is_empty() {
         fragments(&whole, 9, 32).swap_remove(0)
     } else {
         whole
     };
-    bench.label(&format!("{case:?}"));
-    let before = bench.flows();
+    bed.label(&format!("{case:?}"));
+    let before = bed.flows();
     let (xdp, at_tc);
     if before.contains_key(&packet.tuple()) {
         let [(by_xdp, after_xdp), (by_tc, after_tc)] =
-            clock::within_a_tick(|| both(bench, &packet, &before, case.xdp_first));
-        if goes_on(&by_xdp) {
+            clock::within_a_tick(|| both(bed, &packet, &before, case.xdp_first));
+        if is_forwarded(&by_xdp) {
             let differ = after_xdp.iter().zip(&after_tc).find(|(one, other)| one != other);
             assert_eq!(differ, None, "{case:?}");
         }
         (xdp, at_tc) = (by_xdp, by_tc);
     } else {
-        // The first packet of a flow gets a port at random: who comes second follows the first.
-        xdp = bench.arrive(Mode::Generic, &packet);
-        at_tc = bench.arrive_at_tc(&packet);
+        // The first packet of a flow gets a random port; the second run uses the flow of the first.
+        xdp = bed.arrive(Mode::Generic, &packet);
+        at_tc = bed.arrive_at_tc(&packet);
     }
     match xdp.action {
         XDP_PASS => assert_eq!((xdp.output.as_slice(), &*xdp.moved), (&*packet.bytes(), &[][..])),
         XDP_TX => {
             assert_eq!(at_tc.action, TC_ACT_REDIRECT, "{case:?}: {xdp:?} {at_tc:?}");
-            if goes_on(&at_tc) || at_tc.moved == [(NewTunnelledFlow, 1)] {
+            if is_forwarded(&at_tc) || at_tc.moved == [(NewTunnelledFlow, 1)] {
                 assert_eq!(xdp.output[14..], at_tc.output[14..], "{case:?}");
             } else {
-                // A SYN on a flow that is over begins it anew, with a port at random.
+                // A SYN of an ended flow begins a new one, with a random port.
                 assert_eq!(
                     (&*xdp.moved, &*at_tc.moved),
                     (&[(NewRoutedFlow, 1)][..], &[(NewRoutedFlow, 1)][..])
@@ -531,25 +531,25 @@ fn agree(bench: &mut Bench, case: &Case) {
 
 #[test]
 fn xdp_and_tc_agree() {
-    each_on_wires("agreement", |bench, family| {
+    each_on_wires("agreement", |bed, family| {
         if family == Family::V6 {
             return;
         }
         let counted = std::cell::RefCell::new((0u32, 0u32, 0usize));
-        let bench = std::cell::RefCell::new(bench);
+        let bed = std::cell::RefCell::new(bed);
         let sequences = proptest::collection::vec(cases(), 1..40);
         let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
         runner
             .run(&sequences, |sequence| {
-                let mut bench = bench.borrow_mut();
-                bench.forget_flows();
+                let mut bed = bed.borrow_mut();
+                bed.clear_flows();
                 let kind = tunnel::Kind::BOTH[sequence.len() % 2];
                 for family in Family::BOTH {
                     for protocol in [TCP, UDP] {
                         let backends = [family.backend(), family.other_backend()];
-                        service(&mut bench, family.vip(), protocol, &backends);
+                        service(&mut bed, family.vip(), protocol, &backends);
                         tunnel::service(
-                            &mut bench,
+                            &mut bed,
                             family.other_vip(),
                             protocol,
                             &backends,
@@ -557,14 +557,14 @@ fn xdp_and_tc_agree() {
                         );
                     }
                 }
-                bench.settings(&tunnel::settings(kind));
+                bed.settings(&tunnel::settings(kind));
                 for case in &sequence {
-                    agree(&mut bench, case);
+                    agree(&mut bed, case);
                     counted.borrow_mut().0 += 1;
                 }
-                counted.borrow_mut().1 += u32::from(!bench.flows().is_empty());
-                counted.borrow_mut().2 += bench.flows().values().filter(|flow| flow.is_tunnelled()).count();
-                bench.reuse_slots();
+                counted.borrow_mut().1 += u32::from(!bed.flows().is_empty());
+                counted.borrow_mut().2 += bed.flows().values().filter(|flow| flow.is_tunnelled()).count();
+                bed.reuse_slots();
                 Ok(())
             })
             .unwrap();

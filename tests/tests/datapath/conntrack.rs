@@ -1,0 +1,205 @@
+//! Garbage collection, purge and flush of the conntrack table.
+
+use lb_common::{
+    Address,
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
+    protocol,
+};
+use lb_datapath::{Datapath, Options, Recount};
+
+use super::{
+    cost::cpu_time,
+    flows::{NOW, ago, counted, flow, insert, tunnelled},
+    sandbox::Sandbox,
+};
+
+/// TODO
+const COST_LIMIT: u32 = 10;
+
+#[test]
+fn idle_flows_expire_after_their_timeout() {
+    for batches in [true, false] {
+        let sandbox = Sandbox::new();
+        let conntrack = sandbox.open().conntrack();
+        conntrack.table().use_batches(batches);
+        insert(&conntrack, &flow(protocol::TCP, 1, ago(23 * 3600)));
+        insert(&conntrack, &flow(protocol::TCP, 2, ago(25 * 3600)));
+        insert(&conntrack, &flow(protocol::UDP, 3, ago(20)));
+        insert(&conntrack, &flow(protocol::UDP, 4, ago(180)));
+        let [mut forward, reply] = flow(protocol::UDP, 5, ago(180));
+        forward.1.last_seen = ago(1);
+        insert(&conntrack, &[forward, reply]);
+        let gc = conntrack.expire(NOW).unwrap();
+        assert_eq!((gc.entries, gc.expired, gc.rebuilt, gc.orphans), (10, 2, 0, 0));
+        let left = conntrack.list().unwrap();
+        let ports: Vec<u16> = left.iter().map(|connection| connection.from.source_port).collect();
+        assert_eq!(ports, [1, 3, 5]);
+        assert!(left.iter().all(|connection| connection.reply.is_some()));
+        assert_eq!(conntrack.table().count().unwrap(), 6);
+    }
+}
+
+/// They have no reverse entry: GC adds none, and deletes no entry of another flow with them.
+#[test]
+fn tunnelled_flows_expire_by_their_only_entry() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    insert(
+        &conntrack,
+        &[tunnelled(protocol::TCP, 1, ago(23 * 3600)), tunnelled(protocol::TCP, 2, ago(25 * 3600))],
+    );
+    insert(&conntrack, &[tunnelled(protocol::UDP, 3, ago(20)), tunnelled(protocol::UDP, 4, ago(40))]);
+    // The key that the reverse entry of one would have belongs to another flow.
+    let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
+    let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
+    insert(&conntrack, &[(stranger, other)]);
+    insert(&conntrack, &[(other.to.reversed(), Flow { flags: flow_flags::REPLY, ..other })]);
+    conntrack.set_active(5, 4);
+    let gc = conntrack.expire(NOW).unwrap();
+    assert_eq!((gc.entries, gc.expired, gc.rebuilt, gc.orphans), (6, 2, 0, 0));
+    assert_eq!((gc.entries_left(), gc.flows_left()), (4, 3));
+    assert_eq!(conntrack.active().get(5), 2);
+    let tunnelled: Vec<_> = conntrack
+        .list()
+        .unwrap()
+        .into_iter()
+        .filter(|connection| connection.forward.is_tunnelled())
+        .collect();
+    let ports: Vec<u16> = tunnelled.iter().map(|connection| connection.from.source_port).collect();
+    assert_eq!(ports, [1, 3]);
+    assert!(tunnelled.iter().all(|connection| connection.reply.is_none()));
+    assert_eq!(conntrack.purge(|key, _| key.source_port == 3 && key.protocol == protocol::UDP).unwrap(), 1);
+    assert_eq!((conntrack.active().get(5), conntrack.table().get(&stranger).unwrap()), (1, Some(other)));
+    assert_eq!(conntrack.table().count().unwrap(), 3);
+}
+
+#[test]
+fn deleted_flows_leave_the_active_count() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let mut recount = Recount::default();
+    insert(&conntrack, &counted(protocol::UDP, 1, ago(180)));
+    for port in 2..6 {
+        insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
+    }
+    // An ended flow: only its reverse entry still holds its counter.
+    let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
+    insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
+    conntrack.set_active(5, 5);
+    let gc = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
+    assert_eq!((gc.expired, conntrack.active().get(5)), (2, 4));
+    assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
+    assert_eq!(conntrack.active().get(5), 3);
+    assert_eq!(conntrack.counters().unwrap().into_keys().collect::<Vec<_>>(), [5]);
+    assert_eq!(conntrack.flush().unwrap(), 6);
+    assert_eq!(conntrack.active().get(5), 0);
+}
+
+/// Also right after a start of the agent, and for a counter that no flow uses.
+#[test]
+fn gc_corrects_wrong_active_counts() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    (1..4).for_each(|port| insert(&conntrack, &counted(protocol::TCP, port, ago(60))));
+    conntrack.set_active(5, -2);
+    conntrack.set_active(6, 7);
+    let mut recount = Recount::default();
+    for (five, six) in [(-2, 7), (3, 0), (3, 0)] {
+        conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
+        assert_eq!((conntrack.active().get(5), conntrack.active().get(6)), (five, six));
+    }
+    assert_eq!(recount.in_flows(), &[5].into());
+}
+
+#[test]
+fn gc_rebuilds_the_lost_entry_of_a_flow() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let flows = [1, 2].map(|port| flow(protocol::TCP, port, ago(3600)));
+    insert(&conntrack, &[flows[0][0], flows[1][1]]);
+    let orphan = flow(protocol::UDP, 3, ago(3600));
+    insert(&conntrack, &orphan[1..]);
+    let gc = conntrack.expire(NOW).unwrap();
+    assert_eq!((gc.expired, gc.rebuilt, gc.orphans), (0, 2, 1));
+    for [(key, forward), (reply_key, reply)] in flows {
+        let now = conntrack.table().get(&key).unwrap().unwrap();
+        let reply_now = conntrack.table().get(&reply_key).unwrap().unwrap();
+        assert_eq!(
+            (now.to, now.flags, now.address_delta),
+            (forward.to, forward.flags, forward.address_delta)
+        );
+        assert_eq!((reply_now.to, reply_now.flags), (reply.to, reply.flags));
+        assert_eq!(Phase::of(&now, &reply_now), Phase::Established);
+        assert_ne!(now.seen & reply_now.seen & seen::ACK, 0);
+    }
+    let gc = conntrack.expire(NOW).unwrap();
+    assert_eq!((gc.entries, gc.rebuilt), (4, 0), "a second GC finds nothing to do");
+}
+
+/// The client sends, but no packet reaches the egress hook: the neighbour does not answer, or a policy drops them.
+#[test]
+fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let first = flow(protocol::UDP, 1, ago(1));
+    let to = first[0].1.to;
+    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
+    let half = |key: &Tuple, to: &Tuple, flags| {
+        (*key, Flow::new(key, to, 7, flow_flags::MASQUERADE | flags, ago(3600)))
+    };
+    let second = [
+        half(&to, &outside, flow_flags::AT_EGRESS),
+        half(&outside.reversed(), &to.reversed(), flow_flags::REPLY),
+    ];
+    for halves in [&second[..], &second[..1], &second[1..]] {
+        conntrack.flush().unwrap();
+        insert(&conntrack, &first);
+        insert(&conntrack, halves);
+        let gc = conntrack.expire(NOW).unwrap();
+        assert_eq!((gc.expired, gc.rebuilt, gc.orphans), (0, 2 - halves.len(), 0));
+        assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
+        // The first flow expires before the second one, which expires in the next GC at the latest.
+        let later = Tick(NOW.0 + 1_000);
+        let expired = conntrack.expire(later).unwrap().expired + conntrack.expire(later).unwrap().expired;
+        assert_eq!((expired, conntrack.table().count().unwrap()), (2, 0));
+    }
+}
+
+#[test]
+fn purge_deletes_matching_flows_and_flush_deletes_all() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    for port in 1..=100 {
+        insert(&conntrack, &flow(if port % 2 == 0 { protocol::UDP } else { protocol::TCP }, port, ago(1)));
+    }
+    assert_eq!(conntrack.purge(|from, _| from.protocol == protocol::UDP).unwrap(), 50);
+    let left = conntrack.list().unwrap();
+    assert_eq!(left.len(), 50);
+    assert!(left.iter().all(|connection| connection.from.protocol == protocol::TCP));
+    assert_eq!(conntrack.flush().unwrap(), 100);
+    assert_eq!(conntrack.table().count().unwrap(), 0);
+}
+
+/// Filling the table is the reference: it is slow or quick as the machine is.
+#[test]
+fn gc_of_200_000_entries_costs_little_cpu_time() {
+    let sandbox = Sandbox::new();
+    let conntrack = Datapath::open(&Options::new(sandbox.bpffs())).unwrap().conntrack();
+    let (mut keys, mut entries) = (Vec::new(), Vec::new());
+    for number in 0..100_000u32 {
+        let port = u16::try_from(number % 50_000 + 1).unwrap();
+        for (key, entry) in flow(if number < 50_000 { protocol::TCP } else { protocol::UDP }, port, ago(1)) {
+            keys.push(key);
+            entries.push(entry);
+        }
+    }
+    let (filled, reference) = cpu_time(|| conntrack.table().update(&keys, &entries));
+    filled.map_err(|(_, error)| error).unwrap();
+    let (gc, cost) = cpu_time(|| conntrack.expire(NOW).unwrap());
+    assert_eq!((gc.entries, gc.expired), (200_000, 0));
+    let (gc_of_all, cost_of_all) = cpu_time(|| conntrack.expire(Tick(NOW.0 + 100_000)).unwrap());
+    assert_eq!((gc_of_all.expired, gc_of_all.orphans), (100_000, 0));
+    println!("200,000 entries: filled in {reference:?}, GC {cost:?}, GC that expires all {cost_of_all:?}");
+    assert_eq!(conntrack.table().count().unwrap(), 0);
+    assert!(cost < reference * COST_LIMIT, "GC took {cost:?}, filling the table {reference:?}");
+}

@@ -1,0 +1,79 @@
+//! Upgrades: a data plane with another layout is taken over, or retired.
+
+use std::fs;
+
+use aya::programs::TcAttachType;
+use lb_common::{
+    Address,
+    conntrack::{Flow, Tick, Tuple},
+    protocol,
+};
+use lb_datapath::Pinned;
+
+use super::sandbox::{Sandbox, eventually, program_id, sync, tcx, wire};
+
+#[test]
+fn layout_without_a_description_is_retired() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let old = sandbox.open();
+    sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
+    drop(old);
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
+    // Layouts before version 5 have no description, so they cannot be taken over.
+    fs::remove_file(sandbox.bpffs().join("lb/v0/LAYOUT")).unwrap();
+
+    let datapath = sandbox.open();
+    sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
+    assert_eq!(tcx("wire0", TcAttachType::Ingress).len(), 2);
+    datapath.retire_other_versions().unwrap();
+    let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Ingress) == [program_id(&pinned, "tc_ingress")]);
+    assert!(!sandbox.bpffs().join("lb/v0").exists());
+}
+
+#[test]
+fn layout_with_a_description_is_taken_over() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let old = sandbox.open();
+    sync(&mut old.attacher().unwrap(), &wire);
+    let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
+    let key = Tuple::new(client, vip, 40_000, 80, protocol::TCP);
+    let flow = Flow::new(&key, &key, 7, 0, Tick(1));
+    assert!(old.conntrack().table().insert_new(&key, &flow).unwrap());
+    let theirs = [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| tcx("wire0", hook)[0]);
+    drop(old);
+    let earlier = sandbox.bpffs().join("lb/v0");
+    fs::rename(sandbox.pin(""), &earlier).unwrap();
+    // An agent that is killed during the handover leaves both layouts behind. The next agent starts it again.
+    let mut datapath = sandbox.open();
+    for _ in 0..2 {
+        sync(&mut datapath.attacher().unwrap(), &wire);
+        let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+        let ours = ["tc_ingress", "tc_egress"].map(|name| program_id(&pinned, name));
+        eventually(|| tcx("wire0", TcAttachType::Ingress) == [ours[0], theirs[0]]);
+        eventually(|| tcx("wire0", TcAttachType::Egress) == [ours[1], theirs[1]]);
+        drop(datapath);
+        datapath = sandbox.open();
+    }
+    let mut attacher = datapath.attacher().unwrap();
+    sync(&mut attacher, &wire);
+    datapath.finish_handover().unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Egress).len() == 1);
+    assert!(!earlier.exists());
+    assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
+    // An agent may also be killed when flows have been added to the maps of its own layout: the next one keeps them.
+    drop((attacher, datapath));
+    fs::create_dir(&earlier).unwrap();
+    for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|entry| entry.unwrap()) {
+        if pin.file_type().unwrap().is_file() {
+            fs::hard_link(pin.path(), earlier.join(pin.file_name())).unwrap();
+        }
+    }
+    let mut datapath = sandbox.open();
+    datapath.finish_handover().unwrap();
+    assert!(!earlier.exists());
+    assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
+    assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
+}

@@ -1,0 +1,23 @@
+//! The agent's side of the kernel: pins, maps, attachment, devices, conntrack. Needs root.
+//!
+//! Each test runs in its own network and mount namespaces and leaves nothing behind.
+//!
+//! ```text
+//! sandbox    the namespaces, the bpffs and the devices of a test    contents   services and endpoints as map contents
+//! flows      conntrack entries of a given age                       cost       CPU time of a piece of work
+//! ```
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod contents;
+mod cost;
+mod flows;
+mod sandbox;
+
+mod attachment;
+mod conntrack;
+mod devices;
+mod handover;
+mod maps;
+mod pins;
+mod status;
+mod xdp;

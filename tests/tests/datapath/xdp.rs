@@ -1,0 +1,102 @@
+//! The XDP programs: on which devices, in which mode, and beside foreign ones.
+
+use std::{fs, os::unix::fs::MetadataExt as _};
+
+use lb_datapath::{Datapath, Device, DeviceKind, Layer, Options, Pinned, XdpMode, XdpOption, cleanup};
+use nix::mount::{MntFlags, umount2};
+
+use super::sandbox::{Sandbox, eventually, ip, run, wire};
+
+/// Mode and id of the XDP program of a device, as `ip` shows them.
+fn xdp_on(device: &str) -> Option<(String, u64)> {
+    let text = run("ip", &format!("-j -d link show dev {device}"));
+    let links: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let xdp = links[0].get("xdp")?;
+    let mode = match xdp["mode"].as_u64()? {
+        1 => "native",
+        2 => "generic",
+        other => panic!("mode {other}"),
+    };
+    Some((mode.to_owned(), xdp["prog"]["id"].as_u64()?))
+}
+
+fn open_with(sandbox: &Sandbox, xdp: XdpOption) -> Datapath {
+    Datapath::open(&Options { xdp, ..sandbox.options() }).unwrap()
+}
+
+#[test]
+fn xdp_attaches_to_wires_in_an_allowed_mode() {
+    let sandbox = Sandbox::new();
+    let pair = wire("wire0", 50);
+    let workload = Device { kind: DeviceKind::Workload, ..wire("pod0", 51) };
+    let bare = Device { layer: Layer::Ip, ..wire("wg0", 52) };
+    ip("link add name br0 index 53 type bridge");
+    let bridge = Device { index: 53, name: "br0".to_owned(), is_pair: false, ..pair.clone() };
+    let devices = [pair, workload, bare, bridge];
+    for (option, on_pair, on_bridge) in [
+        (XdpOption::Auto, None, None),
+        (XdpOption::Native, Some("native"), None),
+        (XdpOption::Generic, Some("native"), Some("generic")),
+        (XdpOption::Off, None, None),
+    ] {
+        let datapath = open_with(&sandbox, option);
+        let mut attacher = datapath.xdp_attacher();
+        for _again in 0..2 {
+            attacher.sync(&devices).unwrap();
+            for (device, expected) in [("wire0", on_pair), ("pod0", None), ("wg0", None), ("br0", on_bridge)]
+            {
+                eventually(|| xdp_on(device).map(|(mode, _)| mode).as_deref() == expected);
+            }
+        }
+        let mode = |device: &Device| attacher.mode_of(device.index).map(XdpMode::as_str);
+        let modes: Vec<_> = devices.iter().map(mode).collect();
+        assert_eq!(modes, [on_pair, None, None, on_bridge], "{option:?}");
+        let shown = Pinned::open(&sandbox.bpffs()).unwrap().xdp_attachments().unwrap();
+        assert_eq!(shown.len(), on_pair.iter().chain(&on_bridge).count(), "{shown:?}");
+    }
+}
+
+#[test]
+fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let open = || {
+        let datapath = open_with(&sandbox, XdpOption::Native);
+        datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+    };
+    open();
+    let (mode, first) = xdp_on("wire0").expect("the link outlives its agent");
+    let inode = || fs::symlink_metadata(sandbox.pin("links/50-xdp-native")).unwrap().ino();
+    let link = inode();
+    open();
+    assert_eq!(inode(), link, "the same link");
+    let (_, second) = xdp_on("wire0").unwrap();
+    assert!(mode == "native" && second != first, "the link has another program");
+    // Another device with the same index.
+    ip("link del wire0");
+    let wire = self::wire(&wire.name, wire.index);
+    let datapath = open_with(&sandbox, XdpOption::Native);
+    datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+    assert!(xdp_on("wire0").is_some());
+    drop(datapath);
+    cleanup(&sandbox.bpffs()).unwrap();
+    eventually(|| xdp_on("wire0").is_none());
+}
+
+#[test]
+fn device_with_a_foreign_xdp_program_is_served_at_tc() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let others = open_with(&sandbox, XdpOption::Native);
+    others.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+    let (_, program) = xdp_on("wire0").unwrap();
+    let second = Options { xdp: XdpOption::Native, bpffs: sandbox.folder.join("other"), ..sandbox.options() };
+    fs::create_dir(&second.bpffs).unwrap();
+    let ours = Datapath::open(&second).unwrap();
+    let mut attacher = ours.xdp_attacher();
+    attacher.sync(std::slice::from_ref(&wire)).unwrap();
+    assert_eq!(attacher.mode_of(50), None);
+    assert_eq!(xdp_on("wire0").unwrap().1, program, "the foreign program stays");
+    drop(ours);
+    umount2(&second.bpffs, MntFlags::MNT_DETACH).unwrap();
+}

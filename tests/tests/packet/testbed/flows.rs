@@ -1,0 +1,132 @@
+//! Conntrack entries, affinity, counts of active flows, and the packet counters.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use aya::{
+    maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
+    util::nr_cpus,
+};
+use lb_common::{
+    Affinity, AffinityKey, Outcome,
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+};
+
+use super::{super::packets::Packet, Testbed, services::COUNTER};
+
+impl Testbed {
+    /// The backend of the flow that `sent` belongs to.
+    pub(crate) fn backend_of(&self, sent: &Packet) -> SocketAddr {
+        let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
+        let to = map.get(&sent.tuple(), 0).unwrap().to;
+        SocketAddr::new(to.destination.into(), to.destination_port)
+    }
+
+    pub(crate) fn conntrack(&mut self) -> HashMap<&mut MapData, Tuple, Flow> {
+        self.object.map_mut("CONNTRACK").unwrap().try_into().unwrap()
+    }
+
+    pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
+        let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
+        map.iter().map(Result::unwrap).collect()
+    }
+
+    pub(crate) fn clear_flows(&mut self) {
+        self.clear::<Tuple, Flow>("CONNTRACK");
+    }
+
+    /// Deletes the `nth` entry of `CONNTRACK`, if it has so many.
+    pub(crate) fn delete_nth_entry(&mut self, nth: usize) {
+        let key = self.flows().into_keys().nth(nth);
+        key.into_iter().for_each(|key| self.conntrack().remove(&key).unwrap());
+    }
+
+    /// Replaces the contents of `CONNTRACK`.
+    pub(crate) fn restore_flows(&mut self, flows: &BTreeMap<Tuple, Flow>) {
+        self.clear_flows();
+        let mut map = self.conntrack();
+        for (key, flow) in flows {
+            map.insert(key, flow, 0).unwrap();
+        }
+    }
+
+    /// Makes every cached next hop stale, as it is after about a second.
+    pub(crate) fn expire_next_hops(&mut self) {
+        let mut flows = self.flows();
+        flows.values_mut().for_each(|flow| flow.next_hop.resolved_at = Tick(0));
+        self.restore_flows(&flows);
+    }
+
+    /// `CONNTRACK` holds exactly this many flows, of two entries each.
+    #[track_caller]
+    pub(crate) fn assert_flows(&self, count: usize) {
+        let flows = self.flows();
+        assert_eq!(flows.len(), 2 * count, "{}: {flows:#?}", self.context());
+    }
+
+    /// Both entries of the flow that translates `sent` to `translated` exist, and it is in this phase.
+    #[track_caller]
+    pub(crate) fn assert_flow(&self, sent: &Packet, translated: &Packet, phase: Phase) {
+        let flows = self.flows();
+        let (from, to) = (sent.tuple(), translated.tuple());
+        let context = format!("{}: {from:?} -> {to:?} in {flows:#?}", self.context());
+        let (Some(forward), Some(reply)) = (flows.get(&from), flows.get(&to.reversed())) else {
+            panic!("{context}");
+        };
+        assert_eq!(forward.to, to, "{context}");
+        assert_eq!(reply.to, from.reversed(), "{context}");
+        let hairpin = to.source == from.destination;
+        let (sends, answers) = if hairpin {
+            (flow_flags::HAIRPIN, flow_flags::REPLY | flow_flags::HAIRPIN)
+        } else {
+            (0, flow_flags::REPLY | flow_flags::AT_EGRESS)
+        };
+        assert_eq!((forward.flags, reply.flags), (sends, answers), "{context}");
+        assert_eq!(Phase::of(forward, reply), phase, "{context}");
+    }
+
+    /// Makes the affinity of all clients older.
+    pub(crate) fn age_affinity(&mut self, ticks: u32) {
+        let mut map: HashMap<_, AffinityKey, Affinity> =
+            self.object.map_mut("AFFINITY").unwrap().try_into().unwrap();
+        let mut entries: Vec<_> = map.iter().map(Result::unwrap).collect();
+        for (_, affinity) in &mut entries {
+            affinity.last_used = Tick(affinity.last_used.0.wrapping_sub(ticks));
+        }
+        for (key, affinity) in &entries {
+            map.insert(key, affinity, 0).unwrap();
+        }
+    }
+
+    /// Active flows by backend of the last Service whose scheduler counts them.
+    pub(crate) fn active_flows(&self, backends: u32) -> Vec<i64> {
+        let map: Array<_, i64> = self.object.map("ACTIVE").unwrap().try_into().unwrap();
+        (COUNTER..COUNTER + backends).map(|counter| map.get(&counter, 0).unwrap()).collect()
+    }
+
+    /// Sets what [`Self::active_flows`] reads.
+    pub(crate) fn set_active_flows(&mut self, counts: &[i64]) {
+        let mut map: Array<_, i64> = self.object.map_mut("ACTIVE").unwrap().try_into().unwrap();
+        (COUNTER..).zip(counts).for_each(|(counter, count)| map.set(counter, count, 0).unwrap());
+    }
+
+    pub(crate) fn counters(&self) -> Vec<u64> {
+        let stats: PerCpuArray<_, u64> = self.object.map("STATS").unwrap().try_into().unwrap();
+        let total = |outcome: Outcome| stats.get(&(outcome as u32), 0).unwrap().iter().sum();
+        Outcome::ALL.into_iter().map(total).collect()
+    }
+
+    /// The counters that differ from `before`, and by how much.
+    pub(crate) fn moved_since(&self, before: &[u64]) -> Vec<(Outcome, u64)> {
+        let moved = Outcome::ALL.into_iter().zip(before.iter().zip(self.counters()));
+        let moved = moved.map(|(outcome, (before, after))| (outcome, after - before));
+        moved.filter(|(_, difference)| *difference != 0).collect()
+    }
+
+    pub(super) fn clear_counters(&mut self) {
+        let mut stats: PerCpuArray<_, u64> = self.object.map_mut("STATS").unwrap().try_into().unwrap();
+        for outcome in Outcome::ALL {
+            let zeros = PerCpuValues::try_from(vec![0; nr_cpus().unwrap()]).unwrap();
+            stats.set(outcome as u32, zeros, 0).unwrap();
+        }
+    }
+}

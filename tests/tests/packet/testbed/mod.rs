@@ -1,0 +1,189 @@
+//! The maps and programs of one case, and one packet through one of the programs.
+//!
+//! ```text
+//! object    loads the object, or takes a spare one      services  writes Services, backends and settings
+//! flows     reads and changes CONNTRACK and counters    events    reads the event ring
+//! run       runs a packet and compares what it becomes
+//! ```
+
+mod events;
+mod flows;
+mod object;
+mod run;
+mod services;
+
+use aya::{
+    maps::{Array, HashMap, Map},
+    programs::Program,
+};
+use bytemuck::Zeroable as _;
+use lb_common::{
+    Address, Affinity, AffinityKey, DeviceInfo, FragmentKey, FragmentPorts, Service, ServiceKey, Settings,
+    Vip,
+    conntrack::{Flow, Tuple},
+    monitor,
+};
+use lb_datapath::Globals;
+use lb_tests::skip;
+
+use self::object::Object;
+
+pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
+
+pub(crate) use self::object::{PROGRAMS, XDP_PROGRAMS};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    pub(crate) const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+/// The kind of device that the packet arrives on or leaves through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Ethernet,
+    /// It has computed the checksum of the whole packet (`CHECKSUM_COMPLETE`). The kernel fails the run if that sum is
+    /// wrong afterwards. Needs Linux 6.17.
+    EthernetWithSum,
+    /// Without a link-layer header.
+    Bare,
+}
+
+impl Device {
+    pub(crate) const ALL: [Self; 3] = [Self::Ethernet, Self::EthernetWithSum, Self::Bare];
+
+    fn program(self, hook: Hook) -> &'static str {
+        match (self, hook) {
+            (Self::Ethernet | Self::EthernetWithSum, Hook::Ingress) => "tc_ingress",
+            (Self::Ethernet | Self::EthernetWithSum, Hook::Egress) => "tc_egress",
+            (Self::Bare, Hook::Ingress) => "tc_ingress_l3",
+            (Self::Bare, Hook::Egress) => "tc_egress_l3",
+        }
+    }
+}
+
+/// The maps and programs of one case at a time.
+pub(crate) struct Testbed {
+    object: Object,
+    device: Device,
+    case: String,
+    /// The part of the case that runs.
+    label: String,
+    step: u32,
+    /// The next free slot of `BACKENDS`.
+    slot: u32,
+}
+
+impl Testbed {
+    pub(crate) fn new() -> Self {
+        Self::with_size("SERVICES", 64)
+    }
+
+    /// With one map of another size.
+    pub(crate) fn with_size(map: &str, entries: u32) -> Self {
+        Self::create(map, entries, Globals::default())
+    }
+
+    /// With programs that choose another backend after so many retransmissions of a SYN.
+    pub(crate) fn with_syn_retries(syn_retries: u16) -> Self {
+        Self::with_globals(Globals { syn_retries, ..Globals::default() })
+    }
+
+    /// With these constants in the programs.
+    pub(crate) fn with_globals(globals: Globals) -> Self {
+        Self::create("SERVICES", 64, globals)
+    }
+
+    /// With a spare object if one fits, or a new one.
+    fn create(map: &str, entries: u32, globals: Globals) -> Self {
+        let object = Object::take_or_load(map, entries, globals);
+        let (device, case, label) = (Device::Ethernet, String::new(), String::new());
+        let mut bed = Self { object, device, case, label, step: 0, slot: 0 };
+        bed.clear_turns();
+        bed.clear_maps();
+        bed
+    }
+
+    /// Empties all maps and starts a case; false if this kernel cannot run it.
+    pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
+        (self.case, self.device, self.slot) = (case.to_owned(), device, 0);
+        self.label("");
+        self.clear_maps();
+        let runs = device != Device::EthernetWithSum || self.has_checksum_complete();
+        self.clear_counters();
+        if !runs {
+            skip::part(
+                "packets with CHECKSUM_COMPLETE: `bpf_prog_test_run` cannot make them before Linux 6.17",
+            );
+        }
+        runs
+    }
+
+    fn clear_maps(&mut self) {
+        self.clear::<ServiceKey, Service>("SERVICES");
+        self.clear::<Tuple, Flow>("CONNTRACK");
+        self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
+        self.clear::<AffinityKey, Affinity>("AFFINITY");
+        self.clear::<Address, Vip>("VIPS");
+        self.clear::<u32, u32>("INSIDE_DEVICES");
+        self.clear::<u32, DeviceInfo>("DEVICES");
+        self.clear_source_ranges();
+        self.settings(&Settings::zeroed());
+        self.clear_counters();
+        self.disable_events();
+        self.monitor().set(monitor::LOST, 0, 0).unwrap();
+        self.events();
+    }
+
+    /// Names the next part of the case.
+    pub(crate) fn label(&mut self, label: &str) {
+        label.clone_into(&mut self.label);
+        self.step = 0;
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The case, its part and the step, for messages.
+    fn context(&self) -> String {
+        let Self { case, label, step, .. } = self;
+        if label.is_empty() {
+            format!("{case}, step {step}")
+        } else {
+            format!("{case}: {label}, step {step}")
+        }
+    }
+
+    /// Begins the next step; its [`Self::context`].
+    pub(crate) fn next_step(&mut self) -> String {
+        self.step += 1;
+        self.context()
+    }
+
+    pub(crate) fn map(&self, name: &str) -> &Map {
+        self.object.map(name).unwrap()
+    }
+
+    pub(crate) fn program(&self, name: &str) -> &Program {
+        self.object.program(name).unwrap()
+    }
+
+    /// Writes an element of an array.
+    pub(crate) fn put<V: aya::Pod>(&mut self, map: &str, slot: u32, value: V) {
+        let mut map: Array<_, V> = self.object.map_mut(map).unwrap().try_into().unwrap();
+        map.set(slot, value, 0).unwrap();
+    }
+
+    fn clear<K: aya::Pod, V: aya::Pod>(&mut self, map: &str) {
+        let mut map: HashMap<_, K, V> = self.object.map_mut(map).unwrap().try_into().unwrap();
+        let keys: Vec<K> = map.keys().map(Result::unwrap).collect();
+        for key in keys {
+            map.remove(&key).unwrap();
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The loaded object: its programs and maps, and spare ones for the next test.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Mutex,
+    thread,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{SchedClassifier, Xdp},
+};
+use lb_datapath::Globals;
+
+pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
+
+/// Sizes of the maps whose defaults are larger than the tests need.
+const SIZES: [(&str, u32); 11] = [
+    ("SERVICES", 64),
+    ("BACKENDS", 64),
+    ("TABLES", 512),
+    ("ACTIVE", 64),
+    ("CONNTRACK", 256),
+    ("FRAGMENTS", 1024),
+    ("VIPS", 16),
+    ("SOURCE_RANGES", 16),
+    ("SERVICE_NAMES", 1),
+    ("ENDPOINT_NAMES", 1),
+    ("EVENTS", 65_536),
+];
+
+/// Objects of earlier tests of this process. Loading one takes longer than most tests, above all on old kernels: they
+/// verify ten times as many instructions.
+static SPARE: Mutex<Vec<Ebpf>> = Mutex::new(Vec::new());
+
+/// A loaded object. It becomes a spare one unless a test has failed with it.
+pub(super) struct Object {
+    ebpf: Option<Ebpf>,
+    /// With the default sizes and constants.
+    is_default: bool,
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if self.is_default && !thread::panicking() {
+            SPARE.lock().unwrap().extend(self.ebpf.take());
+        }
+    }
+}
+
+impl Deref for Object {
+    type Target = Ebpf;
+
+    fn deref(&self) -> &Ebpf {
+        self.ebpf.as_ref().unwrap()
+    }
+}
+
+impl DerefMut for Object {
+    fn deref_mut(&mut self) -> &mut Ebpf {
+        self.ebpf.as_mut().unwrap()
+    }
+}
+
+impl Object {
+    /// A spare object if `map` is to have its default size and `globals` are the default, else a new one.
+    pub(super) fn take_or_load(map: &str, entries: u32, globals: Globals) -> Self {
+        let is_default = SIZES.contains(&(map, entries)) && globals == Globals::default();
+        let spare = if is_default { SPARE.lock().unwrap().pop() } else { None };
+        Self { ebpf: Some(spare.unwrap_or_else(|| load(map, entries, globals))), is_default }
+    }
+}
+
+fn load(map: &str, entries: u32, globals: Globals) -> Ebpf {
+    let direct = u8::from(globals.direct);
+    let mut loader = EbpfLoader::new();
+    loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+    loader.override_global("SYN_RETRIES", &globals.syn_retries, true);
+    loader.override_global("DIRECT", &direct, true);
+    for (name, default) in SIZES {
+        loader.map_max_entries(name, if name == map { entries } else { default });
+    }
+    let mut ebpf = loader.load(lb_datapath::OBJECT).expect("these tests need root");
+    for name in PROGRAMS {
+        let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+        program.load().unwrap();
+    }
+    for name in XDP_PROGRAMS {
+        let program: &mut Xdp = ebpf.program_mut(name).unwrap().try_into().unwrap();
+        program.load().unwrap();
+    }
+    ebpf
+}

@@ -1,0 +1,197 @@
+//! Services, backends, virtual addresses, devices and settings, as the agent would write them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::maps::{
+    Array, HashMap, MapData, PerCpuHashMap,
+    lpm_trie::{Key, LpmTrie},
+};
+use bytemuck::Zeroable as _;
+use lb_common::{
+    Address, Backend, DeviceInfo, Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
+    device_flags, service_flags,
+};
+use lb_core::tables::{self, Maglev, TableSize};
+
+use super::Testbed;
+
+/// First slot of the lookup table of the Service that has one.
+const TABLE: u32 = 100;
+/// Counter of the first backend of the Service whose scheduler counts flows.
+pub(super) const COUNTER: u32 = 20;
+
+impl Testbed {
+    /// Makes `backends`, which must be sorted, the backends of `vip`.
+    pub(crate) fn service(&mut self, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
+        self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
+    }
+
+    /// As [`Self::service`], with id, flags and policies of `record`.
+    pub(crate) fn service_with(
+        &mut self,
+        vip: SocketAddr,
+        protocol: u8,
+        backends: &[SocketAddr],
+        record: Service,
+    ) {
+        let (backends_base, backends_count) = self.slice(backends, 0);
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        self.record(&key, &Service { backends_base, backends_count, ..record }.sealed(&key));
+    }
+
+    /// Writes backends to the next free slots of `BACKENDS`; the first slot and their number.
+    pub(crate) fn slice(&mut self, backends: &[SocketAddr], flags: u16) -> (u32, u32) {
+        let base = self.slot;
+        for backend in backends {
+            self.backend(Backend {
+                address: Address::from(backend.ip()),
+                port: backend.port(),
+                flags,
+                weight: 1,
+                active_flows_slot: 0,
+            });
+        }
+        (base, self.slot - base)
+    }
+
+    fn backend(&mut self, backend: Backend) {
+        let mut map: Array<_, Backend> = self.object.map_mut("BACKENDS").unwrap().try_into().unwrap();
+        map.set(self.slot, backend, 0).unwrap();
+        self.slot += 1;
+    }
+
+    /// Makes `backends`, which must be sorted, with their weights the backends of `vip`. `scheduler` chooses among them.
+    pub(crate) fn service_with_scheduler(
+        &mut self,
+        vip: SocketAddr,
+        protocol: u8,
+        scheduler: Scheduler,
+        backends: &[(SocketAddr, u32)],
+    ) {
+        let base = self.slot;
+        let record = |(socket, weight): &(SocketAddr, u32)| Backend {
+            address: Address::from(socket.ip()),
+            port: socket.port(),
+            flags: 0,
+            weight: *weight,
+            active_flows_slot: 0,
+        };
+        let backends: Vec<Backend> = backends.iter().map(record).collect();
+        for backend in &backends {
+            let active_flows_slot =
+                if scheduler.uses_active_flows() { COUNTER + self.slot - base } else { 0 };
+            self.backend(Backend { active_flows_slot, ..*backend });
+        }
+        let maglev = Maglev { size: TableSize::ALL[0], ..Maglev::default() };
+        let table = tables::table(scheduler, maglev, &backends).unwrap_or_default();
+        let mut map: Array<_, u32> = self.object.map_mut("TABLES").unwrap().try_into().unwrap();
+        (TABLE..).zip(&table).for_each(|(slot, entry)| map.set(slot, entry, 0).unwrap());
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        let record = Service {
+            // Differs from that of every other case, so that no state of one is used.
+            id: self.slot + (u32::from(scheduler as u8) + 1) * 1000,
+            backends_base: base,
+            backends_count: self.slot - base,
+            table_base: TABLE,
+            table_count: u32::try_from(table.len()).unwrap(),
+            scheduler: scheduler as u8,
+            ..Service::zeroed()
+        };
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Turns on DSR for external clients of the Service, whose backends all get `flags`.
+    pub(crate) fn enable_dsr(&mut self, vip: SocketAddr, protocol: u8, flags: u16) {
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        let services: HashMap<_, ServiceKey, Service> =
+            self.object.map("SERVICES").unwrap().try_into().unwrap();
+        let mut record = services.get(&key, 0).unwrap();
+        record.flags |= service_flags::MASQUERADE | service_flags::DSR;
+        let mut map: Array<_, Backend> = self.object.map_mut("BACKENDS").unwrap().try_into().unwrap();
+        for slot in record.backends_base..record.backends_base + record.backends_count {
+            let backend = map.get(&slot, 0).unwrap();
+            map.set(slot, Backend { flags, ..backend }, 0).unwrap();
+        }
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Writes a record of `SERVICES` as it is.
+    pub(crate) fn record(&mut self, key: &ServiceKey, record: &Service) {
+        let mut map: HashMap<_, ServiceKey, Service> =
+            self.object.map_mut("SERVICES").unwrap().try_into().unwrap();
+        map.insert(key, record, 0).unwrap();
+    }
+
+    pub(crate) fn clear_services(&mut self) {
+        self.clear::<ServiceKey, Service>("SERVICES");
+    }
+
+    /// The next Service is written to the first slot of `BACKENDS` again.
+    pub(crate) const fn reuse_slots(&mut self) {
+        self.slot = 0;
+    }
+
+    /// Writes the settings that hold for every packet.
+    pub(crate) fn settings(&mut self, settings: &Settings) {
+        let mut map: Array<_, Settings> = self.object.map_mut("SETTINGS").unwrap().try_into().unwrap();
+        map.set(0, settings, 0).unwrap();
+    }
+
+    pub(crate) fn add_vip(&mut self, address: IpAddr, flags: u32) {
+        let mut map: HashMap<_, Address, Vip> = self.object.map_mut("VIPS").unwrap().try_into().unwrap();
+        map.insert(Address::from(address), Vip { flags }, 0).unwrap();
+    }
+
+    /// Makes the device one of those between which XDP may redirect packets.
+    pub(crate) fn add_wire(&mut self, index: u32, mtu: u32) {
+        let mut map: HashMap<_, u32, DeviceInfo> =
+            self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
+        map.insert(
+            index,
+            DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET },
+            0,
+        )
+        .unwrap();
+    }
+
+    /// Undoes [`Self::add_wire`].
+    pub(crate) fn remove_wire(&mut self, index: u32) {
+        let mut map: HashMap<_, u32, DeviceInfo> =
+            self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
+        map.remove(&index).unwrap();
+    }
+
+    /// Makes every packet of the test runs, which arrive on `lo`, one of an internal client.
+    pub(crate) fn make_clients_internal(&mut self) {
+        let mut map: HashMap<_, u32, u32> =
+            self.object.map_mut("INSIDE_DEVICES").unwrap().try_into().unwrap();
+        map.insert(1, 1, 0).unwrap();
+    }
+
+    /// Allows `address/prefix` to use the Service.
+    pub(crate) fn allow_source_range(&mut self, service: u32, address: IpAddr, prefix: u8) {
+        let SourceRangeKey { prefix_length, range } = SourceRangeKey::new(service, address.into(), prefix);
+        let SourceRange { service_and_family, address } = range;
+        let [a, b, c, d] = address.words();
+        let data = [service_and_family, a, b, c, d];
+        self.source_ranges().insert(&Key::new(prefix_length, data), 1, 0).unwrap();
+    }
+
+    fn source_ranges(&mut self) -> LpmTrie<&mut MapData, [u32; 5], u32> {
+        self.object.map_mut("SOURCE_RANGES").unwrap().try_into().unwrap()
+    }
+
+    pub(super) fn clear_source_ranges(&mut self) {
+        let mut map = self.source_ranges();
+        let keys: Vec<_> = map.keys().map(Result::unwrap).collect();
+        for key in keys {
+            map.remove(&key).unwrap();
+        }
+    }
+
+    pub(super) fn clear_turns(&mut self) {
+        let mut turns: PerCpuHashMap<_, u32, u32> = self.object.map_mut("TURNS").unwrap().try_into().unwrap();
+        let services: Vec<u32> = turns.keys().map(Result::unwrap).collect();
+        services.iter().for_each(|service| turns.remove(service).unwrap());
+    }
+}
