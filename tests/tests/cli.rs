@@ -1,6 +1,6 @@
-//! The command line as users and their scripts see it: exit codes, what goes to which stream, shapes of output.
+//! The command line that users and scripts depend on: exit codes, output streams, formats.
 //!
-//! Needs root and `target/release/lb-agent`, and fails without, like the other tests of this package.
+//! Needs root and `target/release/lb-agent`, and fails without them.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 use std::{
@@ -24,7 +24,10 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-/// Two ports and two endpoints, one of them named.
+/// How long the agent may take. Only one that hangs takes this long.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Two ports, and two endpoints of which one belongs to a Pod.
 const WEB: &str = "\
 apiVersion: v1
 kind: Service
@@ -46,7 +49,7 @@ endpoints:
 - {addresses: [198.51.100.2]}
 ";
 
-/// A network namespace with a wire device, and a folder for everything else.
+/// A network namespace with a wire, and a folder for manifests, bpffs and log.
 struct Bed {
     netns: Netns,
     folder: PathBuf,
@@ -92,7 +95,7 @@ impl Bed {
         }
     }
 
-    /// Runs a command beside the agent.
+    /// Runs a command with the agent's bpffs.
     fn ask(&self, arguments: &[&str]) -> Output {
         self.netns.command(binary()).args(arguments).arg("--bpffs").arg(self.bpffs()).output().unwrap()
     }
@@ -109,12 +112,12 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A connection in the kernel, as the programs make them.
+    /// Adds a connection to the conntrack table, as the programs do.
     fn add_flow(&self, client_port: u16) {
         self.add_flow_that(client_port, 0, Conntrack::now());
     }
 
-    /// One whose client has also sent this, and nothing since.
+    /// Adds a connection whose client has also sent packets with these [`seen`] flags, the last one at `last_seen`.
     fn add_flow_that(&self, client_port: u16, has_sent: u8, last_seen: Tick) {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap().into();
         let from = Tuple::new(ip("192.0.2.9"), ip("10.96.0.10"), client_port, 80, protocol::TCP);
@@ -141,8 +144,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Asserts the exit code and that the error has all these parts, on standard error and nowhere else.
-fn assert_refused(arguments: &[&str], code: i32, parts: &[&str]) {
+/// Asserts the exit code, that standard error has all these parts, and that standard output is empty.
+fn assert_fails(arguments: &[&str], code: i32, parts: &[&str]) {
     let output = lb_agent(arguments);
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
@@ -158,39 +161,39 @@ fn write(path: &Path, text: &str) -> String {
 }
 
 #[test]
-fn bad_usage_ends_with_2() {
-    assert_refused(&[], 2, &["Usage"]);
-    assert_refused(&["fly"], 2, &["fly"]);
-    assert_refused(&["run", "--fly"], 2, &["--fly"]);
-    assert_refused(&["service", "show"], 2, &["<NAME>"]);
-    assert_refused(&["service", "list", "-o", "xml"], 2, &["xml", "json"]);
+fn bad_usage_exits_with_2() {
+    assert_fails(&[], 2, &["Usage"]);
+    assert_fails(&["fly"], 2, &["fly"]);
+    assert_fails(&["run", "--fly"], 2, &["--fly"]);
+    assert_fails(&["service", "show"], 2, &["<NAME>"]);
+    assert_fails(&["service", "list", "-o", "xml"], 2, &["xml", "json"]);
 }
 
 #[test]
-fn bad_configuration_ends_with_2_and_says_what_to_do() {
+fn bad_configuration_exits_with_2_and_advice() {
     let bed = Bed::new();
     let manifests = bed.manifests().display().to_string();
-    assert_refused(&["run"], 2, &["--manifests DIR", "--kubeconfig FILE"]);
+    assert_fails(&["run"], 2, &["--manifests DIR", "--kubeconfig FILE"]);
     let two = ["run", "--manifests", &manifests, "--kubeconfig", "/nowhere"];
-    assert_refused(&two, 2, &["--manifests", "--kubeconfig", "one of them"]);
-    assert_refused(&["run", "--kubeconfig", "/nowhere"], 2, &["--kubeconfig", "/nowhere", "No such file"]);
-    assert_refused(&["run", "--manifests", "/nowhere"], 2, &["--manifests", "/nowhere", "No such file"]);
+    assert_fails(&two, 2, &["--manifests", "--kubeconfig", "one of them"]);
+    assert_fails(&["run", "--kubeconfig", "/nowhere"], 2, &["--kubeconfig", "/nowhere", "No such file"]);
+    assert_fails(&["run", "--manifests", "/nowhere"], 2, &["--manifests", "/nowhere", "No such file"]);
     let range = ["run", "--manifests", &manifests, "--service-cluster-ip-range", "10.96.0.0/40"];
-    assert_refused(&range, 2, &["--service-cluster-ip-range", "10.96.0.0/40", "10.96.0.0/12"]);
+    assert_fails(&range, 2, &["--service-cluster-ip-range", "10.96.0.0/40", "10.96.0.0/12"]);
     let healthz = ["run", "--manifests", &manifests, "--healthz-bind-address", "everywhere"];
-    assert_refused(&healthz, 2, &["--healthz-bind-address", "everywhere", "0.0.0.0:10256"]);
+    assert_fails(&healthz, 2, &["--healthz-bind-address", "everywhere", "0.0.0.0:10256"]);
     let cgroup = ["run", "--manifests", &manifests, "--cgroup", "/tmp"];
-    assert_refused(&cgroup, 2, &["--cgroup", "/tmp", "cgroup2"]);
+    assert_fails(&cgroup, 2, &["--cgroup", "/tmp", "cgroup2"]);
 }
 
 #[test]
-fn bad_configuration_files_end_with_2_and_are_named() {
+fn bad_configuration_file_exits_with_2_and_is_named() {
     let bed = Bed::new();
     let file = write(&bed.folder.join("a.yaml"), "manifests: /tmp\nnode-nmae: b\n");
     for command in [&["run"][..], &["status"], &["service", "list"], &["cleanup"]] {
-        assert_refused(&[command, &["--config", &file]].concat(), 2, &[&file, "node-nmae"]);
+        assert_fails(&[command, &["--config", &file]].concat(), 2, &[&file, "node-nmae"]);
     }
-    assert_refused(&["status", "--config", "/nowhere"], 2, &["/nowhere", "--config"]);
+    assert_fails(&["status", "--config", "/nowhere"], 2, &["/nowhere", "--config"]);
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn flag_beats_environment_beats_file_beats_default() {
 }
 
 #[test]
-fn without_a_data_plane_commands_end_with_1_and_say_so() {
+fn commands_without_a_data_plane_exit_with_1() {
     let bed = Bed::new();
     for command in
         [&["service", "list"][..], &["service", "show", "web"], &["conntrack", "list"], &["status"]]
@@ -224,7 +227,7 @@ fn without_a_data_plane_commands_end_with_1_and_say_so() {
 }
 
 #[test]
-fn completions_know_every_command() {
+fn completions_cover_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let output = lb_agent(&["completions", shell]);
         assert!(output.status.success(), "{shell}");
@@ -248,7 +251,7 @@ fn check_lists_its_probes() {
 }
 
 #[test]
-fn services_are_shown_as_promised() {
+fn service_list_has_the_documented_fields() {
     let (bed, _agent) = Bed::with_web();
     let backend = |address: &str, port: u16, labels: [Value; 3]| {
         let [node, zone, pod] = labels;
@@ -308,24 +311,25 @@ fn flows_are_listed_counted_and_flushed() {
 }
 
 #[test]
-fn flows_expire_however_often_udp_backends_move() {
+fn flows_expire_while_udp_backends_keep_changing() {
     let (bed, _agent) = Bed::with_web();
     bed.add_flow(40_000);
     bed.add_flow_that(40_001, seen::RST, Tick(Conntrack::now().0 - 20));
     let flows = || bed.json(&["conntrack", "list"]).as_array().unwrap().len();
     assert_eq!(flows(), 2);
-    // Every second a UDP backend comes or goes, for longer than the agent waits between two looks.
-    let expired = (0..12).any(|round| {
-        let other = if round % 2 == 0 { "198.51.100.3" } else { "198.51.100.2" };
-        fs::write(bed.manifests().join("web.yaml"), WEB.replace("198.51.100.2", other)).unwrap();
+    // A UDP backend changes every second, more often than the agent's GC runs.
+    let mut others = ["198.51.100.3", "198.51.100.2"].into_iter().cycle();
+    let expired = wait_for(LIMIT, || {
+        let web = WEB.replace("198.51.100.2", others.next().unwrap());
+        fs::write(bed.manifests().join("web.yaml"), web).unwrap();
         std::thread::sleep(Duration::from_secs(1));
-        flows() == 1
+        (flows() == 1).then_some(())
     });
-    assert!(expired);
+    expired.expect("the flow expires");
 }
 
 #[test]
-fn status_shows_the_agent_and_survives_it() {
+fn status_works_with_and_without_the_agent() {
     let (bed, agent) = Bed::with_web();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["running"], true);
@@ -345,22 +349,21 @@ fn status_shows_the_agent_and_survives_it() {
     assert!(agent.terminate().unwrap().success());
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["running"], false);
-    assert_eq!(status["programs"].as_array().unwrap().len(), programs.len(), "the data plane stays");
+    assert_eq!(status["programs"].as_array().unwrap().len(), programs.len(), "the data plane is kept");
     assert!(bed.text(&["status"]).starts_with("Agent     not running"));
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
 }
 
 #[test]
-fn a_bad_manifest_is_a_problem_in_status_until_it_is_put_right() {
+fn bad_manifest_is_a_problem_in_status_until_it_is_fixed() {
     let (bed, _agent) = Bed::with_web();
     let problems = || bed.json(&["status"])["agent"]["problems"].as_array().unwrap().clone();
     fs::write(bed.manifests().join("bad.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {name: X}\n")
         .unwrap();
-    let limit = Duration::from_secs(5);
-    let found = wait_for(limit, || problems().first().cloned()).expect("a problem");
+    let found = wait_for(LIMIT, || problems().first().cloned()).expect("a problem");
     assert!(found.as_str().unwrap().contains("bad.yaml"), "{found}");
     fs::remove_file(bed.manifests().join("bad.yaml")).unwrap();
-    wait_for(limit, || problems().is_empty().then_some(())).expect("no problem");
+    wait_for(LIMIT, || problems().is_empty().then_some(())).expect("no problem");
 }
 
 #[test]
@@ -373,16 +376,16 @@ fn two_agents_never_share_a_data_plane() {
     assert!(error.contains("another lb-agent") && error.contains(&agent.pid().to_string()), "{error}");
     let cleanup = bed.ask(&["cleanup"]);
     assert_eq!(cleanup.status.code(), Some(1), "cleanup under a running agent: {}", stderr(&cleanup));
-    assert_eq!(bed.json(&["status"])["agent"]["pid"], agent.pid(), "it can still be asked");
+    assert_eq!(bed.json(&["status"])["agent"]["pid"], agent.pid(), "the first agent still runs");
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
 }
 
 #[test]
-fn a_busy_port_stops_no_agent() {
+fn busy_health_port_does_not_stop_the_agent() {
     let (bed, agent) = Bed::with_web();
     let second = Agent::spawn(&bed.netns, bed.settings("bpf2", &[])).unwrap();
     let busy = || second.log().contains("cannot serve /healthz").then_some(());
-    wait_for(Duration::from_secs(15), busy).expect("a warning");
+    wait_for(LIMIT, busy).expect("a warning");
     assert!(agent.terminate().unwrap().success());
     second.wait_until_healthy().unwrap();
     assert!(second.terminate().unwrap().success());
@@ -396,7 +399,7 @@ fn empty_service(number: usize) -> String {
 }
 
 #[test]
-fn a_full_map_is_said_and_heals() {
+fn full_map_is_reported_and_recovers() {
     let bed = Bed::new();
     let capacities = Capacities { services: 4, ..Capacities::default() };
     drop(Datapath::open(&Options { capacities, ..Options::new(bed.bpffs()) }).unwrap());
@@ -406,24 +409,24 @@ fn a_full_map_is_said_and_heals() {
 
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
-    assert_eq!(status["agent"]["pending"], 2, "those wait that do not fit");
+    assert_eq!(status["agent"]["pending"], 2, "two Services wait for room");
     let problems = status["agent"]["problems"].as_array().unwrap();
     assert!(
         problems.iter().all(|problem| problem.as_str().unwrap().contains("--max-frontends")),
         "{problems:?}"
     );
     assert_eq!(status["agent"]["failures"], serde_json::json!([]));
-    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 4, "what fits is served");
-    let said = || agent.log().matches("--max-frontends").count();
-    wait_for(Duration::from_secs(5), || (said() > 0).then_some(())).expect("a warning");
-    assert_eq!(said(), 1, "said once: {}", agent.log());
+    assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 4, "the others are served");
+    let warnings = || agent.log().matches("--max-frontends").count();
+    wait_for(LIMIT, || (warnings() > 0).then_some(())).expect("a warning");
+    assert_eq!(warnings(), 1, "one warning: {}", agent.log());
 
     fs::write(bed.manifests().join("many.yaml"), empty_service(1)).unwrap();
     let healed = || {
         let problems = &bed.json(&["status"])["agent"]["problems"];
         (*problems == serde_json::json!([])).then_some(())
     };
-    wait_for(Duration::from_secs(5), healed).expect("no problem is left");
+    wait_for(LIMIT, healed).expect("no problem is left");
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 1);
     assert_eq!(bed.json(&["status"])["agent"]["shortages"], serde_json::json!([]));
 }
@@ -436,17 +439,16 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     // Two ports with two backends each.
     fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
-    wait_for(Duration::from_secs(15), || agent.log().contains("of 3 slots").then_some(()))
-        .expect("a warning");
-    // All nodes have this problem at once, and none of them may go for it.
+    wait_for(LIMIT, || agent.log().contains("of 3 slots").then_some(())).expect("a warning");
+    // The problem hits all nodes at once, so it must make none of them unhealthy.
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["pending"], 1);
     assert!(status["agent"]["problems"][0].as_str().unwrap().contains("of 3 slots"), "{status:#}");
     fs::write(bed.manifests().join("web.yaml"), WEB.replace("- {addresses: [198.51.100.2]}\n", "")).unwrap();
     let solved = || (bed.json(&["status"])["agent"]["problems"] == serde_json::json!([])).then_some(());
-    wait_for(Duration::from_secs(15), solved).expect("no problem is left");
-    // Switching needs new slots beside the old ones: those come back after a grace period.
+    wait_for(LIMIT, solved).expect("no problem is left");
+    // A switch needs new slots beside the old ones, which are free again after a grace period.
     for last in 3..9 {
         let one =
             WEB.replace("- {addresses: [198.51.100.2]}\n", "").replace("100.1]", &format!("100.{last}]"));
@@ -455,12 +457,12 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
             let services = bed.json(&["service", "list"]);
             (services[0]["backends"][0]["address"] == format!("198.51.100.{last}")).then_some(())
         };
-        wait_for(Duration::from_secs(5), switched).unwrap_or_else(|| panic!("{last}: {}", agent.log()));
+        wait_for(LIMIT, switched).unwrap_or_else(|| panic!("{last}: {}", agent.log()));
     }
 }
 
 #[test]
-fn cleanup_leaves_nothing() {
+fn cleanup_removes_everything() {
     let (bed, agent) = Bed::with_web();
     assert!(agent.terminate().unwrap().success());
     assert!(bed.text(&["cleanup"]).starts_with("Removed "));

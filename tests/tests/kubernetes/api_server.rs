@@ -1,12 +1,12 @@
-//! As much of an API server as the agent sees of one: lists in pages, watches with selectors and bookmarks, changes by
-//! apply and delete. And every fault of one.
+//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply and delete. It
+//! can also fail in every way.
 
 use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
     net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -23,10 +23,10 @@ use tokio::{runtime::Runtime, sync::watch};
 
 use crate::selection::Selection;
 
-/// A server and what it knows, which outlives [`ApiServer::stop`].
+/// A server and its objects, which outlive [`ApiServer::stop`].
 pub(crate) struct ApiServer {
     store: Arc<Store>,
-    /// Where it listens; `None` is where the test itself runs.
+    /// The namespace in which it listens; `None` for that of the test.
     netns: Option<Netns>,
     address: SocketAddr,
     runtime: Option<Runtime>,
@@ -38,7 +38,7 @@ struct Store {
     changed: watch::Sender<()>,
 }
 
-/// Where an object is: plural of its kind, namespace, name.
+/// Key of an object: plural of its kind, namespace, name.
 type Key = (String, String, String);
 
 #[derive(Default)]
@@ -51,7 +51,7 @@ struct Contents {
     /// Watches of an older generation end.
     generation: u64,
     faults: HashMap<String, Fault>,
-    /// The rest of lists of which a page was fetched.
+    /// The remaining objects of paged lists, by token.
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
@@ -62,35 +62,36 @@ struct Change {
     plural: String,
     before: Option<Value>,
     after: Option<Value>,
-    what: What,
+    kind: ChangeKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum ChangeKind {
     Object,
     Bookmark,
-    /// The line is cut off in the middle, once, and the watch ends.
+    /// The first watch that sends it breaks off within the line.
     Cut,
 }
 
-/// What goes wrong with a kind.
+/// The faults of one resource.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fault {
-    /// How long a list takes.
-    pub(crate) slow: Duration,
-    /// The status that lists and watches are answered with.
+    /// Whether lists wait until the fault is removed.
+    pub(crate) held: bool,
+    /// The status of all responses to lists and watches.
     pub(crate) status: Option<u16>,
-    /// Whether the second page of a list has always expired.
+    /// Whether the second page of every list has expired.
     pub(crate) expired_pages: bool,
-    /// Whether watches end as soon as they have begun.
+    /// Whether watches end as soon as they begin.
     pub(crate) short_watches: bool,
 }
 
-/// A list or a watch that was asked for.
+/// A request for a list or a watch.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) plural: String,
     pub(crate) query: HashMap<String, String>,
+    pub(crate) time: Instant,
 }
 
 impl Request {
@@ -109,8 +110,8 @@ impl Store {
         self.contents.lock().unwrap()
     }
 
-    /// Makes, changes or removes an object, in a version of its own.
-    fn set(&self, key: Key, mut object: Option<Value>, what: What) {
+    /// Creates, changes or removes an object, with a new resource version.
+    fn set(&self, key: Key, mut object: Option<Value>, kind: ChangeKind) {
         let mut contents = self.lock();
         contents.version += 1;
         let version = contents.version;
@@ -121,14 +122,14 @@ impl Store {
         if let Some(object) = &object {
             contents.objects.insert(key.clone(), object.clone());
         }
-        contents.changes.push(Change { version, plural: key.0, before, after: object, what });
+        contents.changes.push(Change { version, plural: key.0, before, after: object, kind });
         drop(contents);
         self.changed.send_replace(());
     }
 }
 
 impl ApiServer {
-    /// A server on the loopback device of the namespace.
+    /// Starts a server on the loopback device of the namespace.
     pub(crate) fn start(netns: Option<&Netns>) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut server = Self { store: Arc::default(), netns: netns.cloned(), address, runtime: None };
@@ -136,7 +137,7 @@ impl ApiServer {
         server
     }
 
-    /// Serves, after [`Self::stop`] again at the same address.
+    /// Serves; after [`Self::stop`] at the same address as before.
     pub(crate) fn listen(&mut self) {
         let bind = || TcpListener::bind(self.address);
         let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
@@ -152,14 +153,14 @@ impl ApiServer {
         self.runtime = Some(runtime);
     }
 
-    /// Is away: connections end, new ones are refused.
+    /// Ends all connections and refuses new ones.
     pub(crate) fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(1));
         }
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig of this server.
     pub(crate) fn kubeconfig(&self) -> String {
         let server = format!("http://{}", self.address);
         json!({
@@ -171,40 +172,46 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Takes an object without a look, also one that no API server would take.
+    /// Stores an object without validation.
     pub(crate) fn put(&self, object: Value) {
-        self.store.set(key_of(&object), Some(object), What::Object);
+        self.store.set(key_of(&object), Some(object), ChangeKind::Object);
     }
 
-    /// Deletes an object, also while the server is away.
+    /// Deletes an object, also while the server is stopped.
     pub(crate) fn delete(&self, object: &Value) {
-        self.store.set(key_of(object), None, What::Object);
+        self.store.set(key_of(object), None, ChangeKind::Object);
     }
 
-    /// Takes an object; watches of its kind end in the middle of telling so.
+    /// Stores an object; the watch that sends it breaks off within the object.
     pub(crate) fn put_and_cut(&self, object: Value) {
-        self.store.set(key_of(&object), Some(object), What::Cut);
+        self.store.set(key_of(&object), Some(object), ChangeKind::Cut);
     }
 
-    /// Tells the watches of a kind the newest version.
+    /// Sends a bookmark with a new version to the watches of a resource.
     pub(crate) fn bookmark(&self, plural: &str) {
         let mut contents = self.store.lock();
         contents.version += 1;
         let (version, plural) = (contents.version, plural.to_owned());
-        contents.changes.push(Change { version, plural, before: None, after: None, what: What::Bookmark });
+        contents.changes.push(Change {
+            version,
+            plural,
+            before: None,
+            after: None,
+            kind: ChangeKind::Bookmark,
+        });
         drop(contents);
         self.store.changed.send_replace(());
     }
 
-    /// Does something that no watch sees: all of them end, and what happened is forgotten.
+    /// Makes changes that no watch sees: all watches end, and the history is dropped.
     pub(crate) fn unseen(&self, change: impl FnOnce(&Self)) {
         self.store.lock().generation += 1;
         change(self);
-        self.forget();
+        self.drop_history();
     }
 
-    /// All that happened so far is forgotten: who asks for it gets 410 Gone.
-    pub(crate) fn forget(&self) {
+    /// Drops the history: watches from an earlier version, and further pages of lists, get 410 Gone.
+    pub(crate) fn drop_history(&self) {
         let mut contents = self.store.lock();
         contents.oldest = contents.version;
         contents.changes.clear();
@@ -213,28 +220,29 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
-    /// Ends all watches, as a server does with those that are old.
+    /// Ends all watches, as a server does after some time.
     pub(crate) fn end_watches(&self) {
         self.store.lock().generation += 1;
         self.store.changed.send_replace(());
     }
 
-    /// What goes wrong with a kind from now on.
+    /// Sets the faults of a resource.
     pub(crate) fn set_fault(&self, plural: &str, fault: Fault) {
         self.store.lock().faults.insert(plural.to_owned(), fault);
+        self.store.changed.send_replace(());
     }
 
-    /// All lists and watches since the start.
+    /// All requests for lists and watches since the start.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.store.lock().requests.clone()
     }
 
-    /// All events that were told.
+    /// All Events that clients have created.
     pub(crate) fn events(&self) -> Vec<Value> {
         self.store.lock().events.clone()
     }
 
-    /// How many first pages of lists and how many watches of a kind were asked for.
+    /// Number of lists (first pages only) and of watches of a resource that were requested.
     pub(crate) fn counts(&self, plural: &str) -> (usize, usize) {
         let requests = self.requests();
         let of_kind = requests.iter().filter(|request| request.plural == plural);
@@ -249,7 +257,7 @@ fn key_of(object: &Value) -> Key {
     (plural, text("namespace"), text("name"))
 }
 
-/// What a path leads to.
+/// The resource that a path names.
 struct Target {
     plural: String,
     namespace: String,
@@ -287,17 +295,17 @@ async fn answer(
     };
     match (method, name) {
         (Method::GET, None) => {
-            let request = Request { plural, query };
+            let request = Request { plural, query, time: Instant::now() };
             store.lock().requests.push(request.clone());
             read(store, &request).await
         }
         (Method::PATCH, Some(name)) => apply(&store, (plural, namespace, name), status, &body),
         (Method::DELETE, Some(name)) => {
-            store.set((plural, namespace, name), None, What::Object);
+            store.set((plural, namespace, name), None, ChangeKind::Object);
             Json(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
                 .into_response()
         }
-        // Events.
+        // Only Events are created by POST.
         (Method::POST, None) => {
             store.lock().events.push(serde_json::from_str(&body).unwrap());
             (StatusCode::CREATED, body).into_response()
@@ -323,11 +331,11 @@ fn apply(store: &Store, key: Key, status: bool, body: &str) -> Response {
         }
         None => object["metadata"]["uid"] = format!("uid-{}", store.lock().version).into(),
     }
-    store.set(key, Some(object.clone()), What::Object);
+    store.set(key, Some(object.clone()), ChangeKind::Object);
     Json(object).into_response()
 }
 
-/// A condition without `lastTransitionTime` gets `null`: what the encoder of the API server makes of an unset time.
+/// Adds `null` for a missing `lastTransitionTime` of a condition, as the encoder of the API server does.
 fn set_transition_times(object: &mut Value) {
     for condition in object["status"]["conditions"].as_array_mut().into_iter().flatten() {
         condition.as_object_mut().unwrap().entry("lastTransitionTime").or_insert(Value::Null);
@@ -345,11 +353,21 @@ async fn read(store: Arc<Store>, request: &Request) -> Response {
     if request.is_watch() {
         return follow(store, request);
     }
-    tokio::time::sleep(fault.slow).await;
+    wait_until_released(&store, &request.plural).await;
     if fault.expired_pages && request.query.contains_key("continue") {
         return failure(410);
     }
     list(&store, request)
+}
+
+/// Waits until lists of the resource are no longer held.
+async fn wait_until_released(store: &Store, plural: &str) {
+    let mut changed = store.changed.subscribe();
+    while store.lock().faults.get(plural).is_some_and(|fault| fault.held) {
+        if changed.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 fn failure(code: u16) -> Response {
@@ -386,7 +404,7 @@ fn list(store: &Store, request: &Request) -> Response {
     Json(json!({"metadata": metadata, "items": items})).into_response()
 }
 
-/// Where a watch is.
+/// The state of a watch.
 struct Position {
     store: Arc<Store>,
     changed: watch::Receiver<()>,
@@ -418,7 +436,7 @@ async fn next_line(mut position: Position) -> Option<(Result<String, Infallible>
 }
 
 impl Position {
-    /// The next line, if there is one; `None` at the end of the watch.
+    /// The next line; `Some(None)` if there is none yet, `None` at the end of the watch.
     fn line(&mut self) -> Option<Option<String>> {
         let store = Arc::clone(&self.store);
         let contents = &mut *store.lock();
@@ -438,10 +456,10 @@ impl Position {
             self.version = change.version;
             if let Some(event) = self.event(change) {
                 let mut line = format!("{event}\n");
-                if change.what == What::Cut {
+                if change.kind == ChangeKind::Cut {
                     line.truncate(line.len() / 2);
                     self.over = true;
-                    change.what = What::Object;
+                    change.kind = ChangeKind::Object;
                 }
                 return Some(Some(line));
             }
@@ -449,13 +467,13 @@ impl Position {
         Some(None)
     }
 
-    /// What a watch with this selection sees of a change.
+    /// The watch event of a change, if the selection sees it.
     fn event(&self, change: &Change) -> Option<Value> {
         if change.plural != self.plural {
             return None;
         }
         let version = Value::from(change.version.to_string());
-        if change.what == What::Bookmark {
+        if change.kind == ChangeKind::Bookmark {
             let object =
                 json!({"kind": "Bookmark", "apiVersion": "v1", "metadata": {"resourceVersion": version}});
             return Some(json!({"type": "BOOKMARK", "object": object}));

@@ -18,20 +18,18 @@ use serde_json::{Value, json};
 
 use crate::{api_server::ApiServer, cluster::Cluster};
 
-/// How long the agent may take for what needs no pause between two attempts, its start included: on a machine with
-/// much else to do, loading the programs alone takes seconds.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// The same after a failure: the pauses are 0.8 s, 1.6 s, … at random up to twice as long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long something is watched that must not change.
+/// The limit of every wait. Only an agent that hangs takes this long: after a failure it pauses 0.8 s, 1.6 s, … and at most
+/// a minute, and on a busy machine loading the programs takes seconds.
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
+/// How long a test watches for a change that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
 
 /// A node with an API server, and an agent that can be started.
 pub(crate) struct Bed {
-    /// The in-repo server, if it is that.
+    /// The in-repo server, unless a real one is used.
     server: Option<ApiServer>,
     pub(crate) cluster: Cluster,
-    /// What the objects of this test have in common: others may use the same server at the same time.
+    /// The namespace of all objects of this test: other tests may use the same server.
     namespace: String,
     /// Third byte of all cluster IPs.
     subnet: u8,
@@ -42,17 +40,17 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// With the real API server if there is one, else with the in-repo one.
+    /// With the real API server if the environment names one, else with the in-repo one.
     pub(crate) fn new() -> Self {
         Self::with(Cluster::real())
     }
 
-    /// With the in-repo server, which has every fault.
+    /// With the in-repo server, which can fail.
     pub(crate) fn with_faults() -> Self {
         Self::with(None)
     }
 
-    /// With that server, else with the in-repo one.
+    /// With this server, else with the in-repo one.
     pub(crate) fn with(real: Option<Cluster>) -> Self {
         static SUBNET: AtomicU8 = AtomicU8::new(200);
         let name = format!("{}k8s", unique_prefix());
@@ -76,12 +74,12 @@ impl Bed {
         bed
     }
 
-    /// The agent runs and serves `a` and `b`, each with one backend.
+    /// Starts the agent with the Services `a` and `b`, which have one backend each.
     pub(crate) fn with_a_and_b(mut self) -> Self {
         self.put("a", 1);
         self.put("b", 2);
         self.start_agent();
-        self.wait_until("a and b are served", SOON, |bed| bed.served() == ["a 1", "b 2"]);
+        self.wait_until("a and b are served", LIMIT, |bed| bed.served() == ["a 1", "b 2"]);
         self
     }
 
@@ -98,7 +96,7 @@ impl Bed {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
     }
 
-    /// A Service `name` with an address that ends with the number.
+    /// A Service with a cluster IP that ends with `number`.
     pub(crate) fn service(&self, name: &str, number: u8) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -110,12 +108,12 @@ impl Bed {
         })
     }
 
-    /// An EndpointSlice of the Service of its name, with a backend 198.51.100.NUMBER.
+    /// An EndpointSlice of the Service with the same name; its backend is 198.51.100.NUMBER.
     pub(crate) fn slice(&self, name: &str, number: u8) -> Value {
         self.slice_of(name, name, &[endpoint(number)])
     }
 
-    /// An EndpointSlice.
+    /// An EndpointSlice of `service` with these endpoints.
     pub(crate) fn slice_of(&self, name: &str, service: &str, endpoints: &[Value]) -> Value {
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -128,7 +126,7 @@ impl Bed {
         })
     }
 
-    /// A Service and an EndpointSlice with one backend.
+    /// Creates a Service and an EndpointSlice with one backend.
     pub(crate) fn put(&self, name: &str, number: u8) {
         for object in [self.service(name, number), self.slice(name, number)] {
             match &self.server {
@@ -138,7 +136,7 @@ impl Bed {
         }
     }
 
-    /// Removes both.
+    /// Deletes the Service and the EndpointSlice of this name.
     pub(crate) fn delete(&self, name: &str) {
         for object in [self.service(name, 0), self.slice(name, 0)] {
             match &self.server {
@@ -152,7 +150,7 @@ impl Bed {
         self.start_agent_with(&[]);
     }
 
-    /// With more arguments of `run`.
+    /// Starts the agent with more arguments of `run`.
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
         let mut command = self.netns.command(binary());
@@ -179,15 +177,14 @@ impl Bed {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// What the kernel holds, as `NAME NUMBER…`: the number of its cluster IP and those of its backends where they
-    /// differ.
+    /// The Services in the kernel, as `NAME NUMBER…`: the number of the cluster IP, and those of the backends if they differ.
     pub(crate) fn served(&self) -> Vec<String> {
         let services = self.json(&["service", "list"]).unwrap_or_default();
         let services = services.as_array().into_iter().flatten();
         services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
     }
 
-    /// What `status` complains about, but for the Node, which most tests do without.
+    /// The problems that `status` lists, except a missing Node: most tests have none.
     pub(crate) fn problems(&self) -> String {
         let mut problems = self.json(&["status"]).unwrap()["agent"]["problems"].clone();
         if let Some(problems) = problems.as_array_mut() {
@@ -212,7 +209,7 @@ impl Bed {
         self.wait_until(&format!("{what}: {served:?}"), limit, |bed| bed.served() == served);
     }
 
-    /// What is served stays as it is for a while.
+    /// The Services in the kernel stay the same for this time.
     #[track_caller]
     pub(crate) fn assert_stays(&self, served: &[&str], time: Duration) {
         let start = Instant::now();

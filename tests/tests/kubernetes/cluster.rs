@@ -1,4 +1,4 @@
-//! Objects of an API server, made and removed through its API: the same for the in-repo server and for a real one.
+//! A client that creates and deletes objects through the API, of the in-repo server and of a real one.
 
 use std::{
     env, io,
@@ -15,35 +15,35 @@ use kube::{
 use lb_tests::netns::Netns;
 use serde_json::{Value, json};
 
-/// Names a kubeconfig: its API server is used where a test does not need the faults of the in-repo one.
+/// Names a kubeconfig. Tests that need no fault of the in-repo server use its API server.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
 /// A client of an API server.
 pub(crate) struct Cluster {
     kubeconfig: Kubeconfig,
-    /// Where the server can be reached; `None` is where the test itself runs.
+    /// The namespace in which the server is reachable; `None` for that of the test.
     netns: Option<Netns>,
 }
 
 impl Cluster {
-    /// A server that listens in the namespace.
+    /// A client of a server that listens in the namespace.
     pub(crate) fn inside(kubeconfig: &str, netns: &Netns) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: Some(netns.clone()) }
     }
 
-    /// The real one, if the environment names one.
+    /// A client of the real server, if the environment names one.
     pub(crate) fn real() -> Option<Self> {
         let path = PathBuf::from(env::var_os(REAL)?);
         let kubeconfig = Kubeconfig::read_from(&path).unwrap_or_else(|error| panic!("{REAL}: {error}"));
         Some(Self { kubeconfig, netns: None })
     }
 
-    /// A server that listens where the test itself runs, as a real one.
+    /// A client of a server outside the namespace, as a real one is.
     pub(crate) fn outside(kubeconfig: &str) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: None }
     }
 
-    /// A kubeconfig for the namespace, where only a forwarder of ours leads to the real server.
+    /// A kubeconfig for use in the namespace, which reaches the real server only through a forwarder.
     pub(crate) fn kubeconfig_inside(&self, netns: &Netns) -> String {
         let mut kubeconfig = self.kubeconfig.clone();
         let current = kubeconfig.current_context.clone();
@@ -63,7 +63,7 @@ impl Cluster {
         serde_json::to_string(&kubeconfig).unwrap()
     }
 
-    /// Makes an object, or changes it into just this.
+    /// Applies an object.
     pub(crate) fn apply(&self, object: &Value) {
         let (name, api_of) = handle(object);
         let mut object = object.clone();
@@ -89,7 +89,7 @@ impl Cluster {
         });
     }
 
-    /// Does something with a client, from where the server can be reached.
+    /// Runs `work` with a client, in the namespace in which the server is reachable.
     #[track_caller]
     fn block_on(&self, work: impl AsyncFnOnce(Client) -> kube::Result<()> + Send) {
         let run = || {
@@ -109,7 +109,7 @@ impl Cluster {
     }
 }
 
-/// The name of an object, and where it belongs.
+/// The name of an object, and its API.
 fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> + Send + use<>) {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
@@ -130,7 +130,7 @@ fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> 
     (text(&object["metadata"]["name"]), api)
 }
 
-/// Listens in the namespace and connects to the target from outside of it. Ends with the process.
+/// Forwards connections from a port in the namespace to a target outside of it, until the process ends.
 fn forward(netns: &Netns, target: String) -> SocketAddr {
     let listener = netns.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,60 +1,60 @@
-//! What objects mean, whatever API server they come from.
+//! The effect of API objects on the Services in the kernel, with any API server.
 
 use serde_json::{Value, json};
 
 use crate::{
     api_server::ApiServer,
-    bed::{A_WHILE, Bed, SOON, endpoint},
+    bed::{A_WHILE, Bed, LIMIT, endpoint},
     cluster::Cluster,
 };
 
 #[test]
-fn what_is_listed_and_then_watched_is_served() {
+fn listed_and_watched_objects_are_served() {
     let bed = Bed::new().with_a_and_b();
     bed.put("c", 3);
-    bed.wait_served("an added Service", SOON, &["a 1", "b 2", "c 3"]);
+    bed.wait_served("an added Service", LIMIT, &["a 1", "b 2", "c 3"]);
     bed.cluster.apply(&bed.slice("a", 7));
-    bed.wait_served("a changed EndpointSlice", SOON, &["a 1 7", "b 2", "c 3"]);
+    bed.wait_served("a changed EndpointSlice", LIMIT, &["a 1 7", "b 2", "c 3"]);
     bed.cluster.delete(&bed.slice("c", 3));
-    bed.wait_served("no endpoints", SOON, &["a 1 7", "b 2", "c 3 without backends"]);
+    bed.wait_served("no endpoints", LIMIT, &["a 1 7", "b 2", "c 3 without backends"]);
     bed.delete("b");
     bed.cluster.delete(&bed.service("c", 3));
-    bed.wait_served("deleted Services", SOON, &["a 1 7"]);
+    bed.wait_served("deleted Services", LIMIT, &["a 1 7"]);
     assert_eq!(bed.problems(), "[]");
 }
 
 #[test]
-fn service_and_slice_come_in_any_order() {
+fn services_and_slices_may_come_in_any_order() {
     let bed = Bed::new().with_a_and_b();
     bed.cluster.apply(&bed.slice("c", 3));
     bed.cluster.apply(&bed.service("d", 4));
-    bed.wait_served("a Service without slice", SOON, &["a 1", "b 2", "d 4 without backends"]);
+    bed.wait_served("a Service without slice", LIMIT, &["a 1", "b 2", "d 4 without backends"]);
     bed.cluster.apply(&bed.service("c", 3));
     bed.cluster.apply(&bed.slice("d", 4));
-    bed.wait_served("both halves", SOON, &["a 1", "b 2", "c 3", "d 4"]);
+    bed.wait_served("Services with slices", LIMIT, &["a 1", "b 2", "c 3", "d 4"]);
     bed.cluster.delete(&bed.service("c", 3));
-    bed.wait_served("a slice without Service", SOON, &["a 1", "b 2", "d 4"]);
+    bed.wait_served("a slice without Service", LIMIT, &["a 1", "b 2", "d 4"]);
 }
 
 #[test]
-fn an_endpoint_moves_between_slices_without_a_gap() {
+fn endpoint_moves_between_slices_without_a_gap() {
     let bed = Bed::new().with_a_and_b();
     let slice = |name: &str, numbers: &[u8]| {
         bed.slice_of(name, "a", &numbers.iter().map(|number| endpoint(*number)).collect::<Vec<_>>())
     };
     bed.cluster.apply(&slice("a", &[1, 7]));
-    bed.wait_served("two endpoints", SOON, &["a 1 7", "b 2"]);
-    // As the controller does it: for a moment the endpoint is in both.
+    bed.wait_served("two endpoints", LIMIT, &["a 1 7", "b 2"]);
+    // The controller does the same: for a moment the endpoint is in both slices.
     bed.cluster.apply(&slice("a-2", &[7]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.apply(&slice("a", &[1]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.delete(&slice("a-2", &[]));
-    bed.wait_served("one endpoint", SOON, &["a 1", "b 2"]);
+    bed.wait_served("one endpoint", LIMIT, &["a 1", "b 2"]);
 }
 
 #[test]
-fn of_an_endpoint_in_two_slices_the_one_that_runs_counts() {
+fn ready_entry_of_an_endpoint_in_two_slices_counts() {
     let bed = Bed::new().with_a_and_b();
     let ending = json!({
         "addresses": ["198.51.100.7"],
@@ -62,16 +62,16 @@ fn of_an_endpoint_in_two_slices_the_one_that_runs_counts() {
     });
     bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1), ending.clone()]));
     bed.cluster.apply(&bed.slice_of("a-0", "a", &[endpoint(7)]));
-    bed.wait_served("the one that runs, after", SOON, &["a 1 7", "b 2"]);
+    bed.wait_served("the ready entry in a later slice", LIMIT, &["a 1 7", "b 2"]);
     bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1), endpoint(7)]));
     bed.cluster.apply(&bed.slice_of("a-0", "a", &[ending]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.apply(&bed.slice_of("a", "a", &[endpoint(1)]));
-    bed.wait_served("only one runs", SOON, &["a 1", "b 2"]);
+    bed.wait_served("only one ready entry", LIMIT, &["a 1", "b 2"]);
 }
 
 #[test]
-fn a_service_changes_its_type_and_back() {
+fn service_type_can_change_and_change_back() {
     let bed = Bed::new().with_a_and_b();
     let typed = |type_: &str| {
         let mut service = bed.service("a", 1);
@@ -88,12 +88,12 @@ fn a_service_changes_its_type_and_back() {
         bed.assert_stays(&["a 1", "b 2"], A_WHILE);
     }
     bed.cluster.apply(&external_name());
-    bed.wait_served("an ExternalName has no address", SOON, &["b 2"]);
+    bed.wait_served("an ExternalName has no address", LIMIT, &["b 2"]);
     bed.cluster.apply(&typed("ClusterIP"));
-    bed.wait_served("it has an address again", SOON, &["a 1", "b 2"]);
+    bed.wait_served("it has an address again", LIMIT, &["a 1", "b 2"]);
     bed.cluster.apply(&external_name());
     bed.cluster.apply(&typed("NodePort"));
-    bed.wait_served("an address by another type", SOON, &["a 1", "b 2"]);
+    bed.wait_served("an address of another type", LIMIT, &["a 1", "b 2"]);
 }
 
 /// The API server stores a condition without `lastTransitionTime`, and returns it with `null`.
@@ -115,19 +115,19 @@ fn null_transition_time_of_a_condition_never_freezes_a_service() {
     };
     assert!(serves(&bed, 80));
     bed.cluster.apply(&at_port(&bed, 81));
-    bed.wait_until("the new port", SOON, |bed| serves(bed, 81));
+    bed.wait_until("the new port", LIMIT, |bed| serves(bed, 81));
     assert_eq!(bed.problems(), "[]");
 
     bed.kill_agent();
     bed.cluster.apply(&at_port(&bed, 82));
     bed.cluster.apply(&at_port(&bed, 83));
     bed.start_agent();
-    bed.wait_until("the port that the first list shows", SOON, |bed| serves(bed, 83));
+    bed.wait_until("the port that the first list shows", LIMIT, |bed| serves(bed, 83));
     assert_eq!(bed.problems(), "[]");
 }
 
 #[test]
-fn a_headless_service_is_nobodys_business() {
+fn headless_service_is_ignored() {
     let bed = Bed::new().with_a_and_b();
     let headless = |name: &str| {
         let mut service = bed.service(name, 0);
@@ -137,34 +137,34 @@ fn a_headless_service_is_nobodys_business() {
     bed.cluster.apply(&headless("c"));
     bed.cluster.apply(&bed.slice("c", 3));
     bed.assert_stays(&["a 1", "b 2"], A_WHILE);
-    // `clusterIP` cannot be changed: a Service becomes headless by being made anew.
+    // `clusterIP` is immutable: a Service becomes headless by being created again.
     bed.cluster.delete(&bed.service("a", 1));
     bed.cluster.apply(&headless("a"));
-    bed.wait_served("it has become headless", SOON, &["b 2"]);
+    bed.wait_served("it has become headless", LIMIT, &["b 2"]);
     bed.cluster.delete(&bed.service("a", 1));
     bed.cluster.apply(&bed.service("a", 1));
-    bed.wait_served("it has an address again", SOON, &["a 1", "b 2"]);
+    bed.wait_served("it has an address again", LIMIT, &["a 1", "b 2"]);
 }
 
 #[test]
-fn another_proxys_service_is_left_alone_as_long_as_it_is_that() {
+fn service_of_another_proxy_is_ignored_while_labelled() {
     let bed = Bed::new().with_a_and_b();
     let labelled = |mut object: Value, label: &str| {
         object["metadata"]["labels"][label] = "another".into();
         object
     };
     bed.cluster.apply(&labelled(bed.service("a", 1), "service.kubernetes.io/service-proxy-name"));
-    bed.wait_served("a is another's", SOON, &["b 2"]);
+    bed.wait_served("a belongs to another proxy", LIMIT, &["b 2"]);
     bed.cluster.apply(&bed.service("a", 1));
-    bed.wait_served("a is ours again", SOON, &["a 1", "b 2"]);
+    bed.wait_served("a is ours again", LIMIT, &["a 1", "b 2"]);
     bed.cluster.apply(&labelled(bed.slice("b", 2), "service.kubernetes.io/headless"));
-    bed.wait_served("a slice of a headless Service", SOON, &["a 1", "b 2 without backends"]);
+    bed.wait_served("a slice of a headless Service", LIMIT, &["a 1", "b 2 without backends"]);
     bed.cluster.apply(&bed.slice("b", 2));
-    bed.wait_served("the slice is back", SOON, &["a 1", "b 2"]);
+    bed.wait_served("the slice is back", LIMIT, &["a 1", "b 2"]);
 }
 
 #[test]
-fn an_agent_that_was_down_catches_up() {
+fn restarted_agent_catches_up() {
     let mut bed = Bed::new().with_a_and_b();
     bed.kill_agent();
     bed.delete("a");
@@ -172,19 +172,19 @@ fn an_agent_that_was_down_catches_up() {
     bed.cluster.apply(&bed.slice("b", 7));
     assert_eq!(bed.served(), ["a 1", "b 2"]);
     bed.start_agent();
-    bed.wait_served("news of the time without an agent", SOON, &["b 2 7", "c 3"]);
+    bed.wait_served("changes made without an agent", LIMIT, &["b 2 7", "c 3"]);
 }
 
-/// The way that tests take to a real server: forwarded into the namespace of the agent, everything through the API.
+/// Tests reach a real server the same way: by a forwarder in the agent's namespace, and through the API only.
 #[test]
-fn a_server_outside_of_the_node_is_reached() {
+fn api_server_outside_the_node_is_reached() {
     let mut server = ApiServer::start(None);
     {
         let bed = Bed::with(Some(Cluster::outside(&server.kubeconfig()))).with_a_and_b();
         bed.cluster.apply(&bed.slice("a", 7));
-        bed.wait_served("a changed EndpointSlice", SOON, &["a 1 7", "b 2"]);
+        bed.wait_served("a changed EndpointSlice", LIMIT, &["a 1 7", "b 2"]);
         bed.delete("b");
-        bed.wait_served("a deleted Service", SOON, &["a 1 7"]);
+        bed.wait_served("a deleted Service", LIMIT, &["a 1 7"]);
     }
     server.stop();
 }

@@ -1,4 +1,4 @@
-//! What probes, load balancers and administrators are told of a node in a cluster.
+//! Health endpoints, metrics and Events of a node in a cluster.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -9,7 +9,7 @@ use std::{
 use lb_tests::http::{self, Answer};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, SOON};
+use crate::bed::{Bed, LIMIT};
 
 const HEALTHZ: u16 = 10_256;
 const METRICS: u16 = 10_249;
@@ -34,52 +34,52 @@ fn node(metadata: &Value, taints: &Value) -> Value {
 }
 
 #[test]
-fn a_node_that_is_about_to_go_gets_no_more_traffic() {
+fn node_being_deleted_is_not_eligible() {
     let bed = Bed::new();
     let nothing = json!({});
     bed.server().put(node(&nothing, &json!([])));
     let bed = bed.with_a_and_b();
-    let told = |what: &str, eligible: bool| {
+    let assert_eligible = |what: &str, eligible: bool| {
         let code = if eligible { 200 } else { 503 };
-        bed.wait_until(what, SOON, |bed| {
+        bed.wait_until(what, LIMIT, |bed| {
             let answer = get(bed, HEALTHZ, "/healthz");
             let body: Value = serde_json::from_str(&answer.body).unwrap();
             answer.code == code && body["nodeEligible"] == eligible && body["healthy"] == true
         });
-        assert_eq!(get(&bed, HEALTHZ, "/livez").code, 200, "{what}: the agent is well");
+        assert_eq!(get(&bed, HEALTHZ, "/livez").code, 200, "{what}: the agent is alive");
         assert_eq!(bed.json(&["status"]).unwrap()["agent"]["nodeEligible"], eligible, "{what}");
     };
-    told("a node like any other", true);
+    assert_eligible("a node like any other", true);
     let taint = |key: &str| json!([{"key": key, "effect": "NoSchedule"}]);
     bed.server().put(node(&nothing, &taint("ToBeDeletedByClusterAutoscaler")));
-    told("the autoscaler removes the node", false);
+    assert_eligible("the autoscaler removes the node", false);
     bed.server().put(node(&nothing, &taint("node.kubernetes.io/unschedulable")));
-    told("another taint", true);
+    assert_eligible("another taint", true);
     bed.server().put(node(&json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), &json!([])));
-    told("the node is being deleted", false);
+    assert_eligible("the node is being deleted", false);
     bed.server().put(node(&nothing, &json!([])));
-    told("another node of that name", true);
+    assert_eligible("another node of that name", true);
     bed.server().delete(&node(&nothing, &json!([])));
-    told("no node", false);
+    assert_eligible("no node", false);
 }
 
 #[test]
-fn what_changes_nothing_does_not_wait() {
+fn change_without_effect_is_not_pending() {
     let bed = Bed::new().with_a_and_b();
     let changes = "kubeproxy_sync_proxy_rules_service_changes_total";
     let before = metric(&bed, changes);
     let mut service = bed.service("a", 1);
     service["metadata"]["annotations"] = json!({"unimportant": "yes"});
     bed.server().put(service);
-    bed.wait_until("the change arrives", SOON, |bed| metric(bed, changes) > before);
-    bed.wait_until("nothing waits", SOON, |bed| {
+    bed.wait_until("the change arrives", LIMIT, |bed| metric(bed, changes) > before);
+    bed.wait_until("nothing waits", LIMIT, |bed| {
         metric(bed, "kubeproxy_sync_proxy_rules_service_changes_pending") == 0.0
             && bed.json(&["status"]).unwrap()["agent"]["pendingSince"] == Value::Null
     });
 }
 
 #[test]
-fn the_time_from_a_trigger_to_the_kernel_is_measured_once() {
+fn programming_latency_of_a_trigger_is_measured_once() {
     let bed = Bed::new().with_a_and_b();
     let count = |family: &str| {
         metric(
@@ -87,20 +87,20 @@ fn the_time_from_a_trigger_to_the_kernel_is_measured_once() {
             &format!("kubeproxy_network_programming_duration_seconds_count{{ip_family=\"{family}\"}}"),
         )
     };
-    assert_eq!(count("IPv4"), 0.0, "what was there before the agent does not count");
+    assert_eq!(count("IPv4"), 0.0, "triggers before the agent's start do not count");
     let mut slice = bed.slice("a", 9);
     let triggered = "endpoints.kubernetes.io/last-change-trigger-time";
     slice["metadata"]["annotations"] = json!({ triggered: "2100-01-01T00:00:00Z" });
     bed.server().put(slice.clone());
-    bed.wait_until("it is measured", SOON, |_| count("IPv4") == 1.0);
+    bed.wait_until("it is measured", LIMIT, |_| count("IPv4") == 1.0);
     slice["endpoints"] = json!([]);
     bed.server().put(slice);
-    bed.wait_served("the slice is empty", SOON, &["a 1 without backends", "b 2"]);
+    bed.wait_served("the slice is empty", LIMIT, &["a 1 without backends", "b 2"]);
     assert_eq!((count("IPv4"), count("IPv6")), (1.0, 0.0));
 }
 
 #[test]
-fn a_health_check_that_cannot_be_served_is_an_event_of_its_service() {
+fn unserved_health_check_is_reported_as_an_event() {
     let bed = Bed::new().with_a_and_b();
     let taken = bed.netns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, CHECK))).unwrap();
     let mut service = bed.service("a", 1);
@@ -115,18 +115,18 @@ fn a_health_check_that_cannot_be_served_is_an_event_of_its_service() {
         events.retain(|event| event["reason"] == "FailedToStartServiceHealthcheck");
         events
     };
-    bed.wait_until("an event", SOON, |_| !failures().is_empty());
+    bed.wait_until("an event", LIMIT, |_| !failures().is_empty());
     let event = failures().remove(0);
     assert_eq!(event["type"], "Warning");
     assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&"Service".into(), &"a".into()));
     let note = event["note"].as_str().unwrap();
     let begin = "node a failed to start healthcheck \"default/a\" on port 32000: listen tcp 0.0.0.0:32000: ";
     assert!(note.starts_with(begin), "{note}");
-    // Longer than until the next attempt.
+    // Longer than the pause until the next attempt.
     sleep(Duration::from_millis(1_500));
     assert_eq!(failures().len(), 1);
     drop(taken);
-    bed.wait_until("it is served", SOON, |bed| {
+    bed.wait_until("it is served", LIMIT, |bed| {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, CHECK));
         http::get(&bed.netns, address, "/").is_ok_and(|answer| answer.code == 503)
     });

@@ -1,17 +1,17 @@
-//! Label and field selectors, as far as the agent uses them.
+//! The label and field selectors that the agent uses.
 
 use serde_json::Value;
 
-/// Which objects a list or a watch is about.
+/// The objects that a list or a watch selects.
 pub(crate) struct Selection {
-    /// Labels that must not be there.
+    /// Labels that the object must not have.
     absent: Vec<String>,
-    /// JSON pointer, value, and whether it must be that value or must not.
+    /// JSON pointer, value, and whether the field must have the value or must not.
     field: Option<(String, String, bool)>,
 }
 
 impl Selection {
-    /// Panics on selectors of any other form than the agent's.
+    /// Panics on selectors of other forms than the agent's.
     pub(crate) fn new(labels: &str, field: &str) -> Self {
         let labels = labels.split(',').filter(|label| !label.is_empty());
         let absent = labels.map(|label| label.strip_prefix('!').unwrap().to_owned()).collect();

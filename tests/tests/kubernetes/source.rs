@@ -1,5 +1,5 @@
-//! What the source tells the rest of the agent beside Services: the own Node, the ranges of cluster IPs, when changes
-//! were triggered. The source runs as a library here, in this process.
+//! What the Kubernetes source publishes besides Services: the agent's Node, the ranges of cluster IPs, and trigger times of
+//! changes. The source runs as a library in this process.
 
 use std::{
     cell::RefCell,
@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     api_server::{ApiServer, Fault},
-    bed::{PATIENCE, SOON},
+    bed::LIMIT,
     cluster::Cluster,
 };
 
@@ -33,7 +33,7 @@ struct Source {
     server: Option<ApiServer>,
     cluster: Cluster,
     node_name: String,
-    /// Everything that was sent so far.
+    /// The receiver, and all events that were received.
     events: RefCell<(mpsc::Receiver<SourceEvent>, Vec<SourceEvent>)>,
     node: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<ipnet::IpNet>>,
@@ -43,7 +43,7 @@ struct Source {
 }
 
 impl Source {
-    /// With the real API server if there is one, else with the in-repo one. `prepare` makes objects before it starts.
+    /// With the real API server if the environment names one, else with the in-repo one. `prepare` creates objects first.
     fn new(prepare: impl FnOnce(&Cluster, &str)) -> Self {
         Self::start(Cluster::real(), |_, cluster, name| prepare(cluster, name))
     }
@@ -84,7 +84,7 @@ impl Source {
         self.server.as_ref().unwrap()
     }
 
-    /// Everything that was sent so far.
+    /// All events up to now.
     fn sent(&self) -> Vec<SourceEvent> {
         let (receiver, sent) = &mut *self.events.borrow_mut();
         while let Ok(event) = receiver.try_recv() {
@@ -112,7 +112,7 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // The source ends when nobody listens, and its thread lets go of the namespace.
+        // The source ends when the channel is closed, and its thread leaves the namespace.
         self.events.get_mut().0.close();
         if let Some(thread) = self.thread.take() {
             _ = thread.join();
@@ -151,17 +151,17 @@ fn tainted(name: &str) -> Value {
 }
 
 #[test]
-fn the_own_node_is_followed() {
+fn source_follows_its_own_node() {
     let source = Source::new(|cluster, name| {
         cluster.apply(&node(name, "z1"));
         cluster.apply(&node(&format!("{name}-other"), "z9"));
     });
-    source.wait_until("synchronised", SOON, |source| source.sent().contains(&SourceEvent::Synchronised));
+    source.wait_until("synchronised", LIMIT, |source| source.sent().contains(&SourceEvent::Synchronised));
     let zone = SourceEvent::Zone(Some("z1".into()));
-    let place = |wanted: &SourceEvent| source.sent().iter().position(|event| event == wanted);
+    let position = |wanted: &SourceEvent| source.sent().iter().position(|event| event == wanted);
     assert!(
-        place(&zone).unwrap() < place(&SourceEvent::Synchronised).unwrap(),
-        "the first write knows the zone"
+        position(&zone).unwrap() < position(&SourceEvent::Synchronised).unwrap(),
+        "the zone is known before the first write"
     );
     let known = source.node.borrow().clone();
     assert_eq!(known.pod_cidrs, Some(vec!["10.244.1.0/24".parse().unwrap()]));
@@ -170,42 +170,42 @@ fn the_own_node_is_followed() {
 
     let name = &source.node_name;
     source.cluster.apply(&node(name, "z2"));
-    source.wait_until("another zone", SOON, |source| source.zones().last() == Some(&Some("z2".to_owned())));
+    source.wait_until("another zone", LIMIT, |source| source.zones().last() == Some(&Some("z2".to_owned())));
     source.cluster.apply(&tainted(name));
-    source.wait_until("a taint", SOON, |source| !source.node.borrow().eligible);
+    source.wait_until("a taint", LIMIT, |source| !source.node.borrow().eligible);
     source.cluster.apply(&node(name, "z2"));
-    source.wait_until("no taint", SOON, |source| source.node.borrow().eligible);
+    source.wait_until("no taint", LIMIT, |source| source.node.borrow().eligible);
     source.cluster.delete(&node(name, "z2"));
-    source.wait_until("no Node", SOON, |source| !source.node.borrow().eligible);
+    source.wait_until("no Node", LIMIT, |source| !source.node.borrow().eligible);
     assert_eq!(*source.node.borrow(), NodeInfo { zone: Some("z2".into()), eligible: false, ..known });
     source.cluster.apply(&node(name, "z2"));
-    source.wait_until("the Node again", SOON, |source| source.node.borrow().eligible);
-    assert_eq!(source.zones().len(), 2, "nothing was said twice: {:?}", source.zones());
+    source.wait_until("the Node again", LIMIT, |source| source.node.borrow().eligible);
+    assert_eq!(source.zones().len(), 2, "no zone was sent twice: {:?}", source.zones());
     source.cluster.delete(&node(&format!("{name}-other"), ""));
 }
 
 #[test]
-fn a_node_that_is_missing_holds_nothing_up() {
+fn missing_node_does_not_delay_synchronisation() {
     let source = Source::new(|_, _| {});
-    source.wait_until("synchronised", SOON, |source| source.sent().contains(&SourceEvent::Synchronised));
+    source.wait_until("synchronised", LIMIT, |source| source.sent().contains(&SourceEvent::Synchronised));
     assert_eq!(source.zones(), []);
     let complains =
         |source: &Source| source.problems.borrow().iter().any(|problem| problem.contains("has no Node"));
-    source.wait_until("no Node", SOON, complains);
-    assert!(source.node.borrow().eligible, "it may not be registered yet");
+    source.wait_until("no Node", LIMIT, complains);
+    assert!(source.node.borrow().eligible, "the Node may not be registered yet");
     source.cluster.apply(&node(&source.node_name, "z1"));
-    source.wait_until("the Node", SOON, |source| source.node.borrow().zone.is_some() && !complains(source));
+    source.wait_until("the Node", LIMIT, |source| source.node.borrow().zone.is_some() && !complains(source));
 }
 
 #[test]
-fn a_node_that_cannot_be_read_or_asked_for_stays_as_it_was() {
+fn unreadable_or_unreachable_node_keeps_its_last_state() {
     let mut source = Source::with_faults(|_, cluster, name| cluster.apply(&node(name, "z1")));
-    source.wait_until("the zone", SOON, |source| source.zones() == [Some("z1".to_owned())]);
+    source.wait_until("the zone", LIMIT, |source| source.zones() == [Some("z1".to_owned())]);
     let known = source.node.borrow().clone();
     let mut malformed = node(&source.node_name, "z1");
     malformed["spec"]["podCIDRs"] = "all".into();
     source.server().put(malformed);
-    source.wait_until("a problem", SOON, |source| {
+    source.wait_until("a problem", LIMIT, |source| {
         source
             .problems
             .borrow()
@@ -213,13 +213,13 @@ fn a_node_that_cannot_be_read_or_asked_for_stays_as_it_was() {
             .any(|problem| problem.starts_with(&format!("Node \"{}\"", source.node_name)))
     });
     source.server.as_mut().unwrap().stop();
-    source.wait_until("a failure", PATIENCE, |source| source.problems.borrow().len() == 2);
+    source.wait_until("a failure", LIMIT, |source| source.problems.borrow().len() == 2);
     assert_eq!(*source.node.borrow(), known);
     source.server().put(node(&source.node_name, "z2"));
-    source.server().forget();
+    source.server().drop_history();
     source.server.as_mut().unwrap().listen();
-    source.wait_until("another zone", PATIENCE, |source| source.zones().len() == 2);
-    source.wait_until("no problem", PATIENCE, |source| source.problems.borrow().is_empty());
+    source.wait_until("another zone", LIMIT, |source| source.zones().len() == 2);
+    source.wait_until("no problem", LIMIT, |source| source.problems.borrow().is_empty());
 }
 
 fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
@@ -230,9 +230,9 @@ fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
 }
 
 #[test]
-fn the_service_ranges_are_those_of_all_service_cidrs() {
+fn service_ranges_are_those_of_all_service_cidrs() {
     let mut source = Source::with_faults(|server, cluster, _| {
-        server.set_fault("servicecidrs", Fault { slow: Duration::from_secs(2), ..Fault::default() });
+        server.set_fault("servicecidrs", Fault { held: true, ..Fault::default() });
         cluster.apply(&service_cidr("kubernetes", &["10.100.0.0/16", "fd00:10:100::/112"]));
     });
     let ranges = |wanted: &'static [&str]| {
@@ -240,27 +240,28 @@ fn the_service_ranges_are_those_of_all_service_cidrs() {
             source.service_cidrs.borrow().iter().map(ToString::to_string).eq(wanted.iter().copied())
         }
     };
-    source.wait_until("synchronised", SOON, |source| source.sent().contains(&SourceEvent::Synchronised));
-    assert!(ranges(&["10.96.0.0/12"])(&source), "what holds until there is an answer");
-    source.wait_until("the list", SOON, ranges(&["10.100.0.0/16", "fd00:10:100::/112"]));
+    source.wait_until("synchronised", LIMIT, |source| source.sent().contains(&SourceEvent::Synchronised));
+    assert!(ranges(&["10.96.0.0/12"])(&source), "the default, until the list is answered");
+    source.server().set_fault("servicecidrs", Fault::default());
+    source.wait_until("the list", LIMIT, ranges(&["10.100.0.0/16", "fd00:10:100::/112"]));
     source.cluster.apply(&service_cidr("more", &["10.50.0.0/24"]));
-    source.wait_until("more", SOON, ranges(&["10.50.0.0/24", "10.100.0.0/16", "fd00:10:100::/112"]));
+    source.wait_until("more", LIMIT, ranges(&["10.50.0.0/24", "10.100.0.0/16", "fd00:10:100::/112"]));
     source.server().put(service_cidr("more", &["10.50.0.0/240"]));
-    source.wait_until("a problem", SOON, |source| {
+    source.wait_until("a problem", LIMIT, |source| {
         source.problems.borrow().iter().any(|problem| problem.contains("\"more\" is invalid: spec.cidrs[0]"))
     });
     assert!(ranges(&["10.50.0.0/24", "10.100.0.0/16", "fd00:10:100::/112"])(&source), "the last good state");
     source.server.as_mut().unwrap().stop();
     source.server().delete(&service_cidr("more", &[]));
-    source.server().forget();
+    source.server().drop_history();
     source.server.as_mut().unwrap().listen();
-    source.wait_until("less, by a list", PATIENCE, ranges(&["10.100.0.0/16", "fd00:10:100::/112"]));
+    source.wait_until("less, by a list", LIMIT, ranges(&["10.100.0.0/16", "fd00:10:100::/112"]));
     source.cluster.delete(&service_cidr("kubernetes", &[]));
-    source.wait_until("none", SOON, ranges(&["10.96.0.0/12"]));
+    source.wait_until("none", LIMIT, ranges(&["10.96.0.0/12"]));
 }
 
 #[test]
-fn changes_carry_what_triggered_them() {
+fn changes_carry_their_trigger_time() {
     let slice = |port: u16, triggered: &str| {
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -273,21 +274,21 @@ fn changes_carry_what_triggered_them() {
     };
     let long_ago = "2020-01-01T00:00:00Z";
     let source = Source::with_faults(|server, _, _| server.put(slice(80, long_ago)));
-    source.wait_until("synchronised", SOON, |source| source.sent().contains(&SourceEvent::Synchronised));
-    // A time to come stands for now: the agent has been running for less than a second.
+    source.wait_until("synchronised", LIMIT, |source| source.sent().contains(&SourceEvent::Synchronised));
+    // A time in the future: triggers before the agent's start do not count.
     let soon = "2100-01-01T00:00:00.123456789Z";
     source.server().put(slice(81, soon));
     let changed = |source: &Source, count| {
         source.sent().iter().filter(|event| matches!(event, SourceEvent::Changes(_))).count() == count
     };
-    source.wait_until("a change", SOON, |source| changed(source, 2));
+    source.wait_until("a change", LIMIT, |source| changed(source, 2));
     source.server().put(slice(82, soon));
-    source.wait_until("another change", SOON, |source| changed(source, 3));
+    source.wait_until("another change", LIMIT, |source| changed(source, 3));
     let sent = source.sent();
     let triggered: Vec<usize> = sent
         .iter()
         .enumerate()
-        .filter_map(|(place, event)| matches!(event, SourceEvent::Triggered(_)).then_some(place))
+        .filter_map(|(index, event)| matches!(event, SourceEvent::Triggered(_)).then_some(index))
         .collect();
     assert_eq!(triggered.len(), 1, "{sent:?}");
     let since_1970 = Duration::new(4_102_444_800, 123_456_789);
@@ -298,10 +299,10 @@ fn changes_carry_what_triggered_them() {
 }
 
 #[test]
-fn watches_that_end_at_once_are_not_asked_for_without_a_pause() {
+fn short_watches_are_retried_with_a_pause() {
     let fault = Fault { short_watches: true, ..Fault::default() };
     let source = Source::with_faults(|server, _, _| server.set_fault("services", fault));
-    source.wait_until("watches", SOON, |source| source.server().counts("services").1 >= 3);
+    source.wait_until("watches", LIMIT, |source| source.server().counts("services").1 >= 3);
     thread::sleep(Duration::from_secs(3));
     let (lists, watches) = source.server().counts("services");
     assert!(lists == 1 && watches < 10, "{lists} lists and {watches} watches in a few seconds");

@@ -1,4 +1,4 @@
-//! The API server goes and comes while there is traffic.
+//! The API server stops and starts again under traffic.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -7,31 +7,30 @@ use lb_tests::{
     traffic::{Kind, Traffic},
 };
 
-use crate::bed::{Bed, PATIENCE};
+use crate::bed::{Bed, LIMIT};
 
-/// Processes of the node speak to a Service whose backend is an address of the node.
+/// Processes of the node connect to a Service whose backend is an address of the node.
 #[test]
-fn while_the_api_server_is_gone_traffic_goes_on_and_then_changes_are_followed() {
+fn traffic_continues_without_the_api_server() {
     let mut bed = Bed::with_faults();
     bed.netns.ip("address add 198.51.100.1/32 dev lo\naddress add 198.51.100.2/32 dev lo\n").unwrap();
     let _server = server::http(&bed.netns, "server", 8080).unwrap();
     bed = bed.with_a_and_b();
     let service = bed.service("a", 1);
     let vip: std::net::IpAddr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
-    // Sockets are served a moment after the maps are complete.
-    let connect =
-        || std::net::TcpStream::connect_timeout(&SocketAddr::new(vip, 80), Duration::from_millis(100));
-    bed.wait_until("sockets are served", PATIENCE, |bed| bed.netns.run(connect).is_ok());
+    // The socket hooks follow a moment after the maps are complete.
+    let connect = || std::net::TcpStream::connect_timeout(&SocketAddr::new(vip, 80), Duration::from_secs(1));
+    bed.wait_until("sockets are served", LIMIT, |bed| bed.netns.run(connect).is_ok());
     let traffic = Traffic::start(Kind::TCP.map(|kind| (&bed.netns, kind, SocketAddr::new(vip, 80)))).unwrap();
 
     bed.server_mut().stop();
     traffic.goes_on().unwrap();
-    // What is asked for meanwhile waits.
+    // Changes wait for the server.
     bed.put("c", 3);
     bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(2));
     traffic.goes_on().unwrap();
     bed.server_mut().listen();
-    bed.wait_served("c, too", PATIENCE, &["a 1", "b 2", "c 3"]);
+    bed.wait_served("c as well", LIMIT, &["a 1", "b 2", "c 3"]);
     traffic.goes_on().unwrap();
     traffic.stop().assert_unharmed();
 }
