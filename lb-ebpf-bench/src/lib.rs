@@ -1,56 +1,56 @@
-//! What the BPF programs of the packet benchmark and the benchmark itself agree on. Nothing of this crate is shipped.
+//! Types that the packet benchmark shares with its BPF programs. Nothing of this crate is shipped.
 //!
-//! `restore` writes a packet anew and hands it to the program that is measured; `floors` are the least that a load
-//! balancer could do, to compare with.
+//! `restore` writes a fresh packet and tail-calls the measured program. `baselines` are minimal load balancers to compare
+//! with.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 use bytemuck::{Pod, Zeroable};
 
 #[cfg(target_arch = "bpf")]
-pub mod octets;
+pub mod bytes;
 
-/// The packet that a program gets, again and again: global `TEMPLATE` of `restore`.
+/// The packet that every repetition starts from: global `TEMPLATE` of `restore`.
 ///
-/// Packets of different flows differ in the address and port of the client, and in 16 bits that make up for that, so
-/// that all checksums stay right: see [`Variation`].
+/// Packets of different flows differ in the client's address and port, and in 16 bits that compensate the difference, so
+/// that one checksum is correct for all: see [`Variation`].
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub struct Template {
-    /// How the frame begins; the rest of it stays as the test run has it.
-    pub octets: [u8; 80],
+    /// The first bytes of the frame. The rest is that of the test run.
+    pub bytes: [u8; 80],
     /// 1 for IPv6, 0 for IPv4.
     pub is_v6: u32,
-    /// 1 where the client is the destination, 0 where it is the source.
+    /// 1 if the client is the destination, 0 if it is the source.
     pub is_reply: u32,
-    /// Number of flows in rotation, less one; that number is a power of two, at most [`MAX_FLOWS`].
+    /// Number of flows in rotation, minus one. The number is a power of two, at most [`MAX_FLOWS`].
     pub mask: u32,
-    /// 1 where flows come in the order of [`mixed`], 0 where they come in their own: it must not be the order in which their
-    /// entries were made, or caches foresee the next one.
+    /// 1 for the order of [`mixed`], 0 for the flows' own order. Measured packets must not come in the order in which the
+    /// entries were created, or caches predict the next one.
     pub is_mixed: u32,
 }
 
-/// Flows that [`Variation`] tells apart.
+/// Number of flows that [`Variation`] can tell apart.
 pub const MAX_FLOWS: u32 = 1 << 16;
 
-/// Octets that `restore` writes: Ethernet, IP and TCP header, the last of which is longer than that of UDP.
+/// Bytes that `restore` writes for IPv4: Ethernet, IP and TCP header. (UDP's header is shorter.)
 pub const RESTORED_V4: usize = 14 + 20 + 20;
-/// The same for IPv6.
+/// Bytes that `restore` writes for IPv6.
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
-/// What the packets of one flow have in place of the template's, as bits to flip in little-endian words. The flipped
-/// octets of an address must be 0 and 255 in the template, those of the port and of what balances it, too.
+/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the flipped
+/// bytes of the address must be 0 and 255, and so must those of the port and of its compensation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
-    /// In the last word of the client's address: its second octet goes up as its fourth goes down, which are octets of
-    /// the same weight in a checksum.
+    /// Flips in the last word of the client's address: the second byte increases as the fourth decreases. Both have the same
+    /// weight in a checksum.
     pub address: u32,
-    /// In the client's port and in the word 8 octets into the transport header: one goes up as the other goes down.
+    /// Flips in the client's port and in the word at byte 8 of the transport header: one increases as the other decreases.
     pub port: u16,
 }
 
 impl Variation {
-    /// Of this flow, below [`MAX_FLOWS`].
+    /// The variation of this flow, below [`MAX_FLOWS`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "8 bits each")]
     pub const fn of(flow: u32) -> Self {
@@ -59,8 +59,8 @@ impl Variation {
     }
 }
 
-/// A permutation of the numbers up to `mask`, which is one less than a power of two, at most [`MAX_FLOWS`]: shifting and
-/// multiplying by an odd number can both be undone.
+/// A permutation of the numbers up to `mask`, which is a power of two (at most [`MAX_FLOWS`]) minus one: XOR with a shifted
+/// copy and multiplication by an odd number are both invertible.
 #[inline(always)]
 pub const fn mixed(number: u32, mask: u32) -> u32 {
     let number = number ^ number >> 7;
@@ -70,10 +70,10 @@ pub const fn mixed(number: u32, mask: u32) -> u32 {
     number ^ number >> 8
 }
 
-/// A flow of the minimal load balancers, which know IPv4 only. As in the packet, in memory order.
+/// Key of a flow of the baselines, which support IPv4 only. Fields are in memory order, as in the packet.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct FloorFlow {
+pub struct BaselineFlow {
     /// Source address.
     pub source: u32,
     /// Destination address.
@@ -84,10 +84,10 @@ pub struct FloorFlow {
     pub protocol: u32,
 }
 
-/// A frontend of the minimal load balancers.
+/// Key of a Service port of the baselines.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct FloorService {
+pub struct BaselineService {
     /// Address, in memory order.
     pub address: u32,
     /// Port, in memory order.
@@ -96,25 +96,25 @@ pub struct FloorService {
     pub protocol: u16,
 }
 
-/// Where packets of a flow go, and what that changes.
+/// Destination of a flow's packets, and the change of their checksums.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct FloorTarget {
+pub struct BaselineTarget {
     /// Address, in memory order.
     pub address: u32,
     /// Port, in memory order.
     pub port: u16,
-    /// By how much the address changes a checksum; one's complement, memory order.
+    /// Change of the IPv4 header's checksum: one's complement, memory order.
     pub address_delta: u16,
-    /// By how much the address and the port do.
+    /// Change of the transport checksum, by address and port.
     pub delta: u16,
     /// Always 0.
     pub zero: u16,
 }
 
-/// Entries of the maps: as many as the real ones have.
+/// Map sizes, equal to those of the data plane.
 pub mod capacity {
-    /// Frontends.
+    /// Service ports.
     pub const SERVICES: usize = 262_144;
     /// Flows.
     pub const CONNTRACK: usize = 524_288;

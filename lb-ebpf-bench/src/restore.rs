@@ -1,5 +1,5 @@
-//! Gives every repetition of a test run a fresh packet: writes the headers anew, those of another flow each time, and jumps to
-//! the program that is measured. A program that returns at once, measured in the same way, shows what this costs.
+//! Gives every repetition of a test run a fresh packet: writes the headers of the next flow, then tail-calls the measured
+//! program. The same measurement of a program that returns at once gives the overhead.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
@@ -12,37 +12,37 @@ mod programs {
         macros::{btf_map, classifier, xdp},
         programs::{TcContext, XdpContext},
     };
-    use lb_ebpf_bench::{RESTORED_V4, RESTORED_V6, Template, Variation, mixed, octets::Octets};
+    use lb_ebpf_bench::{RESTORED_V4, RESTORED_V6, Template, Variation, bytes::Bytes, mixed};
 
-    /// Written by the benchmark before it loads this.
+    /// The benchmark writes it before it loads the object.
     #[unsafe(no_mangle)]
-    static TEMPLATE: Template = Template { octets: [0; 80], is_v6: 0, is_reply: 0, mask: 0, is_mixed: 0 };
+    static TEMPLATE: Template = Template { bytes: [0; 80], is_v6: 0, is_reply: 0, mask: 0, is_mixed: 0 };
 
-    /// Packets so far.
+    /// Packets up to now.
     #[unsafe(no_mangle)]
     static mut COUNT: u32 = 0;
 
-    /// The program that is measured.
+    /// The measured program.
     #[btf_map]
     static MEASURED: ProgramArray<1> = ProgramArray::new();
 
     #[classifier]
     fn tc_restore(ctx: TcContext) -> i32 {
-        go_on(&ctx, ctx.data(), ctx.data_end());
+        run_measured(&ctx, ctx.data(), ctx.data_end());
         TC_ACT_STOLEN as i32
     }
 
     #[xdp(frags)]
     fn xdp_restore(ctx: XdpContext) -> u32 {
-        go_on(&ctx, ctx.data(), ctx.data_end());
+        run_measured(&ctx, ctx.data(), ctx.data_end());
         XDP_ABORTED
     }
 
-    /// Comes back only where there is no room for the packet, or no program to go to.
+    /// Restores the packet and tail-calls the measured program. Returns only if the packet is too short or no program is set.
     #[inline(always)]
-    fn go_on(ctx: &impl EbpfContext, start: usize, end: usize) {
+    fn run_measured(ctx: &impl EbpfContext, start: usize, end: usize) {
         if restore(start, end).is_some() {
-            // SAFETY: nothing here has to be dropped.
+            // SAFETY: no value needs to be dropped.
             unsafe { MEASURED.tail_call(ctx, 0) };
         }
     }
@@ -50,7 +50,7 @@ mod programs {
     #[inline(always)]
     fn restore(start: usize, end: usize) -> Option<()> {
         let template = &raw const TEMPLATE;
-        // SAFETY: these are never written while the program is loaded; `read_volatile`, since the compiler thinks it knows them.
+        // SAFETY: these are never written while the program is loaded. `read_volatile`, because the compiler takes them for constants.
         let (is_v6, is_reply, mask, is_mixed) = unsafe {
             (
                 (&raw const (*template).is_v6).read_volatile() != 0,
@@ -59,19 +59,19 @@ mod programs {
                 (&raw const (*template).is_mixed).read_volatile() != 0,
             )
         };
-        // SAFETY: what is loaded below lies within 80 octets.
-        let from = unsafe { Octets::of(&raw const (*template).octets) };
+        // SAFETY: all loads below are within its 80 bytes.
+        let from = unsafe { Bytes::of(&raw const (*template).bytes) };
         let number = count() & mask;
         let variation = Variation::of(if is_mixed { mixed(number, mask) } else { number });
         if is_v6 {
-            // SAFETY: stores end there.
-            let to = unsafe { Octets::of_packet(start, end, RESTORED_V6)? };
+            // SAFETY: all stores below are within that length.
+            let to = unsafe { Bytes::of_packet(start, end, RESTORED_V6)? };
             ethernet(from, to);
             v6(from, to, variation.address, is_reply);
             transport::<54, 58, 62, 66, 70>(from, to, variation.port, is_reply);
         } else {
             // SAFETY: as above.
-            let to = unsafe { Octets::of_packet(start, end, RESTORED_V4)? };
+            let to = unsafe { Bytes::of_packet(start, end, RESTORED_V4)? };
             ethernet(from, to);
             v4(from, to, variation.address, is_reply);
             transport::<34, 38, 42, 46, 50>(from, to, variation.port, is_reply);
@@ -79,10 +79,10 @@ mod programs {
         Some(())
     }
 
-    /// Counts packets.
+    /// The number of packets up to now.
     #[inline(always)]
     fn count() -> u32 {
-        // SAFETY: test runs of one program are not made on two CPUs at once.
+        // SAFETY: the benchmark runs a program on one CPU at a time.
         unsafe {
             let count = (&raw const COUNT).read();
             (&raw mut COUNT).write(count.wrapping_add(1));
@@ -90,11 +90,11 @@ mod programs {
         }
     }
 
-    // The stores are those of the fields, pairs of which may be loaded as one: a CPU that loads what was just stored in two
-    // parts has to wait, as it would not for a packet that a device has written.
+    // Each store is as wide as the loads of the measured programs, which may load two fields at once. A CPU stalls on a load of
+    // bytes that it has just stored in two parts, and does not for a packet that a device has written.
 
     #[inline(always)]
-    fn ethernet(from: Octets, to: Octets) {
+    fn ethernet(from: Bytes, to: Bytes) {
         to.store_32::<0>(from.load_32::<0>());
         to.store_16::<4>(from.load_16::<4>());
         to.store_32::<6>(from.load_32::<6>());
@@ -103,7 +103,7 @@ mod programs {
     }
 
     #[inline(always)]
-    fn v4(from: Octets, to: Octets, client: u32, is_reply: bool) {
+    fn v4(from: Bytes, to: Bytes, client: u32, is_reply: bool) {
         let client = u64::from(client) << if is_reply { 32 } else { 0 };
         to.store_32::<14>(from.load_32::<14>());
         to.store_32::<18>(from.load_32::<18>());
@@ -112,7 +112,7 @@ mod programs {
     }
 
     #[inline(always)]
-    fn v6(from: Octets, to: Octets, client: u32, is_reply: bool) {
+    fn v6(from: Bytes, to: Bytes, client: u32, is_reply: bool) {
         let client = u64::from(client) << 32;
         let (source, destination) = if is_reply { (0, client) } else { (client, 0) };
         to.store_32::<14>(from.load_32::<14>());
@@ -123,11 +123,11 @@ mod programs {
         to.store_64::<46>(from.load_64::<46>() ^ destination);
     }
 
-    /// 20 octets, whatever the protocol; the offsets of their words.
+    /// The 20 bytes from the transport header on, for every protocol. The parameters are the offsets of their words.
     #[inline(always)]
     fn transport<const A: usize, const B: usize, const C: usize, const D: usize, const E: usize>(
-        from: Octets,
-        to: Octets,
+        from: Bytes,
+        to: Bytes,
         client: u16,
         is_reply: bool,
     ) {
@@ -145,7 +145,7 @@ mod programs {
 }
 
 #[cfg(not(target_arch = "bpf"))]
-#[expect(clippy::print_stderr, reason = "there is nothing else to do on a host")]
+#[expect(clippy::print_stderr, reason = "on a host the binary only explains itself")]
 fn main() {
     eprintln!("this is a BPF object: `cargo xtask bench packets` builds and loads it");
 }

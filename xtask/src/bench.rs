@@ -12,9 +12,9 @@ use crate::test::is_root;
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The benchmark to run; all of them where none is named
+    /// The benchmark to run [default: all]
     bench: Option<Bench>,
-    /// Arguments of that benchmark: `cargo xtask bench control-plane --help`
+    /// Arguments of the benchmark; `cargo xtask bench NAME --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
@@ -22,16 +22,16 @@ pub(crate) struct Args {
 /// A benchmark.
 #[derive(Clone, Copy, ValueEnum)]
 enum Bench {
-    /// From objects to maps: time and memory
+    /// Time and memory from API objects to BPF maps
     ControlPlane,
-    /// What clients get and what it costs, against kube-proxy's rules and plain routing
+    /// Throughput, latency and CPU time of clients, against kube-proxy's rules and plain routing
     EndToEnd,
-    /// Nanoseconds that the BPF programs take for a packet, against the least that programs could take
+    /// Nanoseconds that the BPF programs take per packet, against minimal baseline programs
     Packets,
 }
 
 impl Bench {
-    /// The stage it is, and the target of `lb-tests`.
+    /// Name of the stage, and of the bench target of `lb-tests`.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::ControlPlane => ("control plane", "control_plane"),
@@ -46,7 +46,7 @@ impl Bench {
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
         command.args(args);
         let line = command_line(&command);
-        // What cargo says goes to stderr; stdout is that of the benchmark.
+        // Cargo writes to stderr, so stdout has the benchmark's output only.
         let status = command.status()?;
         ensure!(status.success(), "`{line}` failed: {status}");
         Ok(())

@@ -12,17 +12,17 @@ const INSTRUCTION_SIZE: u64 = 8;
 /// Arguments of `build-ebpf`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Fail when the compiler warns: clippy does not see the code that is only there for BPF
+    /// Fail on compiler warnings: clippy does not check code that is compiled for BPF only
     #[arg(long)]
     deny_warnings: bool,
 }
 
-/// Builds the objects and prints where they are and how large their functions are.
+/// Builds the objects, and prints their paths and the sizes of their functions.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
+    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
     let profile_dir = me.parent().context("xtask is not in a folder")?;
     let target_dir = ebpf_build::target_dir(profile_dir);
-    for binary in [ebpf_build::DATAPATH, ebpf_build::RESTORE, ebpf_build::FLOORS] {
+    for binary in [ebpf_build::DATAPATH, ebpf_build::RESTORE, ebpf_build::BASELINES] {
         let built = ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?;
         eprint!("{}", built.warnings);
         let name = binary.name;
@@ -55,7 +55,7 @@ struct Function {
     instructions: u64,
 }
 
-/// The programs and the functions they call, those of one section together.
+/// The programs and the functions that they call, sorted by section.
 fn functions(path: &Path, data: &[u8]) -> anyhow::Result<Vec<Function>> {
     let file = object::File::parse(data).with_context(|| format!("{} is not an ELF file", path.display()))?;
     let mut functions = Vec::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the load balancer at work on this machine, in network namespaces.
+//! `cargo xtask demo`: real traffic through the load balancer, in network namespaces of this machine.
 
 mod kept;
 mod report;
@@ -23,22 +23,22 @@ const FOLDER: &str = "/run/lb-demo";
 /// Arguments of the demo.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Print the results as JSON, and nothing else, on standard output
+    /// Print the results to standard output as JSON
     #[arg(long)]
     json: bool,
-    /// Leave everything up for looking around, and say how
+    /// Keep the cluster running, and print commands to explore it
     #[arg(long)]
     keep: bool,
-    /// Remove what an earlier `--keep` has left, and do nothing else
+    /// Only remove the cluster of an earlier `--keep`
     #[arg(long, conflicts_with_all = ["json", "keep"])]
     remove: bool,
-    /// Be the pods' servers (what `--keep` leaves running)
+    /// Run the pods' servers; `--keep` leaves this process behind
     #[arg(long, hide = true, conflicts_with_all = ["json", "keep", "remove"])]
     serve: bool,
 }
 
 impl Args {
-    /// Whether the agent is needed: removing and serving do without.
+    /// Whether it runs the agent: `--remove` and `--serve` do not.
     pub(crate) fn needs_agent(&self) -> bool {
         !self.remove && !self.serve
     }
@@ -54,14 +54,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         return kept::serve();
     }
     if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
-        bail!(
-            "a demo is up already, or an earlier one was killed: remove it with `cargo xtask demo --remove`"
-        );
+        bail!("a demo is running, or one was killed earlier: remove it with `cargo xtask demo --remove`");
     }
     cleanup::on_interrupt();
-    say("making namespaces for a client, two nodes and four pods");
-    let mut cluster =
-        Cluster::create(PREFIX, Path::new(FOLDER), ClientLink::Ethernet).context("making the namespaces")?;
+    say("creating namespaces for a client, two nodes and four pods");
+    let mut cluster = Cluster::create(PREFIX, Path::new(FOLDER), ClientLink::Ethernet)
+        .context("creating the namespaces")?;
     scenario::write_manifests(&cluster)?;
     say("starting lb-agent on node1");
     let agent = cluster.start_agent(1)?;
@@ -69,7 +67,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     show(&report, args.json)?;
     if args.keep {
         kept::keep(&mut cluster)?;
-        // Their guards would remove what is to stay.
+        // Dropping them would remove the cluster.
         std::mem::forget((cluster, agent));
     } else {
         say("removing everything");
@@ -78,7 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// Progress goes to standard error: standard output is for the results.
+/// Prints progress to standard error: standard output has the results only.
 fn say(what: &str) {
     eprintln!("· {what}");
 }

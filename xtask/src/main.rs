@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything with side effects.
+//! `cargo xtask`: the development tasks that have side effects.
 
 use std::process::ExitCode;
 
@@ -24,22 +24,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install what is missing on this machine: the BPF compiler and linker, and the tools of the tests
+    /// Install what this machine lacks: the BPF compiler and linker, and the programs that the tests run
     Setup,
-    /// Build the BPF objects only, and say how large each program is
+    /// Build only the BPF objects, and print the size of each program
     BuildEbpf(build_ebpf::Args),
-    /// Show the load balancer at work in network namespaces of this machine (needs root)
+    /// Run the load balancer with real traffic in network namespaces of this machine (needs root)
     Demo(demo::Args),
-    /// Run every test that can run on this machine (needs root)
+    /// Run all tests that this machine can run (needs root)
     Test(test::Args),
-    /// Run the tests that need root on other kernels, under qemu
+    /// Run the kernel tests on other kernels, in qemu virtual machines
     Vm(vm::Args),
-    /// What a guest of `vm` runs as process 1
+    /// Run as process 1 of a virtual machine of `vm`
     #[command(hide = true)]
     VmGuest(vm::guest::Args),
     /// Run the benchmarks (needs root)
     Bench(bench::Args),
-    /// Change Services and kill agents at random under traffic, and see that nothing fails or leaks (needs root)
+    /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),
 }
 
@@ -80,7 +80,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// Builds `target/release/lb-agent`, from nothing if need be.
+/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing.
 fn prepare_agent() -> anyhow::Result<()> {
     setup::run()?;
     process::run(test::build_agent())

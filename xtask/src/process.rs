@@ -1,4 +1,4 @@
-//! Child processes. What they print goes to stderr: stdout is for results (`cargo xtask demo --json`).
+//! Child processes. Their output goes to stderr, since stdout is for results (`cargo xtask demo --json`).
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Runs a command to its end; the error has the command line, to try by hand.
+/// Runs a command to its end. An error has the command line.
 pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
     let line = command_line(&command);
     eprintln!("$ {line}");
@@ -17,30 +17,30 @@ pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cargo that runs us, in the root of the workspace.
+/// The cargo that runs xtask, in the root of the workspace.
 pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(ebpf_build::workspace_root()).args(args);
     command
 }
 
-/// Whether there is a program of this name, also where only root looks.
+/// Whether `PATH` or the system folders have a program of this name.
 pub(crate) fn is_installed(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Where a program of this name is, also where only root looks.
+/// The path of a program, from `PATH` or the system folders (`sbin`).
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// The command as one would type it.
+/// The command as typed in a shell.
 pub(crate) fn command_line(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let settings = settings.map(|(name, value)| format!("{}={}", name.display(), value.display()));
-    // Not the whole path of cargo, which says nothing and is long.
+    // Only the file name: cargo's whole path is long and does not matter.
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words =
         [program].into_iter().chain(command.get_args()).map(OsStr::display).map(|word| word.to_string());
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_has_the_command_line() {
+    fn error_has_the_command_line() {
         let mut command = Command::new("/bin/false");
         command.arg("--now").env("SETTING", "1");
         let error = run(command).map_err(|error| error.to_string());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_programs() {
+    fn installed_programs_are_found() {
         assert!(is_installed("sh"));
         assert!(!is_installed("no-such-program"));
     }

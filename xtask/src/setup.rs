@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: installs what is missing, and nothing else.
+//! `cargo xtask setup`: installs what this machine lacks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,11 +12,11 @@ use crate::test::is_root;
 
 /// Debian's compiler, with `core` for BPF.
 const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
-/// What bpf-linker is built with.
+/// Packages that bpf-linker is built with.
 const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "g++"];
-/// Where [`LINKER_PACKAGES`] put LLVM.
+/// The folder of LLVM in [`LINKER_PACKAGES`].
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
-/// Programs that the tests and the demo run, and the packages that have them.
+/// Programs that the tests and the demo run, with their packages.
 pub(crate) const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
@@ -28,7 +28,7 @@ pub(crate) const TOOLS: [(&str, &str); 9] = [
     ("nsenter", "util-linux"),
     ("tmux", "tmux"),
 ];
-/// Programs that `cargo xtask vm` runs besides, and the packages that have them.
+/// Further programs that `cargo xtask vm` runs, with their packages.
 pub(crate) const VM_TOOLS: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("depmod", "kmod"),
@@ -40,24 +40,24 @@ pub(crate) const VM_TOOLS: [(&str, &str); 8] = [
     ("ipvsadm", "ipvsadm"),
 ];
 
-/// Installs the packages of those programs that are missing.
+/// Installs the packages of missing programs.
 pub(crate) fn install(programs: &[(&str, &'static str)]) -> anyhow::Result<()> {
     let packages: BTreeSet<&str> = missing_programs(programs).collect();
     if packages.is_empty() { Ok(()) } else { install_packages(&Vec::from_iter(packages)) }
 }
 
-/// Installs what is missing; says what it did.
+/// Installs the missing packages and bpf-linker, and prints what it did.
 pub(crate) fn run() -> anyhow::Result<()> {
     let packages = missing_packages();
     if !packages.is_empty() {
         install_packages(&packages)?;
     }
-    // The packages may have been all that kept the linker from running.
+    // An installed linker may have lacked only a package.
     let build_linker = ebpf_build::find_linker().is_err();
     if build_linker {
         install_linker()?;
     }
-    let toolchain = ebpf_build::Toolchain::find().context("the BPF toolchain is still not complete")?;
+    let toolchain = ebpf_build::Toolchain::find().context("the BPF toolchain is still incomplete")?;
 
     let compiler = &toolchain.compiler;
     eprintln!("setup: BPF compiler: {} {}", compiler.rustc.display(), compiler.version);
@@ -87,7 +87,7 @@ fn missing_programs(programs: &[(&str, &'static str)]) -> impl Iterator<Item = &
     programs.iter().filter(|(program, _)| !process::is_installed(program)).map(|(_, package)| *package)
 }
 
-/// Only asked for the packages that have no program of their own to look for.
+/// For packages without a program to look for.
 fn is_package_installed(package: &str) -> bool {
     let query =
         Command::new("dpkg-query").args(["--show", "--showformat=${db:Status-Status}", package]).output();
@@ -97,21 +97,20 @@ fn is_package_installed(package: &str) -> bool {
 fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
     ensure!(
         process::is_installed("apt-get"),
-        "this machine lacks the following, named as in Debian: {}. There is no apt-get here to install them with: \
-         install them in this system's way (`rustup component add rust-src` stands for {}), then run \
-         `cargo xtask setup` again",
+        "this machine lacks these packages, named as in Debian: {}. It has no apt-get: install them with its own package \
+         manager (`rustup component add rust-src` replaces {}), then run `cargo xtask setup` again",
         packages.join(" "),
         COMPILER_PACKAGES.join(" and "),
     );
     ensure!(
         is_root()?,
-        "packages are missing, and only root can install them: run `sudo apt-get update && sudo apt-get install \
+        "packages are missing, and installing them needs root: run `sudo apt-get update && sudo apt-get install \
          --no-install-recommends {}`, then `cargo xtask setup` again",
         packages.join(" "),
     );
     if let Err(error) = process::run(apt_get(&["update"])) {
-        // One unreachable source of many must not stop us; the install says if it mattered.
-        eprintln!("setup: {error:#}; going on with the package lists that are there");
+        // One unreachable source of many is no reason to stop: the installation fails if it matters.
+        eprintln!("setup: {error:#}; continuing with the existing package lists");
     }
     let mut install = apt_get(&["install", "--yes", "--no-install-recommends"]);
     install.args(packages);

@@ -1,14 +1,17 @@
-//! `cargo xtask soak`: the test of churn, for as long as is asked for.
+//! `cargo xtask soak`: the churn test, for a given time.
 
 use crate::{process, test::build_agent};
+
+/// The churn test, in the binary `netns`. libtest runs no test and passes if the name is wrong.
+const TEST: &str = "soak::churn_fails_no_request_and_leaks_nothing";
 
 /// Options of `soak`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long
+    /// How long to run, in minutes
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
-    /// Where chance begins: the same number makes the same changes
+    /// Seed of the random changes: the same seed makes the same changes
     #[arg(long, default_value_t = 5)]
     seed: u64,
 }
@@ -16,7 +19,6 @@ pub(crate) struct Args {
 /// Builds the agent and runs the test.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     process::run(build_agent())?;
-    let test = "soak::churn_fails_no_request_and_leaks_nothing";
     let mut command = process::cargo([
         "test",
         "--locked",
@@ -28,10 +30,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "--test-threads=1",
         "--nocapture",
         "--exact",
-        test,
+        TEST,
     ]);
     command
         .env("LB_SOAK_SECONDS", (args.minutes * 60).to_string())
         .env("LB_SOAK_SEED", args.seed.to_string());
     process::run(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn churn_test_exists() {
+        let path = ebpf_build::workspace_root().join("tests/tests/netns/soak.rs");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let name = TEST.trim_start_matches("soak::");
+        assert!(text.contains(&format!("fn {name}(")), "{TEST}");
+    }
 }

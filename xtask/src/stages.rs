@@ -1,10 +1,10 @@
-//! The stages of a long task: what runs now, how long it took, and a table at the end.
+//! The stages of a long task: progress, durations, and a table at the end.
 
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// Runs stages one after the other and remembers how each ended.
+/// Runs stages one after the other and records how each ended.
 #[derive(Default)]
 pub(crate) struct Stages {
     done: Vec<Stage>,
@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stages {
-    /// Runs a stage; its error is printed, and kept for [`Self::finish`]. Returns whether it passed.
+    /// Runs a stage and prints its error; [`Self::finish`] fails then. Returns whether the stage passed.
     pub(crate) fn run(&mut self, name: &'static str, stage: impl FnOnce() -> anyhow::Result<()>) -> bool {
         eprintln!("\n== {name}");
         let start = Instant::now();
@@ -32,7 +32,7 @@ impl Stages {
         passed
     }
 
-    /// Prints the table; an error names the stages that failed.
+    /// Prints the table. Fails with the names of failed stages.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
         eprintln!("\n{}", self.table());
         let failed: Vec<&str> =
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_stage_fails_the_task_and_is_named() {
+    fn failed_stage_fails_the_task_and_is_named() {
         let mut stages = Stages::default();
         assert!(stages.run("good", || Ok(())));
         assert!(!stages.run("bad", || bail!("broken")));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stages_passed() {
+    fn task_passes_if_all_stages_pass() {
         let mut stages = Stages::default();
         stages.run("good", || Ok(()));
         assert!(stages.finish().is_ok());

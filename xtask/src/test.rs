@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test that can run on this machine.
+//! `cargo xtask test`: all tests that this machine can run.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,17 +15,17 @@ use crate::vm;
 /// Arguments of `test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also run a choice of the tests on older kernels, as `cargo xtask vm` does
+    /// Also run the short list of tests on older kernels, as `cargo xtask vm` does
     #[arg(long)]
     vm: bool,
 }
 
-/// Runs all stages, also those after a failed one where they can still tell something.
+/// Runs all stages. After a failed one, only those run that do not depend on it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
-        if stages.run("agent of another layout", build_next_agent)
+        if stages.run("agent with another map layout", build_next_agent)
             && stages.run("agent", || run_command(build_agent()))
         {
             stages.run("kernel tests", kernel_tests);
@@ -42,28 +42,28 @@ pub(crate) fn build_agent() -> Command {
     cargo(["build", "--release", "--package", "lb-agent"])
 }
 
-/// Builds an agent whose maps have another layout, to which tests upgrade and from which they downgrade. With the profile and the
-/// dependencies of the unit tests, since only its data plane has to be quick; and put aside, where no other build replaces it.
+/// Builds an agent with another map layout, for tests of upgrades and downgrades. It uses the profile and dependencies of
+/// the unit tests, since only its data plane must be fast. The copy in `target/next-layout` is safe from other builds.
 pub(crate) fn build_next_agent() -> anyhow::Result<()> {
     run_command(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
-    let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
-    let target = me.parent().and_then(Path::parent).context("xtask is in no target folder")?;
+    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
+    let target = me.parent().and_then(Path::parent).context("xtask is not in a target folder")?;
     let (built, kept) = (target.join("debug/lb-agent"), target.join("next-layout/lb-agent"));
     fs::create_dir_all(target.join("next-layout"))?;
     fs::copy(&built, &kept).with_context(|| format!("copying {} to {}", built.display(), kept.display()))?;
     Ok(())
 }
 
-/// The tests that need root: one at a time, as they share the kernel's program and namespace tables.
+/// The tests that need root. They run one at a time, because they share the kernel's programs and namespaces.
 fn kernel_tests() -> anyhow::Result<()> {
     ensure!(
         is_root()?,
-        "these tests make network namespaces and load BPF programs: run `cargo xtask test` as root"
+        "the kernel tests create network namespaces and load BPF programs: run `cargo xtask test` as root"
     );
     run_command(cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=1"]))
 }
 
-/// `/proc/self` belongs to the effective user of the process.
+/// Whether the effective user is root: it owns `/proc/self`.
 pub(crate) fn is_root() -> anyhow::Result<bool> {
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }

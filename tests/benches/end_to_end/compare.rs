@@ -32,11 +32,11 @@ pub(crate) struct Comparison {
     #[serde(flatten)]
     pub(crate) candidate: Candidate,
     pub(crate) measure: Measure,
-    /// CPU seconds for each transaction, datagram or octet.
+    /// CPU seconds for each transaction, datagram or byte.
     pub(crate) cpu: Quantity,
     /// The same of the whole machine, whoever used it; in coarse steps.
     pub(crate) machine: Quantity,
-    /// Transactions, datagrams or octets in a second.
+    /// Transactions, datagrams or bytes in a second.
     pub(crate) rate: Quantity,
     /// Seconds for half of the transactions at most.
     pub(crate) median: Option<Quantity>,

@@ -223,11 +223,11 @@ fn seconds(value: f64) -> String {
 }
 
 fn show_cpu(comparison: &Comparison, value: f64) -> String {
-    if comparison.measure.counts_octets() { format!("{:.3} ns/octet", value * 1e9) } else { seconds(value) }
+    if comparison.measure.counts_bytes() { format!("{:.3} ns/byte", value * 1e9) } else { seconds(value) }
 }
 
 fn show_rate(comparison: &Comparison, value: f64) -> String {
-    if comparison.measure.counts_octets() {
+    if comparison.measure.counts_bytes() {
         format!("{:.2} Gbit/s", value * 8.0 / 1e9)
     } else {
         format!("{value:.0} /s")

@@ -62,7 +62,7 @@ pub(crate) struct Sample {
     pub(crate) measure: Measure,
     /// The round.
     pub(crate) round: u32,
-    /// Transactions, datagrams or octets in a second.
+    /// Transactions, datagrams or bytes in a second.
     pub(crate) rate: f64,
     /// CPU seconds for each of them.
     pub(crate) cpu: f64,

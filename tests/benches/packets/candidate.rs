@@ -1,4 +1,4 @@
-//! A program that is measured, with the packets that it gets.
+//! A program to measure, with its packets.
 
 use std::{path::Path, time::Duration};
 
@@ -12,22 +12,20 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::frames::Frame;
 
-/// What kind of program it is.
+/// The kind of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// At tc.
     Tc,
-    /// At XDP.
     Xdp,
 }
 
 impl Kind {
-    /// The kind of the program of this name.
+    /// The kind of the program with this name.
     pub(crate) fn of(program: &str) -> Self {
         if program.starts_with("xdp") { Self::Xdp } else { Self::Tc }
     }
 
-    /// What the names of programs of this kind begin with.
+    /// The prefix of the names of programs of this kind.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Self::Tc => "tc",
@@ -41,20 +39,18 @@ pub(crate) struct Candidate {
     restore: Ebpf,
     kind: Kind,
     frame: Frame,
-    /// What the kernel calls the context: the device that packets come in through.
+    /// The context of the test run. It names the device that packets arrive on.
     context: Vec<u8>,
 }
 
-/// What a program did with one packet.
+/// What a program did with one packet: its return code, and the packet afterwards.
 pub(crate) struct Done {
-    /// The return code.
     pub(crate) verdict: u32,
-    /// The packet.
     pub(crate) output: Vec<u8>,
 }
 
 impl Candidate {
-    /// Prepares `program` of this kind; `restore` is the object of that name.
+    /// Prepares `program`; `restore` is the path of the object with that name.
     pub(crate) fn new(
         restore: &Path,
         kind: Kind,
@@ -68,19 +64,19 @@ impl Candidate {
             .with_context(|| format!("loading {}", restore.display()))?;
         load(&mut restore, kind.restore())?;
         let map = restore.map_mut("MEASURED").context("there is no map MEASURED")?;
-        ProgramArray::try_from(map)?.set(0, program, 0).context("putting the program behind `restore`")?;
+        ProgramArray::try_from(map)?.set(0, program, 0).context("adding the program to MEASURED")?;
         Ok(Self { restore, kind, frame: frame.clone(), context: kind.context(frame) })
     }
 
-    /// Runs the program on one packet: the next flow's.
+    /// Runs the program on one packet, that of the next flow.
     pub(crate) fn once(&self) -> anyhow::Result<Done> {
-        let mut output = vec![0; self.frame.octets().len() + 256];
+        let mut output = vec![0; self.frame.bytes().len() + 256];
         let (verdict, length) = self.test_run(1, Some(&mut output))?;
         output.truncate(length);
         Ok(Done { verdict, output })
     }
 
-    /// Runs the program on so many packets; the time that it takes of this CPU for one, in nanoseconds.
+    /// Runs the program on so many packets; CPU time per packet, in nanoseconds.
     pub(crate) fn run(&self, packets: u32) -> anyhow::Result<f64> {
         let start = cpu_time()?;
         self.test_run(packets, None)?;
@@ -90,7 +86,7 @@ impl Candidate {
     /// The last return code, and the length of the last packet.
     fn test_run(&self, repeat: u32, output: Option<&mut [u8]>) -> anyhow::Result<(u32, usize)> {
         let mut options = TestRunOptions::new();
-        options.data_in = Some(self.frame.octets());
+        options.data_in = Some(self.frame.bytes());
         options.data_out = output;
         options.ctx_in = Some(&self.context);
         options.repeat = repeat;
@@ -107,7 +103,7 @@ impl Candidate {
         self.kind
     }
 
-    /// The packets that it gets.
+    /// Its packets.
     pub(crate) const fn frame(&self) -> &Frame {
         &self.frame
     }
@@ -119,8 +115,8 @@ impl Kind {
         let device = frame.device();
         let words: &[u32] = match self {
             Self::Tc => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, device],
-            // The end of the packet, the device, its queue, and the one that the packet leaves through.
-            Self::Xdp => &[0, u32::try_from(frame.octets().len()).unwrap_or(u32::MAX), 0, device, 0, 0],
+            // data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
+            Self::Xdp => &[0, u32::try_from(frame.bytes().len()).unwrap_or(u32::MAX), 0, device, 0, 0],
         };
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
@@ -149,12 +145,12 @@ pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a Prog
     program.fd().with_context(|| format!("the program {name} is not loaded"))
 }
 
-/// CPU time of this thread: what other processes do meanwhile does not count, unlike what interrupts do.
+/// CPU time of this thread. It includes interrupts, but not other processes.
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// Binds this thread, and those it makes, to the last CPU, which has less of the system's own work.
+/// Binds this thread, and those that it starts, to the last CPU: the system runs less of its own work there.
 pub(crate) fn pin() -> anyhow::Result<usize> {
     use nix::{
         sched::{CpuSet, sched_getaffinity, sched_setaffinity},

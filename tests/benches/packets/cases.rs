@@ -1,4 +1,4 @@
-//! What is measured against what.
+//! The cases: a program, its packets, and the baseline to compare with.
 
 use std::{fmt, net::SocketAddr};
 
@@ -7,8 +7,8 @@ use lb_common::Outcome;
 use serde::Serialize;
 
 use crate::{
+    baselines::Baseline,
     candidate::{Candidate, Done, Kind},
-    floors::Floor,
     frames::{Flags, Frame, Seen, Sender, Transport, read},
     world::{Family, MANY, NEW, SCHEDULERS, WIRE, World},
 };
@@ -49,11 +49,11 @@ impl Section {
         }
     }
 
-    const fn floor(self) -> Floor {
+    const fn baseline(self) -> Baseline {
         match self {
-            Self::OneFlow | Self::ManyFlows => Floor::Balance,
-            Self::Untouched | Self::Reject => Floor::Miss,
-            Self::NewFlow => Floor::Insert,
+            Self::OneFlow | Self::ManyFlows => Baseline::Balance,
+            Self::Untouched | Self::Reject => Baseline::Miss,
+            Self::NewFlow => Baseline::Insert,
         }
     }
 
@@ -65,7 +65,7 @@ impl Section {
         }
     }
 
-    /// The most that a program may cost, in floors.
+    /// The target: the largest cost of a program, as a multiple of its baseline.
     const fn limit(self, kind: Kind) -> Option<f64> {
         match (self, kind) {
             (Self::OneFlow, Kind::Xdp) => Some(1.4),
@@ -80,33 +80,32 @@ impl Section {
 /// What is measured.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject {
-    /// The program of this name.
+    /// The data plane's program of this name.
     Ours(&'static str),
-    /// One floor, held against another.
-    Floor(Floor),
+    /// One baseline, compared with another.
+    Baseline(Baseline),
 }
 
-/// One program with one kind of packet, and the floor that it is compared with.
+/// One program with one kind of packet, and the baseline to compare with.
 pub(crate) struct Case {
     pub(crate) section: Section,
     pub(crate) subject: Subject,
-    /// Its name.
     pub(crate) program: String,
-    /// The packet, in words.
+    /// The packet, as tables show it.
     pub(crate) what: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
-    pub(crate) floor: Floor,
-    pub(crate) floor_frame: Frame,
-    /// The most that the program may cost, in floors.
+    pub(crate) baseline: Baseline,
+    pub(crate) baseline_frame: Frame,
+    /// The largest cost of the program, as a multiple of its baseline.
     pub(crate) target: Option<f64>,
 }
 
-/// What becomes of every packet.
+/// What the program must do with every packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     way: Way,
-    /// What it counts as, if anything.
+    /// The outcome that it is counted as, if any.
     pub(crate) counted: Option<Outcome>,
     becomes: Becomes,
 }
@@ -114,11 +113,11 @@ pub(crate) struct Expected {
 /// Where a packet goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// On: to the stack, to the next program.
+    /// On to the stack and the next program.
     On,
-    /// Out through a device that the program names.
+    /// Redirected to a device that the program names.
     Out,
-    /// Out through the device that it came from; only XDP tells the difference.
+    /// Redirected to the device that it came from. tc has the same return code for both.
     Back,
 }
 
@@ -140,24 +139,24 @@ impl Way {
     }
 }
 
-/// What a packet should be afterwards, with checksums that are right.
+/// What the packet must be afterwards, with correct checksums.
 #[derive(Clone, Copy)]
 enum Becomes {
-    /// What it was.
+    /// Unchanged.
     Same,
-    /// One to this address.
+    /// A packet to this address.
     To(SocketAddr),
-    /// One to any address and this port.
+    /// A packet to this port of any address.
     ToPort(u16),
-    /// One from this address.
+    /// A packet from this address.
     From(SocketAddr),
-    /// A TCP RST to whom it came from.
+    /// A TCP RST to its sender.
     Reset,
 }
 
 impl Becomes {
     fn check(self, input: &[u8], output: &[u8]) -> anyhow::Result<()> {
-        let seen = read(output).context("what the program left of the packet")?;
+        let seen = read(output).context("the packet that the program returned")?;
         let Seen { from, to, is_reset } = seen;
         let right = match self {
             Self::Same => input == output,
@@ -166,7 +165,7 @@ impl Becomes {
             Self::From(address) => from == address,
             Self::Reset => is_reset,
         };
-        ensure!(right, "the program left this of the packet: {seen:?}");
+        ensure!(right, "the program returned the wrong packet: {seen:?}");
         Ok(())
     }
 }
@@ -181,36 +180,36 @@ impl Case {
         expected: Expected,
     ) -> anyhow::Result<Self> {
         let transport = if frame.is_udp() { Transport::Udp } else { ACK };
-        let floor = section.floor();
-        let server = if floor == Floor::Miss { world.v4.elsewhere } else { world.v4.vip };
+        let baseline = section.baseline();
+        let server = if baseline == Baseline::Miss { world.v4.elsewhere } else { world.v4.vip };
         let frame = frame.flows(section.flows());
-        let floor_frame = Frame::new(transport, Sender::Client, server)?.flows(section.flows());
-        // The floors know IPv4 only: those for IPv6 would cost more.
+        let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(section.flows());
+        // The baselines support IPv4 only; those for IPv6 would cost more.
         let target = section.limit(Kind::of(program)).filter(|_| !frame.is_v6());
         let (subject, program, what) = (Subject::Ours(program), program.to_owned(), what.to_owned());
-        Ok(Self { section, subject, program, what, frame, expected, floor, floor_frame, target })
+        Ok(Self { section, subject, program, what, frame, expected, baseline, baseline_frame, target })
     }
 
-    /// Does something that no target is meant for.
+    /// The same case without a target.
     fn without_target(self) -> Self {
         Self { target: None, ..self }
     }
 
-    /// Fails unless the program does with packets what it is measured for: one that does not is quick.
+    /// Fails unless the program does what the case measures: a program that does less is quick.
     pub(crate) fn check(&self, candidate: &Candidate) -> anyhow::Result<()> {
         let Done { verdict, output } = candidate.once()?;
         let wanted = self.expected.way.code(self.kind());
         ensure!(verdict == wanted, "{self}: the program returned {verdict:x}, not {wanted:x}");
         let becomes = self.expected.becomes;
-        becomes.check(self.frame.octets(), &output).with_context(|| self.to_string())
+        becomes.check(self.frame.bytes(), &output).with_context(|| self.to_string())
     }
 
-    /// The kind of the program.
+    /// Kind of the program.
     pub(crate) fn kind(&self) -> Kind {
         Kind::of(&self.program)
     }
 
-    /// Whether every packet makes a flow.
+    /// Whether every packet creates a flow.
     pub(crate) fn makes_flows(&self) -> bool {
         self.section == Section::NewFlow
     }
@@ -257,12 +256,12 @@ fn established(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -
     Ok(())
 }
 
-/// Goes on through the stack as another packet.
+/// The packet goes on to the stack, translated.
 fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
     Expected { way: Way::On, counted: Some(outcome), becomes }
 }
 
-/// Flows between clients and backends beyond the wire.
+/// Flows between clients and backends that are both beyond a wire.
 fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let port = Becomes::ToPort(family.backend.port());
     let routed = |way| Expected { way, counted: Some(Outcome::Routed), becomes: port };
@@ -285,7 +284,7 @@ fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> any
     Ok(())
 }
 
-/// Packets that are not ours, or not ours here; and one that is turned down.
+/// Packets of no Service, a reply that another hook translates, and a rejected packet.
 fn untouched(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let what = format!("TCP/{ip}");
     let elsewhere = Frame::new(ACK, Sender::Client, family.elsewhere)?;
@@ -314,7 +313,7 @@ fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> 
         cases.push(Case::new(world, Section::NewFlow, program, what, frame, expected)?);
         Ok::<_, anyhow::Error>(())
     };
-    // Schedulers do the same for both families.
+    // Schedulers do not depend on the family.
     let schedulers = if family.vip.is_ipv4() { &SCHEDULERS[..] } else { &[] };
     for &scheduler in schedulers {
         let frame = Frame::new(SYN, Sender::Client, family.scheduled(scheduler))?;
@@ -328,13 +327,13 @@ fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> 
     }
     case("tc_ingress", &format!("UDP/{ip}, random"), udp, opened)?;
     case("xdp_native", &format!("TCP/{ip}, random"), exchanged.clone().through(WIRE), sent_on)?;
-    // Two flows, where the floor notes one.
+    // Two flows; the baseline inserts one entry.
     let what = format!("TCP/{ip}, random, masqueraded");
     cases.push(Case::new(world, Section::NewFlow, "tc_ingress", &what, exchanged, opened)?.without_target());
     Ok(())
 }
 
-/// A masqueraded connection: both hooks exchange something in both directions.
+/// A masqueraded connection: both hooks translate in both directions.
 fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     let through = |program: &str, frame: &Frame| {
         let before = world.settled.counters()?;
@@ -345,16 +344,16 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     };
     let exchange = |sent, answered| {
         let first = Frame::new(sent, Sender::Client, world.v4.masquerading)?;
-        let between = Frame::of_octets(through("tc_ingress", &first)?);
+        let between = Frame::of_bytes(through("tc_ingress", &first)?);
         let outside = read(&through("tc_egress", &between)?)?;
         let answer = Frame::between(answered, outside.to, outside.from)?;
-        let inside = Frame::of_octets(through("tc_ingress", &answer)?);
+        let inside = Frame::of_bytes(through("tc_ingress", &answer)?);
         through("tc_egress", &inside)?;
         Ok::<_, anyhow::Error>((between, outside, answer, inside))
     };
     exchange(SYN, SYN_ACK)?;
     let (between, outside, answer, inside) = exchange(ACK, ACK)?;
-    let client = read(between.octets())?.from;
+    let client = read(between.bytes())?.from;
     ensure!(outside.from.ip() != client.ip(), "the client is not masqueraded: {outside:?}");
     let exchanged = |becomes| translated(Outcome::Masquerade, becomes);
     let reply = translated(Outcome::Reply, Becomes::From(world.v4.masquerading));
@@ -373,14 +372,14 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What it would cost to note a new flow if there were memory for all from the beginning.
+/// The cost of a new entry in a preallocated map.
 fn preallocated(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     let frame = Frame::new(SYN, Sender::Client, world.v4.vip)?;
-    let floor = Floor::InsertPreallocated;
+    let baseline = Baseline::InsertPreallocated;
     let untouched = Becomes::To(world.v4.vip);
     let expected = Expected { way: Way::On, counted: None, becomes: untouched };
     let case = Case::new(world, Section::NewFlow, "tc", "TCP/IPv4", frame, expected)?.without_target();
-    let (subject, program) = (Subject::Floor(floor), floor.program(Kind::Tc));
+    let (subject, program) = (Subject::Baseline(baseline), baseline.program(Kind::Tc));
     cases.push(Case { subject, program, ..case });
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Our own programs and their maps.
+//! The data plane's programs and maps.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -21,23 +21,24 @@ use lb_core::tables::{self, Maglev};
 
 use crate::candidate::{load, program};
 
-/// Those of our programs that are measured. The others differ from them by what they need not do.
+/// The programs that are measured. The others are variants that do less.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
-/// Networks of pods on a node, and of cluster IPs. Clients of the benchmark are no pods.
+/// Pod networks of a node. No client of the benchmark is in them.
 const PODS: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(10, 244, 0, 0)), 16),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xa, 0, 0, 0, 0, 0)), 48),
 ];
+/// Ranges of cluster IPs.
 const SERVICES: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0)), 64),
 ];
 
-/// The data plane as the agent ships it, with maps of the sizes that the agent makes.
+/// The data plane as the agent ships it, with the agent's map sizes.
 pub(crate) struct Datapath {
     ebpf: Ebpf,
-    /// The next free slot of `BACKENDS`, and the next free id of a service.
+    /// The next free slot of `BACKENDS`, and the next free id of a Service.
     slot: u32,
     id: u32,
     /// The next free slot of `TABLES`.
@@ -45,7 +46,7 @@ pub(crate) struct Datapath {
 }
 
 impl Datapath {
-    /// From the object of this name.
+    /// Loads the object at this path.
     pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
@@ -60,7 +61,7 @@ impl Datapath {
         program(&self.ebpf, name)
     }
 
-    /// What holds on a node with these addresses, of both families.
+    /// Writes the settings of a node with these addresses, one of each family.
     pub(crate) fn settings(&mut self, node: [SocketAddr; 2]) -> anyhow::Result<()> {
         let [v4, v6] = node.map(|address| Address::from(address.ip()));
         let settings = Settings {
@@ -76,7 +77,7 @@ impl Datapath {
         Ok(self.array::<Settings>("SETTINGS")?.set(0, settings, 0)?)
     }
 
-    /// A service with the policy and scheduler of `record`; `backends`, with their weights, have to be in order.
+    /// Adds a Service with policy and scheduler of `record`. `backends`, with their weights, must be sorted.
     pub(crate) fn service(
         &mut self,
         vip: SocketAddr,
@@ -85,21 +86,21 @@ impl Datapath {
         record: Service,
     ) -> anyhow::Result<()> {
         let (slot, table_slot) = (self.slot, self.table);
-        let of = |&(backend, weight): &(SocketAddr, u32)| {
+        let record_of = |&(backend, weight): &(SocketAddr, u32)| {
             let (address, port) = (Address::from(backend.ip()), backend.port());
             Backend { address, port, weight, ..Backend::zeroed() }
         };
-        let backends: Vec<Backend> = backends.iter().map(of).collect();
-        let mut arena: Array<_, Backend> = self.array("BACKENDS")?;
+        let backends: Vec<Backend> = backends.iter().map(record_of).collect();
+        let mut slots: Array<_, Backend> = self.array("BACKENDS")?;
         for (slot, backend) in (slot..).zip(&backends) {
-            arena.set(slot, backend, 0)?;
+            slots.set(slot, backend, 0)?;
         }
         let scheduler = Scheduler::try_from(record.scheduler)
             .map_err(|unknown| anyhow!("there is no scheduler with the number {unknown}"))?;
         let table = tables::table(scheduler, Maglev::default(), &backends).unwrap_or_default();
-        let mut arena: Array<_, u32> = self.array("TABLES")?;
-        for (slot, place) in (table_slot..).zip(&table) {
-            arena.set(slot, place, 0)?;
+        let mut entries: Array<_, u32> = self.array("TABLES")?;
+        for (slot, entry) in (table_slot..).zip(&table) {
+            entries.set(slot, entry, 0)?;
         }
         let (count, entries) = (u32::try_from(backends.len())?, u32::try_from(table.len())?);
         let record = Service {
@@ -117,14 +118,14 @@ impl Datapath {
         Ok(self.map::<Address, Vip>("VIPS")?.insert(Address::from(vip.ip()), vips, 0)?)
     }
 
-    /// Makes a device one that leads to other machines.
+    /// Makes the device a wire: one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
         let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET };
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }
 
-    /// Forgets all flows.
-    pub(crate) fn forget(&mut self) -> anyhow::Result<()> {
+    /// Deletes all flows.
+    pub(crate) fn clear_flows(&mut self) -> anyhow::Result<()> {
         let mut flows = self.map::<Tuple, Flow>("CONNTRACK")?;
         let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
         for key in keys {
@@ -133,7 +134,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// What packets were counted as since the program was loaded.
+    /// Packets by outcome since the programs were loaded.
     pub(crate) fn counters(&self) -> anyhow::Result<Counters> {
         let map = self.ebpf.map("STATS").context("there is no map STATS")?;
         let stats: PerCpuArray<_, u64> = PerCpuArray::try_from(map)?;
@@ -161,15 +162,15 @@ fn network((address, prefix): (IpAddr, u8)) -> Network {
 pub(crate) struct Counters(Vec<u64>);
 
 impl Counters {
-    /// What packets have become since `earlier`.
+    /// Packets by outcome since `earlier`; none that are 0.
     pub(crate) fn since(&self, earlier: &Self) -> Vec<(Outcome, u64)> {
         let counts = Outcome::ALL.into_iter().zip(self.0.iter().zip(&earlier.0));
         let moved = counts.map(|(outcome, (now, then))| (outcome, now - then));
         moved.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Fails unless just so many packets have become `outcome` (`None`: nothing that is counted) since `earlier`, and none
-    /// anything else.
+    /// Fails unless exactly so many packets were counted as `outcome` (`None`: none were counted) since `earlier`, and none
+    /// as anything else.
     pub(crate) fn ensure_only(
         &self,
         earlier: &Self,
@@ -178,7 +179,10 @@ impl Counters {
     ) -> anyhow::Result<()> {
         let moved = self.since(earlier);
         let wanted: Vec<(Outcome, u64)> = outcome.map(|outcome| (outcome, packets)).into_iter().collect();
-        ensure!(moved == wanted, "{packets} packets should have become {outcome:?}: {moved:?}");
+        ensure!(
+            moved == wanted,
+            "{packets} packets should be counted as {outcome:?}, but the counters are: {moved:?}"
+        );
         Ok(())
     }
 }

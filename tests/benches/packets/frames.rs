@@ -1,4 +1,4 @@
-//! The packets that programs get.
+//! Packets for the programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,105 +6,99 @@ use anyhow::{Context as _, bail, ensure};
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpHeader, TransportSlice};
 use lb_ebpf_bench::{RESTORED_V4, RESTORED_V6, Template};
 
-/// What a packet carries.
+/// Transport of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// TCP, with these flags.
     Tcp(Flags),
-    /// UDP.
     Udp,
 }
 
 /// TCP flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flags {
-    /// Asks for a connection.
     Syn,
-    /// Accepts it.
     SynAck,
-    /// Anything later.
     Ack,
 }
 
-/// Who sends.
+/// The sender of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
-    /// The client.
     Client,
-    /// Whoever it speaks to.
+    /// The Service or the backend.
     Server,
 }
 
-/// A packet, and of how many flows there are ones like it.
+/// A packet, and the number of flows whose packets look like it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     sender: Sender,
     flows: u32,
     device: u32,
     is_mixed: bool,
 }
 
-/// Interface index of the loopback device, which stands for whatever is no wire.
+/// Interface index of the loopback device, which stands for any device that is no wire.
 const LOOPBACK: u32 = 1;
 
-/// The client of the first flow. What differs from flow to flow: see [`lb_ebpf_bench::Variation`].
+/// The client of the first flow. [`lb_ebpf_bench::Variation`] has the differences of the others.
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x9c00;
-/// What makes up for the port: the upper half of TCP's acknowledgement, the first octets of a datagram.
+/// Compensates the port in the checksum: the upper half of TCP's acknowledgement number, or a datagram's first bytes.
 const BALANCE: u16 = 0x00ff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
-/// Octets behind the transport header: enough for every header of the smallest frame to be restored.
+/// Bytes after the transport header: enough to restore all headers of the smallest frame.
 const PAYLOAD: usize = 18;
 const TTL: u8 = 61;
 const SEQUENCE: u32 = 1000;
 const WINDOW: u16 = 0xfff0;
 
 impl Frame {
-    /// What the client of the first flow sends to `server`, or gets from it.
+    /// A packet from the client of the first flow to `server`, or back.
     pub(crate) fn new(transport: Transport, sender: Sender, server: SocketAddr) -> anyhow::Result<Self> {
         let client = Self::client(server);
         let (from, to) = match sender {
             Sender::Client => (client, server),
             Sender::Server => (server, client),
         };
-        Ok(Self { octets: build(transport, from, to)?, sender, flows: 1, device: LOOPBACK, is_mixed: true })
+        Ok(Self { bytes: build(transport, from, to)?, sender, flows: 1, device: LOOPBACK, is_mixed: true })
     }
 
-    /// The client of the first flow that speaks to `server`.
+    /// The client of the first flow, of the family of `server`.
     pub(crate) fn client(server: SocketAddr) -> SocketAddr {
         (if server.is_ipv4() { CLIENT_V4 } else { CLIENT_V6 }, CLIENT_PORT).into()
     }
 
-    /// Between any two, of one flow.
+    /// A packet of one flow between any two addresses.
     pub(crate) fn between(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Self> {
-        Ok(Self::of_octets(build(transport, from, to)?))
+        Ok(Self::of_bytes(build(transport, from, to)?))
     }
 
-    /// Any packet, of one flow.
-    pub(crate) fn of_octets(octets: Vec<u8>) -> Self {
-        Self { octets, sender: Sender::Client, flows: 1, device: LOOPBACK, is_mixed: true }
+    /// Any packet of one flow.
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
+        Self { bytes, sender: Sender::Client, flows: 1, device: LOOPBACK, is_mixed: true }
     }
 
-    /// Packets like it of so many flows.
+    /// The same packet for so many flows.
     pub(crate) fn flows(self, flows: u32) -> Self {
         Self { flows, ..self }
     }
 
-    /// The same, coming in through this device.
+    /// The same packet, arriving on this device.
     pub(crate) fn through(self, device: u32) -> Self {
         Self { device, ..self }
     }
 
-    /// The same, flow by flow in their own order; otherwise in one that is hard to foresee.
+    /// The same packets in the order of their flows; by default the order is hard to predict.
     pub(crate) fn in_order(self) -> Self {
         Self { is_mixed: false, ..self }
     }
 
-    /// Interface index of the device that they come in through.
+    /// Interface index of the device that the packets arrive on.
     pub(crate) const fn device(&self) -> u32 {
         self.device
     }
@@ -114,30 +108,30 @@ impl Frame {
         self.flows
     }
 
-    pub(crate) fn octets(&self) -> &[u8] {
-        &self.octets
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     pub(crate) fn is_udp(&self) -> bool {
         let protocol = if self.is_v6() { 20 } else { 23 };
-        self.octets.get(protocol) == Some(&17)
+        self.bytes.get(protocol) == Some(&17)
     }
 
     pub(crate) fn is_v6(&self) -> bool {
-        self.octets.get(12..14) == Some(&[0x86, 0xdd])
+        self.bytes.get(12..14) == Some(&[0x86, 0xdd])
     }
 
-    /// For the program that writes it anew.
+    /// The template from which `restore` writes every packet.
     pub(crate) fn template(&self) -> anyhow::Result<Template> {
         let is_v6 = self.is_v6();
         let length = if is_v6 { RESTORED_V6 } else { RESTORED_V4 };
         ensure!(self.flows.is_power_of_two(), "the number of flows, {}, is not a power of two", self.flows);
-        let mut octets = [0; 80];
-        let headers = self.octets.get(..length).context("the packet is shorter than its headers")?;
-        octets[..length].copy_from_slice(headers);
+        let mut bytes = [0; 80];
+        let headers = self.bytes.get(..length).context("the packet is shorter than its headers")?;
+        bytes[..length].copy_from_slice(headers);
         let is_reply = self.sender == Sender::Server;
         let [is_v6, is_reply, is_mixed] = [is_v6, is_reply, self.is_mixed].map(u32::from);
-        Ok(Template { octets, is_v6, is_reply, mask: self.flows - 1, is_mixed })
+        Ok(Template { bytes, is_v6, is_reply, mask: self.flows - 1, is_mixed })
     }
 }
 
@@ -152,7 +146,7 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
         }
         _ => bail!("{from} and {to} are of different families"),
     };
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut payload = [0; PAYLOAD];
     match transport {
         Transport::Tcp(flags) => {
@@ -160,14 +154,14 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
             header.acknowledgment_number = u32::from(BALANCE) << 16;
             header.syn = flags != Flags::Ack;
             header.ack = flags != Flags::Syn;
-            ip.tcp_header(header).write(&mut octets, &payload)?;
+            ip.tcp_header(header).write(&mut bytes, &payload)?;
         }
         Transport::Udp => {
             payload[..2].copy_from_slice(&BALANCE.to_be_bytes());
-            ip.udp(from.port(), to.port()).write(&mut octets, &payload)?;
+            ip.udp(from.port(), to.port()).write(&mut bytes, &payload)?;
         }
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 /// What a packet turned out to be.
@@ -186,8 +180,8 @@ pub(crate) struct Seen {
 /// # Errors
 ///
 /// It is not IP with TCP or UDP, or a checksum is wrong.
-pub(crate) fn read(octets: &[u8]) -> anyhow::Result<Seen> {
-    let packet = SlicedPacket::from_ethernet(octets)?;
+pub(crate) fn read(bytes: &[u8]) -> anyhow::Result<Seen> {
+    let packet = SlicedPacket::from_ethernet(bytes)?;
     let net = packet.net.context("not IP")?;
     let transport = packet.transport.context("no transport header")?;
     let (source, destination): (IpAddr, IpAddr) = match &net {

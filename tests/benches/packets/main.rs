@@ -1,12 +1,12 @@
-//! What the BPF programs take for a packet, and what the least would be: test runs in the kernel, no network.
+//! CPU time of the BPF programs per packet, against minimal baseline programs: test runs in the kernel, no network.
 //!
-//! `cargo xtask bench packets` runs it; docs/performance.md says how it measures. Progress goes to stderr, the table to
+//! `cargo xtask bench packets` runs it; docs/performance.md describes the method. Progress goes to stderr, the table to
 //! stdout.
 
+mod baselines;
 mod candidate;
 mod cases;
 mod datapath;
-mod floors;
 mod frames;
 mod report;
 mod rounds;
@@ -28,28 +28,28 @@ use self::{
     world::{Objects, World},
 };
 
-/// Nanoseconds that the BPF programs take for a packet
+/// Measure the nanoseconds that the BPF programs take per packet, against minimal baseline programs
 #[derive(Parser)]
 struct Args {
-    /// Rounds that count, for each case
+    /// Accepted rounds for each case
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Milliseconds for which a program runs in each round
+    /// Milliseconds that a program runs in each round
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     slice: u64,
-    /// Only cases with this in their name
+    /// Measure only cases whose name contains this
     #[arg(long, default_value = "")]
     only: String,
-    /// Measure the programs of this BPF object, rather than those that the agent ships
+    /// Measure the programs of this BPF object instead of those that the agent ships
     #[arg(long)]
     object: Option<PathBuf>,
-    /// Write the figures to this file as JSON, too
+    /// Also write the results to this file, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Write plots into this folder, too
+    /// Also write plots (SVG) into this folder
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// What `cargo bench` adds
+    /// Ignored; `cargo bench` passes it
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -60,12 +60,12 @@ fn main() -> ExitCode {
 
 /// Whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
-    ensure!(nix::unistd::geteuid().is_root(), "this loads BPF programs: be root");
+    ensure!(nix::unistd::geteuid().is_root(), "this benchmark loads BPF programs: run it as root");
     cleanup::on_interrupt();
     let objects = Objects {
         datapath: args.object.clone().map_or_else(|| build(ebpf_build::DATAPATH), Ok)?,
         restore: build(ebpf_build::RESTORE)?,
-        floors: build(ebpf_build::FLOORS)?,
+        baselines: build(ebpf_build::BASELINES)?,
     };
     let netns = world::netns(&unique_prefix())?;
     let report = netns.run(|| in_netns(args, objects).map_err(io::Error::other))?;
@@ -83,7 +83,7 @@ fn in_netns(args: &Args, objects: Objects) -> anyhow::Result<Report> {
     let machine = Machine::read()?;
     let cpu = candidate::pin()?;
     let plan = Plan { rounds: args.rounds, slice: Duration::from_millis(args.slice) };
-    eprintln!("· loading, and opening {} flows", 2 * world::MANY);
+    eprintln!("· loading the programs and opening {} flows", 2 * world::MANY);
     let mut world = World::new(objects)?;
     let mut contests = Vec::new();
     for case in cases::all(&world)? {
@@ -95,7 +95,7 @@ fn in_netns(args: &Args, objects: Objects) -> anyhow::Result<Report> {
     Ok(Report::new(machine, cpu, machine::load()?, plan, &contests))
 }
 
-/// Builds a BPF object, in the folder that the workspace's other ones are built in.
+/// Builds a BPF object in the folder of the workspace's other objects.
 fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
     let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
     // target/release/deps/packets-…

@@ -1,4 +1,4 @@
-//! The figures: a table, JSON, plots.
+//! The results as a table, JSON and plots.
 
 use std::{fs, path::Path};
 
@@ -12,19 +12,19 @@ use crate::{
     rounds::{Contest, Plan, Round},
 };
 
-/// Everything that was measured; `--json` writes just this.
+/// All results, as `--json` writes them. Field names are those of earlier releases.
 #[derive(Serialize)]
 pub(crate) struct Report {
     machine: Machine,
-    /// The CPU that everything ran on.
+    /// The CPU that all programs ran on.
     cpu: usize,
     /// Load of the last minute when the benchmark ended.
     load_after: f64,
-    /// Rounds that should count, for each case.
+    /// Accepted rounds wanted for each case.
     rounds: u32,
-    /// Seconds that a program ran in each of them, about.
+    /// Seconds that a program ran in each round, about.
     slice: f64,
-    /// All times are of this CPU, in nanoseconds for a packet.
+    /// Times are CPU time in nanoseconds per packet.
     cases: Vec<Row>,
 }
 
@@ -34,18 +34,22 @@ struct Row {
     section: Section,
     program: String,
     packet: String,
-    floor_program: &'static str,
-    /// With everything around it.
+    #[serde(rename = "floor_program")]
+    baseline_program: &'static str,
+    /// Including the overhead of the test run.
     gross: Samples,
-    floor_gross: Samples,
-    /// The program that returns at once, with the same packets.
-    base: Samples,
-    /// Over the program that returns at once.
+    #[serde(rename = "floor_gross")]
+    baseline_gross: Samples,
+    /// The overhead: a program that returns at once, with the same packets.
+    #[serde(rename = "base")]
+    overhead: Samples,
+    /// Without the overhead.
     net: Samples,
-    floor_net: Samples,
-    /// The program to its floor, both over the program that returns at once.
+    #[serde(rename = "floor_net")]
+    baseline_net: Samples,
+    /// The program's net cost over that of its baseline.
     ratio: Samples,
-    /// The same with everything around them.
+    /// The same for gross costs.
     gross_ratio: Samples,
     dropped: u32,
     target: Option<f64>,
@@ -55,19 +59,19 @@ struct Row {
 impl Row {
     fn new(contest: &Contest) -> Self {
         let samples = |value: fn(&Round) -> f64| Samples::new(contest.rounds.iter().map(value).collect());
-        let ratio = samples(|round| round.net() / round.floor_net());
+        let ratio = samples(|round| round.net() / round.baseline_net());
         let case = &contest.case;
         Self {
             section: case.section,
             program: case.program.clone(),
             packet: case.what.clone(),
-            floor_program: case.floor.label(),
+            baseline_program: case.baseline.label(),
             gross: samples(|round| round.program),
-            floor_gross: samples(|round| round.floor),
-            base: samples(|round| round.program_base),
+            baseline_gross: samples(|round| round.baseline),
+            overhead: samples(|round| round.program_overhead),
             net: samples(Round::net),
-            floor_net: samples(Round::floor_net),
-            gross_ratio: samples(|round| round.program / round.floor),
+            baseline_net: samples(Round::baseline_net),
+            gross_ratio: samples(|round| round.program / round.baseline),
             dropped: contest.dropped,
             target: case.target,
             met: case.target.map(|target| ratio.at(Quantile::Median) <= target),
@@ -83,9 +87,9 @@ impl Row {
         let median = |samples: &Samples, digits: usize| format!("{:.digits$}", samples.at(Quantile::Median));
         let mut cells = vec![format!("  {}, {}", self.program, self.packet)];
         cells.extend(spread(&self.net, 1));
-        cells.push(median(&self.floor_net, 1));
+        cells.push(median(&self.baseline_net, 1));
         cells.extend(spread(&self.ratio, 2));
-        cells.extend([median(&self.base, 1), median(&self.gross_ratio, 2)]);
+        cells.extend([median(&self.overhead, 1), median(&self.gross_ratio, 2)]);
         cells.push(format!("{}-{}", self.ratio.count(), self.dropped));
         cells.push(match (self.target, self.met) {
             (Some(target), Some(met)) => format!("{} ≤ {target}", mark(met)),
@@ -97,24 +101,24 @@ impl Row {
 
 impl Round {
     fn net(&self) -> f64 {
-        self.program - self.program_base
+        self.program - self.program_overhead
     }
 
-    fn floor_net(&self) -> f64 {
-        self.floor - self.floor_base
+    fn baseline_net(&self) -> f64 {
+        self.baseline - self.baseline_overhead
     }
 }
 
 const HEADER: [&str; 12] = [
-    "ns for a packet, over returning at once",
+    "ns per packet, net of overhead",
     "min",
     "median",
     "max",
-    "floor",
+    "baseline",
     "× min",
     "median",
     "max",
-    "base",
+    "overhead",
     "× gross",
     "rounds",
     "target",
@@ -137,7 +141,7 @@ impl Report {
         self.cases.iter().all(|row| row.met != Some(false))
     }
 
-    /// For people.
+    /// The table with its notes.
     pub(crate) fn text(&self) -> String {
         format!("{}\n\n{}", self.notes().join("\n"), self.table())
     }
@@ -146,7 +150,7 @@ impl Report {
         let Self { machine, cpu, load_after, rounds, slice, .. } = self;
         vec![
             format!("{machine}, {load_after} after"),
-            format!("{rounds} rounds of {:.0} ms for each program, on CPU {cpu}", slice * 1e3),
+            format!("{rounds} rounds of {:.0} ms per program, on CPU {cpu}", slice * 1e3),
         ]
     }
 
@@ -159,7 +163,7 @@ impl Report {
         table.load_preset(presets::NOTHING).force_no_tty().set_header(HEADER);
         for section in Section::ALL {
             let Some(first) = self.rows(section).next() else { continue };
-            table.add_row([format!("{}; floor: {}", section.label(), first.floor_program)]);
+            table.add_row([format!("{}; baseline: {}", section.label(), first.baseline_program)]);
             for row in self.rows(section) {
                 table.add_row(row.cells());
             }
@@ -170,24 +174,24 @@ impl Report {
         table
     }
 
-    /// Writes all figures as JSON.
+    /// Writes all results as JSON.
     pub(crate) fn write_json(&self, file: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)?;
-        fs::write(file, text).with_context(|| format!("writing the figures to {}", file.display()))
+        fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))
     }
 
-    /// Writes a plot for each section into a folder.
+    /// Writes one plot per section into a folder.
     pub(crate) fn write_plots(&self, folder: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;
         for section in Section::ALL {
             let bars: Vec<Bar> = self.rows(section).flat_map(Row::bars).collect();
             if bars.is_empty() {
                 continue;
             }
             let plot = Plot {
-                title: format!("Nanoseconds for a packet: {}", section.label()),
+                title: format!("Nanoseconds per packet: {}", section.label()),
                 notes: self.notes(),
-                unit: "ns of CPU time over a program that returns at once; median, line: min to max"
+                unit: "ns of CPU time, net of the overhead of a test run; median, line: min to max"
                     .to_owned(),
                 bars,
             };
@@ -198,7 +202,7 @@ impl Report {
 }
 
 impl Row {
-    /// The program and its floor.
+    /// The program and its baseline.
     fn bars(&self) -> [Bar; 2] {
         let bar = |label, samples: &Samples, is_reference| Bar {
             label,
@@ -209,7 +213,7 @@ impl Row {
         };
         [
             bar(format!("{}, {}", self.program, self.packet), &self.net, false),
-            bar(format!("floor: {}", self.floor_program), &self.floor_net, true),
+            bar(format!("baseline: {}", self.baseline_program), &self.baseline_net, true),
         ]
     }
 }

@@ -1,69 +1,66 @@
-//! Measuring: many short rounds, in each of which a program, its floor and a program that returns at once take turns on
-//! one CPU.
+//! Measuring in many short rounds. In each round a program, its baseline and a program that returns at once (the overhead)
+//! take turns on one CPU.
 //!
-//! Machines change their speed, and virtual ones are slowed down by their neighbours. So what is compared is measured
-//! within the same tenth of a second, and a round in which the program that returns at once has become faster or slower does
-//! not count.
+//! Machines change their speed, and neighbours slow down virtual ones. So values that are compared are measured within
+//! a tenth of a second, and a round is dropped if the overhead differs between its beginning and its end.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 use crate::{
+    baselines::Baseline,
     candidate::{Candidate, Kind},
     cases::{Case, Subject},
-    floors::Floor,
     world::World,
 };
 
-/// How long to measure.
+/// How much to measure.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Rounds that count, for each case.
+    /// Accepted rounds wanted for each case.
     pub(crate) rounds: u32,
     /// How long a program runs in each round, about.
     pub(crate) slice: Duration,
 }
 
-/// By how much the program that returns at once may take longer at one end of a round than at the other.
+/// The largest relative difference of the overhead between the ends of an accepted round.
 const DRIFT: f64 = 0.1;
-/// Rounds that are tried for each that counts.
+/// Attempts for each accepted round.
 const ATTEMPTS: u32 = 4;
-/// Packets that tell how long one takes, about.
+/// Packets of the trial that estimates the time per packet.
 const TRIAL: u32 = 20_000;
 
-/// What one round found, in nanoseconds for a packet.
+/// Results of one round, in nanoseconds per packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Round {
-    /// The program.
     pub(crate) program: f64,
-    /// The floor.
-    pub(crate) floor: f64,
-    /// The program that returns at once, with the packets of the program.
-    pub(crate) program_base: f64,
-    /// The same, with the packets of the floor.
-    pub(crate) floor_base: f64,
+    pub(crate) baseline: f64,
+    /// The overhead, with the packets of the program.
+    pub(crate) program_overhead: f64,
+    /// The overhead, with the packets of the baseline.
+    pub(crate) baseline_overhead: f64,
 }
 
-/// A case with everything that it needs.
+/// A case with its loaded programs and its results.
 pub(crate) struct Contest {
     pub(crate) case: Case,
     program: Runner,
-    floor: Runner,
-    program_base: Runner,
-    /// `None` where the floor gets the same packets.
-    floor_base: Option<Runner>,
-    /// Rounds that count.
+    baseline: Runner,
+    program_overhead: Runner,
+    /// `None` if program and baseline get the same packets.
+    baseline_overhead: Option<Runner>,
+    /// Accepted rounds.
     pub(crate) rounds: Vec<Round>,
-    /// Rounds that do not.
+    /// Rounds that were not accepted.
     pub(crate) dropped: u32,
 }
 
-/// A candidate and how many packets it gets at a time.
+/// A candidate and the number of packets of one measurement.
 struct Runner {
     candidate: Candidate,
     packets: u32,
-    /// Packets before those, so that caches hold what they hold after a while.
+    /// Packets before the measurement, which warm the caches.
     warm_up: u32,
 }
 
@@ -78,12 +75,12 @@ impl Runner {
             reason = "slices last milliseconds"
         )]
         let packets = (slice.as_nanos() as f64 / nanos) as u32;
-        // Whole turns through all flows.
+        // A multiple of the number of flows.
         let packets = packets.max(flows) / flows * flows;
         Ok(Self { candidate, packets, warm_up: if many { flows } else { 0 } })
     }
 
-    /// For packets each of which makes a flow: all of them once.
+    /// For packets that create a flow each: every packet once.
     fn once(candidate: Candidate) -> Self {
         let packets = candidate.frame().count();
         Self { candidate, packets, warm_up: 0 }
@@ -98,73 +95,83 @@ impl Runner {
 }
 
 impl Contest {
-    /// Prepares and checks a case.
+    /// Loads a case and checks that its programs do what it expects.
     pub(crate) fn new(world: &mut World, case: Case, plan: Plan) -> anyhow::Result<Self> {
         let kind = case.kind();
-        let World { settled_floors, fresh, fresh_floors, settled, restore, .. } = &*world;
+        let World { settled_baselines, fresh, fresh_baselines, settled, restore, .. } = &*world;
         let candidate = |program, frame| Candidate::new(restore, kind, program, frame);
-        let base = |frame| {
-            let program = settled_floors.program(Floor::Return, kind)?;
+        let overhead = |frame| {
+            let program = settled_baselines.program(Baseline::Return, kind)?;
             Runner::new(candidate(program, frame)?, plan.slice / 2)
         };
-        let (datapath, floors) =
-            if case.makes_flows() { (fresh, fresh_floors) } else { (settled, settled_floors) };
+        let (datapath, baselines) =
+            if case.makes_flows() { (fresh, fresh_baselines) } else { (settled, settled_baselines) };
         let program = match case.subject {
             Subject::Ours(name) => datapath.program(name)?,
-            Subject::Floor(floor) => floors.program(floor, kind)?,
+            Subject::Baseline(baseline) => baselines.program(baseline, kind)?,
         };
         let program = candidate(program, &case.frame)?;
-        let floor = candidate(floors.program(case.floor, kind)?, &case.floor_frame)?;
-        let program_base = base(&case.frame)?;
-        let floor_base = (case.frame != case.floor_frame).then(|| base(&case.floor_frame)).transpose()?;
+        let baseline = candidate(baselines.program(case.baseline, kind)?, &case.baseline_frame)?;
+        let program_overhead = overhead(&case.frame)?;
+        let baseline_overhead =
+            (case.frame != case.baseline_frame).then(|| overhead(&case.baseline_frame)).transpose()?;
         case.check(&program)?;
-        floor.ensure_does(case.floor)?;
+        baseline.ensure_does(case.baseline)?;
         let runner = |candidate| {
             if case.makes_flows() { Ok(Runner::once(candidate)) } else { Runner::new(candidate, plan.slice) }
         };
-        let (program, floor) = (runner(program)?, runner(floor)?);
+        let (program, baseline) = (runner(program)?, runner(baseline)?);
         if case.makes_flows() {
-            world.fresh.forget()?;
-            world.fresh_floors.forget()?;
+            world.fresh.clear_flows()?;
+            world.fresh_baselines.clear_flows()?;
         }
-        Ok(Self { case, program, floor, program_base, floor_base, rounds: Vec::new(), dropped: 0 })
+        Ok(Self {
+            case,
+            program,
+            baseline,
+            program_overhead,
+            baseline_overhead,
+            rounds: Vec::new(),
+            dropped: 0,
+        })
     }
 
-    /// Whether it has been tried often enough.
+    /// Whether it has enough rounds or attempts.
     fn is_done(&self, plan: Plan) -> bool {
         let kept = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX);
         kept >= plan.rounds || kept.saturating_add(self.dropped) >= plan.rounds.saturating_mul(ATTEMPTS)
     }
 
     fn round(&mut self, world: &mut World) -> anyhow::Result<()> {
-        let before = self.bases()?;
-        let (program, floor);
+        let before = self.overheads()?;
+        let (program, baseline);
         if fastrand::bool() {
             program = self.run_program(world)?;
-            floor = self.run_floor(world)?;
+            baseline = self.run_baseline(world)?;
         } else {
-            floor = self.run_floor(world)?;
+            baseline = self.run_baseline(world)?;
             program = self.run_program(world)?;
         }
-        let after = self.bases()?;
-        let steady = before.iter().zip(&after).all(|(before, after)| {
-            let least = before.min(*after);
-            (before - after).abs() <= DRIFT * least
-        });
+        let after = self.overheads()?;
+        let steady = before
+            .iter()
+            .zip(&after)
+            .all(|(before, after)| (before - after).abs() <= DRIFT * before.min(*after));
         if steady {
-            let [program_base, floor_base] = [0, 1].map(|index| (before[index] + after[index]) / 2.0);
-            self.rounds.push(Round { program, floor, program_base, floor_base });
+            let [program_overhead, baseline_overhead] =
+                [0, 1].map(|index| (before[index] + after[index]) / 2.0);
+            self.rounds.push(Round { program, baseline, program_overhead, baseline_overhead });
         } else {
             self.dropped += 1;
         }
         Ok(())
     }
 
-    /// With the packets of the program, and of the floor.
-    fn bases(&self) -> anyhow::Result<[f64; 2]> {
-        let program = self.program_base.run()?;
-        let floor = self.floor_base.as_ref().map_or(Ok(program), Runner::run)?;
-        Ok([program, floor])
+    /// The overhead with the packets of the program, and with those of the baseline.
+    fn overheads(&self) -> anyhow::Result<[f64; 2]> {
+        let program = self.program_overhead.run()?;
+        let baseline = self.baseline_overhead.as_ref().map_or(Ok(program), Runner::run)?;
+        Ok([program, baseline])
     }
 
     fn run_program(&self, world: &mut World) -> anyhow::Result<f64> {
@@ -178,35 +185,35 @@ impl Contest {
             counted.with_context(|| self.case.to_string())?;
         }
         if fresh {
-            world.fresh.forget()?;
-            world.fresh_floors.forget()?;
+            world.fresh.clear_flows()?;
+            world.fresh_baselines.clear_flows()?;
         }
         Ok(nanos)
     }
 
-    fn run_floor(&self, world: &mut World) -> anyhow::Result<f64> {
-        let nanos = self.floor.run()?;
+    fn run_baseline(&self, world: &mut World) -> anyhow::Result<f64> {
+        let nanos = self.baseline.run()?;
         if self.case.makes_flows() {
-            world.fresh_floors.forget()?;
+            world.fresh_baselines.clear_flows()?;
         }
         Ok(nanos)
     }
 }
 
 impl Candidate {
-    /// Fails unless the floor program does what it is for.
-    fn ensure_does(&self, floor: Floor) -> anyhow::Result<()> {
+    /// Fails unless the baseline program returns the verdict for a packet that it has processed.
+    fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {
             Kind::Tc => u32::MAX,
             Kind::Xdp => 3,
         };
-        ensure!(verdict == wanted, "the floor that {} returned {verdict:x}", floor.label());
+        ensure!(verdict == wanted, "the baseline \"{}\" returned {verdict:x}", baseline.label());
         Ok(())
     }
 }
 
-/// Measures all cases, in another order in each round.
+/// Measures all cases, in a random order in each round.
 pub(crate) fn measure(contests: &mut [Contest], world: &mut World, plan: Plan) -> anyhow::Result<()> {
     let mut turn = 0;
     loop {

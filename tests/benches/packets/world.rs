@@ -1,4 +1,4 @@
-//! What the programs find: services, flows, routes.
+//! The state that the programs work on: Services, flows, routes.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -11,26 +11,26 @@ use lb_common::{Scheduler, Service, protocol, service_flags};
 use lb_tests::netns::Netns;
 
 use crate::{
+    baselines::Baselines,
     candidate::{Candidate, Kind},
     datapath::Datapath,
-    floors::Floors,
     frames::{Flags, Frame, Sender, Transport},
 };
 
-/// Flows in rotation, where there are many.
+/// Flows in rotation in cases of many flows.
 pub(crate) const MANY: u32 = 65_536;
-/// New flows in one go. They are forgotten before the next.
+/// New flows of one measurement. They are deleted before the next.
 pub(crate) const NEW: u32 = 16_384;
-/// Backends of a service that new flows are balanced over.
+/// Backends of a Service that balances new flows.
 const BACKENDS: u8 = 100;
 
 /// Interface index of the device that leads to clients and backends.
 pub(crate) const WIRE: u32 = 50;
-/// That of another one, which leads to one more backend.
+/// That of another device, which leads to one more backend.
 const OTHER: u32 = 52;
 const MTU: u32 = 1500;
 
-/// The schedulers that the programs have.
+/// All schedulers of the programs.
 pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Random,
     Scheduler::RoundRobin,
@@ -43,21 +43,21 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
 /// Addresses of one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
-    /// A service with one backend, over TCP and UDP.
+    /// A Service with one backend, over TCP and UDP.
     pub(crate) vip: SocketAddr,
-    /// The same, with every client masqueraded.
+    /// As `vip`, with every client masqueraded.
     pub(crate) masquerading: SocketAddr,
-    /// The same with many backends, and between wires.
+    /// As `vip`, with many backends, between wires.
     pub(crate) routed: SocketAddr,
-    /// The same with one backend, which is beyond another device.
+    /// As `vip`, with its backend beyond another device.
     pub(crate) across: SocketAddr,
-    /// A service without backends, over TCP.
+    /// A Service without backends, over TCP.
     pub(crate) empty: SocketAddr,
-    /// Not a service.
+    /// No Service.
     pub(crate) elsewhere: SocketAddr,
-    /// The backend; where there are many, the first of them.
+    /// The backend, or the first of many.
     pub(crate) backend: SocketAddr,
-    /// The one beyond another device.
+    /// The backend beyond another device.
     far: SocketAddr,
     /// This node's address.
     node: SocketAddr,
@@ -103,14 +103,14 @@ impl Family {
         ])
     }
 
-    /// A service like `vip` with many backends and this scheduler, over TCP.
+    /// As `vip`, with many backends and this scheduler, over TCP.
     pub(crate) const fn scheduled(&self, scheduler: Scheduler) -> SocketAddr {
         let mut vip = self.vip;
         vip.set_port(1000 + scheduler as u16);
         vip
     }
 
-    /// Many backends, in order, with weights.
+    /// Many backends, sorted, with weights.
     fn backends(&self) -> Vec<(SocketAddr, u32)> {
         let nth = |n: u8| {
             let mut backend = self.backend;
@@ -126,40 +126,40 @@ impl Family {
 
 /// The BPF objects.
 pub(crate) struct Objects {
-    /// What is measured.
+    /// The data plane, which is measured.
     pub(crate) datapath: PathBuf,
-    /// What gives it fresh packets.
+    /// Gives the measured program a fresh packet each time.
     pub(crate) restore: PathBuf,
-    /// What it is held against.
-    pub(crate) floors: PathBuf,
+    /// The minimal baseline programs.
+    pub(crate) baselines: PathBuf,
 }
 
-/// Everything that is loaded.
+/// All loaded objects.
 pub(crate) struct World {
-    /// The object that gives programs fresh packets.
+    /// Path of the object that gives programs fresh packets.
     pub(crate) restore: PathBuf,
     pub(crate) v4: Family,
     pub(crate) v6: Family,
-    /// Where flows exist.
+    /// The data plane with existing flows.
     pub(crate) settled: Datapath,
-    pub(crate) settled_floors: Floors,
-    /// Where none do, until a new one comes.
+    pub(crate) settled_baselines: Baselines,
+    /// The data plane without flows, for packets that create one.
     pub(crate) fresh: Datapath,
-    pub(crate) fresh_floors: Floors,
+    pub(crate) fresh_baselines: Baselines,
 }
 
 impl World {
-    /// Loads everything; to be called in the namespace of [`netns`].
+    /// Loads all objects. The thread must be in the namespace of [`netns`].
     pub(crate) fn new(objects: Objects) -> anyhow::Result<Self> {
-        let Objects { datapath, restore, floors } = objects;
+        let Objects { datapath, restore, baselines } = objects;
         let mut world = Self {
             restore,
             v4: Family::v4()?,
             v6: Family::v6()?,
             settled: Datapath::load(&datapath)?,
-            settled_floors: Floors::load(&floors)?,
+            settled_baselines: Baselines::load(&baselines)?,
             fresh: Datapath::load(&datapath)?,
-            fresh_floors: Floors::load(&floors)?,
+            fresh_baselines: Baselines::load(&baselines)?,
         };
         world.make_services()?;
         world.open_flows()?;
@@ -205,8 +205,8 @@ impl World {
             self.send("tc_ingress", &there(ack, vip)?.flows(MANY))?;
             self.send("tc_ingress", &there(Transport::Udp, vip)?)?;
             self.send("tc_egress", &back(Transport::Udp)?)?;
-            // Nobody knows the ports that these are answered to, but packets of the client go the same way without answers.
-            // (The table has no room for as many of both families.)
+            // These get no replies: their masqueraded ports are unknown here, and the client's packets do not depend on replies.
+            // (The table has no room for as many flows of both families.)
             let flows = if routed.is_ipv4() { MANY } else { 1 };
             self.send("xdp_native", &there(syn, routed)?.through(WIRE).flows(flows))?;
             self.send("xdp_native", &there(syn, across)?.through(WIRE))?;
@@ -214,12 +214,12 @@ impl World {
         }
         let Family { vip, backend, .. } = self.v4;
         for protocol in [protocol::TCP, protocol::UDP] {
-            self.settled_floors.service(protocol, Frame::client(vip), vip, backend, MANY)?;
+            self.settled_baselines.service(protocol, Frame::client(vip), vip, backend, MANY)?;
         }
         Ok(())
     }
 
-    /// Sends a packet of each flow through a program of `settled`.
+    /// Runs a packet of each flow through a program of `settled`.
     fn send(&self, program: &str, frame: &Frame) -> anyhow::Result<()> {
         let candidate = self.settled_candidate(program, &frame.clone().in_order())?;
         candidate.run(frame.count())?;
@@ -232,7 +232,7 @@ impl World {
     }
 }
 
-/// A network namespace with the routes that masquerading and XDP ask for. It goes with the guard.
+/// A network namespace with the routes that masquerading and XDP look up. Dropping the guard removes it.
 pub(crate) fn netns(name: &str) -> anyhow::Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;

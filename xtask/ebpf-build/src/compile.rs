@@ -8,24 +8,24 @@ use std::process::{Command, Output};
 use crate::toolchain::{CoreLibrary, Missing, Toolchain};
 use crate::{Binary, TARGET, workspace_root};
 
-/// Why there is no object.
+/// Why an object was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The toolchain is not complete.
+    /// The toolchain is incomplete.
     #[error(transparent)]
     Missing(#[from] Missing),
     /// Cargo could not be started.
     #[error("cannot run {} to build the BPF object", .cargo.display())]
     Start {
-        /// The program that was tried.
+        /// The path of cargo.
         cargo: PathBuf,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
     /// The programs do not compile or link.
     #[error("the BPF programs do not build:\n{messages}")]
     Compile {
-        /// What cargo, the compiler and the linker said.
+        /// Output of cargo, compiler and linker.
         messages: String,
     },
 }
@@ -35,14 +35,14 @@ pub enum BuildError {
 pub struct Object {
     /// The ELF file.
     pub path: PathBuf,
-    /// What it was built with.
+    /// The toolchain that built it.
     pub toolchain: Toolchain,
-    /// The compiler's warnings, empty when there are none.
+    /// The compiler's warnings; empty without any.
     pub warnings: String,
 }
 
 /// Builds the object `binary` for hosts of `arch` (`x86_64`, `aarch64`: the layout of the kernel's register structures
-/// depends on it) in the folder `target_dir`. Quick when nothing has changed.
+/// depends on it) in the folder `target_dir`. Fast if nothing has changed.
 ///
 /// # Errors
 ///
@@ -96,22 +96,21 @@ fn rustflags(linker: &Path, arch: &str) -> OsString {
     flags.join(&OsString::from("\x1f"))
 }
 
-// Not here: `--cpu-features=+allows-misaligned-mem-access`. Packets and map values allow unaligned access, but the
-// stack does not, and LLVM has one setting for all: what it then makes of locals with an alignment below their
-// size is refused by the verifier ("misaligned stack access").
+// Without `--cpu-features=+allows-misaligned-mem-access`: packets and map values allow unaligned access, but the stack does
+// not. LLVM has one setting for all, and the verifier then rejects the code for locals with an alignment below their size
+// ("misaligned stack access").
 const CODEGEN_FLAGS: [&str; 4] = [
-    // BTF is made from the debug information.
+    // BTF is generated from the debug information.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
-    // 32-bit registers and jumps, in every kernel since 5.1; rustc hands it on to the linker as `--cpu`.
+    // 32-bit registers and jumps, in every kernel since 5.1; rustc passes it to the linker as `--cpu`.
     "-Ctarget-cpu=v3",
-    // The linker's default keeps each copy together for the sake of some JITs; 3 % fewer instructions without it.
+    // The linker by default keeps each copy in order for some JITs; without that there are 3 % fewer instructions.
     "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
-/// Whether a variable was set by or for the cargo that runs us and would change what the inner one does:
-/// its compiler, wrappers, flags, profiles and target. Where cargo gets packages from, and the jobs it may
-/// run at once, hold for both.
+/// Whether a variable was set by or for the outer cargo and would affect the inner one: compiler, wrappers, flags, profiles
+/// and target. Package sources and the job limit are shared.
 fn belongs_to_outer_cargo(name: &OsString) -> bool {
     const SHARED: [&str; 7] = [
         "CARGO_HOME",
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_inner_cargo_does_not_see_the_settings_of_the_outer() {
+    fn inner_cargo_does_not_see_settings_of_the_outer() {
         for name in [
             "CARGO",
             "CARGO_ENCODED_RUSTFLAGS",
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_separated_as_cargo_wants_it() {
+    fn flags_are_encoded_for_cargo() {
         let flags = rustflags(Path::new("/with a space/bpf-linker"), "aarch64");
         let flags: Vec<&str> = flags.to_str().into_iter().flat_map(|flags| flags.split('\x1f')).collect();
         assert_eq!(flags[0], "-Clinker=/with a space/bpf-linker");

@@ -1,4 +1,4 @@
-//! Where the compiler, its `core` for BPF, and the linker are.
+//! Finds the compiler, its `core` for BPF, and the linker.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,8 +10,7 @@ use crate::{TARGET, workspace_root};
 /// The version of bpf-linker that the object is linked with.
 pub const LINKER_VERSION: &str = "0.13.0";
 
-/// The major version of the LLVM that bpf-linker is built with. It reads the bitcode of compilers with this
-/// LLVM or an older one, not of newer ones.
+/// The major version of bpf-linker's LLVM. The linker reads bitcode of compilers with this LLVM or an older one.
 pub const LLVM_VERSION: u32 = 22;
 
 /// A part of the BPF toolchain that is not on this machine.
@@ -19,15 +18,15 @@ pub const LLVM_VERSION: u32 = 22;
 pub enum Missing {
     /// No compiler can build for the BPF target.
     #[error(
-        "no Rust compiler here can build for {TARGET}: it must be {minimum} or newer, use LLVM {LLVM_VERSION} or \
+        "this machine has no Rust compiler for {TARGET}: it must be {minimum} or newer, use LLVM {LLVM_VERSION} or \
          older, and have a prebuilt `core` for the target or the `rust-src` component; looked in {}. \
          Run `cargo xtask setup`, which installs one",
         display_all(.looked_in)
     )]
     Compiler {
-        /// The oldest compiler that will do.
+        /// The oldest supported compiler.
         minimum: &'static str,
-        /// The sysroots that were tried.
+        /// The sysroots that were searched.
         looked_in: Vec<PathBuf>,
     },
     /// No bpf-linker of the right version.
@@ -37,12 +36,12 @@ pub enum Missing {
         .cached.display()
     )]
     Linker {
-        /// Where `cargo xtask setup` would have installed it.
+        /// The path to which `cargo xtask setup` installs it.
         cached: PathBuf,
     },
 }
 
-/// Everything that it takes to build the object.
+/// Compiler and linker of the object.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     /// Compiles the programs to LLVM bitcode.
@@ -73,7 +72,7 @@ pub struct Compiler {
     pub cargo: PathBuf,
     /// Where `core` comes from.
     pub core: CoreLibrary,
-    /// Such as `1.96.0`.
+    /// For example `1.96.0`.
     pub version: String,
 }
 
@@ -92,16 +91,16 @@ impl CoreLibrary {
         if rustlib.join(TARGET).join("lib").is_dir() {
             return Some(Self::Prebuilt);
         }
-        // The folder is there without the component too; the lock file is what `-Z build-std` needs.
+        // The folder exists even without the component; `-Z build-std` needs the lock file.
         rustlib.join("src/rust/library/Cargo.lock").is_file().then_some(Self::Source)
     }
 }
 
-/// Finds a compiler for BPF: the one in use, else any of rustup's, else the distribution's.
+/// Finds a compiler for BPF: the current one, else one of rustup's, else the distribution's.
 ///
 /// # Errors
 ///
-/// [`Missing::Compiler`] names the places that were tried.
+/// [`Missing::Compiler`] names the sysroots that were searched.
 pub fn find_compiler() -> Result<Compiler, Missing> {
     let looked_in = sysroots();
     let found = looked_in.iter().find_map(|sysroot| compiler_in(sysroot));
@@ -116,7 +115,7 @@ fn compiler_in(sysroot: &Path) -> Option<Compiler> {
     if !version.is_usable() {
         return None;
     }
-    // `-Z build-std` wants the cargo of the same release; with a prebuilt `core` any cargo will do.
+    // `-Z build-std` needs the cargo of the same release; with a prebuilt `core` any cargo works.
     let own_cargo = sysroot.join("bin/cargo");
     let cargo = if own_cargo.is_file() { own_cargo } else { cargo_in_use() };
     Some(Compiler { rustc, cargo, core, version: version.release })
@@ -140,7 +139,7 @@ fn sysroots() -> Vec<PathBuf> {
     unique
 }
 
-/// The sysroot of the compiler that builds everything else.
+/// The sysroot of the compiler that builds the workspace.
 fn sysroot_in_use() -> Option<PathBuf> {
     // Set in build scripts.
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
@@ -149,7 +148,7 @@ fn sysroot_in_use() -> Option<PathBuf> {
     Some(PathBuf::from(sysroot.trim())).filter(|path| path.is_dir())
 }
 
-/// In the order of their names, so that the choice does not depend on the file system.
+/// Subfolders sorted by name, so the choice does not depend on the file system.
 fn subfolders(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = dir.read_dir() else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -157,7 +156,7 @@ fn subfolders(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What `rustc -vV` says.
+/// The output of `rustc -vV`.
 #[derive(Debug, PartialEq, Eq)]
 struct CompilerVersion {
     release: String,
@@ -183,11 +182,11 @@ fn major_minor(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Finds bpf-linker: the one that `cargo xtask setup` installed, else one of the same version in `PATH`.
+/// Finds bpf-linker: the one of `cargo xtask setup`, else one of the same version in `PATH`.
 ///
 /// # Errors
 ///
-/// [`Missing::Linker`] names the files that were tried.
+/// [`Missing::Linker`] names the path of the cached linker.
 pub fn find_linker() -> Result<PathBuf, Missing> {
     let cached = cached_linker_root().join("bin/bpf-linker");
     let path = env::var_os("PATH").unwrap_or_default();
@@ -202,13 +201,12 @@ fn has_linker_version(linker: &Path) -> bool {
     version.trim().strip_prefix("bpf-linker ") == Some(LINKER_VERSION)
 }
 
-/// The folder that `cargo xtask setup` gives to `cargo install --root`.
+/// The folder for `cargo install --root`.
 pub fn cached_linker_root() -> PathBuf {
     cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
 }
 
-/// Where things are kept that take long to get. It is outside of the repository, so that the next clone has them, unless there
-/// is no home folder.
+/// The folder for downloads and built tools. It is outside the repository, so clones share it, unless there is no home folder.
 pub fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(home()?.join(".cache")));
@@ -236,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_version_of_the_compiler() {
+    fn compiler_version_is_parsed() {
         let expected = CompilerVersion { release: "1.97.0-nightly".to_owned(), llvm_major: 22 };
         assert_eq!(version("1.97.0-nightly", "22.1.4"), Some(expected));
         assert_eq!(CompilerVersion::parse("rustc 1.96.0"), None);
     }
 
     #[test]
-    fn refuses_old_compilers_and_newer_llvm() {
+    fn old_compilers_and_newer_llvm_are_rejected() {
         let usable = |release, llvm| version(release, llvm).is_some_and(|version| version.is_usable());
         assert!(usable("1.95.0", "22.1.2"));
         assert!(usable("2.0.0", "21.0"));
@@ -252,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_installs_a_missing_linker() {
+    fn error_of_a_missing_linker_names_setup() {
         let missing = Missing::Linker { cached: PathBuf::from("/cache/bin/bpf-linker") };
         let text = missing.to_string();
         assert!(text.contains("/cache/bin/bpf-linker") && text.contains("cargo xtask setup"), "{text}");

@@ -1,4 +1,4 @@
-//! What `--keep` leaves, and how it goes.
+//! The cluster that `--keep` leaves behind, and its removal.
 
 use std::env::current_exe;
 use std::fs::{self, File};
@@ -16,13 +16,16 @@ use lb_tests::{agent, cleanup, wait_for};
 
 use super::{FOLDER, PREFIX, say};
 
+/// How long the servers may take to start.
+const SERVERS_LIMIT: Duration = Duration::from_secs(60);
+
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 
-/// Hands the pods' servers to a process that stays, and says how to look around.
+/// Moves the pods' servers to a process that stays, and prints commands to explore the cluster.
 pub(super) fn keep(cluster: &mut Cluster) -> Result<()> {
     cluster.pods.iter_mut().for_each(lb_tests::cluster::Pod::stop_serving);
     let log = File::create(Path::new(FOLDER).join("servers.log"))?;
-    // It lives in node2's namespace so that `remove` finds it; its sockets are in the pods'.
+    // It runs in node2's namespace, where `remove` finds it; its sockets are in those of the pods.
     let mut servers = cluster.node2.command(current_exe().context("finding this program")?);
     servers.args(["demo", "--serve"]).process_group(0);
     servers.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -30,7 +33,7 @@ pub(super) fn keep(cluster: &mut Cluster) -> Result<()> {
     let serving = || {
         cluster.pods.iter().all(|pod| ask_http(&cluster.client, pod.http(CLIENT[0])).is_ok()).then_some(())
     };
-    wait_for(Duration::from_secs(5), serving).with_context(|| format!("see {FOLDER}/servers.log"))?;
+    wait_for(SERVERS_LIMIT, serving).with_context(|| format!("see {FOLDER}/servers.log"))?;
     cleanup::keep_everything();
     print_tour();
     Ok(())
@@ -42,16 +45,16 @@ fn print_tour() {
     let bpffs = format!("--bpffs {FOLDER}/bpffs1");
     eprintln!(
         "
-Everything is still up: {PREFIX}-client, {PREFIX}-node1 (where the agent is), {PREFIX}-node2, {PREFIX}-pod1 to -pod4.
-Be the client:
+The namespaces {PREFIX}-client, {PREFIX}-node1 (with the agent), {PREFIX}-node2 and {PREFIX}-pod1 to -pod4 stay.
+Send requests as the client:
   {client} curl http://10.96.0.20/
   {client} curl 'http://[fd00:10:96::20]/'
   {client} curl -o /dev/null http://10.96.0.20/download/100000000/5000000
-See what the kernel holds:
+Show what the kernel holds:
   {lb_agent} service list {bpffs}
   {lb_agent} conntrack list {bpffs}
   {lb_agent} status {bpffs}
-Edit the manifests, the agent follows:
+Edit the manifests; the agent applies every change:
   ls {FOLDER}/manifests
   tail -f {FOLDER}/agent1.log
 Remove it:
@@ -59,7 +62,7 @@ Remove it:
     );
 }
 
-/// Serves in the pods of a kept demo until it is killed.
+/// Runs the servers in the pods of a kept demo until it is killed.
 pub(super) fn serve() -> Result<()> {
     let mut servers = Vec::new();
     for pod in PODS {
@@ -70,14 +73,14 @@ pub(super) fn serve() -> Result<()> {
     }
 }
 
-/// Removes a kept demo, or what a killed one has left.
+/// Removes a kept demo, or the remains of a killed one.
 pub(super) fn remove() -> Result<()> {
     let names = fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let names: Vec<String> = names.filter(|name| name.starts_with(&format!("{PREFIX}-"))).collect();
     let folder = Path::new(FOLDER);
     if names.is_empty() && !folder.exists() {
-        bail!("there is no demo to remove");
+        bail!("no demo is running, and none has left anything to remove");
     }
     for name in &names {
         cleanup::remove_namespace_and_processes(name)?;

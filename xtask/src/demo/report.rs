@@ -1,4 +1,4 @@
-//! What the demo found: data, and its presentation as text.
+//! The results of the demo, as data and as text.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,54 +9,54 @@ use serde::Serialize;
 /// Length of the longest bar, in characters.
 const BAR: usize = 16;
 
-/// Everything the demo prints; `--json` prints just this.
+/// All results, as `--json` prints them.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
-    /// Who answered how many requests, for each client and virtual address.
+    /// Answers by pod, for each client and virtual address.
     pub(super) traffic: Vec<Traffic>,
-    /// What was promised, and whether it held.
+    /// The promises, and whether they were kept.
     pub(super) checks: Vec<Check>,
 }
 
 /// Requests of one client to one virtual address.
 #[derive(Debug, Serialize)]
 pub(super) struct Traffic {
-    /// `namespace/name` of the service.
+    /// `namespace/name` of the Service.
     pub(super) service: String,
-    /// What the client spoke to.
+    /// The virtual address.
     pub(super) address: SocketAddr,
     /// `TCP` or `UDP`
     pub(super) protocol: &'static str,
-    /// Where the requests came from.
+    /// The namespace that the requests came from.
     pub(super) client: String,
     /// Number of requests.
     pub(super) requests: u32,
-    /// Answers by pod; also of pods that should and did not answer.
+    /// Answers by pod, 0 for a backend that did not answer.
     pub(super) answers: BTreeMap<String, u32>,
-    /// Requests without an answer, by what went wrong.
+    /// Requests without an answer, by error.
     pub(super) failures: BTreeMap<String, u32>,
-    /// Answers that came from a pod which saw another address than the client's.
+    /// Answers from pods that saw another address than the client's.
     pub(super) address_changed: u32,
 }
 
 /// A promise.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// What should be.
+    /// The claim.
     pub(super) promise: String,
-    /// Whether it was.
+    /// Whether it held.
     pub(super) kept: bool,
-    /// What was seen.
+    /// The observation.
     pub(super) seen: String,
 }
 
 impl Report {
-    /// Notes whether a promise was kept.
+    /// Adds a promise and whether it was kept.
     pub(super) fn check(&mut self, promise: &str, kept: bool, seen: impl Into<String>) {
         self.checks.push(Check { promise: promise.to_owned(), kept, seen: seen.into() });
     }
 
-    /// An error if a promise was not kept.
+    /// Fails if a promise was not kept.
     pub(super) fn verdict(&self) -> anyhow::Result<()> {
         let broken: Vec<&str> =
             self.checks.iter().filter(|check| !check.kept).map(|check| check.promise.as_str()).collect();
@@ -75,7 +75,7 @@ impl Report {
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY).force_no_tty();
         table.set_header(["service", "virtual address", "pod", "answers", ""]);
         for traffic in &self.traffic {
-            // One row for each virtual address, with one line for each pod.
+            // One row per virtual address, with one line per pod.
             let lines = |line: &dyn Fn((&String, &u32)) -> String| {
                 traffic.answers.iter().map(line).collect::<Vec<_>>().join("\n")
             };
@@ -103,7 +103,7 @@ impl Check {
     }
 }
 
-/// A bar of [`BAR`] characters for `most`, and shorter in proportion; any answer at all shows.
+/// A bar with [`BAR`] characters for `most`, shorter in proportion, and at least one character for any answer.
 fn bar(answers: u32, most: u32) -> String {
     let length = (answers as usize * BAR).div_ceil(most.max(1) as usize);
     "█".repeat(length)
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_in_proportion() {
+    fn bars_are_proportional() {
         let text = report().text(false);
         let bars: Vec<usize> = text
             .lines()
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_promise_is_shown_and_fails() {
+    fn broken_promise_is_shown_and_fails() {
         let mut report = report();
         report.check("requests are answered", true, "90 of 90");
         assert!(report.verdict().is_ok());

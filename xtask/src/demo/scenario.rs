@@ -1,4 +1,4 @@
-//! What happens in the demo.
+//! The scenes of the demo.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -19,23 +19,23 @@ use super::say;
 /// Requests to each virtual address.
 const REQUESTS: u32 = 100;
 
-/// Octets of a DNS-sized question; with the answer's first line it stays below 512.
+/// Bytes of a DNS-sized question. With the answer's first line it stays below 512.
 const QUESTION: usize = 400;
 
-/// Octets of the long download; it is slow until everything has happened.
+/// Bytes of the long download, which is slow until the scene is over.
 const DOWNLOAD: u64 = 200_000_000;
 
-/// How soon the kernel must know of an edit.
+/// The limit from an edit of a manifest to the maps in the kernel.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
 const WEB_PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 
-/// Virtual addresses that the manifests ask for; that of `my-service` is allocated by the agent.
+/// Virtual addresses that the manifests request. The agent allocates that of `my-service`.
 const WEB: [&str; 2] = ["10.96.0.20:80", "[fd00:10:96::20]:80"];
 const DNS: [&str; 2] = ["10.96.0.10:53", "[fd00:10:96::10]:53"];
 const EMPTY: [&str; 2] = ["10.96.0.30", "fd00:10:96::30"];
 
-/// Writes the manifests that the demo begins with.
+/// Writes the first manifests of the demo.
 pub(super) fn write_manifests(cluster: &Cluster) -> Result<()> {
     let files = [
         ("my-service", include_str!("manifests/my-service.yaml")),
@@ -48,7 +48,7 @@ pub(super) fn write_manifests(cluster: &Cluster) -> Result<()> {
     write_web(cluster, &WEB_PODS)
 }
 
-/// Writes the dual-stack service `web` with these pods.
+/// Writes the dual-stack Service `web` with these pods.
 fn write_web(cluster: &Cluster, pods: &[&str]) -> Result<()> {
     let addresses = WEB.map(str::parse::<SocketAddr>);
     let endpoint = |name: &&str| Some(cluster.pod(name)?.endpoint());
@@ -73,11 +73,11 @@ fn write_web(cluster: &Cluster, pods: &[&str]) -> Result<()> {
     Ok(cluster.manifests.put(&web)?)
 }
 
-/// Plays all scenes; the agent is another one afterwards.
+/// Plays all scenes; returns the agent that replaced `agent`.
 pub(super) fn play(cluster: &Cluster, agent: Agent) -> Result<(Report, Agent)> {
     let mut report = Report::default();
     balance(cluster, &agent, &mut report)?;
-    refuse(cluster, &mut report)?;
+    reject(cluster, &mut report)?;
     let agent = remove_a_backend_under_a_download(cluster, agent, &mut report)?;
     Ok((report, agent))
 }
@@ -120,7 +120,7 @@ fn balance(cluster: &Cluster, agent: &Agent, report: &mut Report) -> Result<()> 
             pods,
         });
     }
-    // pod1 is a backend of `web` itself.
+    // pod1 is also a backend of `web`.
     for to in WEB {
         scenes.push(Scene {
             service: "default/web",
@@ -138,11 +138,11 @@ fn balance(cluster: &Cluster, agent: &Agent, report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-fn netns<'a>(cluster: &'a Cluster, who: &str) -> Result<&'a Netns> {
-    if who == "client" {
+fn netns<'a>(cluster: &'a Cluster, name: &str) -> Result<&'a Netns> {
+    if name == "client" {
         return Ok(&cluster.client);
     }
-    Ok(&cluster.pod(who).with_context(|| format!("there is no {who}"))?.netns)
+    Ok(&cluster.pod(name).with_context(|| format!("there is no {name}"))?.netns)
 }
 
 impl Scene<'_> {
@@ -176,8 +176,8 @@ impl Scene<'_> {
 impl Traffic {
     fn count(&mut self, answer: &Answer) {
         *self.answers.entry(answer.server.clone()).or_default() += 1;
-        // A pod that reaches itself sees another address than its own, else answers would never leave it. (The port may be another
-        // one: that of the client may be one it had for a backend through another service a moment ago.)
+        // A pod that reaches itself sees another address than its own, or its answers would never leave it. (The client's port may
+        // differ: it is replaced if the client used it for the same backend through another Service a moment ago.)
         if answer.server != self.client && answer.seen.ip() != answer.local.ip() {
             self.address_changed += 1;
         }
@@ -187,7 +187,7 @@ impl Traffic {
         self.answers.values().sum()
     }
 
-    /// Whether each pod has about its share: six standard deviations are one wrong alarm in 10⁸.
+    /// Whether each pod has about its share, within six standard deviations: one false alarm in 10⁸ runs.
     fn is_even(&self) -> bool {
         let (requests, share) = (f64::from(self.requests), 1.0 / self.answers.len() as f64);
         let tolerance = 6.0 * (requests * share * (1.0 - share)).sqrt();
@@ -239,7 +239,7 @@ fn judge_traffic(report: &mut Report) {
     );
 }
 
-/// The address that the agent gave to a service of the namespace `default`.
+/// The address that the agent allocated to a Service of the namespace `default`.
 fn allocated_address(agent: &Agent, service: &str) -> Result<IpAddr> {
     let output = agent.ask(&["service", "list", "-o", "json"])?;
     let list: serde_json::Value =
@@ -252,9 +252,9 @@ fn allocated_address(agent: &Agent, service: &str) -> Result<IpAddr> {
     address.with_context(|| format!("no frontend in {entry}"))?.parse().with_context(|| format!("in {entry}"))
 }
 
-/// A service without endpoints.
-fn refuse(cluster: &Cluster, report: &mut Report) -> Result<()> {
-    say("asking a service that nobody serves");
+/// Sends requests to a Service without endpoints.
+fn reject(cluster: &Cluster, report: &mut Report) -> Result<()> {
+    say("sending requests to a Service without endpoints");
     let mut slowest = Duration::ZERO;
     let mut wrong = Vec::new();
     for address in EMPTY {
@@ -288,13 +288,13 @@ fn not_refused(result: io::Result<Answer>) -> Option<String> {
     }
 }
 
-/// Removes the backend that a long download comes from; then the agent is killed and started again, too.
+/// Removes the backend of a running download, then kills and restarts the agent.
 fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &mut Report) -> Result<Agent> {
     let web: SocketAddr = WEB[0].parse()?;
     let mut connection = Connection::open(&cluster.client, web).context("connecting to web")?;
     let server = connection.ask()?.server;
     say(&format!(
-        "downloading {} MB from {server} and removing {server} from the service meanwhile",
+        "downloading {} MB from {server}, and removing {server} from the Service meanwhile",
         DOWNLOAD / 1_000_000
     ));
     let transfer = connection.download_slowly(DOWNLOAD);
@@ -304,7 +304,7 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
     let others: Vec<&str> = WEB_PODS.into_iter().filter(|pod| *pod != server).collect();
     let start = Instant::now();
     write_web(cluster, &others)?;
-    // The answers of a moment without the removed pod; it would get every fourth connection.
+    // The removed pod would get every fourth of these connections.
     let avoided =
         wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(&server)).then(|| start.elapsed()));
     let after = answers(cluster, web, REQUESTS);
@@ -317,7 +317,7 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
         format!("{soon}; then {others_answer} of {REQUESTS} to the others"),
     );
 
-    say("killing the agent (kill -9) and starting it again");
+    say("killing the agent (kill -9) and restarting it");
     agent.kill()?;
     let without: u32 = answers(cluster, web, REQUESTS).values().sum();
     report.check(
@@ -328,19 +328,19 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
     let agent = cluster.start_agent(1)?;
 
     let (at, running) = (transfer.received(), !transfer.is_finished());
-    say("waiting for the download");
+    say("waiting for the end of the download");
     let result = transfer.join();
     let kept = running && result.as_ref().is_ok_and(|name| *name == server);
     let seen = match result {
-        Ok(_) if !running => "it had ended before".to_owned(),
-        Ok(name) => format!("at {at} octets then; all {DOWNLOAD} came from {name}, each compared"),
+        Ok(_) if !running => "the download ended too early".to_owned(),
+        Ok(name) => format!("it was at {at} bytes; all {DOWNLOAD} came from {name} and are correct"),
         Err(error) => error.to_string(),
     };
     report.check("the running download survives both", kept, seen);
     Ok(agent)
 }
 
-/// Who answers so many new connections; failures do not count.
+/// Answers by pod to so many new connections. Failures are not counted.
 fn answers(cluster: &Cluster, to: SocketAddr, requests: u32) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for answer in (0..requests).filter_map(|_| ask_http(&cluster.client, to).ok()) {

@@ -1,4 +1,4 @@
-//! The table of kernels and features in docs/kernels.md, made of what `lb-agent check` found in the guests.
+//! The table in docs/kernels.md, from the results of `lb-agent check` in the guests.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use anyhow::{Context as _, ensure};
 use super::kernel::DEFAULTS;
 use super::report::{Probe, Report};
 
-/// What is around the table.
+/// The markers around the table.
 const BEGIN: &str = "<!-- written by `cargo xtask vm --write-docs`: begin -->\n";
 const END: &str = "<!-- end -->\n";
-/// The one probe that only says what kernel it is.
+/// The probe that only reports the kernel's version.
 const KERNEL: &str = "kernel";
 
-/// Compares the page with what was found, or writes it. Only a run on all kernels of the table can say anything.
+/// Compares the page with the results, or writes it, after a run on all kernels of the table.
 pub(super) fn compare_or_write(reports: &[(String, Report)], write: bool) -> anyhow::Result<()> {
-    let of = |name: &'static str| {
-        reports.iter().find(|(of, _)| of == name).map(|(_, report)| (name, report.probes()))
+    let column = |name: &'static str| {
+        reports.iter().find(|(kernel, _)| kernel == name).map(|(_, report)| (name, report.probes()))
     };
-    let Some(columns) = DEFAULTS.map(of).into_iter().collect::<Option<Vec<_>>>() else {
-        ensure!(!write, "the table has the kernels {}: run them all", DEFAULTS.join(" and "));
+    let Some(columns) = DEFAULTS.map(column).into_iter().collect::<Option<Vec<_>>>() else {
+        ensure!(!write, "the table needs results of the kernels {}: run all of them", DEFAULTS.join(" and "));
         return Ok(());
     };
     let path = page();
@@ -31,7 +31,7 @@ pub(super) fn compare_or_write(reports: &[(String, Report)], write: bool) -> any
     }
     ensure!(
         text == current,
-        "the table in {} is not what these kernels have: run `cargo xtask vm --write-docs` and commit it",
+        "the table in {} does not match these kernels: run `cargo xtask vm --write-docs` and commit it",
         path.display()
     );
     Ok(())
@@ -43,8 +43,8 @@ fn page() -> PathBuf {
 
 fn with_table(page: &str, table: &str) -> anyhow::Result<String> {
     let (before, rest) =
-        page.split_once(BEGIN).with_context(|| format!("there is no line {}", BEGIN.trim()))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("there is no line {}", END.trim()))?;
+        page.split_once(BEGIN).with_context(|| format!("the line {} is missing", BEGIN.trim()))?;
+    let (_, after) = rest.split_once(END).with_context(|| format!("the line {} is missing", END.trim()))?;
     Ok(format!("{before}{BEGIN}{table}{END}{after}"))
 }
 
@@ -60,7 +60,7 @@ fn table(columns: &[(&str, &[Probe])]) -> String {
 }
 
 fn cell(probes: &[Probe], name: &str) -> String {
-    let Some(probe) = probes.iter().find(|probe| probe.name == name) else { return "not asked".to_owned() };
+    let Some(probe) = probes.iter().find(|probe| probe.name == name) else { return "not checked".to_owned() };
     if probe.result == "ok" {
         return "yes".to_owned();
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_what_is_degraded() {
+    fn table_names_degraded_features() {
         let old = [probe("kernel", "ok", "Linux 6.1.0"), probe("tcx", "degraded", "no tcx\nmore")];
         let new = [probe("kernel", "ok", "Linux 6.12.0"), probe("tcx", "ok", "links")];
         let expected = "| | Linux 6.1 | Linux 6.12 |\n|---|---|---|\n| tcx | **degraded**: no tcx | yes |\n";
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_its_marks() {
+    fn page_has_its_markers() {
         let text = fs::read_to_string(page()).unwrap();
         assert!(with_table(&text, "").is_ok());
     }

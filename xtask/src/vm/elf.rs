@@ -1,11 +1,11 @@
-//! Programs and the libraries they are linked with.
+//! Programs and their shared libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// The shared libraries that a program needs, and the loader, as the loader itself finds them; none for a static one.
+/// The shared libraries of a program, and the loader, as the loader finds them. A static program has none.
 pub(super) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -21,7 +21,7 @@ fn parse(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A copy without debugging information, which is most of a test.
+/// Copies a program without debugging information, which is most of a test binary.
 pub(super) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("strip");
     command.arg("--strip-debug").arg("-o").arg(to).arg(program);
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_found_in_what_ldd_says() {
+    fn paths_are_read_from_the_output_of_ldd() {
         let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);

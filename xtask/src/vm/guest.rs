@@ -1,5 +1,4 @@
-//! What runs inside, as process 1: mounts what a machine has, loads modules, runs the tests, tells how they went, and turns the
-//! machine off.
+//! Process 1 of the guest: mounts file systems, loads modules, runs the tests, reports the results, and powers off.
 
 use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};
@@ -19,17 +18,17 @@ use super::report::{Probe, Record, Test, TestOutcome};
 
 /// How long a test may run.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
-/// Where records go: the second serial port.
+/// The second serial port, which takes the records.
 const CHANNEL: &str = "/dev/ttyS1";
-/// Where tests write why they, or parts of them, do not run; see `lb_tests::skip`.
+/// The file to which tests write the reasons of skips; see `lb_tests::skip`.
 const SKIPS: &str = "/tmp/skips";
-/// Octets of a failed test's output that are told: the last ones.
+/// The last bytes of a failed test's output that are reported.
 const OUTPUT: usize = 16_384;
 
-/// Where the tests and the agent are.
+/// The folder of the tests and the agent.
 pub(super) const TESTS: &str = "/tests";
 
-/// What is mounted where, in this order.
+/// File systems and mount points, in order.
 const MOUNTS: [(&str, &str); 7] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -43,19 +42,19 @@ const MOUNTS: [(&str, &str); 7] = [
 /// Arguments of `vm-guest`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How much longer than on a real machine things may take
+    /// Factor for time limits, compared with a real machine
     #[arg(long)]
     patience: u32,
 }
 
-/// Never returns: the end of process 1 is a panic of the kernel, so an error is printed, and the report has no end.
+/// Never returns, because the kernel panics when process 1 ends. After an error the report has no closing line.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Err(error) = run_all(args) {
         eprintln!("guest: {error:#}");
     }
-    // So that the console has it.
+    // Time for the console to print the error.
     thread::sleep(Duration::from_millis(500));
-    let never: Infallible = reboot(RebootMode::RB_POWER_OFF).context("cannot turn the machine off")?;
+    let never: Infallible = reboot(RebootMode::RB_POWER_OFF).context("cannot power off")?;
     match never {}
 }
 
@@ -67,18 +66,18 @@ fn run_all(args: &Args) -> anyhow::Result<()> {
     let mut guest = Guest::open()?;
     let plan = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
     let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("in {PLAN}"))?;
-    become_a_node()?;
+    configure_network()?;
     let missing_modules = plan.modules.iter().filter(|module| !load(module)).cloned().collect();
-    guest.tell(&Record::Started { missing_modules })?;
-    guest.tell(&Record::Check(check()?))?;
+    guest.report(&Record::Started { missing_modules })?;
+    guest.report(&Record::Check(check()?))?;
     for binary in &plan.binaries {
         guest.run(binary, args.patience)?;
     }
     guest.close()
 }
 
-/// As the network of a node is set.
-fn become_a_node() -> anyhow::Result<()> {
+/// Sets the sysctls of a node and brings up `lo`.
+fn configure_network() -> anyhow::Result<()> {
     for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
         let path = format!("/proc/sys/net/{setting}");
         fs::write(&path, "1").with_context(|| format!("cannot write {path}"))?;
@@ -88,7 +87,7 @@ fn become_a_node() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a module and those it needs; false where this kernel has none of this name.
+/// Loads a module with its dependencies; false if this kernel has none of this name.
 fn load(module: &str) -> bool {
     Command::new("modprobe").args(["--quiet", module]).status().is_ok_and(|status| status.success())
 }
@@ -106,7 +105,7 @@ fn check() -> anyhow::Result<Vec<Probe>> {
     })
 }
 
-/// The report, as far as it is written.
+/// The report and its counts up to now.
 struct Guest {
     channel: File,
     skips: File,
@@ -124,7 +123,7 @@ impl Guest {
         Ok(Self { channel, skips, passed: 0, skipped: 0, failed: 0 })
     }
 
-    fn tell(&mut self, record: &Record) -> anyhow::Result<()> {
+    fn report(&mut self, record: &Record) -> anyhow::Result<()> {
         let mut line = serde_json::to_string(record)?;
         line.push('\n');
         self.channel.write_all(line.as_bytes()).with_context(|| format!("cannot write to {CHANNEL}"))
@@ -132,7 +131,7 @@ impl Guest {
 
     fn close(&mut self) -> anyhow::Result<()> {
         let Self { passed, skipped, failed, .. } = *self;
-        self.tell(&Record::Closing { passed, skipped, failed })?;
+        self.report(&Record::Closing { passed, skipped, failed })?;
         nix::sys::termios::tcdrain(&self.channel).context("cannot wait for the serial port")
     }
 
@@ -149,10 +148,10 @@ impl Guest {
             TestOutcome::Failed => self.failed += 1,
         }
         let name = binary.full_name(name);
-        self.tell(&Record::Test(Test { name, outcome, seconds: took.as_secs_f64() }))
+        self.report(&Record::Test(Test { name, outcome, seconds: took.as_secs_f64() }))
     }
 
-    /// Runs the tests of a binary one after the other in one process, or in several, should it crash or hang.
+    /// Runs the tests of a binary one after the other in one process, and in another one after a crash or a hang.
     fn run(&mut self, binary: &Binary, patience: u32) -> anyhow::Result<()> {
         for (name, reason) in &binary.skipped {
             self.done(binary, name, TestOutcome::Skipped { reason: reason.clone() }, Duration::ZERO)?;
@@ -165,24 +164,24 @@ impl Guest {
         Ok(())
     }
 
-    /// How many of the tests have run; one at least.
+    /// Runs tests until the process ends; the number of tests that ran, at least one.
     fn run_process(&mut self, binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<usize> {
         let mut process = Process::start(binary, tests, patience)?;
         for (ran, name) in tests.iter().enumerate() {
             let start = Instant::now();
             let outcome = match process.next_result()? {
-                Next::Passed => self.what_was_skipped()?,
+                Next::Passed => self.passed_or_skipped()?,
                 Next::Failed => TestOutcome::Failed,
                 Next::Ended => {
                     self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
-                    let said = format!("it ended the process, which said last:\n{}", process.output);
-                    self.tell(&Record::Output { name: binary.full_name(name), output: said })?;
+                    let said = format!("the test ended the process; end of its output:\n{}", process.output);
+                    self.report(&Record::Output { name: binary.full_name(name), output: said })?;
                     return Ok(ran + 1);
                 }
                 Next::Silence => {
                     self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
-                    let output = format!("it takes longer than {} s", LIMIT.as_secs());
-                    self.tell(&Record::Output { name: binary.full_name(name), output })?;
+                    let output = format!("the test takes longer than {} s", LIMIT.as_secs());
+                    self.report(&Record::Output { name: binary.full_name(name), output })?;
                     return Ok(ran + 1);
                 }
             };
@@ -192,20 +191,20 @@ impl Guest {
         if output.contains("\nfailures:\n") {
             let from = output.len().saturating_sub(OUTPUT);
             let from = (from..).find(|at| output.is_char_boundary(*at)).unwrap_or_default();
-            self.tell(&Record::Output { name: binary.name.clone(), output: output[from..].to_owned() })?;
+            self.report(&Record::Output { name: binary.name.clone(), output: output[from..].to_owned() })?;
         }
         Ok(tests.len())
     }
 
-    /// How a test that has passed did so.
-    fn what_was_skipped(&mut self) -> anyhow::Result<TestOutcome> {
+    /// The outcome of a passed test: passed, in parts, or skipped as a whole.
+    fn passed_or_skipped(&mut self) -> anyhow::Result<TestOutcome> {
         let mut text = String::new();
         self.skips.read_to_string(&mut text).with_context(|| format!("cannot read {SKIPS}"))?;
         self.skips.seek(SeekFrom::End(0))?;
         let mut without: Vec<String> = text.lines().map(str::to_owned).collect();
         without.sort_unstable();
         without.dedup();
-        // A whole test says so by a leading mark.
+        // `lb_tests::skip` marks a test that is skipped as a whole.
         Ok(match without.iter().find_map(|reason| reason.strip_prefix("WHOLE ")) {
             Some(reason) => TestOutcome::Skipped { reason: reason.to_owned() },
             None => TestOutcome::Passed { without },
@@ -213,13 +212,13 @@ impl Guest {
     }
 }
 
-/// What comes next of a test binary.
+/// The next event of a test binary.
 enum Next {
     Passed,
     Failed,
-    /// The process is over.
+    /// The process ended.
     Ended,
-    /// Nothing came for too long.
+    /// No output for too long.
     Silence,
 }
 
@@ -227,7 +226,7 @@ enum Next {
 struct Process {
     child: Child,
     lines: Receiver<String>,
-    /// What it has said besides results.
+    /// Its output besides test results.
     output: String,
 }
 
@@ -235,7 +234,7 @@ impl Process {
     fn start(binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<Self> {
         let path = Path::new(TESTS).join(&binary.name);
         let mut command = Command::new(&path);
-        // Those that only a guest runs are ignored elsewhere.
+        // Tests that only a guest runs are marked `#[ignore]`.
         command.args(["--test-threads=1", "--include-ignored", "--exact"]).args(tests);
         command.env("LB_AGENT", format!("{TESTS}/lb-agent")).env("LB_TEST_SKIPS", SKIPS);
         command.env("LB_NEXT_AGENT", format!("{TESTS}/next-lb-agent"));
@@ -266,7 +265,7 @@ impl Process {
         self.output.push('\n');
     }
 
-    /// What it says after the last test.
+    /// Its output, to the end.
     fn rest(mut self) -> anyhow::Result<String> {
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
             self.keep(&line);
@@ -278,7 +277,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         self.child.kill().unwrap_or_default();
         if let Err(error) = self.child.wait() {
             eprintln!("guest: cannot wait for the tests: {error}");
@@ -298,7 +297,7 @@ fn read_lines(stdout: ChildStdout) -> Receiver<String> {
     from
 }
 
-/// Whether the test has passed that this line of libtest is about.
+/// Whether the test of this libtest line passed; `None` for other lines.
 fn result_of(line: &str) -> Option<bool> {
     let (_, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     match result {
@@ -313,9 +312,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_told_from_what_tests_print() {
-        assert_eq!(result_of("test packet::sctp::x ... ok"), Some(true));
-        assert_eq!(result_of("test packet::sctp::x ... FAILED"), Some(false));
+    fn results_are_distinguished_from_output() {
+        assert_eq!(result_of("test sctp::x ... ok"), Some(true));
+        assert_eq!(result_of("test sctp::x ... FAILED"), Some(false));
         for line in ["test result: ok. 1 passed", "running 2 tests", "", "test x ... ignored"] {
             assert_eq!(result_of(line), None, "{line}");
         }

@@ -1,4 +1,4 @@
-//! What a guest is made of: the tests, the agent, the tools they call, their libraries, and the modules of its kernel.
+//! The image of a guest: tests, agent, the programs that they call, libraries, and modules of the kernel.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -18,7 +18,7 @@ use super::{create_dir, elf};
 use crate::process::{self, cargo, command_line};
 use crate::setup;
 
-/// Programs that the tests and the guest call, besides those of [`setup::TOOLS`].
+/// Programs that the tests and the guest run, besides those of [`setup::TOOLS`].
 const TOOLS: [&str; 17] = [
     "cat",
     "find",
@@ -38,20 +38,20 @@ const TOOLS: [&str; 17] = [
     "umount",
     "unshare",
 ];
-/// What tools read. Those that are not here are not needed here.
+/// Files that the programs read, if this machine has them.
 const FILES: [&str; 5] =
     ["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2", "/etc/nsswitch.conf"];
 /// Folders with plugins.
 const PLUGINS: [&str; 2] =
     ["/usr/lib/x86_64-linux-gnu/xtables", "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules"];
-/// Empty folders, for what is mounted there.
+/// Empty folders, as mount points.
 const FOLDERS: [&str; 7] = ["/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var"];
 
 /// A test binary of `lb-tests`.
 pub(super) struct TestBinary {
-    /// `packet`, `netns`, …
+    /// For example `packet`.
     pub(super) name: String,
-    /// Without debugging information.
+    /// The binary without debugging information.
     pub(super) path: PathBuf,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn build_tests() -> anyhow::Result<Vec<TestBinary>> {
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{line}`"))?;
     ensure!(output.status.success(), "`{line}` failed: {}", output.status);
-    let text = String::from_utf8(output.stdout).context("cargo said something that is not Unicode")?;
+    let text = String::from_utf8(output.stdout).context("the output of cargo is not Unicode")?;
     let folder = folder()?;
     let mut tests = Vec::new();
     for message in text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
@@ -87,11 +87,11 @@ pub(super) fn build_tests() -> anyhow::Result<Vec<TestBinary>> {
             tests.push(TestBinary { name: target.name, path });
         }
     }
-    ensure!(!tests.is_empty(), "`{line}` made no test");
+    ensure!(!tests.is_empty(), "`{line}` built no test");
     Ok(tests)
 }
 
-/// Where stripped programs are.
+/// The folder of stripped programs.
 fn folder() -> anyhow::Result<PathBuf> {
     let folder = super::folder("programs")?;
     create_dir(&folder)?;
@@ -108,11 +108,11 @@ pub(super) fn write(
     let mut tree = Tree::default();
     let mut programs = Programs::default();
     FOLDERS.iter().for_each(|path| tree.folder(path));
-    let me = env::current_exe().context("cannot tell where xtask itself is")?;
+    let me = env::current_exe().context("cannot find the path of the xtask binary")?;
     let init = folder()?.join("init");
     elf::strip(&me, &init)?;
     tree.file("/init", &init)?;
-    programs.needed(&init)?;
+    programs.add_libraries(&init)?;
     let mut all: Vec<(&str, PathBuf)> =
         tests.iter().map(|test| (test.name.as_str(), test.path.clone())).collect();
     for (name, built) in [("lb-agent", "release/lb-agent"), ("next-lb-agent", "next-layout/lb-agent")] {
@@ -122,13 +122,13 @@ pub(super) fn write(
     }
     for (name, path) in &all {
         tree.file(Path::new(TESTS).join(name), path)?;
-        programs.needed(path)?;
+        programs.add_libraries(path)?;
     }
     add_tools(&mut tree, &mut programs)?;
     for library in &programs.libraries {
         tree.add(library)?;
     }
-    // Read by tests, from where they were built.
+    // Tests read these files at their path in the workspace.
     tree.copy_below(
         &ebpf_build::workspace_root().join("deploy"),
         &ebpf_build::workspace_root().join("deploy"),
@@ -140,32 +140,32 @@ pub(super) fn write(
 }
 
 fn add_tools(tree: &mut Tree, programs: &mut Programs) -> anyhow::Result<()> {
-    // Where the kernel looks for the program that loads modules, and scripts for theirs; both may be links.
+    // The kernel runs /sbin/modprobe, and scripts run /bin/sh; both may be links.
     for path in ["/sbin/modprobe", "/bin/sh"] {
         tree.resolve(Path::new(path))?;
     }
     let names: BTreeSet<&str> = setup::TOOLS.iter().map(|(name, _)| *name).chain(TOOLS).collect();
     for name in names {
         let path = process::find(name)
-            .with_context(|| format!("there is no program {name} to put into the guest"))?;
+            .with_context(|| format!("the guest needs the program {name}, which is not installed"))?;
         tree.add(&path)?;
-        programs.needed(&path)?;
+        programs.add_libraries(&path)?;
     }
     for path in FILES.iter().chain(&PLUGINS).map(Path::new).filter(|path| path.exists()) {
         tree.add(path)?;
     }
     let plugins = fs::read_dir(PLUGINS[0]).into_iter().flatten().filter_map(io::Result::ok);
-    plugins.map(|entry| entry.path()).try_for_each(|plugin| programs.needed(&plugin))
+    plugins.map(|entry| entry.path()).try_for_each(|plugin| programs.add_libraries(&plugin))
 }
 
-/// The libraries of all programs.
+/// The shared libraries of all programs.
 #[derive(Default)]
 struct Programs {
     libraries: BTreeSet<PathBuf>,
 }
 
 impl Programs {
-    fn needed(&mut self, program: &Path) -> anyhow::Result<()> {
+    fn add_libraries(&mut self, program: &Path) -> anyhow::Result<()> {
         self.libraries.extend(elf::libraries(program)?);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Where kernels come from: Debian's packages, unpacked into the cache.
+//! Kernels from Debian's packages, unpacked in the cache.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -10,22 +10,22 @@ use anyhow::{Context as _, bail, ensure};
 use super::create_dir;
 use crate::process;
 
-/// The kernels that run where none is named.
+/// The kernels of a run without `--kernel`.
 pub(super) const DEFAULTS: [&str; 2] = ["6.1", "6.12"];
 
 /// A kernel with its modules.
 pub(super) struct Kernel {
-    /// As it was asked for.
+    /// The value of `--kernel`.
     pub(super) name: String,
-    /// What `uname -r` says.
+    /// The output of `uname -r`.
     pub(super) release: String,
-    /// The compressed image that a boot loader takes.
+    /// The compressed image for a boot loader.
     pub(super) image: PathBuf,
-    /// `lib/modules/RELEASE`, with the tables of depmod.
+    /// `lib/modules/RELEASE`, with the files of depmod.
     pub(super) modules: PathBuf,
 }
 
-/// Finds a kernel by version, path, or as that of this machine.
+/// Finds a kernel by version or path, or the kernel of this machine (`host`).
 pub(super) fn find(name: &str) -> anyhow::Result<Kernel> {
     if name == "host" {
         return of_host();
@@ -46,15 +46,15 @@ pub(super) fn find(name: &str) -> anyhow::Result<Kernel> {
 
 fn of_host() -> anyhow::Result<Kernel> {
     let release =
-        fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot tell this kernel's release")?;
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the release of this kernel")?;
     let release = release.trim().to_owned();
     let (image, modules) =
         (format!("/boot/vmlinuz-{release}").into(), format!("/lib/modules/{release}").into());
     let kernel = Kernel { name: "host".to_owned(), release, image, modules };
     ensure!(
         kernel.image.is_file() && kernel.modules.is_dir(),
-        "the image or the modules of this machine's kernel are not here ({}, {}): its tests run on the machine itself, \
-         by `cargo xtask test`",
+        "this machine lacks the image or the modules of its kernel ({}, {}): run `cargo xtask test`, which tests it \
+         without a virtual machine",
         kernel.image.display(),
         kernel.modules.display()
     );
@@ -68,7 +68,10 @@ fn in_folder(name: &str, folder: &Path) -> anyhow::Result<Kernel> {
     let release = file_name.trim_start_matches("vmlinuz-").to_owned();
     let modules = ["lib/modules", "usr/lib/modules"].map(|path| folder.join(path).join(&release));
     let Some(modules) = modules.into_iter().find(|path| path.is_dir()) else {
-        bail!("there are no modules of {release} in {}", folder.display());
+        bail!(
+            "{} has no modules of {release}, neither in lib/modules nor in usr/lib/modules",
+            folder.display()
+        );
     };
     Ok(Kernel { name: name.to_owned(), release, image, modules })
 }
@@ -78,10 +81,10 @@ fn only_entry(folder: &Path, prefix: &str) -> anyhow::Result<PathBuf> {
     let mut entries = entries.filter_map(Result::ok).map(|entry| entry.path());
     let found =
         entries.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)));
-    found.with_context(|| format!("there is no {prefix}… in {}", folder.display()))
+    found.with_context(|| format!("{} has no file {prefix}…", folder.display()))
 }
 
-/// The newest one that Debian has of this version; where nothing can be asked, the newest one that was used before.
+/// The newest Debian kernel of this version or, if apt offers none, the newest one in the cache.
 fn of_debian(version: &str) -> anyhow::Result<Kernel> {
     let package = newest_package(version)?;
     let cached = match &package {
@@ -105,25 +108,25 @@ fn newest_package(version: &str) -> anyhow::Result<Option<String>> {
     if found.is_some() {
         return Ok(found);
     }
-    // There are no package lists yet. Offline, what is cached will do.
+    // There are no package lists yet. Without a network the cache has to do.
     if let Err(error) = process::run(crate::setup::apt_get(&["update"])) {
-        eprintln!("vm: {error:#}; going on with the package lists that are there");
+        eprintln!("vm: {error:#}; continuing with the existing package lists");
     }
     packages(version)
 }
 
-/// The newest signed image for clouds, such as `linux-image-6.1.0-56-cloud-amd64`.
+/// The newest signed cloud image, such as `linux-image-6.1.0-56-cloud-amd64`.
 fn packages(version: &str) -> anyhow::Result<Option<String>> {
     let output = Command::new("apt-cache")
         .args(["pkgnames", &format!("linux-image-{version}.")])
         .output()
-        .context("cannot start apt-cache: kernels come from Debian's packages; name an unpacked one by --kernel PATH")?;
+        .context("cannot start apt-cache, which finds Debian's kernel packages; name an unpacked package by --kernel PATH")?;
     let names = String::from_utf8_lossy(&output.stdout);
     let names = names.lines().filter(|name| name.ends_with("-cloud-amd64") && is_offered(name));
     Ok(names.max_by(|a, b| by_numbers(a, b)).map(str::to_owned))
 }
 
-/// A name may be that of something that is only mentioned.
+/// Whether a package of this name exists: apt also knows names that packages only refer to.
 fn is_offered(package: &str) -> bool {
     let output = Command::new("apt-cache").args(["show", "--no-all-versions", package]).output();
     output.is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
@@ -135,13 +138,13 @@ fn newest_cached(version: &str) -> anyhow::Result<PathBuf> {
     let names = entries.filter_map(|name| name.into_string().ok());
     let newest = names.filter(|name| name.starts_with(&prefix)).max_by(|a, b| by_numbers(a, b));
     let newest = newest.with_context(|| {
-        format!("apt offers no package {prefix}*-cloud-amd64 here, and none was used before: add Debian's sources, or name an \
+        format!("apt offers no package {prefix}*-cloud-amd64 here, and the cache has none: add Debian's sources, or name an \
                  unpacked package by --kernel PATH")
     })?;
     Ok(cache()?.join(newest))
 }
 
-/// Compares names as people do: runs of digits are numbers.
+/// Compares names by the numbers in them.
 fn by_numbers(a: &str, b: &str) -> Ordering {
     let numbers = |name: &str| {
         let parts = name.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
@@ -171,20 +174,20 @@ fn of_package(name: &str, package: &Path) -> anyhow::Result<Kernel> {
     in_folder(name, &cached)
 }
 
-/// Unpacks a package and does what its installation would do for the modules. The folder is there whole or not at all.
+/// Unpacks a package and runs depmod, as its installation would. The folder appears only when it is complete.
 fn unpack(package: &Path, cached: &Path) -> anyhow::Result<()> {
-    let whole = cached.with_extension(format!("unpacking-{}", std::process::id()));
-    create_dir(&whole)?;
+    let unpacked = cached.with_extension(format!("unpacking-{}", std::process::id()));
+    create_dir(&unpacked)?;
     let mut command = Command::new("dpkg-deb");
-    command.arg("--extract").arg(package).arg(&whole);
+    command.arg("--extract").arg(package).arg(&unpacked);
     process::run(command)?;
-    let kernel = in_folder("", &whole)?;
+    let kernel = in_folder("", &unpacked)?;
     let mut command = Command::new("depmod");
-    let base = kernel.modules.ancestors().nth(3).unwrap_or(&whole);
+    let base = kernel.modules.ancestors().nth(3).unwrap_or(&unpacked);
     command.arg("--basedir").arg(base).arg(&kernel.release);
     process::run(command)?;
-    fs::rename(&whole, cached)
-        .with_context(|| format!("cannot rename {} to {}", whole.display(), cached.display()))
+    fs::rename(&unpacked, cached)
+        .with_context(|| format!("cannot rename {} to {}", unpacked.display(), cached.display()))
 }
 
 #[cfg(test)]
@@ -192,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_package_has_the_largest_numbers() {
+    fn newest_package_has_the_largest_numbers() {
         let newest =
             |names: &[&str]| names.iter().copied().max_by(|a, b| by_numbers(a, b)).map(str::to_owned);
         let names = ["linux-image-6.1.0-9-cloud-amd64", "linux-image-6.1.0-56-cloud-amd64"];
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_named() {
+    fn unknown_kernel_is_named_in_the_error() {
         let error = find("newest").map(|kernel| kernel.release).map_err(|error| error.to_string());
         assert!(error.is_err_and(|error| error.contains("\"newest\" is neither a version")));
     }

@@ -1,9 +1,9 @@
-//! `cargo xtask vm`: the tests that need root, on the kernels that people have.
+//! `cargo xtask vm`: the kernel tests on the kernels of supported distributions.
 //!
 //! ```text
-//! kernel   where kernels come from         image    the initramfs: tests, tools, libraries, modules
-//! plan     which tests run                 qemu     boots it
-//! guest    what runs inside, as process 1  report   what that tells, line by line, and whether it is whole
+//! kernel   finds and downloads kernels     image    the initramfs: tests, tools, libraries, modules
+//! plan     selects the tests               qemu     boots the image
+//! guest    process 1 of the guest          report   the guest's results, line by line
 //! docs     the table in docs/kernels.md
 //! ```
 
@@ -36,23 +36,23 @@ use self::report::{Record, Report};
 /// Arguments of `vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A kernel: a version that Debian has (6.1), `host`, or the folder or .deb file of a Debian kernel package; may be given
-    /// several times
+    /// Kernel to boot: a version of a Debian package (6.1), `host`, or the folder or .deb file of a Debian kernel package;
+    /// repeat it for several kernels
     #[arg(long = "kernel", value_name = "VERSION|host|PATH", default_values = kernel::DEFAULTS)]
     kernels: Vec<String>,
-    /// Run every test, also those that take long without hardware virtualization
+    /// Run all tests, also those that are slow without hardware virtualization
     #[arg(long)]
     full: bool,
-    /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; may be given several times
+    /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; repeat it for several names
     #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
     tests: Vec<String>,
-    /// Write the table of kernels and features into docs/kernels.md; without this a table that is not current is an error
+    /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error
     #[arg(long)]
     write_docs: bool,
 }
 
 impl Args {
-    /// What is part of `cargo xtask test --vm`, and so of each run of `.ci/run`.
+    /// The arguments of `cargo xtask test --vm`, which `.ci/run` runs.
     pub(crate) fn of_ci() -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     process::run(build_agent())?;
     build_next_agent()?;
     let tests = image::build_tests()?;
-    let accelerator = qemu::accelerator(kernels.first().context("no kernel is named")?)?;
+    let accelerator = qemu::accelerator(kernels.first().context("no kernel was given")?)?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();
     for kernels in kernels.chunks(accelerator.guests_at_once()) {
@@ -102,12 +102,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     docs::compare_or_write(&reports, args.write_docs)
 }
 
-/// Boots the kernel with its image and prints its closing line, or why there is none.
+/// Boots the kernel with its image, and prints its summary or the reason for having none.
 fn run_one(kernel: &Kernel, accelerator: Accelerator) -> Option<Report> {
     let start = Instant::now();
     match boot(kernel, accelerator) {
         Ok(report) => {
-            println!("{}, in {}", report.closing_line(&kernel.release), minutes(start.elapsed()));
+            println!("{}, in {}", report.summary(&kernel.release), minutes(start.elapsed()));
             Some(report)
         }
         Err(error) => {
@@ -131,16 +131,16 @@ fn image_of(kernel: &Kernel) -> anyhow::Result<PathBuf> {
     Ok(folder(&kernel.release)?.join("initramfs.cpio"))
 }
 
-/// Where what the kernel and the tests said is kept: `target/vm/RELEASE`.
+/// The folder for the output of kernel and tests: `target/vm/RELEASE`.
 fn folder(release: &str) -> anyhow::Result<PathBuf> {
     let folder = target_dir()?.join("vm").join(release);
     create_dir(&folder)?;
     Ok(folder)
 }
 
-/// Cargo's target folder: xtask itself is in the folder of a profile there.
+/// Cargo's target folder, two levels above the xtask binary.
 fn target_dir() -> anyhow::Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot tell where xtask itself is")?;
+    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
     me.ancestors().nth(2).map(Path::to_owned).context("xtask is not in a target folder")
 }
 

@@ -10,8 +10,8 @@ use super::image::TestBinary;
 /// Where the plan is in the guest.
 pub(super) const PLAN: &str = "/plan.json";
 
-/// Modules that a node has loaded, or that the first use of something loads there. Whatever else is needed the guest's kernel
-/// asks modprobe for.
+/// Modules to load at boot: those of a node, and those that a node loads on first use. The guest's kernel asks modprobe
+/// for all others.
 const MODULES: [&str; 12] = [
     "veth",
     "vrf",
@@ -27,14 +27,14 @@ const MODULES: [&str; 12] = [
     "udp_diag",
 ];
 
-/// Binaries in the order in which they run: what fails first says most.
+/// Test binaries in the order in which they run, the most specific failures first.
 const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 
-/// What runs besides all of `packet` where time is short: each way of attaching once, and what depends on the kernel. Each costs
-/// a minute or two under Linux 6.1, emulated, most of it in the verifier. A name stands for all tests that begin with it.
+/// The tests of a short run besides all of `packet`: each attach mode once, and what depends on the kernel. Each takes a
+/// minute or two under emulated Linux 6.1, most of it in the verifier. A name stands for all tests that begin with it.
 const SHORT: [&str; 12] = [
-    "datapath::our_own_qdisc_goes_with_us",
-    "datapath::we_come_first_at_ingress_and_last_at_egress",
+    "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
+    "datapath::attachment::tcx_programs_run_first_at_ingress_and_last_at_egress",
     "netns::balancing::replies_come_from_the_virtual_address",
     "netns::clock::",
     "netns::devices::vlan_device",
@@ -47,21 +47,21 @@ const SHORT: [&str; 12] = [
     "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
-/// Tests that say nothing in an emulated machine.
+/// Tests that mean nothing in an emulated machine, and why.
 const NOT_IN_A_GUEST: [(&str, &str); 1] =
     [("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time")];
 
-/// How much of the tests.
+/// Which tests to run.
 pub(super) enum Extent {
     /// All.
     Full,
-    /// What fits into the time that CI has.
+    /// [`SHORT`], which fits into the time of a CI run.
     Short,
     /// Those with one of these in their names.
     Named(Vec<String>),
 }
 
-/// What the guest is to do.
+/// What the guest loads and runs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) modules: Vec<String>,
@@ -72,19 +72,19 @@ pub(super) struct Plan {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Binary {
     pub(super) name: String,
-    /// To be run, in the order in which libtest runs them.
+    /// Tests to run, in the order of libtest.
     pub(super) tests: Vec<String>,
-    /// Not to be run, and why.
+    /// Tests not to run, and why.
     pub(super) skipped: Vec<(String, String)>,
 }
 
 impl Binary {
-    /// `netns::sockets::…`; the tests of `packet` have their binary's name already.
+    /// `netns::sockets::…`
     pub(super) fn full_name(&self, test: &str) -> String {
         full_name(&self.name, test)
     }
 
-    /// The first of these that neither runs nor has a reason not to.
+    /// The first of these that is neither run nor skipped with a reason.
     fn first_without<'a>(&self, tests: &'a [String]) -> Option<&'a String> {
         let is_known = |test: &String| {
             self.tests.contains(test) || self.skipped.iter().any(|(skipped, _)| skipped == test)
@@ -94,10 +94,10 @@ impl Binary {
 }
 
 fn full_name(binary: &str, test: &str) -> String {
-    if test.starts_with(&format!("{binary}::")) { test.to_owned() } else { format!("{binary}::{test}") }
+    format!("{binary}::{test}")
 }
 
-/// Asks the binaries for their tests and chooses.
+/// Lists the tests of the binaries and selects those to run.
 pub(super) fn plan(extent: &Extent, binaries: &[TestBinary]) -> anyhow::Result<Plan> {
     let mut chosen = Vec::new();
     for name in ORDER {
@@ -108,12 +108,12 @@ pub(super) fn plan(extent: &Extent, binaries: &[TestBinary]) -> anyhow::Result<P
             && let Some(left_out) = of_binary.first_without(&list(binary, &["--ignored"])?)
         {
             bail!(
-                "only guests run {left_out}: name it among the tests of the short list, or nothing runs it"
+                "only guests run {left_out}, and no short run does: add it to the short list in xtask/src/vm/plan.rs"
             );
         }
         chosen.push(of_binary);
     }
-    ensure!(binaries.len() == ORDER.len(), "lb-tests has a test binary that {ORDER:?} does not name");
+    ensure!(binaries.len() == ORDER.len(), "lb-tests has a test binary that is not among {ORDER:?}");
     if let Extent::Short = extent {
         for pattern in SHORT {
             let known = chosen
@@ -123,7 +123,7 @@ pub(super) fn plan(extent: &Extent, binaries: &[TestBinary]) -> anyhow::Result<P
         }
     }
     chosen.retain(|binary| !binary.tests.is_empty());
-    ensure!(!chosen.is_empty(), "no test has such a name");
+    ensure!(!chosen.is_empty(), "no test name contains what --test asks for");
     Ok(Plan { modules: MODULES.map(str::to_owned).to_vec(), binaries: chosen })
 }
 
@@ -147,7 +147,7 @@ fn choose(extent: &Extent, binary: &str, tests: Vec<String>) -> Binary {
     chosen
 }
 
-/// What a test binary has, also what is ignored elsewhere; with `--ignored` only that.
+/// All tests of a binary, also those marked `#[ignore]`; with `--ignored` only those.
 fn list(binary: &TestBinary, more: &[&str]) -> anyhow::Result<Vec<String>> {
     let output = Command::new(&binary.path).args(["--list", "--format=terse"]).args(more).output();
     let output = output.with_context(|| format!("cannot start {}", binary.path.display()))?;
@@ -166,18 +166,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_by_name() {
+    fn named_tests_are_chosen() {
         let named = Extent::Named(vec!["sctp".to_owned()]);
-        let tests = ["packet::sctp::flow", "packet::icmp::ping"];
-        assert_eq!(chosen(&named, "packet", &tests), (vec!["packet::sctp::flow".to_owned()], vec![]));
+        let tests = ["sctp::flow", "icmp::ping"];
+        assert_eq!(chosen(&named, "packet", &tests), (vec!["sctp::flow".to_owned()], vec![]));
         let tests = ["sctp::a", "testbed::dropped_cluster_leaves_nothing_behind"];
         assert_eq!(chosen(&Extent::Short, "netns", &tests), (vec!["sctp::a".to_owned()], vec![]));
         let (run, skipped) = chosen(&Extent::Full, "netns", &tests);
         assert_eq!((run.len(), skipped.len()), (1, 1));
     }
 
+    /// A renamed test would otherwise be missed only when a guest runs.
     #[test]
-    fn what_only_guests_run_has_to_be_in_the_short_list() {
+    fn listed_tests_exist() {
+        let folder = ebpf_build::workspace_root().join("tests/tests");
+        for name in SHORT.into_iter().chain(NOT_IN_A_GUEST.map(|(name, _)| name)) {
+            let mut parts = name.split("::");
+            let [binary, module, test] = [(); 3].map(|()| parts.next().unwrap_or_default());
+            let path = folder.join(binary).join(format!("{module}.rs"));
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(text.contains("#[test]"), "{name}: no tests in {}", path.display());
+            assert!(
+                test.is_empty() || text.contains(&format!("fn {test}")),
+                "{name}: not in {}",
+                path.display()
+            );
+        }
+    }
+
+    #[test]
+    fn tests_that_only_guests_run_must_be_in_the_short_list() {
         let named = |tests: &[&str]| tests.iter().map(|test| (*test).to_owned()).collect::<Vec<_>>();
         let short = choose(&Extent::Short, "netns", named(&["clock::a", "bed::b"]));
         assert_eq!(short.first_without(&named(&["clock::a"])), None);

@@ -1,4 +1,4 @@
-//! Booting a kernel under qemu.
+//! Boots a kernel in qemu.
 
 use std::fmt;
 use std::fs;
@@ -18,22 +18,22 @@ use super::report::{Record, Report};
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
-/// How long a guest may say nothing: longer than it lets any test run.
+/// How long a guest may be silent: longer than the limit of a test.
 const SILENCE: Duration = Duration::from_secs(super::guest::LIMIT.as_secs() + 120);
-/// How long a kernel without a root file system may take until it says so.
+/// How long a kernel may take to panic for want of a root file system.
 const PROBE: Duration = Duration::from_secs(30);
-/// What it says.
+/// The message of that panic.
 const NO_ROOT: &str = "Kernel panic - not syncing: VFS";
-/// What a kernel says that is in trouble.
-const TROUBLE: [&str; 6] =
+/// Console messages of a kernel error.
+const KERNEL_ERRORS: [&str; 6] =
     ["Kernel panic", "Oops:", "BUG: ", "general protection fault", "kernel BUG at", "soft lockup"];
 
-/// Who runs the guest's instructions.
+/// How the guest's instructions run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accelerator {
-    /// The CPU.
+    /// On the CPU.
     Kvm,
-    /// The emulator: ten times slower and more.
+    /// In qemu's emulator, at least ten times slower.
     Tcg,
 }
 
@@ -41,13 +41,13 @@ impl Accelerator {
     const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // With a thread for each CPU of the guest, one of them may go on with code that another one has changed, for ever: a kernel
-            // that switches a static branch on was seen so, once in many hours (qemu 7.2, `__inet_stream_connect` of Linux 6.1).
+            // With one thread per virtual CPU, a CPU may run code forever that another one has patched: seen once in many hours, when
+            // the kernel enabled a static branch (qemu 7.2, `__inet_stream_connect` of Linux 6.1).
             Self::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
         }
     }
 
-    /// How many guests run at once: one that is emulated has one CPU of this machine.
+    /// Number of guests that run at once: an emulated one uses one CPU of this machine.
     pub(super) fn guests_at_once(self) -> usize {
         match self {
             Self::Kvm => 1,
@@ -55,7 +55,7 @@ impl Accelerator {
         }
     }
 
-    /// How much longer than on a real machine things may take.
+    /// Factor for time limits, compared with a real machine.
     pub(super) const fn patience(self) -> u32 {
         match self {
             Self::Kvm => 2,
@@ -67,8 +67,8 @@ impl Accelerator {
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Kvm => "by KVM",
-            Self::Tcg => "emulated (an ordinary guest does not boot by KVM here)",
+            Self::Kvm => "with KVM",
+            Self::Tcg => "emulated (KVM does not boot an ordinary guest on this machine)",
         })
     }
 }
@@ -78,7 +78,7 @@ fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Whether a guest boots by KVM, found out by trying: `/dev/kvm` may be there and not able to run an ordinary one.
+/// Finds the accelerator by booting a guest with KVM: `/dev/kvm` may exist and fail to run an ordinary guest.
 pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
@@ -95,7 +95,7 @@ pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     Ok(if boots { Accelerator::Kvm } else { Accelerator::Tcg })
 }
 
-/// Removes what an earlier boot said.
+/// Removes the output of an earlier boot.
 fn remove_old(path: &Path) -> anyhow::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -115,7 +115,7 @@ fn command(
     let mut command = Command::new(PROGRAM);
     let cpus = cpus().min(4).to_string();
     command.args(accelerator.arguments()).args(["-smp", &cpus, "-m", MEMORY]);
-    // A panic is a reboot, and a reboot is the end.
+    // A panic reboots, and a reboot ends qemu.
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
     command.arg("-kernel").arg(&kernel.image);
     command.args(["-append", &format!("console=ttyS0 panic=-1 oops=panic loglevel=5 {parameters}")]);
@@ -126,7 +126,7 @@ fn command(
     command
 }
 
-/// A running emulator; ended when dropped.
+/// A running qemu; killed when dropped.
 struct Guest(Child);
 
 impl Guest {
@@ -142,7 +142,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         self.0.kill().unwrap_or_default();
         if let Err(error) = self.0.wait() {
             eprintln!("cannot wait for {PROGRAM}: {error}");
@@ -153,12 +153,12 @@ impl Drop for Guest {
 /// How a boot ended.
 pub(super) struct Outcome {
     records: Vec<Record>,
-    /// Where the console's text is.
+    /// File with the console's output.
     console: PathBuf,
     hung: bool,
 }
 
-/// Boots the kernel with the image and waits until it ends; `show` is called with each record as it comes.
+/// Boots the kernel with the image and waits until it ends. Calls `show` with each new record.
 pub(super) fn boot(
     kernel: &Kernel,
     image: &Path,
@@ -167,7 +167,7 @@ pub(super) fn boot(
     show: impl Fn(&Record),
 ) -> anyhow::Result<Outcome> {
     let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
-    // What the kernel does not know becomes the environment of its first process, and what is behind `--` its arguments.
+    // Unknown parameters become the environment of process 1, and those after `--` its arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
     let mut command = command(kernel, accelerator, &console, &init, Some(image));
     [&console, &channel].into_iter().try_for_each(|path| remove_old(path))?;
@@ -192,23 +192,23 @@ pub(super) fn boot(
 }
 
 impl Outcome {
-    /// The report, if the guest ended as it should; else what it said last.
+    /// The report if the guest ended properly, else an error with the end of its console output.
     pub(super) fn judge(self) -> anyhow::Result<Report> {
         let text =
             fs::read(&self.console).with_context(|| format!("cannot read {}", self.console.display()))?;
         let text = String::from_utf8_lossy(&text);
         if self.hung {
-            bail!("it hangs: nothing was heard for {} s\n{}", SILENCE.as_secs(), end_of(&text));
+            bail!("the guest hangs: no output for {} s\n{}", SILENCE.as_secs(), end_of(&text));
         }
-        if let Some(trouble) = trouble(&text) {
-            bail!("the kernel is in trouble: {trouble}\n{}", end_of(&text));
+        if let Some(line) = kernel_error(&text) {
+            bail!("the kernel reported an error: {line}\n{}", end_of(&text));
         }
-        Report::new(self.records).with_context(|| format!("the console said last:\n{}", end_of(&text)))
+        Report::new(self.records).with_context(|| format!("end of the console output:\n{}", end_of(&text)))
     }
 }
 
-fn trouble(console: &str) -> Option<&str> {
-    console.lines().find(|line| TROUBLE.iter().any(|sign| line.contains(sign)))
+fn kernel_error(console: &str) -> Option<&str> {
+    console.lines().find(|line| KERNEL_ERRORS.iter().any(|sign| line.contains(sign)))
 }
 
 fn end_of(console: &str) -> String {
@@ -220,8 +220,8 @@ fn end_of(console: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What is said of a guest that ended so.
-    fn verdict(name: &str, console: &str, hung: bool) -> String {
+    /// The error about a guest that ended with this console output.
+    fn error(name: &str, console: &str, hung: bool) -> String {
         let path = std::env::temp_dir().join(format!("lb-xtask-console-{}-{name}", std::process::id()));
         fs::write(&path, console).unwrap();
         let result = Outcome { records: Vec::new(), console: path.clone(), hung }.judge();
@@ -230,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn panics_hangs_and_missing_ends_are_told_apart() {
+    fn panics_hangs_and_incomplete_reports_are_distinguished() {
         let panic = "[ 1.0] Kernel panic - not syncing: Attempted to kill init!";
-        assert!(verdict("panic", panic, false).contains("in trouble: [ 1.0] Kernel panic"));
-        assert!(verdict("hang", "quiet", true).starts_with("it hangs"));
-        let end = verdict("end", "last words", false);
+        assert!(error("panic", panic, false).contains("reported an error: [ 1.0] Kernel panic"));
+        assert!(error("hang", "quiet", true).starts_with("the guest hangs"));
+        let end = error("end", "last words", false);
         assert!(end.contains("closing line is missing") && end.contains("last words"), "{end}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the guest tells: one JSON object per line, of which the last one closes the report.
+//! The guest's results: one JSON object per line. The last one closes the report.
 
 use std::fs;
 use std::path::Path;
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record {
-    /// The guest is up; modules that were asked for and that this kernel has not.
+    /// The guest is up. Some of the requested modules may be missing in this kernel.
     Started { missing_modules: Vec<String> },
-    /// What `lb-agent check -o json` printed.
+    /// The output of `lb-agent check -o json`.
     Check(Vec<Probe>),
-    /// A test is over.
+    /// A test has ended.
     Test(Test),
-    /// What a failed test printed, or a binary with failed tests.
+    /// The output of a failed test, or of a binary with failed tests.
     Output { name: String, output: String },
-    /// All tests are over.
+    /// All tests have ended.
     Closing { passed: usize, skipped: usize, failed: usize },
 }
 
-/// What `lb-agent check` found.
+/// A probe of `lb-agent check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Probe {
     pub(super) name: String,
@@ -30,10 +30,10 @@ pub(super) struct Probe {
     pub(super) detail: String,
 }
 
-/// A test.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Test {
-    /// The binary and the name in it: `netns::sockets::…`.
+    /// Binary and test name: `netns::sockets::…`.
     pub(super) name: String,
     pub(super) outcome: TestOutcome,
     pub(super) seconds: f64,
@@ -43,16 +43,16 @@ pub(super) struct Test {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TestOutcome {
-    /// It passed; parts of it were skipped for these reasons, none as a rule.
+    /// It passed. Parts of it may have been skipped, for these reasons.
     Passed { without: Vec<String> },
-    /// It says that it cannot run here, or the plan says so.
+    /// It cannot run in this guest.
     Skipped { reason: String },
-    /// It failed; an [`Record::Output`] has what it printed.
+    /// It failed. A [`Record::Output`] has its output.
     Failed,
 }
 
 impl Record {
-    /// What is shown while the guest with this `kernel` runs.
+    /// The line to print while the guest runs.
     pub(super) fn progress(&self, kernel: &str) -> String {
         match self {
             Self::Started { missing_modules } if missing_modules.is_empty() => {
@@ -93,34 +93,34 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// A whole report.
+/// A complete report.
 #[derive(Debug)]
 pub(super) struct Report {
     records: Vec<Record>,
 }
 
 impl Report {
-    /// Reads what was written; an incomplete last line is none.
+    /// Reads the records up to now, without an incomplete last line.
     pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Record>> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         parse(&String::from_utf8_lossy(&text)).with_context(|| format!("in {}", path.display()))
     }
 
-    /// A report that is whole: one closing line, at the end, which counts what there is.
+    /// Checks that the report is complete: it has one closing line, at the end, whose counts match.
     pub(super) fn new(records: Vec<Record>) -> anyhow::Result<Self> {
         let closings = records.iter().filter(|record| matches!(record, Record::Closing { .. })).count();
-        ensure!(closings > 0, "the closing line is missing: the guest ended before its tests did");
+        ensure!(closings > 0, "the closing line is missing: the guest ended before its tests");
         ensure!(closings == 1, "there are {closings} closing lines");
         let report = Self { records };
         let counts = (report.passed(), report.skipped().count(), report.failed());
         let Some(Record::Closing { passed, skipped, failed }) = report.records.last() else {
-            anyhow::bail!("there is more behind the closing line");
+            anyhow::bail!("there are records after the closing line");
         };
         ensure!(
             counts == (*passed, *skipped, *failed),
-            "the closing line says {passed} passed, {skipped} skipped, {failed} failed; reported were {counts:?}"
+            "the closing line says {passed} passed, {skipped} skipped, {failed} failed; the records say {counts:?}"
         );
-        ensure!(passed + failed > 0, "no test has run");
+        ensure!(passed + failed > 0, "no test ran");
         Ok(report)
     }
 
@@ -138,7 +138,7 @@ impl Report {
         self.tests().filter(|test| matches!(test.outcome, TestOutcome::Failed)).count()
     }
 
-    /// Tests that did not run, or not whole, with the reason.
+    /// Tests that did not run, with their reasons.
     fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
         self.tests().filter_map(|test| match &test.outcome {
             TestOutcome::Skipped { reason } => Some((test.name.as_str(), reason.as_str())),
@@ -146,7 +146,7 @@ impl Report {
         })
     }
 
-    /// What `lb-agent check` found.
+    /// The results of `lb-agent check`.
     pub(super) fn probes(&self) -> &[Probe] {
         let probes = self
             .records
@@ -155,8 +155,8 @@ impl Report {
         probes.map_or(&[], Vec::as_slice)
     }
 
-    /// One line: how many tests passed, which did not run and why, how many failed.
-    pub(super) fn closing_line(&self, release: &str) -> String {
+    /// One line: number of passed tests, skipped tests with reasons, number of failed tests.
+    pub(super) fn summary(&self, release: &str) -> String {
         let skipped: Vec<String> = self.skipped().map(|(name, reason)| format!("{name}: {reason}")).collect();
         let named = if skipped.is_empty() { String::new() } else { format!(" ({})", skipped.join("; ")) };
         let (passed, failed) = (self.passed(), self.failed());
@@ -165,8 +165,8 @@ impl Report {
 }
 
 fn parse(text: &str) -> anyhow::Result<Vec<Record>> {
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let lines = whole.lines().map(str::trim).filter(|line| !line.is_empty());
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    let lines = complete.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(|line| serde_json::from_str(line).with_context(|| format!("not a record: {line}"))).collect()
 }
 
@@ -191,23 +191,23 @@ mod tests {
     }
 
     #[test]
-    fn the_closing_line_names_what_was_skipped() {
+    fn summary_names_skipped_tests() {
         let skipped = test("b", TestOutcome::Skipped { reason: "no SCTP".to_owned() });
         let report = Report::new(vec![passed("a"), skipped, closing(1, 1, 0)]).unwrap();
-        assert_eq!(report.closing_line("6.1"), "vm 6.1: 1 passed, 1 skipped (b: no SCTP), 0 failed");
+        assert_eq!(report.summary("6.1"), "vm 6.1: 1 passed, 1 skipped (b: no SCTP), 0 failed");
     }
 
     #[test]
-    fn a_report_without_end_or_with_two_or_a_wrong_one_is_refused() {
+    fn report_without_one_correct_closing_line_is_rejected() {
         assert!(error(vec![passed("a")]).contains("closing line is missing"));
         assert!(error(vec![passed("a"), closing(1, 0, 0), closing(1, 0, 0)]).contains("2 closing lines"));
-        assert!(error(vec![closing(1, 0, 0), passed("a")]).contains("behind"));
+        assert!(error(vec![closing(1, 0, 0), passed("a")]).contains("after the closing line"));
         assert!(error(vec![passed("a"), closing(2, 0, 0)]).contains("says 2 passed"));
-        assert!(error(vec![closing(0, 0, 0)]).contains("no test has run"));
+        assert!(error(vec![closing(0, 0, 0)]).contains("no test ran"));
     }
 
     #[test]
-    fn lines_come_through_a_serial_port() {
+    fn serial_port_line_ends_and_partial_lines_are_accepted() {
         let line = serde_json::to_string(&passed("a")).unwrap();
         let text = format!("{line}\r\n{line}\r\n{}", &line[..10]);
         assert_eq!(parse(&text).unwrap(), [passed("a"), passed("a")]);

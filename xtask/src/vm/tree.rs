@@ -1,4 +1,4 @@
-//! The files of an initramfs, taken from this machine as they are there, and the archive of them.
+//! The files of an initramfs, copied from this machine, and their archive.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context as _, bail};
 use cpio::newc::{Builder, ModeFileType, trailer};
 
-/// What is at a path.
+/// The entry at a path.
 enum Node {
     Folder,
     Link(PathBuf),
@@ -17,25 +17,25 @@ enum Node {
     Text(Vec<u8>),
 }
 
-/// Files by their absolute paths. The order is that of the archive: a folder comes before what is in it.
+/// Entries by absolute path, in the order of the archive: a folder comes before its entries.
 #[derive(Default)]
 pub(super) struct Tree {
     nodes: BTreeMap<PathBuf, Node>,
 }
 
 impl Tree {
-    /// An empty folder.
+    /// Adds an empty folder.
     pub(super) fn folder(&mut self, path: impl AsRef<Path>) {
         self.nodes.entry(path.as_ref().to_owned()).or_insert(Node::Folder);
     }
 
-    /// A file with this content.
+    /// Adds a file with this content.
     pub(super) fn text(&mut self, path: impl AsRef<Path>, text: impl Into<Vec<u8>>) {
         self.parents(path.as_ref());
         self.nodes.insert(path.as_ref().to_owned(), Node::Text(text.into()));
     }
 
-    /// A copy of a file, somewhere else.
+    /// Adds a copy of the file `from`.
     pub(super) fn file(&mut self, path: impl AsRef<Path>, from: &Path) -> anyhow::Result<()> {
         let mode = fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.parents(path.as_ref());
@@ -44,14 +44,14 @@ impl Tree {
         Ok(())
     }
 
-    /// A link.
+    /// Adds a symbolic link.
     pub(super) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
         self.parents(path.as_ref());
         self.nodes.insert(path.as_ref().to_owned(), Node::Link(target.into()));
     }
 
-    /// A file or folder of this machine at its own path, with the links that lead there (`/lib` is one to `usr/lib`), and
-    /// all that is below.
+    /// Adds a file or folder of this machine with its contents, at its own path, and the links on that path (such as `/lib`,
+    /// a link to `usr/lib`).
     pub(super) fn add(&mut self, path: &Path) -> anyhow::Result<()> {
         let real = self.resolve(path)?;
         if !real.is_dir() {
@@ -60,7 +60,7 @@ impl Tree {
         self.copy_below(&real, &real)
     }
 
-    /// All that is below a folder, below another one.
+    /// Adds the contents of the folder `from` below `path`.
     pub(super) fn copy_below(&mut self, path: &Path, from: &Path) -> anyhow::Result<()> {
         self.parents(path);
         self.folder(path);
@@ -80,8 +80,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the links on the way to a path of this machine; returns where they lead. What lies behind them has to be put there: the
-    /// kernel unpacks an archive in its order, and through a link only to what is there already.
+    /// Adds the links on a path of this machine; the path without links. Entries must be added at that path: the kernel
+    /// unpacks an archive in order, and follows a link only if its target already exists.
     pub(super) fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
         let mut resolved = PathBuf::from("/");
         for (index, component) in path.components().enumerate() {
@@ -110,7 +110,7 @@ impl Tree {
         }
     }
 
-    /// Writes all of it as the kernel wants an initramfs.
+    /// Writes the archive in the format of an initramfs.
     pub(super) fn write(&self, archive: &Path) -> anyhow::Result<()> {
         let file = File::create(archive).with_context(|| format!("cannot create {}", archive.display()))?;
         let mut to = BufWriter::new(file);
@@ -154,7 +154,7 @@ fn put<W: Write>(
     mut from: impl Read,
     size: u64,
 ) -> anyhow::Result<W> {
-    let size = u32::try_from(size).context("it is larger than the format can say")?;
+    let size = u32::try_from(size).context("it is too large for the archive's format")?;
     let mut writer = entry.set_mode_file_type(kind).write(to, size);
     io::copy(&mut from, &mut writer)?;
     Ok(writer.finish()?)
@@ -167,10 +167,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_come_before_what_is_in_them_and_links_are_kept() {
+    fn folders_precede_their_entries_and_links_are_kept() {
         let folder = std::env::temp_dir().join(format!("lb-xtask-tree-{}", std::process::id()));
         fs::create_dir_all(folder.join("real")).unwrap();
-        fs::write(folder.join("real/file"), "octets").unwrap();
+        fs::write(folder.join("real/file"), "bytes").unwrap();
         std::os::unix::fs::symlink("real", folder.join("link")).unwrap();
         let mut tree = Tree::default();
         tree.add(&folder.join("link/file")).unwrap();
@@ -186,7 +186,7 @@ mod tests {
             (base.to_owned(), String::new()),
             (format!("{base}/link"), "real".to_owned()),
             (format!("{base}/real"), String::new()),
-            (format!("{base}/real/file"), "octets".to_owned()),
+            (format!("{base}/real/file"), "bytes".to_owned()),
         ];
         let mut found = Vec::new();
         let mut file = File::open(&archive).unwrap();

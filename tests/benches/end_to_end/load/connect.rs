@@ -1,4 +1,4 @@
-//! Connect, one octet there and back, close.
+//! Connect, one byte there and back, close.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// An octet that says that there will be more connections, and one that says that this is the last one.
+/// An byte that says that there will be more connections, and one that says that this is the last one.
 const MORE: u8 = 1;
 const LAST: u8 = 0;
 
@@ -35,23 +35,23 @@ fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
     loop {
         let (mut stream, _) = listener.accept()?;
-        let mut octet = [MORE];
-        if stream.read(&mut octet)? > 0 {
-            stream.write_all(&octet)?;
+        let mut byte = [MORE];
+        if stream.read(&mut byte)? > 0 {
+            stream.write_all(&byte)?;
         }
-        if octet == [LAST] {
+        if byte == [LAST] {
             return Ok(());
         }
         // The client closes first: the waiting time after a connection is spent on its side, as with real clients.
-        let _end = stream.read(&mut octet)?;
+        let _end = stream.read(&mut byte)?;
     }
 }
 
 fn ask(to: SocketAddr, cpus: Cpus, time: Duration) -> io::Result<Burst> {
     claim(cpus.client)?;
-    let transaction = |octet| {
+    let transaction = |byte| {
         let mut stream = TcpStream::connect(to)?;
-        stream.write_all(&[octet])?;
+        stream.write_all(&[byte])?;
         stream.read_exact(&mut [0])
     };
     (0..3).try_for_each(|_| transaction(MORE))?;

@@ -43,11 +43,11 @@ pub(crate) const STREAMS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
-    /// One octet there and back over one TCP connection, again and again
+    /// One byte there and back over one TCP connection, again and again
     Request,
-    /// Connect, one octet there and back, close
+    /// Connect, one byte there and back, close
     Connect,
-    /// UDP datagrams of 18 octets, one way, in batches
+    /// UDP datagrams of 18 bytes, one way, in batches
     Datagrams,
     /// As much as one TCP connection carries, one way
     Stream,
@@ -60,7 +60,7 @@ pub(crate) enum Measure {
 /// What a burst has done.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
-    /// Transactions, connections, datagrams or octets.
+    /// Transactions, connections, datagrams or bytes.
     pub(crate) done: u64,
     /// What it took.
     pub(crate) usage: Usage,
@@ -127,8 +127,8 @@ impl Measure {
         }
     }
 
-    /// Whether octets are counted, not transactions or datagrams.
-    pub(crate) const fn counts_octets(self) -> bool {
+    /// Whether bytes are counted, not transactions or datagrams.
+    pub(crate) const fn counts_bytes(self) -> bool {
         matches!(self, Self::Stream | Self::Streams)
     }
 

@@ -1,4 +1,4 @@
-//! One octet there and back.
+//! One byte there and back.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -38,9 +38,9 @@ fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     while answered == 0 {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        let mut octet = [0];
-        while stream.read(&mut octet)? > 0 {
-            stream.write_all(&octet)?;
+        let mut byte = [0];
+        while stream.read(&mut byte)? > 0 {
+            stream.write_all(&byte)?;
             answered += 1;
         }
     }

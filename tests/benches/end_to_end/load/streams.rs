@@ -1,4 +1,4 @@
-//! As many octets as connections carry.
+//! As many bytes as connections carry.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// How many octets came over all connections.
+/// How many bytes came over all connections.
 fn serve<'scope>(
     scope: &'scope Scope<'scope, '_>,
     listener: &TcpListener,
@@ -50,11 +50,11 @@ fn serve<'scope>(
 fn read_all(mut stream: TcpStream, cpus: Cpus) -> io::Result<u64> {
     claim(cpus.server)?;
     let mut buffer = vec![0; PIECE];
-    let mut octets = 0;
+    let mut bytes = 0;
     loop {
         match stream.read(&mut buffer)? {
-            0 => return Ok(octets),
-            len => octets += len as u64,
+            0 => return Ok(bytes),
+            len => bytes += len as u64,
         }
     }
 }

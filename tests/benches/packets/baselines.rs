@@ -1,4 +1,4 @@
-//! What our programs are compared with: see `lb-ebpf-bench/src/floors.rs`.
+//! The minimal baseline programs that ours are compared with: see `lb-ebpf-bench/src/baselines.rs`.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -12,29 +12,29 @@ use aya::{
     programs::ProgramFd,
 };
 use lb_common::checksum::Sum;
-use lb_ebpf_bench::{FloorFlow, FloorService, FloorTarget, Variation};
+use lb_ebpf_bench::{BaselineFlow, BaselineService, BaselineTarget, Variation};
 
 use crate::candidate::{Kind, load, program};
 
-/// A program to compare with.
+/// A minimal baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Floor {
+pub(crate) enum Baseline {
     /// Returns at once.
     Return,
-    /// Parses, swaps MAC addresses, and finds no flow.
+    /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     Miss,
-    /// The minimal load balancer.
+    /// A minimal load balancer.
     Balance,
-    /// Notes a new flow, in one direction, in a map like that of the real ones: memory is used for flows that exist.
+    /// Inserts one entry for a new flow into a map that allocates memory per entry.
     Insert,
-    /// The same with a map that has memory for all flows there could be.
+    /// Inserts one entry for a new flow into a preallocated map, such as the data plane's.
     InsertPreallocated,
 }
 
-impl Floor {
+impl Baseline {
     const ALL: [Self; 5] = [Self::Return, Self::Miss, Self::Balance, Self::Insert, Self::InsertPreallocated];
 
-    /// What it does, for tables.
+    /// What it does, as tables show it.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Return => "returns at once",
@@ -58,29 +58,29 @@ impl Floor {
     }
 }
 
-/// The floor programs and their maps.
-pub(crate) struct Floors {
+/// The baseline programs and their maps.
+pub(crate) struct Baselines {
     ebpf: Ebpf,
 }
 
-impl Floors {
-    /// From the object of this name.
+impl Baselines {
+    /// Loads the object at this path.
     pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("loading {}", object.display()))?;
         for kind in [Kind::Tc, Kind::Xdp] {
-            for floor in Floor::ALL {
-                load(&mut ebpf, &floor.program(kind))?;
+            for baseline in Baseline::ALL {
+                load(&mut ebpf, &baseline.program(kind))?;
             }
         }
         Ok(Self { ebpf })
     }
 
-    pub(crate) fn program(&self, floor: Floor, kind: Kind) -> anyhow::Result<&ProgramFd> {
-        program(&self.ebpf, &floor.program(kind))
+    pub(crate) fn program(&self, baseline: Baseline, kind: Kind) -> anyhow::Result<&ProgramFd> {
+        program(&self.ebpf, &baseline.program(kind))
     }
 
-    /// A service with one backend, and its flows `0..flows` of `client`.
+    /// Adds a Service with one backend and its flows `0..flows` of `client`.
     pub(crate) fn service(
         &mut self,
         protocol: u8,
@@ -91,10 +91,10 @@ impl Floors {
     ) -> anyhow::Result<()> {
         let (from, to, client_address) = (word(vip.ip())?, word(backend.ip())?, word(client.ip())?);
         let (from_port, to_port) = (vip.port().to_be(), backend.port().to_be());
-        let service = FloorService { address: from, port: from_port, protocol: protocol.into() };
+        let service = BaselineService { address: from, port: from_port, protocol: protocol.into() };
         self.map::<[u32; 2], u32>("SERVICES")?.insert(bytemuck::must_cast::<_, [u32; 2]>(service), 1, 0)?;
         let addresses = Sum::ZERO.add_wide(!from).add_wide(to);
-        let target = FloorTarget {
+        let target = BaselineTarget {
             address: to,
             port: to_port,
             address_delta: addresses.fold(),
@@ -105,7 +105,7 @@ impl Floors {
         for flow in 0..flows {
             let Variation { address, port } = Variation::of(flow);
             let source_port = client.port().to_be() ^ port;
-            let key = FloorFlow {
+            let key = BaselineFlow {
                 source: client_address ^ address,
                 destination: from,
                 ports: u32::from(source_port) | u32::from(from_port) << 16,
@@ -117,8 +117,8 @@ impl Floors {
         Ok(())
     }
 
-    /// Forgets all flows.
-    pub(crate) fn forget(&mut self) -> anyhow::Result<()> {
+    /// Deletes all flows.
+    pub(crate) fn clear_flows(&mut self) -> anyhow::Result<()> {
         for map in ["CONNTRACK", "PREALLOCATED"] {
             let mut flows = self.map::<[u32; 4], [u32; 3]>(map)?;
             let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
@@ -135,10 +135,10 @@ impl Floors {
     }
 }
 
-/// An address as it lies in memory.
+/// An IPv4 address in memory order.
 fn word(address: IpAddr) -> anyhow::Result<u32> {
     match address {
         IpAddr::V4(address) => Ok(u32::from_ne_bytes(Ipv4Addr::octets(&address))),
-        IpAddr::V6(address) => bail!("the floors know no IPv6, not {address}"),
+        IpAddr::V6(address) => bail!("the baselines support IPv4 only, not {address}"),
     }
 }

@@ -1,11 +1,11 @@
-//! Loads and stores of words at any offset, in one instruction each: for what has alignment 1, as packets have, LLVM would
-//! go octet by octet.
+//! Loads and stores of words at any offset, in one instruction each. LLVM would access data of alignment 1, such as packets,
+//! byte by byte.
 
 use core::arch::asm;
 
-/// Octets that are there as long as the program runs.
+/// Bytes that stay valid as long as the program runs.
 #[derive(Clone, Copy)]
-pub struct Octets {
+pub struct Bytes {
     start: *mut u8,
 }
 
@@ -15,7 +15,7 @@ macro_rules! load_and_store {
         #[inline(always)]
         pub fn $load<const OFFSET: usize>(self) -> $word {
             let word: $register;
-            // SAFETY: who made `self` has said that the octets are there.
+            // SAFETY: the caller of the constructor promises that `OFFSET` is in bounds.
             unsafe {
                 asm!(
                     concat!("{word} = *(", $size, " *)({start} + {offset})"),
@@ -45,22 +45,22 @@ macro_rules! load_and_store {
     };
 }
 
-impl Octets {
-    /// The octets of a packet from `start` on, if at least `length` come before `end`.
+impl Bytes {
+    /// The bytes of a packet from `start` on, if at least `length` bytes precede `end`.
     ///
     /// # Safety
     ///
-    /// `start` and `end` are those of the program's context, and what is loaded and stored lies within `length`.
+    /// `start` and `end` are those of the program's context, and all loads and stores are within `length`.
     #[inline(always)]
     pub unsafe fn of_packet(start: usize, end: usize, length: usize) -> Option<Self> {
         if start + length > end { None } else { Some(Self { start: start as *mut u8 }) }
     }
 
-    /// The octets of `value`, for loads.
+    /// The bytes of `value`, for loads.
     ///
     /// # Safety
     ///
-    /// What is loaded lies within it.
+    /// All loads are within the value.
     #[inline(always)]
     pub unsafe fn of<T>(value: *const T) -> Self {
         Self { start: value.cast_mut().cast() }

@@ -1,29 +1,30 @@
-//! The least that programs can do, to compare with: each returns at once, finds nothing, balances as simply as possible, or
-//! notes a new flow. IPv4 without options and without fragments only, everything inlined, nothing checked that has not to be.
+//! Minimal baseline programs to compare with. They return at once, look up a missing flow, balance as simply as possible, or
+//! insert a new flow. IPv4 only, without options and fragments; all code is inlined, and only necessary checks are made.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
 #[cfg(target_arch = "bpf")]
-mod floors {
+mod baselines {
     use aya_ebpf::{
         bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
         btf_maps::HashMap,
         macros::{btf_map, classifier, xdp},
         programs::{TcContext, XdpContext},
     };
-    use lb_ebpf_bench::{FloorFlow, FloorService, FloorTarget, capacity, octets::Octets};
+    use lb_ebpf_bench::{BaselineFlow, BaselineService, BaselineTarget, bytes::Bytes, capacity};
 
-    /// Frontends → the number of the service.
+    /// Service ports → number of the Service.
     #[btf_map]
-    static SERVICES: HashMap<FloorService, u32, { capacity::SERVICES }> = HashMap::new();
+    static SERVICES: HashMap<BaselineService, u32, { capacity::SERVICES }> = HashMap::new();
 
-    /// Flows → where they go. Of one direction.
+    /// Flows of one direction → their destination.
     #[btf_map]
-    static CONNTRACK: HashMap<FloorFlow, FloorTarget, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
+    static CONNTRACK: HashMap<BaselineFlow, BaselineTarget, { capacity::CONNTRACK }, NO_PREALLOC> =
+        HashMap::new();
 
-    /// The same, with memory for all flows there could be from the beginning.
+    /// As `CONNTRACK`, preallocated.
     #[btf_map]
-    static PREALLOCATED: HashMap<FloorFlow, FloorTarget, { capacity::CONNTRACK }> = HashMap::new();
+    static PREALLOCATED: HashMap<BaselineFlow, BaselineTarget, { capacity::CONNTRACK }> = HashMap::new();
 
     const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -58,7 +59,7 @@ mod floors {
 
     #[xdp(frags)]
     fn xdp_balance(ctx: XdpContext) -> u32 {
-        xdp(balance(ctx.data(), ctx.data_end()).map(|packet| turn(packet)))
+        xdp(balance(ctx.data(), ctx.data_end()).map(|packet| swap_macs(packet)))
     }
 
     #[classifier]
@@ -81,23 +82,23 @@ mod floors {
         xdp(insert(ctx.data(), ctx.data_end(), &PREALLOCATED))
     }
 
-    /// A packet on which the floor did what it is for goes on.
+    /// Passes the packet on if the baseline processed it.
     #[inline(always)]
     fn tc(done: Option<()>) -> i32 {
         if done.is_some() { TC_ACT_UNSPEC } else { TC_ACT_SHOT as i32 }
     }
 
-    /// A packet on which the floor did what it is for goes back through the device.
+    /// Sends the packet back out of its device if the baseline processed it.
     #[inline(always)]
     fn xdp(done: Option<()>) -> u32 {
         if done.is_some() { xdp_action::XDP_TX } else { xdp_action::XDP_DROP }
     }
 
-    /// The packet, and the tuple of its flow.
+    /// The packet and its flow.
     #[inline(always)]
-    fn parse(start: usize, end: usize) -> Option<(Octets, FloorFlow)> {
-        // SAFETY: no load or store goes beyond the transport header, of which TCP has the longer one.
-        let packet = unsafe { Octets::of_packet(start, end, 54)? };
+    fn parse(start: usize, end: usize) -> Option<(Bytes, BaselineFlow)> {
+        // SAFETY: no load or store goes beyond byte 54, the end of a TCP header, which is longer than UDP's.
+        let packet = unsafe { Bytes::of_packet(start, end, 54)? };
         let protocol = packet.load_8::<23>();
         let fragment = packet.load_16::<20>() & 0x3fff_u16.to_be();
         if packet.load_16::<12>() != 0x0800_u16.to_be()
@@ -107,7 +108,7 @@ mod floors {
         {
             return None;
         }
-        let flow = FloorFlow {
+        let flow = BaselineFlow {
             source: packet.load_32::<26>(),
             destination: packet.load_32::<30>(),
             ports: packet.load_32::<34>(),
@@ -118,7 +119,7 @@ mod floors {
 
     /// Swaps the MAC addresses.
     #[inline(always)]
-    fn turn(packet: Octets) {
+    fn swap_macs(packet: Bytes) {
         let (to, to_end) = (packet.load_32::<0>(), packet.load_16::<4>());
         let (from, from_end) = (packet.load_32::<6>(), packet.load_16::<10>());
         packet.store_32::<0>(from);
@@ -127,28 +128,28 @@ mod floors {
         packet.store_16::<10>(to_end);
     }
 
-    /// Parses, swaps MAC addresses, and looks up one flow, which is not there.
+    /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     #[inline(always)]
     fn miss(start: usize, end: usize) -> Option<()> {
         let (packet, flow) = parse(start, end)?;
-        turn(packet);
+        swap_macs(packet);
         match CONNTRACK.get_ptr(&flow) {
             None => Some(()),
             Some(_) => None,
         }
     }
 
-    /// Parses, looks up the service and the flow, writes the destination and updates the checksums.
+    /// Parses, looks up Service and flow, writes the destination and updates the checksums.
     #[inline(always)]
-    fn balance(start: usize, end: usize) -> Option<Octets> {
+    fn balance(start: usize, end: usize) -> Option<Bytes> {
         let (packet, flow) = parse(start, end)?;
-        let service = FloorService {
+        let service = BaselineService {
             address: flow.destination,
             port: (flow.ports >> 16) as u16,
             protocol: flow.protocol as u16,
         };
         SERVICES.get_ptr(&service)?;
-        // SAFETY: nobody writes the entry while this runs.
+        // SAFETY: nothing writes the entry while the program runs.
         let target = unsafe { &*CONNTRACK.get_ptr(&flow)? };
         packet.store_32::<30>(target.address);
         packet.store_16::<36>(target.port);
@@ -169,15 +170,15 @@ mod floors {
         !((sum & 0xffff) + (sum >> 16)) as u16
     }
 
-    /// Parses, and notes the flow in one direction.
+    /// Parses, and inserts an entry for the flow's direction.
     #[inline(always)]
     fn insert<const FLAGS: usize>(
         start: usize,
         end: usize,
-        flows: &HashMap<FloorFlow, FloorTarget, { capacity::CONNTRACK }, FLAGS>,
+        flows: &HashMap<BaselineFlow, BaselineTarget, { capacity::CONNTRACK }, FLAGS>,
     ) -> Option<()> {
         let (_, flow) = parse(start, end)?;
-        let target = FloorTarget {
+        let target = BaselineTarget {
             address: flow.destination,
             port: (flow.ports >> 16) as u16,
             address_delta: 0,
@@ -193,7 +194,7 @@ mod floors {
 }
 
 #[cfg(not(target_arch = "bpf"))]
-#[expect(clippy::print_stderr, reason = "there is nothing else to do on a host")]
+#[expect(clippy::print_stderr, reason = "on a host the binary only explains itself")]
 fn main() {
     eprintln!("this is a BPF object: `cargo xtask bench packets` builds and loads it");
 }
