@@ -1,7 +1,11 @@
 //! What `deploy/` says, against what the agent is: everything in it is real, and it may do no more than it does.
 //! `deploy/lint/check.py` checks the chart with Helm itself.
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::CommandFactory as _;
 use k8s_openapi::{
@@ -22,6 +26,7 @@ use serde_json::Value;
 use crate::{
     cli::{Cli, PlaceArgs, RunArgs},
     config::Config,
+    daemon::socket,
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
@@ -177,6 +182,34 @@ fn what_the_agent_is_given_exists() {
             if let Some(path) = variable.value.filter(|_| ["BPFFS", "CGROUP", "CONFIG"].contains(&setting)) {
                 assert!(mounts.iter().any(|mount| path.starts_with(mount.as_str())), "{path}");
             }
+        }
+    }
+}
+
+/// The root file system is read-only: what the agent writes lies in a volume that is not.
+#[test]
+fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
+    for file in FILES {
+        let daemon_set: DaemonSet = only(file);
+        let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+        let container = container(&daemon_set);
+        let variables = container.env.unwrap();
+        let bpffs = variables.iter().find(|variable| variable.name == "LB_AGENT_BPFFS").unwrap();
+        let written = [
+            bpffs.value.as_deref().unwrap(),
+            socket::FOLDER,
+            // `bugreport` writes there.
+            container.working_dir.as_deref().unwrap_or("/"),
+        ];
+        let mounts = container.volume_mounts.unwrap();
+        for path in written {
+            let holders = mounts.iter().filter(|mount| Path::new(path).starts_with(&mount.mount_path));
+            let mount = holders.max_by_key(|mount| mount.mount_path.len());
+            let mount =
+                mount.unwrap_or_else(|| panic!("{file}: {path} is on the read-only root file system"));
+            assert_ne!(mount.read_only, Some(true), "{file}: {path}");
+            let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name).unwrap();
+            assert!(volume.empty_dir.is_some() || volume.host_path.is_some(), "{file}: {path}");
         }
     }
 }

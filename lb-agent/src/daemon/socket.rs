@@ -17,8 +17,8 @@ use tracing::{debug, warn};
 use super::state::{Report, State};
 use crate::kubernetes::NodeInfo;
 
-/// Where the sockets are.
-const FOLDER: &str = "/run/lb-agent";
+/// Where the sockets are. The chart mounts a writable volume there.
+pub const FOLDER: &str = "/run/lb-agent";
 /// A socket younger than this may belong to an agent that is just about to listen.
 const YOUNG: Duration = Duration::from_secs(60);
 /// How long to wait for an agent that does not answer.

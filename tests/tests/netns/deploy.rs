@@ -3,21 +3,41 @@
 use std::{fs, path::Path, process::Command};
 
 use lb_tests::{
-    agent::{Agent, run},
+    agent::{Agent, Settings, binary, run},
     client::{PATIENCE, ask_http, ask_udp},
     cluster::ClientLink,
     wait_for,
 };
+use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// What the container of the DaemonSet adds after it has dropped all.
-fn capabilities() -> Vec<String> {
+/// The Pod of the DaemonSet.
+fn pod() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lb-agent.yaml");
     let text = fs::read_to_string(path).unwrap();
-    let list = text.lines().skip_while(|line| line.trim() != "add:").skip(1);
-    let names: Vec<_> =
-        list.map_while(|line| line.trim().strip_prefix("- ")).map(str::to_lowercase).collect();
+    let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<Value>(document).unwrap());
+    let daemon_set = documents.into_iter().find(|document| document["kind"] == "DaemonSet").unwrap();
+    daemon_set["spec"]["template"]["spec"].clone()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// The container's value of an environment variable.
+fn variable(name: &str) -> String {
+    let pod = pod();
+    let variables = pod["containers"][0]["env"].as_array().unwrap();
+    let variable = variables.iter().find(|variable| variable["name"] == name).unwrap();
+    text(&variable["value"]).to_owned()
+}
+
+/// What the container of the DaemonSet adds after it has dropped all.
+fn capabilities() -> Vec<String> {
+    let pod = pod();
+    let added = pod["containers"][0]["securityContext"]["capabilities"]["add"].as_array().unwrap();
+    let names: Vec<_> = added.iter().map(|name| text(name).to_lowercase()).collect();
     assert!(!names.is_empty());
     names
 }
@@ -40,6 +60,136 @@ fn bed() -> Bed {
     let mut mount = Command::new("mount");
     run(mount.args(["-t", "bpf", "-o", "mode=0700", "none"]).arg(&bpffs)).unwrap();
     bed
+}
+
+/// A shell script that turns its mount namespace into that of the container on node1, and then runs its arguments. The root
+/// file system is the one of this machine, read-only, with an empty /run.
+fn mounts(bed: &Bed) -> String {
+    let pod = pod();
+    assert_eq!(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
+    // As runtimes do, which create mount points in the image where they are missing.
+    let mut mounts: Vec<&Value> = pod["containers"][0]["volumeMounts"].as_array().unwrap().iter().collect();
+    mounts.sort_by_key(|mount| text(&mount["mountPath"]).split('/').count());
+    let volumes = pod["volumes"].as_array().unwrap();
+    let (mut points, mut filled) = (String::new(), String::new());
+    for mount in mounts {
+        let (name, point) = (text(&mount["name"]), text(&mount["mountPath"]));
+        let volume = volumes.iter().find(|volume| volume["name"] == name).unwrap();
+        let on_node = match volume["hostPath"]["path"].as_str() {
+            Some("/sys/fs/bpf") => Some(bed.cluster.bpffs(1)),
+            Some("/sys/fs/cgroup") => Some(bed.cluster.cgroup(1).unwrap().path().to_owned()),
+            Some(other) => panic!("node1 has no {other}"),
+            // The tests give settings as arguments.
+            None if volume.get("configMap").is_some() => continue,
+            None => None,
+        };
+        points.push_str(&format!("mkdir -p {point}\n"));
+        filled.push_str(&format!("mkdir -p {point}\n"));
+        filled.push_str(&match on_node {
+            Some(path) => format!("mount --bind {} {point}\n", path.display()),
+            None => format!("mount -t tmpfs {name} {point}\n"),
+        });
+        let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
+        filled.push_str(&format!("mount -o remount,bind,{mode} {point}\n"));
+    }
+    format!(
+        "set -eu\n\
+         mount --make-rprivate /\n\
+         mount -t tmpfs image /run\n\
+         {points}\
+         mount --bind /proc/sys /proc/sys\n\
+         for point in $(cut -d ' ' -f 5 /proc/self/mountinfo); do\n\
+           case $point in\n\
+             /proc|/dev|/dev/*|/run/*) ;;\n\
+             *) mount -o remount,bind,ro $point ;;\n\
+           esac\n\
+         done\n\
+         {filled}\
+         exec \"$@\"\n"
+    )
+}
+
+/// The settings of node1's agent in its container.
+fn settings(bed: &Bed) -> Settings {
+    let settings = bed.cluster.agent_settings(1);
+    Settings {
+        bpffs: variable("LB_AGENT_BPFFS").into(),
+        cgroup: Some(variable("LB_AGENT_CGROUP").into()),
+        ..settings
+    }
+}
+
+/// Starts node1's agent in its container.
+fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
+    let mut settings = settings(bed);
+    settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    let mut starter: Vec<String> =
+        ["unshare", "--mount", "sh", "-c", &mounts(bed), "container"].map(str::to_owned).to_vec();
+    starter.extend(setpriv(&capabilities()));
+    let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
+    agent.wait_until_healthy().unwrap();
+    agent
+}
+
+/// Runs a command of lb-agent in the container, as `kubectl exec` does, started by another program; what it prints.
+fn exec_by(bed: &Bed, agent: &Agent, starter: &[String], arguments: &[&str]) -> Vec<u8> {
+    let pod = pod();
+    let dir = pod["containers"][0]["workingDir"].as_str().unwrap_or("/");
+    let mut command = bed.cluster.node1.command("nsenter");
+    command.args(["--mount", "--target", &agent.pid().to_string(), "env", &format!("--chdir={dir}")]);
+    command.args(starter).arg(binary()).args(arguments).arg("--bpffs").arg(variable("LB_AGENT_BPFFS"));
+    run(&mut command).unwrap().stdout
+}
+
+fn exec(bed: &Bed, agent: &Agent, arguments: &[&str]) -> Vec<u8> {
+    exec_by(bed, agent, &setpriv(&capabilities()), arguments)
+}
+
+#[test]
+fn status_in_the_pod_shows_the_sync_state_and_problems() {
+    let bed = bed();
+    let agent = start_in_container(&bed, &[]);
+    fs::write(bed.cluster.manifests.folder().join("bad.yaml"), "kind: [\n").unwrap();
+    let status =
+        || -> Value { serde_json::from_slice(&exec(&bed, &agent, &["status", "-o", "json"])).unwrap() };
+    let shown = wait_for(PATIENCE, || {
+        let status = status();
+        status["agent"]["problems"].to_string().contains("bad.yaml").then_some(status)
+    });
+    let status = shown.unwrap_or_else(|| panic!("no problem is shown: {:#}", status()["agent"]));
+    assert_eq!(status["agent"]["synchronised"], true, "{status:#}");
+    assert_eq!(status["agent"]["silent"], Value::Null, "{status:#}");
+}
+
+#[test]
+fn status_in_the_pod_lists_every_program() {
+    let bed = bed();
+    let agent = start_in_container(&bed, &["--xdp", "generic"]);
+    let status = |starter: &[String]| -> Value {
+        serde_json::from_slice(&exec_by(&bed, &agent, starter, &["status", "-o", "json"])).unwrap()
+    };
+    let (in_pod, with_all) = (status(&setpriv(&capabilities())), status(&[]));
+    let layers: Vec<&str> =
+        with_all["programs"].as_array().unwrap().iter().map(|program| text(&program["layer"])).collect();
+    assert!(layers.contains(&"tcx") && layers.contains(&"xdp generic"), "{with_all:#}");
+    assert!(!with_all["socketPrograms"].as_array().unwrap().is_empty(), "{with_all:#}");
+    for programs in ["programs", "socketPrograms"] {
+        assert_eq!(in_pod[programs], with_all[programs], "{programs}");
+    }
+}
+
+#[test]
+fn everything_that_the_agent_writes_in_the_pod_is_writable() {
+    let bed = bed();
+    let agent = start_in_container(&bed, &[]);
+    exec(&bed, &agent, &["bugreport", "--output", "report.tar.gz"]);
+    let log = agent.log();
+    // deploy/README.md says why the agent cannot reserve ports there.
+    let refused: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("Read-only") && !line.contains("ip_local_reserved_ports"))
+        .collect();
+    assert_eq!(refused, [""; 0]);
 }
 
 #[test]
