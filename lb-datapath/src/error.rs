@@ -89,10 +89,12 @@ pub enum DatapathError {
     /// The number of the network namespace, by which the programs know sockets of the node.
     #[error("cannot ask for the number of this network namespace: {0}; kernel 5.14 and newer tell it")]
     Netns(#[source] io::Error),
+    /// Programs that are not pinned cannot be opened.
+    #[error("cannot open programs of earlier agents: {}; run as root with CAP_SYS_ADMIN", with_causes(.0))]
+    Programs(aya::programs::ProgramError),
     /// The kernel does not count runs of programs.
     #[error(
-        "cannot have the kernel count runs of BPF programs: {source}{}; kernel 5.8 and newer do",
-        hint(source)
+        "cannot have the kernel count runs of BPF programs: {source}; it takes kernel 5.8 or newer, and root with CAP_SYS_ADMIN"
     )]
     RunTime {
         /// Why not.
@@ -133,4 +135,12 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::ENOMEM) => " (the kernel has no memory for it)",
         _ => "",
     }
+}
+
+/// The error and its causes.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -1,17 +1,20 @@
 //! What of ours is in the kernel: programs, maps and links, with their ids and what they cost.
 
-use std::{collections::BTreeSet, fs, io, os::fd::AsFd as _, os::fd::AsRawFd as _, path::Path};
-
-use aya::{
-    maps::MapInfo,
-    programs::{ProgramInfo, loaded_programs},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::fd::AsFd as _,
+    os::fd::AsRawFd as _,
+    path::Path,
 };
+
+use aya::{maps::MapInfo, programs::ProgramInfo};
 use serde::Serialize;
 
 use crate::{
     bpf::{bpffs, sys},
-    error::DatapathError,
-    inspect::pinned::{Pinned, ProgramStatus},
+    error::{DatapathError, with_causes},
+    inspect::pinned::{Pinned, ProgramInfos, ProgramStatus},
 };
 
 /// Everything of ours in the kernel.
@@ -23,6 +26,9 @@ pub struct Objects {
     pub maps: Vec<MapObject>,
     /// Pinned links.
     pub links: Vec<LinkObject>,
+    /// What could not be read, and why: only CAP_SYS_ADMIN may open what is not pinned.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
 }
 
 /// A program.
@@ -83,38 +89,63 @@ impl Pinned {
     /// # Errors
     /// The pins cannot be read.
     pub fn objects(&self) -> Result<Objects, DatapathError> {
-        let ids: BTreeSet<u32> = self.all_programs()?.iter().map(|program| program.id).collect();
-        let infos = loaded_programs().filter_map(Result::ok).filter(|info| ids.contains(&info.id()));
-        let programs: Vec<ProgramObject> = infos.map(|info| program(&info)).collect();
-        let maps: BTreeSet<u32> = programs.iter().flat_map(|program| program.maps.iter().copied()).collect();
-        Ok(Objects {
-            maps: maps
-                .into_iter()
-                .filter_map(|id| MapInfo::from_id(id).ok())
-                .map(|info| map(&info))
-                .collect(),
-            links: links(&self.folder().join("links"))?,
-            programs,
-        })
+        let infos = self.program_infos()?;
+        let mut missing: Vec<String> =
+            infos.refused.iter().map(|error| format!("programs: {}", with_causes(error))).collect();
+        let mut programs = Vec::new();
+        for info in infos.infos() {
+            let maps = info
+                .map_ids()
+                .map_err(|error| format!("maps of program {}: {}", info.id(), with_causes(&error)));
+            let maps = maps.map_err(|error| missing.push(error)).ok().flatten().unwrap_or_default();
+            programs.push(program(info, maps));
+        }
+        let mut maps = self.pinned_maps()?;
+        let ids: BTreeSet<u32> = programs.iter().flat_map(|program| program.maps.iter().copied()).collect();
+        for id in ids.iter().copied().filter(|id| !maps.contains_key(id)).collect::<Vec<_>>() {
+            match MapInfo::from_id(id) {
+                Ok(info) => _ = maps.insert(id, map(&info)),
+                Err(error) => missing.push(format!("map {id}: {}", with_causes(&error))),
+            }
+        }
+        maps.retain(|id, _| ids.contains(id));
+        let links = links(&self.folder().join("links"))?;
+        Ok(Objects { programs, maps: maps.into_values().collect(), links, missing })
     }
 
     /// Every program of ours: those that are pinned, and those of earlier agents that are still attached somewhere.
     ///
     /// # Errors
-    /// The pins or the attachments cannot be read.
+    /// The pins, the attachments or a program cannot be read.
     pub fn all_programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
-        let pins = bpffs::entries(&self.folder().join("programs"))?;
-        let mut ids: BTreeSet<u32> =
-            pins.iter().filter_map(|pin| ProgramInfo::from_pin(pin).ok()).map(|info| info.id()).collect();
-        ids.extend(self.attachments()?.iter().map(|attachment| attachment.program.id));
-        ids.extend(self.xdp_attachments()?.iter().map(|attachment| attachment.program.id));
-        ids.extend(self.socket_attachments()?.iter().map(|attachment| attachment.program_id));
-        let infos = loaded_programs().filter_map(Result::ok).filter(|info| ids.contains(&info.id()));
-        Ok(infos.map(|info| ProgramStatus::new(&info)).collect())
+        let programs = self.program_infos()?;
+        match programs.refused {
+            Some(error) => Err(DatapathError::Programs(error)),
+            None => Ok(programs.infos().map(ProgramStatus::new).collect()),
+        }
+    }
+
+    fn program_infos(&self) -> Result<ProgramInfos, DatapathError> {
+        let mut attached: BTreeSet<u32> = self.attachments()?.iter().map(|it| it.program.id).collect();
+        attached.extend(self.xdp_attachments()?.iter().map(|it| it.program.id));
+        attached.extend(self.socket_attachments()?.iter().map(|it| it.program_id));
+        self.open_programs(attached)
+    }
+
+    /// The pinned maps, by id.
+    fn pinned_maps(&self) -> Result<BTreeMap<u32, MapObject>, DatapathError> {
+        let mut maps = BTreeMap::new();
+        for path in bpffs::entries(&self.folder())?.into_iter().filter(|path| !path.is_dir()) {
+            let info = MapInfo::from_pin(&path).map_err(|error| {
+                DatapathError::file("look at the pinned map", &path, io::Error::other(error))
+            })?;
+            maps.insert(info.id(), map(&info));
+        }
+        Ok(maps)
     }
 }
 
-fn program(info: &ProgramInfo) -> ProgramObject {
+fn program(info: &ProgramInfo, maps: Vec<u32>) -> ProgramObject {
     ProgramObject {
         name: info.name_as_str().unwrap_or_default().to_owned(),
         id: info.id(),
@@ -122,7 +153,7 @@ fn program(info: &ProgramInfo) -> ProgramObject {
         verified_instructions: info.verified_instruction_count(),
         size: info.size_translated(),
         memory: info.memory_locked().ok(),
-        maps: info.map_ids().ok().flatten().unwrap_or_default(),
+        maps,
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use aya::programs::{ProgramInfo, loaded_programs};
+use aya::programs::{ProgramError, ProgramInfo, loaded_programs};
 use lb_common::{Affinity, AffinityKey, Settings};
 use lb_core::plan::tables_of;
 
@@ -25,7 +26,7 @@ use crate::{
         sys,
         table::Table,
     },
-    error::DatapathError,
+    error::{DatapathError, with_causes},
     inspect::looked_up::LookedUp,
     net::{netlink::Netlink, network},
     state::{
@@ -63,7 +64,7 @@ pub struct MapFill {
 /// A program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// Its name.
+    /// Its name, or why it is unknown.
     pub name: String,
     /// The kernel's number for it.
     pub id: u32,
@@ -87,6 +88,12 @@ impl ProgramStatus {
             run_count: info.run_count(),
             run_time: info.run_time(),
         }
+    }
+
+    /// A program of which only the id is known.
+    fn unknown(id: u32, error: &ProgramError) -> Self {
+        let name = format!("unknown: cannot open program {id}: {}", with_causes(error));
+        Self { name, id, tag: 0, loaded_at: None, run_count: 0, run_time: Duration::ZERO }
     }
 }
 
@@ -214,7 +221,7 @@ impl Pinned {
                 continue;
             }
             let info = ProgramInfo::from_pin(&path).map_err(|error| {
-                DatapathError::file("look at the pinned program", &path, std::io::Error::other(error))
+                DatapathError::file("look at the pinned program", &path, io::Error::other(error))
             })?;
             programs.push(ProgramStatus::new(&info));
         }
@@ -227,29 +234,28 @@ impl Pinned {
         let devices =
             network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
         let links = self.links()?;
-        let mut infos: BTreeMap<u32, ProgramStatus> = BTreeMap::new();
-        for info in loaded_programs().filter_map(Result::ok) {
-            infos.insert(info.id(), ProgramStatus::new(&info));
-        }
-        let mut attachments = Vec::new();
+        let mut found = Vec::new();
         for (index, device) in devices {
             for direction in Direction::BOTH {
-                let found = match links.get(&(index, direction)) {
-                    Some(link) => tcx_program(index, direction, *link).map(|id| (AttachMode::Tcx, id)),
-                    None => None,
+                let link = links.get(&(index, direction)).copied();
+                let of_link =
+                    link.map(|link| tcx_program(index, &device, direction, link)).transpose()?.flatten();
+                let (mode, id) = if let Some(id) = of_link {
+                    (AttachMode::Tcx, id)
+                } else {
+                    let filter = clsact::find(&mut netlink, index, direction)
+                        .map_err(|error| DatapathError::netlink("list filters", error))?;
+                    let Some(filter) = filter else { continue };
+                    (AttachMode::Clsact, filter.program_id)
                 };
-                let found = match found {
-                    Some(found) => Some(found),
-                    None => clsact::find(&mut netlink, index, direction)
-                        .map_err(|error| DatapathError::netlink("list filters", error))?
-                        .map(|filter| (AttachMode::Clsact, filter.program_id)),
-                };
-                let Some((mode, id)) = found else { continue };
-                let Some(program) = infos.get(&id).cloned() else { continue };
-                attachments.push(Attachment { index, device: device.clone(), direction, mode, program });
+                found.push((index, device.clone(), direction, mode, id));
             }
         }
-        Ok(attachments)
+        let programs = ProgramInfos::open(&self.folder, found.iter().map(|(.., id)| *id))?;
+        let attachment = |(index, device, direction, mode, id)| {
+            Some(Attachment { index, device, direction, mode, program: programs.status(id)? })
+        };
+        Ok(found.into_iter().filter_map(attachment).collect())
     }
 
     /// Our XDP programs on the devices of this network namespace.
@@ -257,14 +263,21 @@ impl Pinned {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let devices =
             network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
-        let mut attachments = Vec::new();
-        for (index, mode, program_id) in xdp::links(&self.folder)? {
-            let Some(device) = devices.get(&index) else { continue };
-            let info = loaded_programs().filter_map(Result::ok).find(|info| info.id() == program_id);
-            let Some(program) = info.as_ref().map(ProgramStatus::new) else { continue };
-            attachments.push(XdpAttachment { index, device: device.clone(), mode, program });
-        }
-        Ok(attachments)
+        let links = xdp::links(&self.folder)?;
+        let programs = ProgramInfos::open(&self.folder, links.iter().map(|(.., id)| *id))?;
+        let attachment = |(index, mode, id)| {
+            let device = devices.get(&index)?.clone();
+            Some(XdpAttachment { index, device, mode, program: programs.status(id)? })
+        };
+        Ok(links.into_iter().filter_map(attachment).collect())
+    }
+
+    /// All pinned programs, and those of `attached` that are not pinned.
+    pub(super) fn open_programs(
+        &self,
+        attached: impl IntoIterator<Item = u32>,
+    ) -> Result<ProgramInfos, DatapathError> {
+        ProgramInfos::open(&self.folder, attached)
     }
 
     /// Our programs on sockets.
@@ -286,7 +299,79 @@ impl Pinned {
 }
 
 /// The program of a link, if it is on this device of this network namespace.
-fn tcx_program(index: u32, direction: Direction, link: u32) -> Option<u32> {
-    let present = sys::query_tcx(index, direction.tcx()).ok()?;
-    present.iter().find(|place| place.link_id == link).map(|place| place.program_id)
+fn tcx_program(
+    index: u32,
+    device: &str,
+    direction: Direction,
+    link: u32,
+) -> Result<Option<u32>, DatapathError> {
+    match sys::query_tcx(index, direction.tcx()) {
+        Ok(present) => {
+            Ok(present.iter().find(|program| program.link_id == link).map(|program| program.program_id))
+        }
+        // The device has gone since devices were listed.
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        Err(source) => Err(DatapathError::Attach {
+            action: "list the programs on",
+            hook: format!("tcx {}", direction.as_str()),
+            device: device.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Programs by id. Opening a program by its id takes CAP_SYS_ADMIN, opening its pin does not.
+pub(super) struct ProgramInfos {
+    found: BTreeMap<u32, ProgramInfo>,
+    /// Why programs that are not pinned could not be opened.
+    pub(super) refused: Option<ProgramError>,
+}
+
+impl ProgramInfos {
+    /// Opens all pinned programs, and from the kernel's list those of `wanted` that are not pinned.
+    pub(super) fn open(
+        folder: &Folder,
+        wanted: impl IntoIterator<Item = u32>,
+    ) -> Result<Self, DatapathError> {
+        let mut found = BTreeMap::new();
+        for path in bpffs::entries(&folder.programs())? {
+            let info = ProgramInfo::from_pin(&path).map_err(|error| {
+                DatapathError::file("look at the pinned program", &path, io::Error::other(error))
+            })?;
+            found.insert(info.id(), info);
+        }
+        let others: BTreeSet<u32> = wanted.into_iter().filter(|id| !found.contains_key(id)).collect();
+        let mut refused = None;
+        for info in (!others.is_empty()).then(loaded_programs).into_iter().flatten() {
+            match info {
+                Ok(info) if others.contains(&info.id()) => _ = found.insert(info.id(), info),
+                Ok(_) => {}
+                Err(error) if has_gone(&error) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        Ok(Self { found, refused })
+    }
+
+    /// A program; `None` if it is no longer loaded.
+    fn status(&self, id: u32) -> Option<ProgramStatus> {
+        match (self.found.get(&id), &self.refused) {
+            (Some(info), _) => Some(ProgramStatus::new(info)),
+            (None, Some(error)) => Some(ProgramStatus::unknown(id, error)),
+            (None, None) => None,
+        }
+    }
+
+    /// The programs that could be opened, by id.
+    pub(super) fn infos(&self) -> impl Iterator<Item = &ProgramInfo> {
+        self.found.values()
+    }
+}
+
+/// Whether the program has been unloaded since it was listed.
+fn has_gone(error: &ProgramError) -> bool {
+    if let ProgramError::SyscallError(error) = error {
+        return error.io_error.raw_os_error() == Some(libc::ENOENT);
+    }
+    false
 }

@@ -171,7 +171,7 @@ fn status_in_the_pod_lists_every_program() {
     let (in_pod, with_all) = (status(&setpriv(&capabilities())), status(&[]));
     let layers: Vec<&str> =
         with_all["programs"].as_array().unwrap().iter().map(|program| text(&program["layer"])).collect();
-    assert!(layers.contains(&"tcx") && layers.contains(&"xdp generic"), "{with_all:#}");
+    assert!(layers.contains(&"tcx") && layers.iter().any(|layer| layer.starts_with("xdp")), "{with_all:#}");
     assert!(!with_all["socketPrograms"].as_array().unwrap().is_empty(), "{with_all:#}");
     for programs in ["programs", "socketPrograms"] {
         assert_eq!(in_pod[programs], with_all[programs], "{programs}");
