@@ -11,7 +11,8 @@ use crate::{
     cli::{At, ExplainArgs, TableOrJson},
     config::Place,
     explain::{
-        self, Explanation, Hook, PinnedTables, Question, Step, Turn, Verdict, step_in_words, verdict_in_words,
+        self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, step_in_words,
+        verdict_in_words,
     },
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
@@ -35,7 +36,7 @@ struct Page<'a> {
 #[derive(Serialize)]
 struct StepView<'a> {
     #[serde(flatten)]
-    step: &'a Step,
+    step: &'a TraceStep,
     text: String,
 }
 
@@ -54,7 +55,7 @@ pub fn explain(place: &Place, args: &ExplainArgs) -> anyhow::Result<()> {
     let name = routes.name(device);
     let mut steps = explanation.steps.clone();
     if let (Some(name), Some(program)) = (name, attached.at(hook)) {
-        steps.insert(0, Step::Attached { device: name.to_owned(), at: hook_name(hook), program });
+        steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook_name(hook), program });
     }
     let explanation = Explanation { steps, ..explanation };
     match args.output {
@@ -97,31 +98,33 @@ impl Attached {
     }
 
     /// Whether the program of the hook is there; nothing where that has nothing to do with a device.
-    const fn at(&self, hook: Hook) -> Option<bool> {
+    const fn at(&self, hook: HookPoint) -> Option<bool> {
         match hook {
             _ if !self.known => None,
-            Hook::Xdp => Some(self.xdp),
-            Hook::Ingress => Some(self.ingress),
-            Hook::Egress => Some(self.egress),
-            Hook::Socket => None,
+            HookPoint::Xdp => Some(self.xdp),
+            HookPoint::Ingress => Some(self.ingress),
+            HookPoint::Egress => Some(self.egress),
+            HookPoint::Socket => None,
         }
     }
 }
 
 /// The hook that was named, or the first one that such a packet meets.
-fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<Hook> {
+fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
-        Some(At::TcIngress) => Hook::Ingress,
-        Some(At::TcEgress) => Hook::Egress,
-        Some(At::Xdp) => Hook::Xdp,
-        Some(At::Socket) => Hook::Socket,
-        None if args.device.is_none() && attached.sockets && routes.is_own(args.from.ip)? => Hook::Socket,
-        None if attached.xdp => Hook::Xdp,
-        None => Hook::Ingress,
+        Some(At::TcIngress) => HookPoint::Ingress,
+        Some(At::TcEgress) => HookPoint::Egress,
+        Some(At::Xdp) => HookPoint::Xdp,
+        Some(At::Socket) => HookPoint::Socket,
+        None if args.device.is_none() && attached.sockets && routes.is_own(args.from.ip)? => {
+            HookPoint::Socket
+        }
+        None if attached.xdp => HookPoint::Xdp,
+        None => HookPoint::Ingress,
     })
 }
 
-fn question(args: &ExplainArgs, hook: Hook, device: u32) -> anyhow::Result<Question> {
+fn question(args: &ExplainArgs, hook: HookPoint, device: u32) -> anyhow::Result<Question> {
     let (from, to) = (args.from, args.to);
     if from.ip.is_ipv4() != to.is_ipv4() {
         bail!("--from {} and --to {to} are of different families", from.ip);
@@ -131,19 +134,19 @@ fn question(args: &ExplainArgs, hook: Hook, device: u32) -> anyhow::Result<Quest
     Ok(Question {
         tuple: Tuple::new(address(from.ip), address(to.ip()), port, to.port(), args.protocol.number()),
         knows_port: from.port.is_some(),
-        turn: Turn::Opens,
+        kind: PacketKind::Syn,
         hook,
         device,
         now: Conntrack::now(),
     })
 }
 
-const fn hook_name(hook: Hook) -> &'static str {
+const fn hook_name(hook: HookPoint) -> &'static str {
     match hook {
-        Hook::Xdp => "xdp",
-        Hook::Ingress => "tc-ingress",
-        Hook::Egress => "tc-egress",
-        Hook::Socket => "socket",
+        HookPoint::Xdp => "xdp",
+        HookPoint::Ingress => "tc-ingress",
+        HookPoint::Egress => "tc-egress",
+        HookPoint::Socket => "socket",
     }
 }
 
@@ -153,7 +156,7 @@ fn page<'a>(
     question: &Question,
     device: Option<&'a str>,
 ) -> Page<'a> {
-    let view = |step: &'a Step| StepView { step, text: step_in_words(step) };
+    let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step) };
     Page {
         from: args.from.to_string(),
         to: args.to,
@@ -169,8 +172,10 @@ fn page<'a>(
 fn text(args: &ExplainArgs, explanation: &Explanation, question: &Question, device: Option<&str>) -> String {
     let device = device.map_or_else(String::new, |name| format!(" of {name}"));
     let at = match question.hook {
-        Hook::Socket => "in a system call of this node".to_owned(),
-        hook @ (Hook::Xdp | Hook::Ingress | Hook::Egress) => format!("at {}{device}", hook_name(hook)),
+        HookPoint::Socket => "in a system call of this node".to_owned(),
+        hook @ (HookPoint::Xdp | HookPoint::Ingress | HookPoint::Egress) => {
+            format!("at {}{device}", hook_name(hook))
+        }
     };
     let protocol = args.protocol.as_str();
     let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to);

@@ -1,4 +1,5 @@
-//! Which backend a new flow gets, or which it may get; as `choice::choose`, with the same arithmetic (`lb_ebpf::schedule`).
+//! The backend of a new flow, or the backends that it may get; as `service::choose`, with the same arithmetic
+//! (`lb_ebpf::service::schedule`).
 
 use std::collections::BTreeSet;
 
@@ -9,22 +10,26 @@ use lb_common::{
 use lb_ebpf::service::schedule::{self, Load};
 
 use super::{
-    frontend::Request,
-    step::{Holds, Method, Step, Verdict, endpoint, socket},
+    frontend::AdmittedFlow,
+    step::{AffinityState, Method, TraceStep, Verdict, endpoint, socket},
     tables::Tables,
-    walk::{Found, Stop, Walk},
+    walk::{Stop, Walk, WalkResult},
 };
 
-/// Places in the slice of a service.
+/// Indices of backends in the slice of a service.
 type Places = BTreeSet<u32>;
 
 impl<T: Tables> Walk<'_, T> {
-    /// The backends that the flow may get: one, where that is no matter of chance, turns or loads.
-    pub(super) fn choose(&mut self, request: &Request, earlier: Option<&Flow>) -> Found<Vec<Backend>> {
+    /// The backends that the flow may get: exactly one, unless the scheduler draws at random, in turn, or by load.
+    pub(super) fn choose(
+        &mut self,
+        request: &AdmittedFlow,
+        earlier: Option<&Flow>,
+    ) -> WalkResult<Vec<Backend>> {
         let service = &request.service;
         let slice = self.tables.backends(service.backends_base, service.backends_count)?;
         if slice.len() < service.backends_count as usize {
-            self.steps.push(Step::NoSuchBackend);
+            self.steps.push(TraceStep::NoSuchBackend);
             return Err(Stop::With(Verdict::Dropped { outcome: Outcome::NoBackend }));
         }
         let mut places = match self.of_client(service, &slice)? {
@@ -32,27 +37,27 @@ impl<T: Tables> Walk<'_, T> {
             None => self.scheduled(service, &slice)?,
         };
         if places.is_empty() {
-            self.steps.push(Step::NoBackends { elsewhere: false });
+            self.steps.push(TraceStep::NoBackends { elsewhere: false });
             return Err(Stop::With(Verdict::Rejected { outcome: self.question.rejection() }));
         }
         if let Some(flow) = earlier.filter(|_| self.tables.globals().syn_retries != 0) {
             let others: Places = places.iter().map(|place| another(flow, &slice, *place)).collect();
             if others != places {
-                self.steps.push(Step::AnotherBackend);
+                self.steps.push(TraceStep::NextBackend);
                 places = others;
             }
         }
         Ok(places.iter().filter_map(|place| slice.get(*place as usize)).copied().collect())
     }
 
-    /// As `affinity::find`: the place of the backend that the client belongs to.
-    fn of_client(&mut self, service: &Service, slice: &[Backend]) -> Found<Option<u32>> {
+    /// As `affinity::find`: the index of the backend that the client is pinned to.
+    fn of_client(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Option<u32>> {
         if service.affinity_seconds == 0 {
             return Ok(None);
         }
         let key = AffinityKey { client: self.question.tuple.source, service: service.id };
         let Some(affinity) = self.tables.affinity(&key)? else {
-            self.steps.push(Step::Affinity { is: Holds::Nothing });
+            self.steps.push(TraceStep::Affinity { is: AffinityState::Nothing });
             return Ok(None);
         };
         let backend = socket(affinity.address, affinity.port);
@@ -60,20 +65,25 @@ impl<T: Tables> Walk<'_, T> {
         let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
         let found = schedule::find(service, &affinity.address, affinity.port, slot);
         let (is, place) = match found {
-            _ if !affinity.is_valid(now, service.affinity_seconds) => (Holds::Expired { backend }, None),
-            None => (Holds::Gone { backend }, None),
+            _ if !affinity.is_valid(now, service.affinity_seconds) => {
+                (AffinityState::Expired { backend }, None)
+            }
+            None => (AffinityState::Gone { backend }, None),
             Some(slot) => {
                 let end = affinity.last_used.0.saturating_add(Tick::ticks_in(service.affinity_seconds));
                 let seconds_left = Tick(end).seconds_since(now);
-                (Holds::Backend { backend, seconds_left }, Some(slot.wrapping_sub(service.backends_base)))
+                (
+                    AffinityState::Backend { backend, seconds_left },
+                    Some(slot.wrapping_sub(service.backends_base)),
+                )
             }
         };
-        self.steps.push(Step::Affinity { is });
+        self.steps.push(TraceStep::Affinity { is });
         Ok(place)
     }
 
-    /// As `choice::scheduled`: every place that the scheduler may come to.
-    fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> Found<Places> {
+    /// As `choose::scheduled`: the index of every backend that the scheduler may pick.
+    fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Places> {
         let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
         let how = match scheduler {
             Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => Method::Turn,
@@ -87,11 +97,11 @@ impl<T: Tables> Walk<'_, T> {
             | Scheduler::NeverQueue => Method::Load,
         };
         let (of, table) = (service.backends_count, service.table_count);
-        self.steps.push(Step::Scheduler { scheduler, how, of, table });
+        self.steps.push(TraceStep::Scheduler { scheduler, how, of, table });
         if how == Method::Load {
             return Ok(self.least(scheduler, slice));
         }
-        let entries = self.tables.places(service.table_base, service.table_count)?;
+        let entries = self.tables.table_entries(service.table_base, service.table_count)?;
         let place = |nth| {
             let table = |slot: u32| entries.get(slot.wrapping_sub(service.table_base) as usize).copied();
             let slot = schedule::slot(service, nth, table);
@@ -106,10 +116,10 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// As `choice::least`: of equals any may be the first.
+    /// As `choose::least`: of equal ones any may be picked.
     fn least(&self, scheduler: Scheduler, slice: &[Backend]) -> Places {
         let load = |backend: &Backend| Load {
-            active: self.active(backend.active_flows_slot),
+            active: self.active_flows(backend.active_flows_slot),
             weight: backend.weight,
         };
         let loads: Vec<(u32, Load)> =
@@ -125,13 +135,13 @@ impl<T: Tables> Walk<'_, T> {
         loads.iter().filter(|(_, load)| equal(load)).map(|(place, _)| *place).collect()
     }
 
-    /// As `counts::active`.
-    fn active(&self, counter: u32) -> u64 {
-        if counter == 0 { 0 } else { u64::try_from(self.tables.active(counter)).unwrap_or(0) }
+    /// As `active_flows::active`.
+    fn active_flows(&self, slot: u32) -> u64 {
+        if slot == 0 { 0 } else { u64::try_from(self.tables.active_flows(slot)).unwrap_or(0) }
     }
 }
 
-/// As `choice::another`: the place after that of the backend which the client has asked in vain.
+/// As `choose::another`: the index after that of the backend that did not answer the client.
 fn another(flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let asked = socket(flow.to.destination, flow.to.destination_port);
     let is_asked = slice.get(place as usize).is_some_and(|backend| endpoint(backend) == asked);

@@ -1,4 +1,5 @@
-//! What a packet of no flow is for, and whether it may; as `new_flow::prepare` and `vips::unlisted`.
+//! The Service of a packet that belongs to no flow, and whether a flow may begin; as `flow::new`, `service::admit` and
+//! `service::vips::unlisted`.
 
 use lb_common::{
     Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
@@ -6,24 +7,24 @@ use lb_common::{
 };
 
 use super::{
-    step::{ClientSide, Step, Unlisted, Verdict, socket},
+    step::{ClientSide, TraceStep, Unlisted, Verdict, socket},
     tables::Tables,
-    walk::{Found, Stop, Walk, untouched},
+    walk::{Stop, Walk, WalkResult, untouched},
 };
 
-/// A flow that may begin.
-pub(super) struct Request {
-    /// The record, as it is for this client.
+/// A flow that may begin: its Service, before a backend is chosen.
+pub(super) struct AdmittedFlow {
+    /// The record for this client.
     pub(super) service: Service,
-    /// Whether the client's address is to be the node's where its packets leave.
+    /// Whether the service masquerades this client.
     pub(super) masquerade: bool,
-    /// Whether its backend is to answer the client directly.
+    /// Whether its backends answer this client directly (direct server return).
     pub(super) direct: bool,
 }
 
 impl<T: Tables> Walk<'_, T> {
-    /// The record of the destination. (A torn one is none here: it is whole a moment later.)
-    pub(super) fn record(&self) -> Found<Option<Service>> {
+    /// The record of the destination; `None` also while the agent is replacing it.
+    pub(super) fn record(&self) -> WalkResult<Option<Service>> {
         let key = self.key();
         Ok(self.tables.service(&key)?.filter(|service| service.is_sealed(&key)))
     }
@@ -33,44 +34,44 @@ impl<T: Tables> Walk<'_, T> {
         ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol)
     }
 
-    /// The flow that may begin with the packet; nothing where it is for no service.
-    pub(super) fn prepare(&mut self) -> Found<Option<Request>> {
+    /// The flow that may begin with the packet; `None` if it is for no Service.
+    pub(super) fn prepare(&mut self) -> WalkResult<Option<AdmittedFlow>> {
         let Some(service) = self.frontend()? else { return Ok(None) };
         if !self.may_begin(&service)? {
             return Ok(None);
         }
         let (service, side) = self.for_client(service)?;
         if let Some(is) = side {
-            self.steps.push(Step::Client { is, backends: service.backends_count });
+            self.steps.push(TraceStep::Client { is, backends: service.backends_count });
         }
         if service.flags & service_flags::SOCKETS_ONLY != 0 {
-            self.steps.push(Step::SocketsOnly);
+            self.steps.push(TraceStep::SocketsOnly);
             return Ok(None);
         }
         self.admit(&service, &self.question.tuple.source)?;
         if self.segment.is_syn_ack() {
-            self.steps.push(Step::AcceptsWhatNobodyAsked);
+            self.steps.push(TraceStep::StraySynAck);
             return Ok(None);
         }
         let inside = !matches!(side, None | Some(ClientSide::Outside));
         let direct = !inside && service.flags & service_flags::DSR != 0;
-        Ok(Some(Request { service, masquerade: service.masquerades(inside), direct }))
+        Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(inside), direct }))
     }
 
-    /// The record of the destination, with what is to be said about it.
-    pub(super) fn frontend(&mut self) -> Found<Option<Service>> {
+    /// The record of the destination, noted as a step.
+    pub(super) fn frontend(&mut self) -> WalkResult<Option<Service>> {
         let key = self.key();
         let Some(service) = self.tables.service(&key)? else {
-            self.steps.push(Step::NoFrontend);
+            self.steps.push(TraceStep::NoFrontend);
             return Ok(None);
         };
         if !service.is_sealed(&key) {
-            self.steps.push(Step::Torn);
+            self.steps.push(TraceStep::Torn);
             return Err(Stop::With(Verdict::Dropped { outcome: Outcome::TornService }));
         }
         let name = self.name_of(service.id)?;
         let has_inside = service.flags & service_flags::SHORT_CIRCUIT != 0;
-        self.steps.push(Step::Frontend {
+        self.steps.push(TraceStep::Frontend {
             frontend: socket(key.address, key.port),
             protocol: protocol_name(key.protocol),
             service: name,
@@ -83,29 +84,29 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// As `new_flow::may_begin`.
-    fn may_begin(&mut self, service: &Service) -> Found<bool> {
+    /// As `admit::first_packet`.
+    fn may_begin(&mut self, service: &Service) -> WalkResult<bool> {
         let tracked = self.question.tuple.protocol != protocol::UDP;
         if tracked && service.requires_syn() && !self.segment.is_syn() {
-            self.steps.push(Step::IsNotOpened);
+            self.steps.push(TraceStep::NotSyn);
             return Ok(false);
         }
         if tracked && self.segment.is_rst() {
-            self.steps.push(Step::StrayReset);
+            self.steps.push(TraceStep::StrayReset);
             return Err(Stop::With(Verdict::Dropped { outcome: Outcome::StrayReset }));
         }
         Ok(true)
     }
 
-    /// As `settings::for_client`: the record for this client, and where the client is, if that matters.
-    pub(super) fn for_client(&self, service: Service) -> Found<(Service, Option<ClientSide>)> {
+    /// As `settings::for_client`: the record for this client, and whether it is internal, if that matters.
+    pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
         if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
         }
         let source = &self.question.tuple.source;
         let side = if self.settings()?.is_some_and(|settings| settings.internal.contains(source)) {
             ClientSide::InsideByAddress
-        } else if self.tables.is_inside_device(self.question.device)? {
+        } else if self.tables.is_internal_device(self.question.device)? {
             ClientSide::InsideByDevice
         } else {
             ClientSide::Outside
@@ -113,11 +114,11 @@ impl<T: Tables> Walk<'_, T> {
         Ok((service.for_client(side != ClientSide::Outside), Some(side)))
     }
 
-    /// As `new_flow::admit`, and what follows it.
-    pub(super) fn admit(&mut self, service: &Service, client: &Address) -> Found<()> {
+    /// As `admit::client`, and what follows it.
+    pub(super) fn admit(&mut self, service: &Service, client: &Address) -> WalkResult<()> {
         if service.flags & service_flags::SOURCE_RANGES != 0 {
             let allowed = self.tables.is_in_source_range(service.id, client)?;
-            self.steps.push(Step::SourceRanges { allowed });
+            self.steps.push(TraceStep::SourceRanges { allowed });
             if !allowed {
                 return Err(Stop::With(Verdict::Dropped { outcome: Outcome::SourceNotAllowed }));
             }
@@ -126,7 +127,7 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(());
         }
         let elsewhere = service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0;
-        self.steps.push(Step::NoBackends { elsewhere });
+        self.steps.push(TraceStep::NoBackends { elsewhere });
         Err(Stop::With(if elsewhere {
             Verdict::Dropped { outcome: Outcome::NoLocalBackend }
         } else {
@@ -134,8 +135,8 @@ impl<T: Tables> Walk<'_, T> {
         }))
     }
 
-    /// As `vips::unlisted`: a packet for no service.
-    pub(super) fn unlisted(&mut self) -> Found<Verdict> {
+    /// A packet to an address and port that no Service has; as `vips::unlisted`.
+    pub(super) fn unlisted(&mut self) -> WalkResult<Verdict> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;
         let in_range = settings.is_some_and(|settings| settings.service_ranges.contains(address));
@@ -153,7 +154,7 @@ impl<T: Tables> Walk<'_, T> {
             }
             Some(_) => (Unlisted::ClusterIp, Verdict::Rejected { outcome: self.question.rejection() }),
         };
-        self.steps.push(Step::Address { is });
+        self.steps.push(TraceStep::Address { is });
         Ok(verdict)
     }
 }

@@ -1,4 +1,4 @@
-//! The pinned maps and the routes of this network namespace.
+//! The input of `lb-agent explain`: the pinned maps and the routes of this network namespace.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use lb_common::{
 use super::tables::Tables;
 use lb_datapath::{DatapathError, Globals, LookedUp, Pinned, Route, Routes};
 
-/// What the kernel holds.
+/// The pinned maps, and the routes for packets of one device.
 #[derive(Debug)]
 pub struct PinnedTables {
     maps: LookedUp,
@@ -34,7 +34,7 @@ impl Tables for PinnedTables {
         self.maps.conntrack.get(tuple)
     }
 
-    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+    fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
         let entries = self.maps.conntrack.count()?;
         Ok((self.maps.conntrack.capacity() as usize).saturating_sub(entries))
     }
@@ -47,12 +47,12 @@ impl Tables for PinnedTables {
         self.maps.service_maps.backends().read_range(base, count)
     }
 
-    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
+    fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
         self.maps.service_maps.tables().read_range(base, count)
     }
 
-    fn active(&self, counter: u32) -> i64 {
-        self.maps.active.get(counter)
+    fn active_flows(&self, slot: u32) -> i64 {
+        self.maps.active.get(slot)
     }
 
     fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
@@ -69,7 +69,7 @@ impl Tables for PinnedTables {
         Ok(self.maps.service_maps.source_ranges().get(&key)?.is_some())
     }
 
-    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError> {
+    fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {
         Ok(self.maps.inside_devices.get(&device)?.is_some())
     }
 

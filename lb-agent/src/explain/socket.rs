@@ -1,29 +1,29 @@
-//! A process of the node that names a virtual address in a system call; as `sockets::frontend`.
+//! A system call in which a process of the node names a virtual address; as `sockets::frontend`.
 
 use lb_common::{Address, Outcome, Service, conntrack::Tuple, protocol};
 
 use super::{
     Question,
-    frontend::Request,
-    step::{Candidate, Verdict, Way, endpoint},
+    frontend::AdmittedFlow,
+    step::{Candidate, ForwardingPath, Verdict, endpoint},
     tables::Tables,
-    walk::{Found, Walk, untouched},
+    walk::{Walk, WalkResult, untouched},
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// What `connect(2)` or `sendmsg(2)` does. The client is the node, whatever address the process may have in mind.
-    pub(super) fn socket(&mut self) -> Found<Verdict> {
+    /// What `connect(2)` or `sendmsg(2)` does. The client is the node: the socket has no source address yet.
+    pub(super) fn socket(&mut self) -> WalkResult<Verdict> {
         if self.question.tuple.protocol == protocol::SCTP {
             return Ok(untouched(Outcome::NotTransport));
         }
         let Some(service) = self.frontend()? else {
             return self.unlisted();
         };
-        // Frontends for processes of the node only are for these.
+        // `SOCKETS_ONLY` frontends are for such processes, so that flag is not checked.
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node)?;
-        // Nobody knows the source port yet: the number of the socket stands for it.
+        // The socket has no source port yet: the programs hash the number of the socket instead.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };
         let mut inner = Walk::new(self.tables, &question);
@@ -35,20 +35,20 @@ impl<T: Tables> Walk<'_, T> {
                 backend: endpoint(&backend),
                 pod: self.tables.pod_name(&backend.address)?,
                 outcome: Outcome::NewFlow,
-                way: Way::Stack,
+                way: ForwardingPath::Stack,
             });
         }
         Ok(Verdict::Begins { backends })
     }
 
-    /// The node's own address of the family of the destination; unspecified as long as the agent has written none.
-    fn node_address(&self) -> Found<Address> {
+    /// The node's own address of the family of the destination; unspecified until the agent has written one.
+    fn node_address(&self) -> WalkResult<Address> {
         let is_v4 = self.question.tuple.destination.is_v4();
         let settings = self.settings()?;
         Ok(settings.map_or_else(Address::default, |s| if is_v4 { s.source_v4 } else { s.source_v6 }))
     }
 }
 
-const fn request(service: Service) -> Request {
-    Request { service, masquerade: false, direct: false }
+const fn request(service: Service) -> AdmittedFlow {
+    AdmittedFlow { service, masquerade: false, direct: false }
 }

@@ -1,4 +1,4 @@
-//! What the walk says: every step and verdict as data. The names are part of the JSON interface: they may be added to, never
+//! Every step and verdict, as data. The serialised names are part of the JSON interface: names may be added, never
 //! renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
@@ -9,40 +9,41 @@ use lb_common::{
 };
 use serde::Serialize;
 
-/// Something that was looked at, and what was found.
+/// One look-up or decision of the programs, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Step {
-    /// No source port was given.
+pub enum TraceStep {
+    /// `--from` names no source port, so `CONNTRACK` is not looked up.
     NoPort,
     /// `CONNTRACK` has no entry.
     NoFlow,
     /// `CONNTRACK` has an entry.
     Flow {
-        /// Of which direction.
+        /// Whether it is the direction from the backend to the client.
         reply: bool,
-        /// What packets become.
+        /// The tuple of translated packets.
         to: Ends,
-        /// Where the flow is in its life; unknown where it has lost its other half.
+        /// The state of the flow; unknown if the reverse entry is lost.
         #[serde(serialize_with = "names::phase")]
         phase: Option<Phase>,
-        /// Seconds without packets after which it is forgotten.
+        /// Seconds until the idle flow expires.
         seconds_left: u32,
         /// The service port.
         service: String,
-        /// How its packets travel.
-        way: Way,
+        /// How its packets leave the node.
+        way: ForwardingPath,
     },
     /// Packets of the flow are translated at the other hook.
     OtherHook,
-    /// A packet that asks for a connection, while the entry is of one that has this to be said about it.
-    Anew {
-        /// Why the entry does not count.
+    /// A SYN that begins a new connection, although the tuple has an entry.
+    #[serde(rename = "anew")]
+    NewConnection {
+        /// Why the entry does not apply.
         why: Stale,
     },
-    /// A packet that asks for a connection again.
+    /// A retransmitted SYN.
     Retransmission,
-    /// Somebody accepts a connection that went past the virtual address.
+    /// A SYN-ACK, after the end of the flow, of a connection that bypassed the virtual address.
     Foreign,
     /// `SERVICES` has the destination.
     Frontend {
@@ -60,94 +61,98 @@ pub enum Step {
         scheduler: Scheduler,
         /// Timeout of `ClientIP` affinity; 0 is none.
         affinity_seconds: u32,
-        /// Number of backends for clients outside of the cluster, and for all where `inside` is nothing.
+        /// Number of backends for external clients, and for all clients if `inside` is `None`.
         backends: u32,
-        /// Number of backends for clients inside the cluster under `externalTrafficPolicy: Local`.
+        /// Number of backends for internal clients under `externalTrafficPolicy: Local`.
         inside: Option<u32>,
     },
-    /// `SERVICES` has not got the destination.
+    /// `SERVICES` does not have the destination.
     NoFrontend,
-    /// The record of the frontend is of another key: the agent is replacing it.
+    /// The record has a broken seal: the agent is replacing it.
     Torn,
-    /// The destination is no frontend; what else it is.
+    /// The destination is no frontend.
     Address {
-        /// That.
+        /// What it is instead.
         is: Unlisted,
     },
-    /// At an address of the node only a packet that opens a connection can be for the service.
-    IsNotOpened,
-    /// A reset that belongs to no flow.
+    /// At an address of the node only a SYN begins a flow of the service, and this packet is none.
+    #[serde(rename = "isNotOpened")]
+    NotSyn,
+    /// A RST of no flow.
     StrayReset,
-    /// Whether the client is inside the cluster, where that matters.
+    /// Whether the client is internal to the cluster, if the service treats internal and external clients differently.
     Client {
-        /// How it is known.
+        /// Internal or external, and how the programs know.
         is: ClientSide,
         /// Backends for such a client.
         backends: u32,
     },
-    /// The frontend is for processes of the node only.
+    /// The frontend serves only processes of the node.
     SocketsOnly,
     /// The service has `loadBalancerSourceRanges`.
     SourceRanges {
-        /// Whether the client is in one.
+        /// Whether one of them contains the client.
         allowed: bool,
     },
     /// There is no backend for this client.
     NoBackends {
-        /// Whether there are some elsewhere, which the traffic policy does not allow.
+        /// Whether there are backends on other nodes, which the traffic policy does not allow.
         elsewhere: bool,
     },
-    /// Who accepts a connection has been asked for it past us.
-    AcceptsWhatNobodyAsked,
-    /// What `AFFINITY` says of the client.
+    /// A SYN-ACK of no flow: its connection bypassed the data plane.
+    #[serde(rename = "acceptsWhatNobodyAsked")]
+    StraySynAck,
+    /// The client's entry in `AFFINITY`.
     Affinity {
-        /// That.
-        is: Holds,
+        /// The state of that entry.
+        is: AffinityState,
     },
     /// The scheduler's choice.
     Scheduler {
         /// Which one.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
-        /// How it chooses.
+        /// How it picks one.
         how: Method,
-        /// Backends there are.
+        /// Number of backends to pick from.
         of: u32,
         /// Entries of its table; 0 is none.
         table: u32,
     },
-    /// The client has asked a backend in vain, so it is led to the next one.
-    AnotherBackend,
-    /// A record leads to backends that are not there.
+    /// The client's previous backend did not answer, so the next one is used.
+    #[serde(rename = "anotherBackend")]
+    NextBackend,
+    /// The record points outside `BACKENDS`.
     NoSuchBackend,
-    /// Whose address the backend sees.
+    /// Whether the flow is masqueraded.
     Masquerade {
-        /// That.
+        /// The source address that the backend sees.
         source: Source,
     },
-    /// The entry that leads back is another flow's.
+    /// Another flow to the backend uses the client's source port.
     PortTaken {
         /// The client's port.
         port: u16,
     },
-    /// `CONNTRACK` has no room.
+    /// `CONNTRACK` is full.
     Full,
-    /// A routed flow or one in a tunnel has no way to its backend.
+    /// A packet of a routed or tunnelled flow has no route.
     NoRoute,
-    /// The packet leaves at once, past the stack.
-    PastStack {
-        /// Through which device.
+    /// The packet leaves at once, bypassing the stack.
+    #[serde(rename = "pastStack")]
+    BypassesStack {
+        /// The device that it leaves through.
         device: String,
     },
-    /// The XDP program lets the packet go on to tc, which decides.
+    /// The XDP program passes the packet on to tc, which decides.
     LeftToTc,
-    /// What the hook at hand has to do with the device, found out apart from the maps.
+    /// Whether a program is attached to the device at this hook; not found in the maps.
     Attached {
         /// The device.
         device: String,
         /// The hook.
         at: &'static str,
-        /// Whether one of our programs is there.
+        /// Whether a program of lb-agent is attached there.
         program: bool,
     },
 }
@@ -170,155 +175,155 @@ impl From<&Tuple> for Ends {
     }
 }
 
-/// How packets of a flow travel.
+/// How packets of a flow leave the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Way {
+pub enum ForwardingPath {
     /// Through the stack.
     Stack,
-    /// Through the stack, and are masqueraded where they leave.
+    /// Through the stack, masqueraded where they leave the node.
     Masqueraded,
-    /// This is that masquerading.
+    /// The masquerading of such a flow.
     Masquerade,
-    /// Back to where they come from.
+    /// Back through the device that they came from.
     Hairpin,
-    /// Out again through a wire, masqueraded in the same step.
+    /// Out through a wire device at once, masqueraded in the same step.
     Routed,
     /// In a tunnel to the backend's node.
     Tunnel,
-    /// Past the stack, as soon as the next hop is known.
+    /// Bypassing the stack, as soon as the next hop is known.
     Direct,
 }
 
-/// Why an entry has nothing to say to a packet that opens a connection.
+/// Why an entry does not apply to a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stale {
-    /// Its other half is gone.
+    /// Its reverse entry is lost.
     HalfLost,
     /// Its connection has ended.
     Over,
-    /// The client has asked its backend in vain, often enough.
+    /// Its backend has not answered the SYN and its retransmissions.
     Unanswered,
-    /// The service has not got its backend any more.
+    /// The service no longer has its backend.
     BackendGone,
 }
 
-/// What an address is that is no frontend.
+/// The kind of an address that is no frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Unlisted {
-    /// Not one of the range of cluster IPs.
+    /// Outside the ranges of cluster IPs.
     OutOfRange,
-    /// One of the range that no Service has, where such packets are dropped.
+    /// In a range of cluster IPs, but no Service has it: dropped by these settings.
     UnknownVip,
-    /// One of the range that no Service has, where such packets pass.
+    /// In a range of cluster IPs, but no Service has it: passed by these settings.
     Unknown,
-    /// An address of the node, or of a load balancer.
+    /// An address of the node or of a load balancer, or an external IP.
     NoClusterIp,
-    /// A cluster IP without this port.
+    /// A cluster IP, but no Service has this port of it.
     ClusterIp,
 }
 
-/// Whether a client is inside the cluster.
+/// Whether a client is internal to the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ClientSide {
-    /// Inside, by its address.
+    /// Internal, by its address.
     InsideByAddress,
-    /// Inside, by the device it comes through.
+    /// Internal, by the device that its packets enter through.
     InsideByDevice,
-    /// Outside.
+    /// External.
     Outside,
 }
 
-/// What is remembered of a client with affinity.
+/// The affinity of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "state")]
-pub enum Holds {
-    /// Nothing.
+pub enum AffinityState {
+    /// No entry.
     Nothing,
-    /// A backend, too long ago.
+    /// The entry has expired.
     Expired {
-        /// That.
+        /// Its backend.
         backend: SocketAddr,
     },
-    /// A backend that is none of the service any more.
+    /// The service no longer has the backend.
     Gone {
-        /// That.
+        /// Its backend.
         backend: SocketAddr,
     },
-    /// A backend.
+    /// The client is pinned to a backend.
     Backend {
-        /// That.
+        /// Its backend.
         backend: SocketAddr,
-        /// Seconds for which that holds, from now.
+        /// Seconds until the entry expires.
         seconds_left: u32,
     },
 }
 
-/// How a scheduler comes to its choice.
+/// How a scheduler picks a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Method {
-    /// By chance.
+    /// At random.
     Chance,
-    /// By whose turn it is on the CPU that the packet comes to.
+    /// In turn, by the sequence of the CPU that receives the packet.
     Turn,
-    /// By a hash of what is known: always the same.
+    /// By hash: always the same backend.
     Hash,
-    /// By a hash of the source port among others, which was not given.
+    /// By a hash that includes the source port, which `--from` does not name.
     HashOfPort,
     /// By the number of active flows.
     Load,
 }
 
-/// Whose address a backend sees.
+/// The source address that a backend sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "of", content = "address")]
 pub enum Source {
     /// The client's own.
     Client,
-    /// The client's own, although others are masqueraded: the packet does not leave the node.
+    /// The client's own, although the service masquerades: the backend has an address of the node itself.
     ClientOnNode,
     /// The node's.
     Node(IpAddr),
-    /// Nobody's: the node has no address or no ports for that.
+    /// None: the agent has set no address or no source ports for masquerading.
     Nobody,
 }
 
-/// What becomes of the packet.
+/// What happens to the packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Verdict {
-    /// It goes on as it is.
+    /// It passes unchanged.
     Untouched {
-        /// The counter.
+        /// The outcome that it counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
     /// It is translated by its flow.
     Translated {
-        /// The counter.
+        /// The outcome that it counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
-        /// What it becomes.
+        /// Its new tuple.
         to: Ends,
     },
     /// It begins a flow to one of these.
     Begins {
-        /// One, if it is known which.
+        /// The possible backends: exactly one if the choice is certain.
         backends: Vec<Candidate>,
     },
-    /// It is answered with a refusal.
+    /// It is rejected: the sender gets a TCP RST or an ICMP error.
     Rejected {
-        /// The counter.
+        /// The outcome that it counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
     /// It is dropped; a system call fails.
     Dropped {
-        /// The counter.
+        /// The outcome that it counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
@@ -332,11 +337,11 @@ pub struct Candidate {
     pub backend: SocketAddr,
     /// Its pod.
     pub pod: Option<String>,
-    /// The counter.
+    /// The outcome that the packet counts as.
     #[serde(serialize_with = "names::outcome")]
     pub outcome: Outcome,
-    /// How packets get there.
-    pub way: Way,
+    /// How packets get to it.
+    pub way: ForwardingPath,
 }
 
 pub(super) fn socket(address: Address, port: u16) -> SocketAddr {
@@ -347,7 +352,7 @@ pub(super) fn endpoint(backend: &Backend) -> SocketAddr {
     socket(backend.address, backend.port)
 }
 
-/// Values of other crates by their names.
+/// Serialises values of other crates by their names.
 mod names {
     use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
     use serde::{Serialize as _, Serializer};

@@ -1,4 +1,4 @@
-//! What the walk knows of the world.
+//! The input of an explanation.
 
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, Vip,
@@ -7,21 +7,21 @@ use lb_common::{
 
 use lb_datapath::{DatapathError, Globals, Route};
 
-/// The maps of the data plane and the routes of the node. Every question is asked of the kernel anew: nothing is changed.
+/// The maps of the data plane and the routes of the node. Each call reads the kernel's current state; none changes it.
 #[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]
 pub trait Tables {
     /// An entry of `CONNTRACK`.
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
     /// How many more entries `CONNTRACK` takes.
-    fn room_for_flows(&self) -> Result<usize, DatapathError>;
+    fn free_conntrack_entries(&self) -> Result<usize, DatapathError>;
     /// An entry of `SERVICES`.
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;
     /// A slice of `BACKENDS`, as far as there is one.
     fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError>;
     /// A slice of `TABLES`, as far as there is one.
-    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError>;
+    fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError>;
     /// The number of active flows in a slot of `ACTIVE`.
-    fn active(&self, counter: u32) -> i64;
+    fn active_flows(&self, slot: u32) -> i64;
     /// An entry of `AFFINITY`.
     fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError>;
     /// An entry of `VIPS`.
@@ -29,19 +29,19 @@ pub trait Tables {
     /// Whether `SOURCE_RANGES` lets the client use the service.
     fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError>;
     /// Whether the device is in `INSIDE_DEVICES`.
-    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError>;
+    fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;
     /// An entry of `DEVICES`.
     fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError>;
-    /// What holds for every packet.
+    /// The settings of the node.
     fn settings(&self) -> Result<Settings, DatapathError>;
-    /// What is written in the programs.
+    /// The constants of the loaded programs.
     fn globals(&self) -> Globals;
-    /// The way that packets to this address take.
+    /// The route to this address.
     fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError>;
     /// The name of a device, if there is one with this interface index.
     fn device_name(&self, device: u32) -> Option<String>;
     /// The name of a service port, if it has one.
     fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError>;
-    /// The pod of an endpoint, if it is known.
+    /// The name of an endpoint's pod, if it is known.
     fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError>;
 }

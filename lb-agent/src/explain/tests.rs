@@ -1,11 +1,11 @@
-//! What the packet tests cannot show: system calls, and the words.
+//! What the packet tests do not cover: system calls, and the texts.
 
 use std::collections::BTreeMap;
 
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Scheduler, Service,
-    ServiceKey, Settings, Vip,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
+    Service, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tick, Tuple, flow_flags},
     protocol, service_flags, vip_flags,
 };
@@ -28,7 +28,7 @@ impl Tables for Shelf {
         Ok(self.flows.get(tuple).copied())
     }
 
-    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+    fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
         Ok(100)
     }
 
@@ -40,11 +40,11 @@ impl Tables for Shelf {
         Ok(self.backends.iter().skip(base as usize).take(count as usize).copied().collect())
     }
 
-    fn places(&self, _: u32, _: u32) -> Result<Vec<u32>, DatapathError> {
+    fn table_entries(&self, _: u32, _: u32) -> Result<Vec<u32>, DatapathError> {
         Ok(Vec::new())
     }
 
-    fn active(&self, _: u32) -> i64 {
+    fn active_flows(&self, _: u32) -> i64 {
         0
     }
 
@@ -60,7 +60,7 @@ impl Tables for Shelf {
         Ok(self.source_allowed && *client == self.settings.source_v4)
     }
 
-    fn is_inside_device(&self, _: u32) -> Result<bool, DatapathError> {
+    fn is_internal_device(&self, _: u32) -> Result<bool, DatapathError> {
         Ok(false)
     }
 
@@ -128,9 +128,9 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
     }
 }
 
-fn question(hook: Hook, port: u16) -> Question {
+fn question(hook: HookPoint, port: u16) -> Question {
     let tuple = Tuple::new(v4([192, 0, 2, 1]), v4(VIP), 40_000, port, protocol::TCP);
-    Question { tuple, knows_port: true, turn: Turn::Opens, hook, device: 0, now: Tick(1000) }
+    Question { tuple, knows_port: true, kind: PacketKind::Syn, hook, device: 0, now: Tick(1000) }
 }
 
 fn said(shelf: &Shelf, question: &Question) -> Vec<String> {
@@ -140,34 +140,34 @@ fn said(shelf: &Shelf, question: &Question) -> Vec<String> {
 }
 
 #[test]
-fn a_new_connection_in_words() {
+fn texts_of_a_new_connection() {
     let mut shelf = shelf(0, 2);
     let affinity = Affinity { address: v4([10, 1, 0, 2]), port: 8080, zeros: 0, last_used: Tick(900) };
     shelf.affinity = Some(affinity);
     assert_eq!(
-        said(&shelf, &question(Hook::Ingress, 80)),
+        said(&shelf, &question(HookPoint::Ingress, 80)),
         [
-            "conntrack: no entry",
+            "conntrack: no entry for these addresses and ports",
             "frontend: 10.96.0.10:80/tcp is default/web:http (ClusterIP), scheduler random, affinity ClientIP 10800 s, \
              2 backends",
-            "affinity: the client belongs to 10.1.0.2:8080, for 10693 s more",
+            "affinity: the client is pinned to 10.1.0.2:8080 for 10693 s more",
             "masquerade: no, the backend sees the client's own address",
-            "to 10.1.0.2:8080 (web-0) (new_flow)",
+            "sent to 10.1.0.2:8080 (web-0) (new_flow)",
         ]
     );
     shelf.affinity = None;
-    let text = said(&shelf, &question(Hook::Ingress, 80));
+    let text = said(&shelf, &question(HookPoint::Ingress, 80));
     assert_eq!(
         text[2..4],
-        ["affinity: nothing is remembered of this client", "scheduler: random, by chance, of 2 backends"]
+        ["affinity: no entry for this client", "scheduler: random picks one of 2 backends: at random"]
     );
-    assert_eq!(text[5], "to one of 2 backends:");
+    assert_eq!(text[5], "sent to one of 2 backends:");
 }
 
 #[test]
-fn an_established_connection_in_words() {
+fn texts_of_an_established_connection() {
     let mut shelf = shelf(0, 2);
-    let question = Question { turn: Turn::GoesOn, ..question(Hook::Ingress, 80) };
+    let question = Question { kind: PacketKind::Data, ..question(HookPoint::Ingress, 80) };
     let to = Tuple { destination: v4([10, 1, 0, 1]), destination_port: 8080, ..question.tuple };
     let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flow_flags::reverse(0), Tick(990));
     shelf.flows.insert(question.tuple, Flow::new(&question.tuple, &to, 7, 0, Tick(990)));
@@ -175,20 +175,20 @@ fn an_established_connection_in_words() {
     assert_eq!(
         said(&shelf, &question),
         [
-            "conntrack: entry for a client's packets of default/web:http, opening, 50 s left: becomes \
-             192.0.2.1:40000 -> 10.1.0.1:8080",
+            "conntrack: entry for packets from a client of default/web:http, opening, expires in 50 s if idle: \
+             sent on as 192.0.2.1:40000 -> 10.1.0.1:8080",
             "translated to 192.0.2.1:40000 -> 10.1.0.1:8080 (forward)",
         ]
     );
-    let answer = Question { tuple: to.reversed(), hook: Hook::Ingress, ..question };
-    assert_eq!(said(&shelf, &answer)[2], "goes on as it is (other_hook)");
-    let answer = Question { hook: Hook::Egress, ..answer };
+    let answer = Question { tuple: to.reversed(), hook: HookPoint::Ingress, ..question };
+    assert_eq!(said(&shelf, &answer)[2], "left untouched (other_hook)");
+    let answer = Question { hook: HookPoint::Egress, ..answer };
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
 }
 
 #[test]
-fn system_calls_fail_at_once_where_packets_are_refused_or_dropped() {
-    let last = |shelf: &Shelf, port| said(shelf, &question(Hook::Socket, port)).pop().unwrap();
+fn system_calls_fail_where_packets_are_rejected_or_dropped() {
+    let last = |shelf: &Shelf, port| said(shelf, &question(HookPoint::Socket, port)).pop().unwrap();
     assert_eq!(last(&shelf(0, 0), 80), "the call fails with ECONNREFUSED (reject_tcp)");
     assert_eq!(last(&shelf(0, 1), 81), "the call fails with ECONNREFUSED (reject_tcp)");
     let local = shelf(service_flags::DROP_WITHOUT_BACKENDS, 0);
@@ -196,37 +196,53 @@ fn system_calls_fail_at_once_where_packets_are_refused_or_dropped() {
     let mut ranges = shelf(service_flags::SOURCE_RANGES, 1);
     assert_eq!(
         last(&ranges, 80),
-        "to 10.1.0.1:8080 (web-0) (new_flow)",
-        "it is the node's address that counts"
+        "sent to 10.1.0.1:8080 (web-0) (new_flow)",
+        "the node's address is the client"
     );
     ranges.source_allowed = false;
     assert_eq!(last(&ranges, 80), "the call fails with EHOSTUNREACH (source_not_allowed)");
 }
 
 #[test]
-fn frontends_for_sockets_are_for_sockets() {
+fn sockets_only_frontends_serve_no_packets() {
     let shelf = shelf(service_flags::SOCKETS_ONLY, 1);
-    assert_eq!(explain(&shelf, &question(Hook::Socket, 80)).unwrap().steps.len(), 3);
-    let packet = explain(&shelf, &question(Hook::Ingress, 80)).unwrap();
+    assert_eq!(explain(&shelf, &question(HookPoint::Socket, 80)).unwrap().steps.len(), 3);
+    let packet = explain(&shelf, &question(HookPoint::Ingress, 80)).unwrap();
     assert!(
-        packet.steps.contains(&Step::SocketsOnly)
+        packet.steps.contains(&TraceStep::SocketsOnly)
             && packet.verdict == Verdict::Rejected { outcome: Outcome::RejectTcp }
     );
 }
 
 #[test]
-fn without_a_port_it_is_a_new_connection() {
-    let question = Question { knows_port: false, ..question(Hook::Ingress, 80) };
-    assert_eq!(explain(&shelf(0, 1), &question).unwrap().steps[0], Step::NoPort);
+fn packet_without_a_source_port_begins_a_connection() {
+    let question = Question { knows_port: false, ..question(HookPoint::Ingress, 80) };
+    assert_eq!(explain(&shelf(0, 1), &question).unwrap().steps[0], TraceStep::NoPort);
 }
 
 #[test]
-fn steps_and_verdict_as_json() {
-    let explanation = explain(&shelf(0, 1), &question(Hook::Ingress, 80)).unwrap();
+fn json_names_of_steps_and_verdict() {
+    let explanation = explain(&shelf(0, 1), &question(HookPoint::Ingress, 80)).unwrap();
     let steps = serde_json::to_value(&explanation.steps).unwrap();
     assert_eq!(steps[0], serde_json::json!({ "step": "noFlow" }));
     assert_eq!(steps[1]["scheduler"], "random");
     let verdict = serde_json::to_value(&explanation.verdict).unwrap();
     assert_eq!(verdict["verdict"], "begins");
     assert_eq!(verdict["backends"][0]["outcome"], "new_flow");
+}
+
+/// Scripts match these names, so they outlive the names of the variants.
+#[test]
+fn json_names_survive_renamed_variants() {
+    let name = |step: TraceStep| serde_json::to_value(step).unwrap()["step"].clone();
+    for (step, json) in [
+        (TraceStep::NewConnection { why: Stale::Over }, "anew"),
+        (TraceStep::NotSyn, "isNotOpened"),
+        (TraceStep::StraySynAck, "acceptsWhatNobodyAsked"),
+        (TraceStep::NextBackend, "anotherBackend"),
+        (TraceStep::BypassesStack { device: "eth0".into() }, "pastStack"),
+    ] {
+        assert_eq!(name(step), json);
+    }
+    assert_eq!(serde_json::to_value(Method::Turn).unwrap(), "turn");
 }

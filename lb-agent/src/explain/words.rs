@@ -1,113 +1,132 @@
-//! Steps and verdicts as people say them.
+//! The text of every step and verdict. A reader sees one line at a time, so each line names its subject and its reason.
 
-use lb_common::{Outcome, Scheduler, conntrack::Phase};
+use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 
 use super::{
-    Hook, Question,
-    step::{Candidate, ClientSide, Holds, Method, Source, Stale, Step, Unlisted, Verdict, Way},
+    HookPoint, Question,
+    step::{
+        AffinityState, Candidate, ClientSide, ForwardingPath, Method, Source, Stale, TraceStep, Unlisted,
+        Verdict,
+    },
 };
 
-/// The step as a line of text: what was looked at, and what was found.
-pub fn step(step: &Step) -> String {
+/// The step as a line of text: what was looked up, and what was found.
+pub fn step(step: &TraceStep) -> String {
     match step {
-        Step::Attached { .. } | Step::LeftToTc | Step::OtherHook | Step::Full => place(step),
-        Step::NoRoute | Step::PastStack { .. } => place(step),
-        Step::NoPort | Step::NoFlow | Step::Flow { .. } | Step::Anew { .. } | Step::Retransmission => {
-            flow(step)
+        TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
+        TraceStep::NoPort
+        | TraceStep::NoFlow
+        | TraceStep::Flow { .. }
+        | TraceStep::PortTaken { .. }
+        | TraceStep::Full => conntrack(step),
+        TraceStep::NewConnection { .. } | TraceStep::Retransmission | TraceStep::Foreign => conntrack(step),
+        TraceStep::Frontend { .. } | TraceStep::NoFrontend | TraceStep::Torn | TraceStep::SocketsOnly => {
+            frontend(step)
         }
-        Step::Foreign | Step::PortTaken { .. } | Step::AcceptsWhatNobodyAsked => flow(step),
-        Step::Frontend { .. } | Step::NoFrontend | Step::Torn | Step::Address { .. } => frontend(step),
-        Step::IsNotOpened | Step::StrayReset | Step::SocketsOnly | Step::NoBackends { .. } => policy(step),
-        Step::Client { .. } | Step::SourceRanges { .. } | Step::Masquerade { .. } => policy(step),
-        Step::Affinity { is } => affinity(is),
-        Step::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
-        Step::AnotherBackend => {
-            "backend: the one it has asked does not answer (--syn-retries): the next one".into()
+        TraceStep::Address { is } => address(*is).into(),
+        TraceStep::NotSyn | TraceStep::StrayReset | TraceStep::StraySynAck => connection(step).into(),
+        TraceStep::NoBackends { .. } | TraceStep::Client { .. } | TraceStep::SourceRanges { .. } => {
+            policy(step)
         }
-        Step::NoSuchBackend => {
-            "backend: the record leads to slots that BACKENDS has not; this is a bug".into()
-        }
-    }
-}
-
-#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
-fn place(step: &Step) -> String {
-    match step {
-        Step::Attached { device, at, program: true } => {
-            format!("device: {device}, at {at} there is our program")
-        }
-        Step::Attached { device, at, program: false } => {
-            format!("device: {device}, at {at} there is NO program of ours; with it this would follow:")
-        }
-        Step::LeftToTc => "xdp: left to tc ingress, where this follows:".into(),
-        Step::OtherHook => {
-            "hook: packets of this flow are translated at the other side of their device, or were already"
+        TraceStep::Masquerade { source } => masquerade(*source),
+        TraceStep::Affinity { is } => affinity(is),
+        TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
+        TraceStep::NextBackend => {
+            "backend: the client's previous backend did not answer (--syn-retries), so the next one is used"
                 .into()
         }
-        Step::NoRoute => "route: there is none to the backend".into(),
-        Step::PastStack { device } => format!("route: leaves at once through {device}, past the stack"),
-        _ => "conntrack: full".into(),
+        TraceStep::NoSuchBackend => {
+            "backend: the Service's record points outside the BACKENDS map: dropped; this is a bug".into()
+        }
+        TraceStep::NoRoute => "route: the kernel has no route for the translated packet".into(),
+        TraceStep::BypassesStack { device } => {
+            format!("route: the packet leaves at once through {device}, bypassing the stack")
+        }
     }
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
-fn flow(step: &Step) -> String {
+fn hook(step: &TraceStep) -> String {
     match step {
-        Step::NoPort => {
-            "conntrack: not looked at without a source port (--from ADDR:PORT); a new connection, then".into()
+        TraceStep::Attached { device, at, program: true } => {
+            format!("device: a program of lb-agent is attached to {device} at {at}")
         }
-        Step::NoFlow => "conntrack: no entry".into(),
-        Step::Flow { reply, to, phase, seconds_left, service, way } => {
-            let direction = if *reply { "a backend's answers" } else { "a client's packets" };
-            let phase = phase.map_or("its other half is lost", Phase::as_str);
+        TraceStep::Attached { device, at, program: false } => {
             format!(
-                "conntrack: entry for {direction} of {service}, {phase}, {seconds_left} s left: becomes {} -> {}{}",
+                "device: NO program of lb-agent is attached to {device} at {at}; the next steps show what it would do"
+            )
+        }
+        TraceStep::LeftToTc => {
+            "xdp: the XDP program passes the packet on to tc ingress, which decides as follows".into()
+        }
+        _ => "hook: packets of this flow are not translated here, but at the other tc hook of their device"
+            .into(),
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+fn conntrack(step: &TraceStep) -> String {
+    match step {
+        TraceStep::NoPort => {
+            "conntrack: not looked up, because --from names no source port (ADDR:PORT); treated as a new connection"
+                .into()
+        }
+        TraceStep::NoFlow => "conntrack: no entry for these addresses and ports".into(),
+        TraceStep::Flow { reply, to, phase, seconds_left, service, way } => {
+            let sender = if *reply { "a backend" } else { "a client" };
+            let phase = phase.map_or("its reverse entry is lost", Phase::as_str);
+            format!(
+                "conntrack: entry for packets from {sender} of {service}, {phase}, expires in {seconds_left} s \
+                 if idle: sent on as {} -> {}{}",
                 to.from,
                 to.to,
                 travels(*way)
             )
         }
-        Step::Anew { why } => format!("conntrack: the packet asks for a new connection, and {}", stale(*why)),
-        Step::Retransmission => {
-            "conntrack: the packet asks for the connection again, and goes where the first one went".into()
+        TraceStep::NewConnection { why } => {
+            format!("conntrack: this SYN begins a new connection on the old entry, because {}", stale(*why))
         }
-        Step::Foreign => {
-            "conntrack: that flow is over, and this accepts a connection that went past the virtual \
-            address: not ours"
+        TraceStep::Retransmission => {
+            "conntrack: this SYN is a retransmission and goes to the same backend as the first one".into()
+        }
+        TraceStep::Foreign => {
+            "conntrack: SYN-ACK on a flow that has ended: its connection bypassed the virtual address, left untouched"
                 .into()
         }
-        Step::PortTaken { port } => {
-            format!("conntrack: towards that backend source port {port} is another flow's: gets another one")
+        TraceStep::PortTaken { port } => {
+            format!(
+                "conntrack: another flow to this backend uses source port {port}, so this flow gets another source port"
+            )
         }
-        _ => "connection: who accepts one has been asked for it past us".into(),
+        _ => "conntrack: the CONNTRACK map is full".into(),
     }
 }
 
-const fn travels(way: Way) -> &'static str {
-    match way {
-        Way::Stack => "",
-        Way::Masqueraded => ", masqueraded where it leaves",
-        Way::Masquerade => " (this is the masquerading)",
-        Way::Hairpin => ", back where it comes from",
-        Way::Routed => ", out again past the stack",
-        Way::Tunnel => " in a tunnel",
-        Way::Direct => ", past the stack as soon as the next hop is known",
+const fn travels(path: ForwardingPath) -> &'static str {
+    match path {
+        ForwardingPath::Stack => "",
+        ForwardingPath::Masqueraded => ", masqueraded where it leaves the node",
+        ForwardingPath::Masquerade => " (this is the masquerading)",
+        ForwardingPath::Hairpin => ", back through the same device (hairpin)",
+        ForwardingPath::Routed => ", at once through another wire device, bypassing the stack",
+        ForwardingPath::Tunnel => " in a tunnel to the backend's node",
+        ForwardingPath::Direct => ", bypassing the stack as soon as the next hop is known",
     }
 }
 
 const fn stale(why: Stale) -> &'static str {
     match why {
-        Stale::HalfLost => "the entry has lost its other half: balanced anew",
-        Stale::Over => "the last one is over: balanced anew",
-        Stale::Unanswered => "the backend did not answer often enough (--syn-retries): balanced anew",
-        Stale::BackendGone => "the service has not got that backend any more: balanced anew",
+        Stale::HalfLost => "its reverse entry is lost",
+        Stale::Over => "the previous connection has ended",
+        Stale::Unanswered => "the backend has not answered any SYN so far (limit: --syn-retries)",
+        Stale::BackendGone => "the service no longer has that backend",
     }
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
-fn frontend(step: &Step) -> String {
+fn frontend(step: &TraceStep) -> String {
     match step {
-        Step::Frontend {
+        TraceStep::Frontend {
             frontend,
             protocol,
             service,
@@ -117,14 +136,14 @@ fn frontend(step: &Step) -> String {
             backends,
             inside,
         } => {
-            let kind = kind.map_or("of an unknown kind", lb_common::FrontendKind::as_str);
+            let kind = kind.map_or("of an unknown kind", FrontendKind::as_str);
             let affinity = match affinity_seconds {
                 0 => "no affinity".to_owned(),
                 seconds => format!("affinity ClientIP {seconds} s"),
             };
             let backends = match inside {
-                Some(inside) => format!(
-                    "traffic policy Local: {} for clients outside of the cluster, {inside} for those inside",
+                Some(internal) => format!(
+                    "traffic policy Local: {} for external clients, {internal} for internal ones",
                     counted(*backends)
                 ),
                 None => counted(*backends),
@@ -133,20 +152,23 @@ fn frontend(step: &Step) -> String {
                 "frontend: {frontend}/{protocol} is {service} ({kind}), scheduler {scheduler}, {affinity}, {backends}"
             )
         }
-        Step::NoFrontend => "frontend: no service has this address and port".into(),
-        Step::Torn => "frontend: the record is being replaced; ask again".into(),
-        Step::Address { is } => format!(
-            "address: {}",
-            match is {
-                Unlisted::OutOfRange => "not one of the cluster IPs: not ours",
-                Unlisted::UnknownVip => "in the range of cluster IPs, and no service has it: dropped",
-                Unlisted::Unknown =>
-                    "in the range of cluster IPs, and no service has it; such packets pass here",
-                Unlisted::NoClusterIp => "of the node, or external: other ports are left to whom they belong",
-                Unlisted::ClusterIp => "a cluster IP, and no service has this port of it",
-            }
-        ),
-        _ => String::new(),
+        TraceStep::NoFrontend => "frontend: no Service has this address and port".into(),
+        TraceStep::Torn => {
+            "frontend: the agent is just replacing this Service's record; run explain again".into()
+        }
+        _ => "frontend: this one serves only processes on the node, never packets".into(),
+    }
+}
+
+const fn address(is: Unlisted) -> &'static str {
+    match is {
+        Unlisted::OutOfRange => "address: outside the ranges of cluster IPs: left untouched",
+        Unlisted::UnknownVip => "address: in a range of cluster IPs, but no Service has it: dropped",
+        Unlisted::Unknown => "address: in a range of cluster IPs, but no Service has it: left untouched",
+        Unlisted::NoClusterIp => {
+            "address: of the node, of a load balancer, or an external IP: other ports are left untouched"
+        }
+        Unlisted::ClusterIp => "address: a cluster IP, but no Service has this port of it",
     }
 }
 
@@ -155,100 +177,125 @@ fn counted(backends: u32) -> String {
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
-fn policy(step: &Step) -> String {
+const fn connection(step: &TraceStep) -> &'static str {
     match step {
-        Step::IsNotOpened => {
-            "connection: at an address of the node only a packet that opens one is for the service".into()
+        TraceStep::NotSyn => {
+            "connection: at an address of the node only a SYN begins a flow; others may belong to the node itself"
         }
-        Step::StrayReset => "connection: a reset of no flow: there is nobody to reset".into(),
-        Step::SocketsOnly => "frontend: for processes of the node only".into(),
-        Step::NoBackends { elsewhere: true } => {
-            "backends: none on this node, and the traffic policy is Local: dropped".into()
+        TraceStep::StrayReset => {
+            "connection: RST of no tracked flow: dropped, there is no connection to reset"
         }
-        Step::NoBackends { elsewhere: false } => "backends: none that takes new connections: refused".into(),
-        Step::Client { is, backends } => format!(
-            "client: {}: {}",
-            match is {
-                ClientSide::InsideByAddress => "inside the cluster, by its address",
-                ClientSide::InsideByDevice => "inside the cluster, by its device",
-                ClientSide::Outside => "outside of the cluster",
-            },
-            counted(*backends)
-        ),
-        Step::SourceRanges { allowed: true } => "source ranges: the client is in one".into(),
-        Step::SourceRanges { allowed: false } => "source ranges: the client is in none: dropped".into(),
-        Step::Masquerade { source } => match source {
-            Source::Client => "masquerade: no, the backend sees the client's own address".into(),
-            Source::ClientOnNode => "masquerade: no, the backend is the node itself: the packet does not leave".into(),
-            Source::Node(address) => format!("masquerade: yes, the backend sees {address}"),
-            Source::Nobody => {
-                "masquerade: yes, but the node has no address or no ports for that yet (no agent has written settings)"
-                    .into()
-            }
-        },
-        _ => String::new(),
+        _ => "connection: SYN-ACK of no tracked flow: the connection bypassed this proxy, left untouched",
     }
 }
 
-fn affinity(is: &Holds) -> String {
-    match is {
-        Holds::Nothing => "affinity: nothing is remembered of this client".into(),
-        Holds::Expired { backend } => format!("affinity: the client had {backend}, too long ago"),
-        Holds::Gone { backend } => {
-            format!("affinity: the client had {backend}, which the service has not got any more")
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+fn policy(step: &TraceStep) -> String {
+    match step {
+        TraceStep::NoBackends { elsewhere: true } => {
+            "backends: none on this node, and the traffic policy is Local: dropped".into()
         }
-        Holds::Backend { backend, seconds_left } => {
-            format!("affinity: the client belongs to {backend}, for {seconds_left} s more")
+        TraceStep::NoBackends { elsewhere: false } => {
+            "backends: none accepts new connections: rejected".into()
+        }
+        TraceStep::Client { is, backends } => format!(
+            "client: {}: {}",
+            match is {
+                ClientSide::InsideByAddress => "internal to the cluster (by its address)",
+                ClientSide::InsideByDevice =>
+                    "internal to the cluster (by the device that the packet enters through)",
+                ClientSide::Outside => "external to the cluster",
+            },
+            counted(*backends)
+        ),
+        TraceStep::SourceRanges { allowed: true } => {
+            "source ranges: loadBalancerSourceRanges include the client".into()
+        }
+        _ => "source ranges: loadBalancerSourceRanges do not include the client: dropped".into(),
+    }
+}
+
+fn masquerade(source: Source) -> String {
+    match source {
+        Source::Client => "masquerade: no, the backend sees the client's own address".into(),
+        Source::ClientOnNode => {
+            "masquerade: no, the backend has an address of this node, so the packet does not leave it".into()
+        }
+        Source::Node(address) => format!("masquerade: yes, the backend sees the node's address {address}"),
+        Source::Nobody => {
+            "masquerade: yes, but the agent has not yet set an address or source ports for it: dropped".into()
+        }
+    }
+}
+
+fn affinity(is: &AffinityState) -> String {
+    match is {
+        AffinityState::Nothing => "affinity: no entry for this client".into(),
+        AffinityState::Expired { backend } => {
+            format!("affinity: the client was pinned to {backend}, but that has expired")
+        }
+        AffinityState::Gone { backend } => {
+            format!("affinity: the client was pinned to {backend}, which the service no longer has")
+        }
+        AffinityState::Backend { backend, seconds_left } => {
+            format!("affinity: the client is pinned to {backend} for {seconds_left} s more")
         }
     }
 }
 
 fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
     let how = match how {
-        Method::Chance => "by chance",
-        Method::Turn => "whose turn it is on the CPU that gets the packet",
-        Method::Hash => "by hash: always the same one",
-        Method::HashOfPort => "by hash, also of the source port, which was not given",
-        Method::Load => "the one with the fewest active connections for its weight",
+        Method::Chance => "at random",
+        Method::Turn => "in turn, each CPU by its own sequence",
+        Method::Hash => "by hash, always the same one",
+        Method::HashOfPort => "by hash of the client's address and port (--from names no port)",
+        Method::Load => "the one with the fewest active flows for its weight",
     };
-    let table = if table == 0 { String::new() } else { format!(", by a table of {table}") };
-    format!("scheduler: {scheduler}, {how}, of {}{table}", counted(of))
+    let table = if table == 0 { String::new() } else { format!(", from a table of {table} entries") };
+    format!("scheduler: {scheduler} picks one of {}: {how}{table}", counted(of))
 }
 
-/// The verdict as lines of text; the first one says what becomes of the packet.
+/// The verdict as lines of text; the first one says what happens to the packet.
 pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     match verdict {
         Verdict::Untouched { outcome } => {
-            let what = if question.hook == Hook::Socket { "the call goes on" } else { "goes on" };
-            vec![format!("{what} as it is ({})", outcome.as_str())]
+            let what = if question.hook == HookPoint::Socket {
+                "the call goes on unchanged"
+            } else {
+                "left untouched"
+            };
+            vec![format!("{what} ({})", outcome.as_str())]
         }
         Verdict::Translated { outcome, to } => {
             vec![format!("translated to {} -> {} ({})", to.from, to.to, outcome.as_str())]
         }
         Verdict::Begins { backends } => match &backends[..] {
-            [only] => vec![format!("to {}", candidate(only))],
+            [only] => vec![format!("sent to {}", candidate(only))],
             several => {
-                let first = format!("to one of {} backends:", several.len());
+                let first = format!("sent to one of {} backends:", several.len());
                 let each = several.iter().map(|backend| format!("   {}", candidate(backend)));
                 std::iter::once(first).chain(each).collect()
             }
         },
         Verdict::Rejected { outcome } => {
-            vec![format!("{} ({})", refused(question, *outcome), outcome.as_str())]
+            vec![format!("{} ({})", rejected(question, *outcome), outcome.as_str())]
         }
         Verdict::Dropped { outcome } => {
-            let what =
-                if question.hook == Hook::Socket { "the call fails with EHOSTUNREACH" } else { "dropped" };
+            let what = if question.hook == HookPoint::Socket {
+                "the call fails with EHOSTUNREACH"
+            } else {
+                "dropped"
+            };
             vec![format!("{what} ({})", outcome.as_str())]
         }
     }
 }
 
-fn refused(question: &Question, outcome: Outcome) -> &'static str {
+fn rejected(question: &Question, outcome: Outcome) -> &'static str {
     match (question.hook, outcome) {
-        (Hook::Socket, _) => "the call fails with ECONNREFUSED",
-        (_, Outcome::RejectTcp) => "refused with a RST",
-        _ => "refused with ICMP port unreachable",
+        (HookPoint::Socket, _) => "the call fails with ECONNREFUSED",
+        (_, Outcome::RejectTcp) => "rejected with a TCP RST",
+        _ => "rejected with ICMP port unreachable",
     }
 }
 

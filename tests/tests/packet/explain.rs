@@ -11,7 +11,7 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use bytemuck::Zeroable as _;
-use lb_agent::explain::{self, Explanation, Hook as Where, Question, Step, Tables, Turn, Verdict};
+use lb_agent::explain::{self, Explanation, HookPoint, PacketKind, Question, Tables, TraceStep, Verdict};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
     Service, ServiceKey, Settings, SourceRange, Vip, backend_flags,
@@ -69,7 +69,7 @@ impl Tables for TestbedTables<'_> {
         Ok(self.get("CONNTRACK", tuple))
     }
 
-    fn room_for_flows(&self) -> Result<usize, DatapathError> {
+    fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
         Ok(256 - self.bed.flows().len())
     }
 
@@ -81,12 +81,12 @@ impl Tables for TestbedTables<'_> {
         Ok(self.slice("BACKENDS", base, count))
     }
 
-    fn places(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
+    fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
         Ok(self.slice("TABLES", base, count))
     }
 
-    fn active(&self, counter: u32) -> i64 {
-        self.slice::<i64>("ACTIVE", counter, 1)[0]
+    fn active_flows(&self, slot: u32) -> i64 {
+        self.slice::<i64>("ACTIVE", slot, 1)[0]
     }
 
     fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
@@ -101,7 +101,7 @@ impl Tables for TestbedTables<'_> {
         Ok(self.is_allowed(service, client))
     }
 
-    fn is_inside_device(&self, device: u32) -> Result<bool, DatapathError> {
+    fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {
         Ok(self.get::<u32, u32>("INSIDE_DEVICES", &device).is_some())
     }
 
@@ -329,17 +329,24 @@ impl World<'_> {
 
     /// A random packet, of an existing flow or of a random client and VIP.
     fn question(&mut self) -> Question {
-        let turns = [Turn::Opens, Turn::Opens, Turn::Accepts, Turn::GoesOn, Turn::Ends, Turn::Resets];
+        let kinds = [
+            PacketKind::Syn,
+            PacketKind::Syn,
+            PacketKind::SynAck,
+            PacketKind::Data,
+            PacketKind::Fin,
+            PacketKind::Rst,
+        ];
         let hook = match self.dice.u8(..10) {
-            0 | 1 => Where::Egress,
-            2..=5 if self.wires => Where::Xdp,
-            _ => Where::Ingress,
+            0 | 1 => HookPoint::Egress,
+            2..=5 if self.wires => HookPoint::Xdp,
+            _ => HookPoint::Ingress,
         };
-        let device = if self.wires && hook != Where::Egress { WIRE } else { 1 };
+        let device = if self.wires && hook != HookPoint::Egress { WIRE } else { 1 };
         Question {
             tuple: self.tuple(),
             knows_port: true,
-            turn: self.pick(&turns),
+            kind: self.pick(&kinds),
             hook,
             device,
             now: clock::tick(),
@@ -362,7 +369,7 @@ impl World<'_> {
         let mut question = self.question();
         let mut explanation = self.explain(&question);
         let packet = packet(&question);
-        if question.hook == Where::Xdp {
+        if question.hook == HookPoint::Xdp {
             let run = self.bed.arrive(Mode::Generic, &packet);
             if clock::tick() != question.now {
                 return;
@@ -378,17 +385,17 @@ impl World<'_> {
             }
             self.seen.xdp[usize::from(passes)] += 1;
             if passes {
-                question.hook = Where::Ingress;
+                question.hook = HookPoint::Ingress;
                 explanation = self.explain(&question);
             } else {
                 return self.compare(context, &question, &explanation, &run.moved);
             }
         }
         let moved = match question.hook {
-            Where::Ingress if self.wires => self.bed.arrive_at_tc(&packet).moved,
-            Where::Ingress => self.bed.send(Hook::Ingress, &packet).moved,
-            Where::Egress => self.bed.send(Hook::Egress, &packet).moved,
-            Where::Xdp | Where::Socket => panic!("not a tc hook"),
+            HookPoint::Ingress if self.wires => self.bed.arrive_at_tc(&packet).moved,
+            HookPoint::Ingress => self.bed.send(Hook::Ingress, &packet).moved,
+            HookPoint::Egress => self.bed.send(Hook::Egress, &packet).moved,
+            HookPoint::Xdp | HookPoint::Socket => panic!("not a tc hook"),
         };
         self.compare(context, &question, &explanation, &moved);
     }
@@ -441,7 +448,8 @@ impl World<'_> {
     }
 
     fn note(&mut self, explanation: &Explanation) {
-        let of_several = |step: &Step| matches!(step, Step::Frontend { backends, .. } if *backends > 1);
+        let of_several =
+            |step: &TraceStep| matches!(step, TraceStep::Frontend { backends, .. } if *backends > 1);
         let several = explanation.steps.iter().any(of_several);
         if let Verdict::Begins { backends } = &explanation.verdict {
             self.seen.named += u32::from(several && backends.len() == 1);
@@ -491,21 +499,21 @@ impl World<'_> {
 }
 
 fn packet(question: &Question) -> Packet {
-    let Question { tuple, turn, .. } = question;
+    let Question { tuple, kind, .. } = question;
     let end = |ip: Address, port| SocketAddr::new(ip.into(), port);
     let (from, to) = (end(tuple.source, tuple.source_port), end(tuple.destination, tuple.destination_port));
-    match (tuple.protocol, turn) {
+    match (tuple.protocol, kind) {
         (UDP, _) => Packet::udp(from, to, b"?"),
-        (TCP, Turn::Opens) => Packet::tcp(from, to, 1000, b"").syn(),
-        (TCP, Turn::Accepts) => Packet::tcp(from, to, 5000, b"").syn().ack(1001),
-        (TCP, Turn::GoesOn) => Packet::tcp(from, to, 1001, b"hello").ack(5001),
-        (TCP, Turn::Ends) => Packet::tcp(from, to, 1006, b"").fin().ack(5001),
-        (TCP, Turn::Resets) => Packet::tcp(from, to, 1001, b"").rst(),
-        (_, Turn::Opens) => Packet::sctp(from, to, 0, 1, &[0; 16]),
-        (_, Turn::Accepts) => Packet::sctp(from, to, 7, 2, &[0; 16]),
-        (_, Turn::GoesOn) => Packet::sctp(from, to, 7, 0, &[0; 16]),
-        (_, Turn::Ends) => Packet::sctp(from, to, 7, 7, &[0; 4]),
-        (_, Turn::Resets) => Packet::sctp(from, to, 7, 6, &[]),
+        (TCP, PacketKind::Syn) => Packet::tcp(from, to, 1000, b"").syn(),
+        (TCP, PacketKind::SynAck) => Packet::tcp(from, to, 5000, b"").syn().ack(1001),
+        (TCP, PacketKind::Data) => Packet::tcp(from, to, 1001, b"hello").ack(5001),
+        (TCP, PacketKind::Fin) => Packet::tcp(from, to, 1006, b"").fin().ack(5001),
+        (TCP, PacketKind::Rst) => Packet::tcp(from, to, 1001, b"").rst(),
+        (_, PacketKind::Syn) => Packet::sctp(from, to, 0, 1, &[0; 16]),
+        (_, PacketKind::SynAck) => Packet::sctp(from, to, 7, 2, &[0; 16]),
+        (_, PacketKind::Data) => Packet::sctp(from, to, 7, 0, &[0; 16]),
+        (_, PacketKind::Fin) => Packet::sctp(from, to, 7, 7, &[0; 4]),
+        (_, PacketKind::Rst) => Packet::sctp(from, to, 7, 6, &[]),
     }
 }
 
@@ -576,7 +584,8 @@ fn explain_agrees_with_the_programs() {
             NoRoute,
         ],
     );
-    let steps = ["Anew", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
+    let steps =
+        ["NewConnection", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
     for step in steps {
         assert!(
             is_emulated() || seen.steps.contains(step),
@@ -623,7 +632,7 @@ fn explain_agrees_with_the_programs_bypassing_the_stack() {
             OtherHook,
         ],
     );
-    assert!(is_emulated() || seen.steps.contains("PastStack"), "only {:?}", seen.steps);
+    assert!(is_emulated() || seen.steps.contains("BypassesStack"), "only {:?}", seen.steps);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How packets of a new flow get to a backend, and whether the flow can begin; as `open::open`.
+//! How packets of a new flow get to a backend, and whether the flow can be created; as `flow::create`.
 
 use std::net::IpAddr;
 
@@ -9,21 +9,26 @@ use lb_common::{
 };
 
 use super::{
-    frontend::Request,
-    step::{Candidate, Source, Step, Verdict, Way, endpoint},
+    frontend::AdmittedFlow,
+    step::{Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
     tables::Tables,
-    walk::{Found, Walk},
+    walk::{Walk, WalkResult},
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// The beginning of a flow to one of these backends, in place of an `earlier` one.
-    pub(super) fn begin(&mut self, request: &Request, backends: &[Backend], earlier: bool) -> Found<Verdict> {
+    /// Creates a flow to one of these backends, in place of an `earlier` one.
+    pub(super) fn begin(
+        &mut self,
+        request: &AdmittedFlow,
+        backends: &[Backend],
+        earlier: bool,
+    ) -> WalkResult<Verdict> {
         let mut candidates = Vec::with_capacity(backends.len());
         let mut sources = Vec::new();
         for backend in backends {
             let (way, source) = self.way(request, backend)?;
             if !sources.contains(&source) {
-                self.steps.push(Step::Masquerade { source });
+                self.steps.push(TraceStep::Masquerade { source });
                 sources.push(source);
             }
             candidates.push(Candidate {
@@ -44,16 +49,20 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// How packets get to the backend, and whose address it sees.
-    pub(super) fn way(&self, request: &Request, backend: &Backend) -> Found<(Way, Source)> {
+    pub(super) fn way(
+        &self,
+        request: &AdmittedFlow,
+        backend: &Backend,
+    ) -> WalkResult<(ForwardingPath, Source)> {
         let has = |flag| backend.flags & flag != 0;
         let tuple = &self.question.tuple;
         let masquerade = request.masquerade && !(request.direct && has(backend_flags::LOCAL));
         if backend.address == tuple.source {
-            // The virtual address stands for the client.
-            return Ok((Way::Hairpin, Source::Client));
+            // The backend sees the virtual address as its client.
+            return Ok((ForwardingPath::Hairpin, Source::Client));
         }
         if request.direct && has(backend_flags::PEER) && self.fallback(&tuple.source)?.is_some() {
-            return Ok((Way::Tunnel, Source::Client));
+            return Ok((ForwardingPath::Tunnel, Source::Client));
         }
         if !masquerade {
             return Ok((self.through_node(backend)?, Source::Client));
@@ -62,34 +71,34 @@ impl<T: Tables> Walk<'_, T> {
             return Ok((self.through_node(backend)?, Source::ClientOnNode));
         }
         if self.settings()?.is_none() {
-            return Ok((Way::Masqueraded, Source::Nobody));
+            return Ok((ForwardingPath::Masqueraded, Source::Nobody));
         }
         if let Some(source) = self.routed_source(backend)? {
-            return Ok((Way::Routed, Source::Node(source)));
+            return Ok((ForwardingPath::Routed, Source::Node(source)));
         }
         let source = match self.tables.route(&backend.address)?.and_then(|route| route.source) {
             Some(source) => Some(source),
             None => self.fallback(&backend.address)?.map(IpAddr::from),
         };
-        Ok((Way::Masqueraded, source.map_or(Source::Nobody, Source::Node)))
+        Ok((ForwardingPath::Masqueraded, source.map_or(Source::Nobody, Source::Node)))
     }
 
-    /// The way of a flow that nothing is special about.
-    fn through_node(&self, backend: &Backend) -> Found<Way> {
+    /// The path of a flow without masquerading, hairpin or tunnel.
+    fn through_node(&self, backend: &Backend) -> WalkResult<ForwardingPath> {
         let to = Tuple { destination: backend.address, ..self.question.tuple };
-        Ok(if self.direct_exit(&to)?.is_some() { Way::Direct } else { Way::Stack })
+        Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
 
-    /// As `masquerade::fallback`: the address that the agent gives, of the family of `like`.
-    fn fallback(&self, like: &Address) -> Found<Option<Address>> {
+    /// As `masquerade::fallback`: the agent's source address of the family of `like`.
+    fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = if like.is_v4() { settings.source_v4 } else { settings.source_v6 };
         Ok((source != Address::from_v6([0; 16])).then_some(source))
     }
 
     /// As `routed::source`.
-    fn routed_source(&self, backend: &Backend) -> Found<Option<IpAddr>> {
-        let wire = |device| -> Found<Option<u32>> {
+    fn routed_source(&self, backend: &Backend) -> WalkResult<Option<IpAddr>> {
+        let wire = |device| -> WalkResult<Option<u32>> {
             let info = self.tables.device(device)?;
             Ok(info.filter(|info| info.flags & device_flags::WIRE != 0).map(|info| info.mtu))
         };
@@ -104,50 +113,68 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// What the first packet counts as.
-    fn outcome(&mut self, backend: &Backend, way: Way, source: Source, earlier: bool) -> Found<Outcome> {
+    /// The outcome of the first packet.
+    fn outcome(
+        &mut self,
+        backend: &Backend,
+        way: ForwardingPath,
+        source: Source,
+        earlier: bool,
+    ) -> WalkResult<Outcome> {
         if source == Source::Nobody {
             return Ok(Outcome::NoSourcePort);
         }
         if self.has_no_room(way, earlier)? {
             return Ok(Outcome::ConntrackFull);
         }
-        if way == Way::Tunnel && self.tables.route(&backend.address)?.is_none() {
-            self.steps.push(Step::NoRoute);
+        if way == ForwardingPath::Tunnel && self.tables.route(&backend.address)?.is_none() {
+            self.steps.push(TraceStep::NoRoute);
             return Ok(Outcome::NoRoute);
         }
         self.look_at_port(backend, way)?;
         let to = Tuple { destination: backend.address, ..self.question.tuple };
-        let exit = if matches!(way, Way::Direct | Way::Masqueraded) { self.direct_exit(&to)? } else { None };
+        let exit = if matches!(way, ForwardingPath::Direct | ForwardingPath::Masqueraded) {
+            self.direct_exit(&to)?
+        } else {
+            None
+        };
         if let Some(route) = &exit {
             self.note_exit(route);
         }
         Ok(match way {
-            Way::Hairpin => Outcome::Hairpin,
-            Way::Tunnel => Outcome::NewTunnelledFlow,
-            Way::Routed => Outcome::NewRoutedFlow,
+            ForwardingPath::Hairpin => Outcome::Hairpin,
+            ForwardingPath::Tunnel => Outcome::NewTunnelledFlow,
+            ForwardingPath::Routed => Outcome::NewRoutedFlow,
             _ if exit.is_some() => Outcome::NewDirectFlow,
-            Way::Masqueraded | Way::Masquerade | Way::Stack | Way::Direct => Outcome::NewFlow,
+            ForwardingPath::Masqueraded
+            | ForwardingPath::Masquerade
+            | ForwardingPath::Stack
+            | ForwardingPath::Direct => Outcome::NewFlow,
         })
     }
 
-    /// Whether the entries of the flow find no room. (One that takes the place of another needs less; that is left out.)
-    fn has_no_room(&mut self, way: Way, earlier: bool) -> Found<bool> {
+    /// Whether `CONNTRACK` has no room for the entries of the flow. (One that replaces an earlier flow needs fewer;
+    /// this is not considered.)
+    fn has_no_room(&mut self, way: ForwardingPath, earlier: bool) -> WalkResult<bool> {
         let entries = match way {
-            Way::Tunnel => 1,
-            Way::Masqueraded => 4,
-            Way::Stack | Way::Masquerade | Way::Hairpin | Way::Routed | Way::Direct => 2,
+            ForwardingPath::Tunnel => 1,
+            ForwardingPath::Masqueraded => 4,
+            ForwardingPath::Stack
+            | ForwardingPath::Masquerade
+            | ForwardingPath::Hairpin
+            | ForwardingPath::Routed
+            | ForwardingPath::Direct => 2,
         };
-        let full = !earlier && self.tables.room_for_flows()? < entries;
-        if full && !self.steps.contains(&Step::Full) {
-            self.steps.push(Step::Full);
+        let full = !earlier && self.tables.free_conntrack_entries()? < entries;
+        if full && !self.steps.contains(&TraceStep::Full) {
+            self.steps.push(TraceStep::Full);
         }
         Ok(full)
     }
 
-    /// Whether the client's port is another flow's towards the backend.
-    fn look_at_port(&mut self, backend: &Backend, way: Way) -> Found<()> {
-        if !matches!(way, Way::Stack | Way::Direct) || !self.question.knows_port {
+    /// Notes a step if another flow to the backend uses the client's port.
+    fn look_at_port(&mut self, backend: &Backend, way: ForwardingPath) -> WalkResult<()> {
+        if !matches!(way, ForwardingPath::Stack | ForwardingPath::Direct) || !self.question.knows_port {
             return Ok(());
         }
         let from = &self.question.tuple;
@@ -155,7 +182,7 @@ impl<T: Tables> Walk<'_, T> {
         let reply = self.tables.flow(&to.reversed())?;
         let is_others = |flags: u8| flags & flow_flags::MASQUERADE == 0;
         if reply.is_some_and(|reply| reply.to != from.reversed() && is_others(reply.flags)) {
-            let step = Step::PortTaken { port: from.source_port };
+            let step = TraceStep::PortTaken { port: from.source_port };
             if !self.steps.contains(&step) {
                 self.steps.push(step);
             }

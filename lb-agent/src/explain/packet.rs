@@ -1,0 +1,240 @@
+//! A packet at a hook: does it belong to a flow, or begin one; as `datapath::process` and `xdp::process`.
+
+use lb_common::{
+    Backend, Outcome,
+    conntrack::{Flow, Phase, Tuple, flow_flags, seconds_left},
+    device_flags, protocol,
+};
+use lb_ebpf::service::schedule;
+
+use super::{
+    HookPoint,
+    frontend::AdmittedFlow,
+    step::{Ends, ForwardingPath, Source, Stale, TraceStep, Verdict},
+    tables::Tables,
+    walk::{Stop, Walk, WalkResult, untouched},
+};
+
+impl<T: Tables> Walk<'_, T> {
+    /// A packet at one of the tc hooks.
+    pub(super) fn tc(&mut self) -> WalkResult<Verdict> {
+        let known = self.known_flow()?;
+        if let Some(flow) = &known
+            && self.is_same_flow(flow)?
+        {
+            return self.follow(flow);
+        }
+        if self.question.hook == HookPoint::Egress {
+            return Ok(untouched(Outcome::NoService));
+        }
+        let Some(request) = self.prepare()? else { return self.unlisted() };
+        let backends = self.choose(&request, known.as_ref())?;
+        self.begin(&request, &backends, known.is_some())
+    }
+
+    /// A frame at the XDP hook. What the program does not drop or send on, it passes to tc without counting it.
+    pub(super) fn xdp(&mut self) -> WalkResult<Verdict> {
+        let verdict = match self.try_xdp() {
+            Ok(verdict) => verdict,
+            Err(Stop::With(verdict @ Verdict::Dropped { .. })) => Some(verdict),
+            Err(Stop::With(_)) => None,
+            Err(failed @ Stop::Failed(_)) => return Err(failed),
+        };
+        match verdict {
+            Some(verdict) => Ok(verdict),
+            None => {
+                self.steps = vec![TraceStep::LeftToTc];
+                self.tc()
+            }
+        }
+    }
+
+    /// What the XDP program itself does; `None` if it passes the packet on to tc.
+    fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
+        if self.question.tuple.protocol == protocol::SCTP {
+            return Ok(None);
+        }
+        let known = self.known_flow()?;
+        if let Some(flow) = &known {
+            if flow.flags & flow_flags::ROUTED == 0 || self.is_foreign(flow)? {
+                return Ok(None);
+            }
+            if !self.is_new_connection(flow)? {
+                let leaves = self.takes_frames(&flow.to)?;
+                return Ok(leaves.then(|| routed(flow)));
+            }
+        }
+        let Some(request) = self.prepare()? else { return Ok(None) };
+        let backends = self.choose(&request, known.as_ref())?;
+        for backend in &backends {
+            if !self.is_routed(&request, backend)? {
+                return Ok(None);
+            }
+        }
+        let verdict = self.begin(&request, &backends, known.is_some())?;
+        if verdict == (Verdict::Dropped { outcome: Outcome::NoRoute }) {
+            return Ok(None);
+        }
+        for backend in &backends {
+            let to = Tuple { destination: backend.address, ..self.question.tuple };
+            if matches!(verdict, Verdict::Begins { .. }) && !self.takes_frames(&to)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(verdict))
+    }
+
+    /// Whether the XDP program creates flows to the backend, or drops their packets.
+    fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
+        let (way, source) = self.way(request, backend)?;
+        let no_ports = source == Source::Nobody && self.settings()?.is_none();
+        Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
+    }
+
+    /// Whether frames `to` may leave from XDP: their next hop is known, and its device transmits redirected frames.
+    fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
+        let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
+        let info = self.tables.device(route.device)?;
+        let takes = info.is_some_and(|info| info.flags & device_flags::XDP_REDIRECT_TARGET != 0);
+        Ok(route.neighbour && (takes || route.device == self.question.device))
+    }
+
+    /// The entry of the packet's direction.
+    fn known_flow(&mut self) -> WalkResult<Option<Flow>> {
+        if !self.question.knows_port {
+            self.steps.push(TraceStep::NoPort);
+            return Ok(None);
+        }
+        let Some(flow) = self.tables.flow(&self.question.tuple)? else {
+            self.steps.push(TraceStep::NoFlow);
+            return Ok(None);
+        };
+        let peer = self.reverse_entry(&flow)?;
+        let (phase, seconds_left) = match (&peer, flow.is_tunnelled(), flow.is_reply()) {
+            (_, true, _) => (Some(Phase::of_one_way(&flow)), seconds_left(&flow, &flow, self.question.now)),
+            (Some(peer), _, true) => {
+                (Some(Phase::of(peer, &flow)), seconds_left(peer, &flow, self.question.now))
+            }
+            (Some(peer), ..) => (Some(Phase::of(&flow, peer)), seconds_left(&flow, peer, self.question.now)),
+            (None, ..) => (None, 0),
+        };
+        let service = self.name_of(flow.service)?;
+        let (reply, to, way) = (flow.is_reply(), Ends::from(&flow.to), way_of(&flow));
+        self.steps.push(TraceStep::Flow { reply, to, phase, seconds_left, service, way });
+        Ok(Some(flow))
+    }
+
+    /// The entry of the other direction.
+    fn reverse_entry(&self, flow: &Flow) -> WalkResult<Option<Flow>> {
+        Ok(self.tables.flow(&flow.to.reversed())?)
+    }
+
+    /// As `slow_path::is_same_flow`.
+    fn is_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
+        if self.question.hook == HookPoint::Egress && !self.translates(flow) {
+            self.steps.push(TraceStep::OtherHook);
+            return Err(Stop::With(untouched(Outcome::OtherHook)));
+        }
+        if flow.flags & flow_flags::MASQUERADE != 0 {
+            return Ok(true);
+        }
+        if self.is_foreign(flow)? {
+            self.steps.push(TraceStep::Foreign);
+            return Err(Stop::With(untouched(Outcome::NoService)));
+        }
+        Ok(!self.is_new_connection(flow)?)
+    }
+
+    /// As `HookPoint::translates`.
+    fn translates(&self, flow: &Flow) -> bool {
+        (flow.flags & flow_flags::AT_EGRESS != 0) == (self.question.hook == HookPoint::Egress)
+    }
+
+    /// As `conntrack::is_foreign`, which also deletes the flow.
+    fn is_foreign(&self, flow: &Flow) -> WalkResult<bool> {
+        if !self.segment.is_syn_ack() || !flow.is_reply() {
+            return Ok(false);
+        }
+        Ok(self.reverse_entry(flow)?.is_some_and(|forward| Phase::of(&forward, flow).is_over()))
+    }
+
+    /// As `conntrack::is_new_connection`.
+    fn is_new_connection(&mut self, flow: &Flow) -> WalkResult<bool> {
+        if !self.segment.is_syn() || flow.is_reply() {
+            return Ok(false);
+        }
+        let why = self.stale(flow)?;
+        self.steps.push(why.map_or(TraceStep::Retransmission, |why| TraceStep::NewConnection { why }));
+        Ok(why.is_some())
+    }
+
+    /// As `conntrack::is_stale`.
+    fn stale(&self, flow: &Flow) -> WalkResult<Option<Stale>> {
+        let phase = match self.reverse_entry(flow)? {
+            _ if flow.is_tunnelled() => Phase::of_one_way(flow),
+            Some(reply) => Phase::of(flow, &reply),
+            None => return Ok(Some(Stale::HalfLost)),
+        };
+        let retries = self.tables.globals().syn_retries;
+        if phase.is_over() {
+            return Ok(Some(Stale::Over));
+        }
+        if retries != 0 && flow.is_unanswered(phase, retries) {
+            return Ok(Some(Stale::Unanswered));
+        }
+        let Some(service) = self.record()? else { return Ok(None) };
+        let (service, _) = self.for_client(service)?;
+        let slice = self.tables.backends(service.backends_base, service.backends_count)?;
+        let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
+        let (address, port) = (&flow.to.destination, flow.to.destination_port);
+        let is_lost = (service.backends_count > 0 || phase == Phase::Opening)
+            && schedule::find(&service, address, port, slot).is_none();
+        Ok(is_lost.then_some(Stale::BackendGone))
+    }
+
+    /// A packet of the flow is translated and sent on; as `forward::packet`.
+    fn follow(&mut self, flow: &Flow) -> WalkResult<Verdict> {
+        if flow.flags & flow_flags::ROUTED != 0 && self.question.hook == HookPoint::Ingress {
+            if self.tables.route(&flow.to.destination)?.is_none() {
+                self.steps.push(TraceStep::NoRoute);
+                return Ok(Verdict::Dropped { outcome: Outcome::NoRoute });
+            }
+            return Ok(routed(flow));
+        }
+        let to = Ends::from(&flow.to);
+        if self.question.hook == HookPoint::Ingress
+            && flow.may_bypass_stack(self.tables.globals().direct)
+            && let Some(route) = self.direct_exit(&flow.to)?
+        {
+            self.note_exit(&route);
+            return Ok(Verdict::Translated { outcome: Outcome::Direct, to });
+        }
+        if !self.translates(flow) {
+            self.steps.push(TraceStep::OtherHook);
+            return Ok(untouched(Outcome::OtherHook));
+        }
+        let outcome = match flow.flags {
+            flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
+            flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
+            flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
+            _ => Outcome::Forward,
+        };
+        Ok(Verdict::Translated { outcome, to })
+    }
+}
+
+fn routed(flow: &Flow) -> Verdict {
+    let outcome = if flow.is_tunnelled() { Outcome::Tunnelled } else { Outcome::Routed };
+    Verdict::Translated { outcome, to: Ends::from(&flow.to) }
+}
+
+const fn way_of(flow: &Flow) -> ForwardingPath {
+    match flow.flags {
+        flags if flags & flow_flags::TUNNEL != 0 => ForwardingPath::Tunnel,
+        flags if flags & flow_flags::ROUTED != 0 => ForwardingPath::Routed,
+        flags if flags & flow_flags::HAIRPIN != 0 => ForwardingPath::Hairpin,
+        flags if flags & flow_flags::MASQUERADE != 0 => ForwardingPath::Masquerade,
+        flags if flags & flow_flags::MASQUERADED != 0 => ForwardingPath::Masqueraded,
+        _ => ForwardingPath::Stack,
+    }
+}
