@@ -24,7 +24,7 @@ use crate::{
         conntrack::Conntrack,
         device_map::DeviceMap,
         handover::{self, Handover},
-        inside_devices::InsideDevices,
+        internal_devices::InternalDevices,
         maps::ServiceMaps,
         settings::SettingsMap,
         stats::Stats,
@@ -120,8 +120,8 @@ impl Datapath {
     }
 
     /// The devices whose senders are inside the cluster; a handle of its own.
-    pub fn inside_devices(&self) -> Result<InsideDevices, DatapathError> {
-        InsideDevices::open(&self.folder)
+    pub fn internal_devices(&self) -> Result<InternalDevices, DatapathError> {
+        InternalDevices::open(&self.folder)
     }
 
     /// What keeps the kernel from giving our ports to sockets; a handle of its own.

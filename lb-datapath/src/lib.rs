@@ -32,7 +32,7 @@ pub use glob::Pattern as DevicePattern;
 
 pub use self::{
     attach::{
-        attacher::{Attacher, Place, SyncReport},
+        attacher::{AttachPoint, Attacher, SyncReport},
         cleanup::{Removed, cleanup},
         direction::Direction,
         sockets::{SocketAttachment, cgroup_root},
@@ -52,9 +52,9 @@ pub use self::{
     error::DatapathError,
     inspect::{
         check::{Probe, ProbeResult, check, degraded, forwards},
-        looked_up::LookedUp,
         objects::{LinkObject, MapObject, Objects, ProgramObject},
         pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
+        program_view::ProgramView,
         run_time::{RunTime, Work, work},
     },
     net::{
@@ -66,10 +66,10 @@ pub use self::{
     },
     state::{
         active_flows::{ActiveFlows, Recount},
-        affinity::{AffinitySweep, AffinityTable},
-        conntrack::{Connection, Conntrack, Ledger, Sweep, monotonic_nanoseconds},
+        affinity::{AffinityReport, AffinityTable},
+        conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
-        inside_devices::InsideDevices,
+        internal_devices::InternalDevices,
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,
         settings::SettingsMap,

@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{shortage::Tally, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
-use lb_datapath::{Conntrack, DatapathError, Recount, Sweep, UdpSockets, grace};
+use lb_datapath::{Conntrack, DatapathError, GcReport, Recount, UdpSockets, grace};
 
 /// From one sweep to the next, and when the map is nearly full.
 const CALM: Duration = Duration::from_secs(5);
@@ -166,11 +166,11 @@ async fn sweep(
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
     };
-    let Sweep { entries, expired, early, rebuilt, orphans, pressure, .. } = sweep;
+    let GcReport { entries, expired, evicted, restored, orphans, pressure, .. } = sweep;
     let left = sweep.entries_left();
     observers.metrics.set_map("CONNTRACK", left, capacity);
-    observers.metrics.swept(sweep.flows_left(), expired, early);
-    debug!(entries, expired, early, rebuilt, orphans, "swept the connections");
+    observers.metrics.swept(sweep.flows_left(), expired, evicted);
+    debug!(entries, expired, evicted, restored, orphans, "collected expired connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
             "CONNTRACK is nearly full, {entries} of {capacity} entries: connections that are half open or over are forgotten \

@@ -8,8 +8,8 @@ use tracing::{debug, info, warn};
 use super::state::{DeviceReport, State};
 use crate::{metrics::Metrics, node::DetectLocal};
 use lb_datapath::{
-    Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher, InsideDevices,
-    Network, Place, SyncReport, XdpAttacher,
+    AttachPoint, Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher,
+    InternalDevices, Network, SyncReport, XdpAttacher,
 };
 
 /// How often devices are looked at without a reason: others may have detached our programs.
@@ -29,14 +29,14 @@ pub(super) struct Devices {
     inside: Inside,
     network: watch::Sender<Network>,
     /// What failed last time, so that it is said once.
-    failed: Vec<Place>,
+    failed: Vec<AttachPoint>,
 }
 
 /// The devices of clients inside the cluster: which they are, and where the programs look them up.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) detect: DetectLocal,
-    pub(super) map: InsideDevices,
+    pub(super) map: InternalDevices,
 }
 
 impl Devices {

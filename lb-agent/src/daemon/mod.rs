@@ -148,7 +148,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
 
-    let inside = Inside { detect: node_options.detect.clone(), map: datapath.inside_devices()? };
+    let inside = Inside { detect: node_options.detect.clone(), map: datapath.internal_devices()? };
     let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
     let mut devices =
         Devices::new(attachers, config.devices, inside, Arc::clone(&state), Arc::clone(&metrics))?;
@@ -172,7 +172,7 @@ fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     tasks.spawn("status socket", socket::serve(config.place.bpffs, Arc::clone(&state), node_info));
 
     let (moved_sender, moved) = mpsc::unbounded_channel();
-    let counted = datapath.conntrack().counters()?;
+    let counted = datapath.conntrack().active_flows_slots()?;
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
     let (tally_sender, tally) = watch::channel(Tally::default());
     let watch = (Arc::clone(&state), Arc::clone(&metrics));

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::state::State;
 use crate::metrics::Metrics;
-use lb_datapath::{AffinitySweep, AffinityTable, Stats};
+use lb_datapath::{AffinityReport, AffinityTable, Stats};
 
 /// How far apart lines about one shortage are, and for how long something that was refused counts as one.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -216,12 +216,12 @@ async fn sweep_affinity(
     metrics: &Metrics,
 ) -> anyhow::Result<AffinityTable> {
     let (affinity, swept) = task::spawn_blocking(move || {
-        let swept = affinity.sweep();
+        let swept = affinity.collect_garbage();
         (affinity, swept)
     })
     .await?;
     match swept {
-        Ok(AffinitySweep { clients, removed, evicted }) => {
+        Ok(AffinityReport { clients, removed, evicted }) => {
             metrics.set_map("AFFINITY", clients, affinity.capacity());
             metrics.count_evicted_clients(evicted);
             if evicted > 0 {

@@ -9,12 +9,12 @@ use lb_common::{
 };
 
 use super::tables::Tables;
-use lb_datapath::{DatapathError, Globals, LookedUp, Pinned, Route, Routes};
+use lb_datapath::{DatapathError, Globals, Pinned, ProgramView, Route, Routes};
 
 /// The pinned maps, and the routes for packets of one device.
 #[derive(Debug)]
 pub struct PinnedTables {
-    maps: LookedUp,
+    maps: ProgramView,
     routes: RefCell<Routes>,
     device: u32,
 }
@@ -25,7 +25,7 @@ impl PinnedTables {
     /// # Errors
     /// The maps cannot be opened.
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
-        Ok(Self { maps: pinned.looked_up()?, routes: RefCell::new(Routes::open()?), device })
+        Ok(Self { maps: pinned.program_view()?, routes: RefCell::new(Routes::open()?), device })
     }
 }
 
@@ -52,7 +52,7 @@ impl Tables for PinnedTables {
     }
 
     fn active_flows(&self, slot: u32) -> i64 {
-        self.maps.active.get(slot)
+        self.maps.active_flows.get(slot)
     }
 
     fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
@@ -70,7 +70,7 @@ impl Tables for PinnedTables {
     }
 
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {
-        Ok(self.maps.inside_devices.get(&device)?.is_some())
+        Ok(self.maps.internal_devices.get(&device)?.is_some())
     }
 
     fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError> {

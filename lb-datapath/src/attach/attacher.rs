@@ -51,7 +51,7 @@ impl AttachMode {
 
 /// One place where a program is or was.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct AttachPoint {
     /// Interface index.
     pub index: u32,
     /// Name, where it is known.
@@ -60,7 +60,7 @@ pub struct Place {
     pub direction: Direction,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for AttachPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
             Some(name) => write!(f, "{name} {}", self.direction.as_str()),
@@ -73,11 +73,11 @@ impl fmt::Display for Place {
 #[derive(Debug, Default)]
 pub struct SyncReport {
     /// Got our program: new, or in place of that of an earlier agent.
-    pub attached: Vec<Place>,
+    pub attached: Vec<AttachPoint>,
     /// Lost it: gone, or no device of ours any more.
-    pub detached: Vec<Place>,
+    pub detached: Vec<AttachPoint>,
     /// Should have it and has not. The next call tries again.
-    pub failed: Vec<(Place, DatapathError)>,
+    pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 
 /// Keeps programs on devices. For one task; works in the network namespace of the thread that made it.
@@ -112,7 +112,7 @@ impl Attacher {
         let mut report = SyncReport::default();
         for device in devices {
             for direction in Direction::BOTH {
-                let place = Place { index: device.index, name: Some(device.name.clone()), direction };
+                let place = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {
                     Ok(true) => report.attached.push(place),
                     Ok(false) => {}
@@ -241,7 +241,7 @@ impl Attacher {
             bpffs::unpin(&self.pin_of(index, direction))?;
             self.remove_filter(index, direction)?;
             if self.attached.remove(&(index, direction)).is_some() {
-                report.detached.push(Place { index, name: None, direction });
+                report.detached.push(AttachPoint { index, name: None, direction });
             }
         }
         Ok(())

@@ -119,7 +119,8 @@ pub(crate) const SERVICES: MapSpec =
 pub(crate) const BACKENDS: MapSpec =
     MapSpec::new::<u32, Backend>("BACKENDS", MapType::Array, capacity::BACKENDS);
 pub(crate) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
-pub(crate) const ACTIVE: MapSpec = MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
+pub(crate) const ACTIVE_FLOWS: MapSpec =
+    MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
 pub(crate) const FRAGMENTS: MapSpec =
@@ -163,7 +164,7 @@ pub(crate) const MAPS: [MapSpec; 23] = [
     SERVICES,
     BACKENDS,
     TABLES,
-    ACTIVE,
+    ACTIVE_FLOWS,
     CONNTRACK,
     AFFINITY,
     FRAGMENTS,

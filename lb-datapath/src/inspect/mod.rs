@@ -1,7 +1,7 @@
 //! What commands look at: the pinned data plane and the kernel, read without a lock.
 
 pub(crate) mod check;
-pub(crate) mod looked_up;
 pub(crate) mod objects;
 pub(crate) mod pinned;
+pub(crate) mod program_view;
 pub(crate) mod run_time;

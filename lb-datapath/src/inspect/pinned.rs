@@ -27,12 +27,12 @@ use crate::{
         table::Table,
     },
     error::{DatapathError, with_causes},
-    inspect::looked_up::LookedUp,
+    inspect::program_view::ProgramView,
     net::{netlink::Netlink, network},
     state::{
         affinity,
         conntrack::Conntrack,
-        inside_devices::InsideDevices,
+        internal_devices::InternalDevices,
         maps::{ServiceMaps, slices_of},
         monitor::Monitor,
         settings::SettingsMap,
@@ -150,13 +150,13 @@ impl Pinned {
     }
 
     /// The interface indices of the devices whose senders are inside the cluster.
-    pub fn inside_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
-        InsideDevices::open(&self.folder)?.get()
+    pub fn internal_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        InternalDevices::open(&self.folder)?.get()
     }
 
     /// The maps as programs see them.
-    pub fn looked_up(&self) -> Result<LookedUp, DatapathError> {
-        LookedUp::open(&self.folder)
+    pub fn program_view(&self) -> Result<ProgramView, DatapathError> {
+        ProgramView::open(&self.folder)
     }
 
     /// Connection tracking.

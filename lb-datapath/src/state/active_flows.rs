@@ -1,7 +1,7 @@
 //! The number of active flows of each backend: the map `ACTIVE`.
 //!
-//! Programs change it at any time, so it is mapped and changed by atomic additions, as they do it. What it should say can
-//! be counted in `CONNTRACK`; a difference that stays is put right.
+//! Programs change it at any time, so the agent maps it into memory and changes it by atomic additions, as they do. The
+//! right numbers can be counted in `CONNTRACK`; a difference that lasts is corrected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The map `ACTIVE`, mapped.
+/// The map `ACTIVE`, mapped into memory.
 #[derive(Debug)]
 pub struct ActiveFlows {
     table: Table<u32, i64>,
@@ -25,36 +25,36 @@ pub struct ActiveFlows {
 
 impl ActiveFlows {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
-        let table = Table::open(&layout::ACTIVE, &folder.map("ACTIVE"))?;
+        let table = Table::open(&layout::ACTIVE_FLOWS, &folder.map("ACTIVE"))?;
         let mapped = Memory::map(&table);
         let memory = mapped.map_err(|source| DatapathError::Map { action: "map", map: "ACTIVE", source })?;
         Ok(Self { table, memory })
     }
 
-    /// What the counter says; nothing for one that is not there.
-    pub fn get(&self, counter: u32) -> i64 {
-        self.memory.counters().get(counter as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    /// The active flows counted in a slot; 0 for a slot beyond the end of the map.
+    pub fn get(&self, slot: u32) -> i64 {
+        self.memory.slots().get(slot as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Changes a counter; 0 is none.
-    pub(crate) fn add(&self, counter: u32, difference: i64) {
-        if counter != 0
-            && let Some(count) = self.memory.counters().get(counter as usize)
+    /// Adds to a slot. Slot 0 means that the flow is not counted: nothing happens.
+    pub(crate) fn add(&self, slot: u32, difference: i64) {
+        if slot != 0
+            && let Some(count) = self.memory.slots().get(slot as usize)
         {
             count.fetch_add(difference, Ordering::Relaxed);
         }
     }
 
-    /// Every counter that says something.
-    fn said(&self) -> Result<BTreeSet<u32>, DatapathError> {
-        let mut counters = BTreeSet::new();
-        self.table.for_each(|counter, count| {
+    /// Every slot whose count is not 0.
+    fn slots_in_use(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        let mut slots = BTreeSet::new();
+        self.table.for_each(|slot, count| {
             if *count != 0 {
-                counters.insert(*counter);
+                slots.insert(*slot);
             }
             Ok(())
         })?;
-        Ok(counters)
+        Ok(slots)
     }
 }
 
@@ -62,69 +62,71 @@ impl ActiveFlows {
 #[derive(Debug)]
 struct Memory {
     start: ptr::NonNull<AtomicI64>,
-    count: usize,
+    length: usize,
 }
 
-// SAFETY: it is nothing but memory of atomic integers, which any thread may use.
+// SAFETY: only atomic integers are in this memory, and any thread may use those.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     fn map(table: &Table<u32, i64>) -> io::Result<Self> {
-        let count = table.capacity() as usize;
-        let length = count * size_of::<AtomicI64>();
+        let length = table.capacity() as usize;
+        let bytes = length * size_of::<AtomicI64>();
         let (access, sharing) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at a place that the kernel chooses.
-        let start = unsafe { mmap(ptr::null_mut(), length, access, sharing, table.fd(), 0) }?;
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, access, sharing, table.fd(), 0) }?;
         let start =
             ptr::NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { start, count })
+        Ok(Self { start, length })
     }
 
-    const fn counters(&self) -> &[AtomicI64] {
-        // SAFETY: the mapping is as long as the map's values (8 octets each, aligned), lives as long as this, and is changed
-        // by atomic operations only.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    const fn slots(&self) -> &[AtomicI64] {
+        // SAFETY: the mapping is as long as the map's values (8 bytes each, aligned), lives as long as `self`, and is
+        // changed by atomic operations only.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let length = self.count * size_of::<AtomicI64>();
-        // SAFETY: what `map` made; nobody has a reference into it any more. It can fail only for another range than that.
-        unsafe { munmap(self.start.as_ptr().cast(), length) }.unwrap_or_default();
+        let bytes = self.length * size_of::<AtomicI64>();
+        // SAFETY: the range that `map` made, and no reference into it is left. `munmap` fails only for another range, so
+        // there is no error to handle.
+        unsafe { munmap(self.start.as_ptr().cast(), bytes) }.unwrap_or_default();
     }
 }
 
-/// Finds the counters that are wrong, over several sweeps.
+/// Finds slots with wrong counts, over several GC passes.
 ///
-/// Flows begin and end while they are counted. So a number between what the counter said before and after is right, and
-/// one beyond that is wrong only if the next sweep says so, too.
+/// Flows begin and end while they are counted. So a number of flows between the slot's count before and after the walk is
+/// right. A number outside is an error only if the next pass finds an error in the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
-    /// Those to look at: the ones that flows had or that said something. `None` before the first sweep.
+    /// Slots to check: those that flows refer to or whose count is not 0. `None` before the first pass.
     known: Option<BTreeSet<u32>>,
+    /// Slots with an error in the last pass, and the difference to add.
     suspects: BTreeMap<u32, i64>,
     in_flows: BTreeSet<u32>,
 }
 
 impl Recount {
-    /// The counters that flows had when they were last counted.
+    /// The slots that flows referred to in the last pass.
     pub const fn in_flows(&self) -> &BTreeSet<u32> {
         &self.in_flows
     }
 
-    /// What the counters say now.
-    pub(crate) fn read(&mut self, active: &ActiveFlows) -> Result<BTreeMap<u32, i64>, DatapathError> {
+    /// The counts of the slots to check, now.
+    pub(crate) fn read(&mut self, active_flows: &ActiveFlows) -> Result<BTreeMap<u32, i64>, DatapathError> {
         if self.known.is_none() {
-            self.known = Some(active.said()?);
+            self.known = Some(active_flows.slots_in_use()?);
         }
-        Ok(self.known.iter().flatten().map(|counter| (*counter, active.get(*counter))).collect())
+        Ok(self.known.iter().flatten().map(|slot| (*slot, active_flows.get(*slot))).collect())
     }
 
-    /// What to add to which counter, where there were so many `flows`, and the counters were so `before` they were counted
-    /// and are so `now`.
+    /// Slots and what to add to each. `flows` is the number of flows found by slot, `before` the counts before the walk,
+    /// `now` the counts after it.
     fn corrections(
         &mut self,
         before: &BTreeMap<u32, i64>,
@@ -133,35 +135,36 @@ impl Recount {
     ) -> Vec<(u32, i64)> {
         let mut corrections = Vec::new();
         let mut suspects = BTreeMap::new();
-        for (counter, before) in before {
-            let now = now(*counter);
-            let flows = flows.get(counter).copied().unwrap_or(0);
+        for (slot, before) in before {
+            let now = now(*slot);
+            let flows = flows.get(slot).copied().unwrap_or(0);
             let error = flows - flows.clamp(now.min(*before), now.max(*before));
-            let earlier = self.suspects.get(counter).copied().unwrap_or(0);
+            let earlier = self.suspects.get(slot).copied().unwrap_or(0);
             if error != 0 && error.signum() == earlier.signum() {
-                let sure = error.abs().min(earlier.abs()) * error.signum();
-                corrections.push((*counter, sure));
+                // The smaller of both errors is certain; the rest may be flows that began or ended.
+                let certain = error.abs().min(earlier.abs()) * error.signum();
+                corrections.push((*slot, certain));
             } else if error != 0 {
-                suspects.insert(*counter, error);
+                suspects.insert(*slot, error);
             }
         }
         self.suspects = suspects;
         self.in_flows = flows.keys().copied().collect();
-        let says_something = |counter: &u32| now(*counter) != 0;
-        let known = before.keys().copied().filter(says_something).chain(flows.keys().copied());
+        let is_in_use = |slot: &u32| now(*slot) != 0;
+        let known = before.keys().copied().filter(is_in_use).chain(flows.keys().copied());
         self.known = Some(known.collect());
         corrections
     }
 
-    /// Puts right what is wrong for certain; how many counters.
+    /// Corrects the errors that are certain. Returns how many slots were corrected.
     pub(crate) fn correct(
         &mut self,
-        active: &ActiveFlows,
+        active_flows: &ActiveFlows,
         before: &BTreeMap<u32, i64>,
         flows: &BTreeMap<u32, i64>,
     ) -> usize {
-        let corrections = self.corrections(before, flows, |counter| active.get(counter));
-        corrections.iter().for_each(|(counter, difference)| active.add(*counter, *difference));
+        let corrections = self.corrections(before, flows, |slot| active_flows.get(slot));
+        corrections.iter().for_each(|(slot, difference)| active_flows.add(*slot, *difference));
         corrections.len()
     }
 }
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_counted_is_not_wrong() {
+    fn flows_that_change_during_the_count_are_not_an_error() {
         let mut recount = Recount::default();
         for (before, flows, now) in [(5, 5, 5), (5, 7, 9), (9, 5, 5), (5, 9, 9)] {
             assert_eq!(corrected(&mut recount, before, flows, now), []);
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_twice_is_put_right_by_what_is_certain() {
+    fn an_error_found_twice_is_corrected_by_its_certain_part() {
         let mut recount = Recount::default();
         assert_eq!(corrected(&mut recount, 5, 8, 5), []);
         assert_eq!(corrected(&mut recount, 5, 7, 5), [(7, 2)]);
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_looked_at_as_long_as_they_or_flows_say_something() {
+    fn slots_are_checked_while_they_or_flows_are_in_use() {
         let mut recount = Recount::default();
         corrected(&mut recount, 0, 1, 1);
         assert_eq!(recount.known, Some(BTreeSet::from([7])));

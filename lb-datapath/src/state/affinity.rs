@@ -1,9 +1,9 @@
-//! The agent's share of session affinity: forgetting the clients of services that are gone, and noticing clients that were forgotten
-//! too early.
+//! The agent's part of session affinity: deleting the clients of Services that are gone, and counting evicted clients.
 //!
-//! `AFFINITY` is an LRU map: where there are more clients than room, the kernel takes the place of the one that has not come
-//! for the longest time, and tells nobody. So whoever is gone from one sweep to the next without having been away for the
-//! time of its service was pushed out. (Who came and went in between is not seen: the number is a lower bound.)
+//! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been away for the longest time, and
+//! reports nothing. So a client that is missing in one GC pass, was there in the pass before and has not reached the
+//! timeout of its Service was evicted. Clients that came and were evicted between two passes are not seen: the number is a
+//! lower bound.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,12 @@ use crate::{
     state::{conntrack::Conntrack, maps::ServiceMaps},
 };
 
+/// Opens the map `AFFINITY`.
 pub(crate) fn open(folder: &Folder) -> Result<Table<AffinityKey, Affinity>, DatapathError> {
     Table::open(&layout::AFFINITY, &folder.map(layout::AFFINITY.name))
 }
 
-/// The map `AFFINITY`, and who was in it.
+/// The map `AFFINITY`, and the clients of the last GC pass. Have one at a time.
 #[derive(Debug)]
 pub struct AffinityTable {
     table: Table<AffinityKey, Affinity>,
@@ -27,43 +28,44 @@ pub struct AffinityTable {
     census: Census,
 }
 
-/// The clients of the last sweep.
+/// The clients of the last GC pass.
 #[derive(Debug, Default)]
 struct Census {
     known: BTreeMap<AffinityKey, Affinity>,
 }
 
-/// What a sweep does to the map. Programs change that at any time, between any two of these steps.
+/// The map as a GC pass uses it. Programs change it at any time, between any two of these calls.
 trait Clients {
     fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError>;
-    /// Forgets a client; whether it was there.
-    fn forget(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
+    /// Deletes a client. Returns whether it was there.
+    fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
 }
 
-/// What a sweep found.
+/// What a GC pass found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct AffinitySweep {
-    /// Clients that services remember.
+pub struct AffinityReport {
+    /// Clients that are pinned to a backend.
     pub clients: usize,
-    /// Clients that were forgotten because their service is gone.
+    /// Clients that were deleted because their Service is gone.
     pub removed: usize,
-    /// Clients that were pushed out by others since the last sweep.
+    /// Clients that were evicted since the last pass.
     pub evicted: usize,
 }
 
 impl AffinityTable {
+    /// Opens the map `AFFINITY`.
     pub(crate) fn open(folder: &Folder, maps: ServiceMaps) -> Result<Self, DatapathError> {
         Ok(Self { table: open(folder)?, maps, census: Census::default() })
     }
 
-    /// How many clients there is room for.
+    /// How many clients the map can hold.
     pub fn capacity(&self) -> u32 {
         self.table.capacity()
     }
 
-    /// Forgets the clients of services that are gone, and counts the others.
-    pub fn sweep(&mut self) -> Result<AffinitySweep, DatapathError> {
-        self.census.sweep(&self.table, || timeouts(&self.maps), Conntrack::now())
+    /// Deletes the clients of Services that are gone, and counts the others.
+    pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
+        self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }
 }
 
@@ -77,22 +79,22 @@ impl Clients for Table<AffinityKey, Affinity> {
         Ok(all)
     }
 
-    fn forget(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
+    fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
         self.remove(key)
     }
 }
 
 impl Census {
-    /// `timeouts` are asked for only where there are clients: there may be many services.
-    fn sweep(
+    /// Reads `timeouts` only if there are clients: there may be many Services.
+    fn collect_garbage(
         &mut self,
         clients: &impl Clients,
         timeouts: impl FnOnce() -> Result<BTreeMap<u32, u32>, DatapathError>,
         now: Tick,
-    ) -> Result<AffinitySweep, DatapathError> {
+    ) -> Result<AffinityReport, DatapathError> {
         let mut found = clients.all()?;
         if found.is_empty() && self.known.is_empty() {
-            return Ok(AffinitySweep::default());
+            return Ok(AffinityReport::default());
         }
         let timeouts = timeouts()?;
         let lives = |key: &AffinityKey, affinity: &Affinity| {
@@ -102,18 +104,18 @@ impl Census {
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
         let mut removed = 0;
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // One whose service is there may come back at this very moment, and there is no way to remove an entry only if it
-            // is as it was. The map takes the place of those first that have been away for longest.
+            // A client whose Service exists may come back at this very moment, and the kernel cannot delete an entry only if
+            // it is unchanged. So it stays: the kernel evicts the clients first that have been away for longest.
             if !timeouts.contains_key(&key.service) {
-                removed += usize::from(clients.forget(&key)?);
+                removed += usize::from(clients.delete(&key)?);
             }
         }
         self.known = found;
-        Ok(AffinitySweep { clients: self.known.len(), removed, evicted })
+        Ok(AffinityReport { clients: self.known.len(), removed, evicted })
     }
 }
 
-/// For how many seconds each service port with affinity remembers a client.
+/// The affinity timeout of each Service port that has one, in seconds, by id.
 fn timeouts(maps: &ServiceMaps) -> Result<BTreeMap<u32, u32>, DatapathError> {
     let mut timeouts = BTreeMap::new();
     maps.services.for_each(|_, service| {
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     const NOW: Tick = Tick(100_000);
-    /// One service port that remembers clients for ten seconds.
+    /// A Service port with an affinity timeout of ten seconds.
     const SERVICE: u32 = 7;
 
     fn client(last: u8, service: u32) -> AffinityKey {
@@ -149,9 +151,9 @@ mod tests {
     /// A map to which clients come back at the worst moment.
     struct Race {
         entries: RefCell<BTreeMap<AffinityKey, Affinity>>,
-        /// Who comes when the sweep has looked at all.
+        /// The client that comes back when the pass has read all clients.
         early: Option<AffinityKey>,
-        /// Who comes when the sweep has decided to forget just that one.
+        /// The client that comes back when the pass has decided to delete it.
         late: Option<AffinityKey>,
     }
 
@@ -162,36 +164,36 @@ mod tests {
             Ok(all)
         }
 
-        fn forget(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
+        fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
             let mut entries = self.entries.borrow_mut();
             entries.extend(self.late.filter(|late| late == key).map(|key| (key, seen(0))));
             Ok(entries.remove(key).is_some())
         }
     }
 
-    fn swept(census: &mut Census, clients: &Race) -> AffinitySweep {
-        census.sweep(clients, || Ok(BTreeMap::from([(SERVICE, 10)])), NOW).unwrap()
+    fn collected(census: &mut Census, clients: &Race) -> AffinityReport {
+        census.collect_garbage(clients, || Ok(BTreeMap::from([(SERVICE, 10)])), NOW).unwrap()
     }
 
     #[test]
-    fn a_client_that_comes_back_while_a_sweep_looks_keeps_its_backend() {
+    fn a_client_that_returns_during_gc_keeps_its_backend() {
         let (early, late) = (client(1, SERVICE), client(2, SERVICE));
         let entries = RefCell::new(BTreeMap::from([(early, seen(11)), (late, seen(11))]));
         let clients = Race { entries, early: Some(early), late: Some(late) };
-        let sweep = swept(&mut Census::default(), &clients);
+        let report = collected(&mut Census::default(), &clients);
         let left = clients.entries.borrow();
         assert!(left.contains_key(&early) && left.contains_key(&late), "{left:?}");
-        assert_eq!(sweep, AffinitySweep { clients: 0, removed: 0, evicted: 0 });
+        assert_eq!(report, AffinityReport { clients: 0, removed: 0, evicted: 0 });
     }
 
     #[test]
-    fn clients_of_services_that_are_gone_are_forgotten_and_who_is_pushed_out_is_counted() {
-        let (gone, pushed_out, old) = (client(1, 8), client(2, SERVICE), client(3, SERVICE));
-        let entries = [(gone, seen(1)), (pushed_out, seen(1)), (old, seen(11))];
+    fn clients_of_deleted_services_are_deleted_and_evicted_clients_are_counted() {
+        let (gone, evicted, old) = (client(1, 8), client(2, SERVICE), client(3, SERVICE));
+        let entries = [(gone, seen(1)), (evicted, seen(1)), (old, seen(11))];
         let clients = Race { entries: RefCell::new(BTreeMap::from(entries)), early: None, late: None };
         let mut census = Census::default();
-        assert_eq!(swept(&mut census, &clients), AffinitySweep { clients: 1, removed: 1, evicted: 0 });
-        clients.entries.borrow_mut().retain(|key, _| *key != pushed_out && *key != old);
-        assert_eq!(swept(&mut census, &clients), AffinitySweep { clients: 0, removed: 0, evicted: 1 });
+        assert_eq!(collected(&mut census, &clients), AffinityReport { clients: 1, removed: 1, evicted: 0 });
+        clients.entries.borrow_mut().retain(|key, _| *key != evicted && *key != old);
+        assert_eq!(collected(&mut census, &clients), AffinityReport { clients: 0, removed: 0, evicted: 1 });
     }
 }

@@ -1,7 +1,8 @@
-//! The agent's share of connection tracking: listing, expiry, and giving a flow back the half it has lost.
+//! The agent's part of connection tracking: listing flows, expiry (GC), and restoring lost entries.
 //!
-//! Programs change `CONNTRACK` at any time. So an entry is read again right before it is deleted, and whatever a
-//! race leaves behind (a flow with one half) the next sweep repairs.
+//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change `CONNTRACK` at any time. So the
+//! agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC pass
+//! repairs it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,63 +24,63 @@ use crate::{
     state::active_flows::{ActiveFlows, Recount},
 };
 
-/// What services and backends do; clients do not know how entries are named there.
+/// Traffic of Services and backends, by a hasher whose seed clients do not know.
 pub type Ledger = traffic::Ledger<RandomState>;
 
 /// The map `CONNTRACK`. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
     table: Table<Tuple, Flow>,
-    active: Arc<ActiveFlows>,
+    active_flows: Arc<ActiveFlows>,
 }
 
 /// A flow: both its directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// What the client sends: its address, and the virtual one.
+    /// The tuple of packets from the client: its address to the virtual one.
     pub from: Tuple,
-    /// The entry of that direction.
+    /// The forward entry.
     pub forward: Flow,
-    /// The entry of the opposite direction; absent only for moments, or for a flow in a tunnel, which has none.
+    /// The reverse entry. A flow in a tunnel has none; otherwise it is missing for moments only.
     pub reply: Option<Flow>,
-    /// Of a masqueraded connection, what leaves the node.
+    /// The tuple with which packets of a masqueraded connection leave the node.
     pub masqueraded: Option<Tuple>,
 }
 
-/// What a sweep did.
+/// What a GC pass did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Sweep {
-    /// Entries seen, two for each flow but those in tunnels.
+pub struct GcReport {
+    /// Entries seen: one for a flow in a tunnel, two for any other flow.
     pub entries: usize,
-    /// Flows in tunnels, of one entry each.
+    /// Flows in tunnels.
     pub tunnelled: usize,
-    /// Flows whose time was over.
+    /// Flows that were deleted: expired or evicted.
     pub expired: usize,
     /// How many of these were in tunnels.
     pub expired_tunnelled: usize,
-    /// How many were forgotten before their time, to make room.
-    pub early: usize,
-    /// How little room there was.
+    /// How many of the deleted flows were evicted: deleted before they expired, to make room.
+    pub evicted: usize,
+    /// How full the map was.
     pub pressure: Pressure,
-    /// Flows that got their lost half back.
-    pub rebuilt: usize,
-    /// Single halves whose time was over.
+    /// Flows whose lost entry was restored.
+    pub restored: usize,
+    /// Single entries that were deleted because they had expired.
     pub orphans: usize,
 }
 
-impl Sweep {
+impl GcReport {
     fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) {
         self.expired += 1;
-        self.early += usize::from(seconds_left(forward, reply, now) > 0);
+        self.evicted += usize::from(seconds_left(forward, reply, now) > 0);
     }
 
-    /// Entries that are left.
+    /// Entries that are left after the pass.
     pub const fn entries_left(&self) -> usize {
         let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
         self.entries.saturating_sub(gone)
     }
 
-    /// Flows that are left.
+    /// Flows that are left after the pass.
     pub const fn flows_left(&self) -> usize {
         (self.entries_left() + self.tunnelled.saturating_sub(self.expired_tunnelled)) / 2
     }
@@ -88,50 +89,50 @@ impl Sweep {
 impl Conntrack {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         let table = Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?;
-        Ok(Self { table, active: Arc::new(ActiveFlows::open(folder)?) })
+        Ok(Self { table, active_flows: Arc::new(ActiveFlows::open(folder)?) })
     }
 
-    /// The map itself: entries by key.
+    /// The map itself: entries by tuple.
     pub const fn table(&self) -> &Table<Tuple, Flow> {
         &self.table
     }
 
     /// The numbers of active flows.
-    pub fn active(&self) -> &ActiveFlows {
-        &self.active
+    pub fn active_flows(&self) -> &ActiveFlows {
+        &self.active_flows
     }
 
-    /// Makes a counter say something else: for tests.
-    pub fn set_active(&self, counter: u32, flows: i64) {
-        self.active.add(counter, flows - self.active.get(counter));
+    /// Sets the number of active flows in a slot, for tests.
+    pub fn set_active_flows(&self, slot: u32, flows: i64) {
+        self.active_flows.add(slot, flows - self.active_flows.get(slot));
     }
 
-    /// The counters that flows have, and the endpoint of each.
-    pub fn counters(&self) -> Result<BTreeMap<u32, Counted>, DatapathError> {
-        let mut counters = BTreeMap::new();
+    /// The slots of `ACTIVE` that flows refer to, and the endpoint that each counts for.
+    pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, Counted>, DatapathError> {
+        let mut slots = BTreeMap::new();
         self.table.for_each(|_, flow| {
             if is_counted(flow) {
                 let Tuple { destination: address, destination_port: port, .. } = flow.to;
-                counters.insert(flow.active_flows_slot, Counted { service: flow.service, address, port });
+                slots.insert(flow.active_flows_slot, Counted { service: flow.service, address, port });
             }
             Ok(())
         })?;
-        Ok(counters)
+        Ok(slots)
     }
 
-    /// The moment that programs of this moment note in entries.
+    /// The present tick, as programs write it into entries.
     pub fn now() -> Tick {
         Tick::from_nanos(monotonic_nanoseconds())
     }
 
-    /// All flows, sorted by what the client sends.
+    /// All flows, sorted by [`Connection::from`].
     pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
         let mut entries = BTreeMap::new();
         self.table.for_each(|key, flow| {
             entries.insert(*key, *flow);
             Ok(())
         })?;
-        // The other end of a tunnel has no entry here: what looks like one is of another flow.
+        // The other end of a tunnel has no entry on this node: one with that tuple belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -150,97 +151,98 @@ impl Conntrack {
         Ok(connections)
     }
 
-    /// Deletes every entry; how many there were.
+    /// Deletes every entry. Returns how many there were.
     pub fn flush(&self) -> Result<usize, DatapathError> {
-        let (mut keys, mut counters) = (Vec::new(), Vec::new());
+        let (mut keys, mut slots) = (Vec::new(), Vec::new());
         self.table.for_each(|key, flow| {
             keys.push(*key);
-            counters.extend(is_counted(flow).then_some(flow.active_flows_slot));
+            slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
             Ok(())
         })?;
-        // Forward halves may have been made meanwhile: they are new flows and stay.
+        // Entries that programs have made since the walk belong to new flows and stay.
         self.table.delete(&keys).map_err(|(_, error)| error)?;
-        self.count_down(&counters);
+        self.count_down(&slots);
         Ok(keys.len())
     }
 
-    /// Deletes the flows from a VIP to a backend that `unwanted` names; how many. What masquerades them stays until its
-    /// time is over: nothing leads to it any more.
+    /// Deletes the flows for which `unwanted` is true, given their forward entry. Returns how many. The second flow of a
+    /// masqueraded connection stays until it expires: no packet reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
-        let (mut keys, mut counters) = (Vec::new(), Vec::new());
+        let (mut keys, mut slots) = (Vec::new(), Vec::new());
         let mut flows = 0;
         self.table.for_each(|key, flow| {
             if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
                 keys.push(*key);
                 keys.extend((!flow.is_tunnelled()).then(|| flow.to.reversed()));
-                counters.extend(is_counted(flow).then_some(flow.active_flows_slot));
+                slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
                 flows += 1;
             }
             Ok(())
         })?;
         self.table.delete(&keys).map_err(|(_, error)| error)?;
-        self.count_down(&counters);
+        self.count_down(&slots);
         Ok(flows)
     }
 
-    fn count_down(&self, counters: &[u32]) {
-        counters.iter().for_each(|counter| self.active.add(*counter, -1));
+    fn count_down(&self, slots: &[u32]) {
+        slots.iter().for_each(|slot| self.active_flows.add(*slot, -1));
     }
 
-    /// Walks through the entries for a `ledger`.
+    /// Enters every flow into `ledger`.
     pub fn tally(&self, ledger: &mut Ledger) -> Result<(), DatapathError> {
-        let halves = self.halves()?;
+        let index = self.index()?;
         ledger.begin();
         self.table.for_each(|key, flow| {
-            ledger.note(key, flow, halves.peer_of(key, flow).as_ref());
+            ledger.note(key, flow, index.reverse_of(key, flow).as_ref());
             Ok(())
         })?;
         ledger.end();
         Ok(())
     }
 
-    /// Forgets the flows whose time is over at `now` and repairs those that have lost a half.
-    pub fn expire(&self, now: Tick) -> Result<Sweep, DatapathError> {
+    /// Deletes the flows that have expired at `now`, evicts flows if the map is nearly full, and restores lost entries.
+    pub fn expire(&self, now: Tick) -> Result<GcReport, DatapathError> {
         self.expire_and_recount(now, &mut Recount::default(), None)
     }
 
-    /// The same, counts the active flows anew, and has a `ledger` note every entry before it is forgotten.
+    /// As [`Self::expire`]; also corrects the numbers of active flows, and enters every flow into `ledger` before it may be
+    /// deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
         recount: &mut Recount,
         mut ledger: Option<&mut Ledger>,
-    ) -> Result<Sweep, DatapathError> {
-        let before = recount.read(&self.active)?;
-        let halves = self.halves()?;
-        let corrected = recount.correct(&self.active, &before, &halves.counted);
+    ) -> Result<GcReport, DatapathError> {
+        let before = recount.read(&self.active_flows)?;
+        let index = self.index()?;
+        let corrected = recount.correct(&self.active_flows, &before, &index.active_flows);
         if corrected > 0 {
-            debug!(corrected, "numbers of active flows were wrong");
+            debug!(slots = corrected, "corrected numbers of active flows");
         }
-        let entries = halves.entries.len();
+        let entries = index.entries.len();
         let pressure = Pressure::of(entries, self.table.capacity());
-        let mut sweep = Sweep { entries, pressure, ..Sweep::default() };
-        // A program makes the two halves of a flow one after the other, so what looks alone now is looked at again
-        // when the sweep is through.
+        let mut report = GcReport { entries, pressure, ..GcReport::default() };
+        // A program makes the two entries of a flow one after the other, so a single entry is checked again after the
+        // walk.
         let mut alone = Vec::new();
         ledger.iter_mut().for_each(|ledger| ledger.begin());
         self.table.for_each(|key, flow| {
-            let peer = halves.peer_of(key, flow);
-            ledger.iter_mut().for_each(|ledger| ledger.note(key, flow, peer.as_ref()));
+            let reverse = index.reverse_of(key, flow);
+            ledger.iter_mut().for_each(|ledger| ledger.note(key, flow, reverse.as_ref()));
             if flow.is_tunnelled() {
-                sweep.tunnelled += 1;
+                report.tunnelled += 1;
                 if seconds_left_under(pressure, flow, flow, now) == 0
-                    && self.forget_tunnelled(key, now, pressure)?
+                    && self.delete_expired_tunnelled(key, now, pressure)?
                 {
-                    sweep.expired_tunnelled += 1;
-                    sweep.count_expired(flow, flow, now);
+                    report.expired_tunnelled += 1;
+                    report.count_expired(flow, flow, now);
                 }
                 return Ok(());
             }
-            match peer {
+            match reverse {
                 Some(reply) if !flow.is_reply() && seconds_left_under(pressure, flow, &reply, now) == 0 => {
-                    if self.forget(key, flow, now, pressure)? {
-                        sweep.count_expired(flow, &reply, now);
+                    if self.delete_expired(key, flow, now, pressure)? {
+                        report.count_expired(flow, &reply, now);
                     }
                 }
                 Some(_) => {}
@@ -250,39 +252,47 @@ impl Conntrack {
         })?;
         ledger.iter_mut().for_each(|ledger| ledger.end());
         for key in alone {
-            self.mend(&key, now, &mut sweep)?;
+            self.restore_or_delete(&key, now, &mut report)?;
         }
-        Ok(sweep)
+        Ok(report)
     }
 
-    fn halves(&self) -> Result<Halves, DatapathError> {
-        let mut halves = Halves::default();
+    fn index(&self) -> Result<EntryIndex, DatapathError> {
+        let mut index = EntryIndex::default();
         self.table.for_each(|key, flow| {
-            halves.note(key, flow);
+            index.add(key, flow);
             Ok(())
         })?;
-        Ok(halves)
+        Ok(index)
     }
 
-    /// The other half of the flow of this entry.
-    fn peer_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
-        let peer = self.table.get(&flow.to.reversed())?;
-        Ok(peer.filter(|peer| peer.to.reversed() == *key))
+    /// The entry of the other direction, read now.
+    fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
+        let reverse = self.table.get(&flow.to.reversed())?;
+        Ok(reverse.filter(|reverse| reverse.to.reversed() == *key))
     }
 
-    /// Deletes both halves, unless a packet has come meanwhile.
-    fn forget(&self, key: &Tuple, flow: &Flow, now: Tick, pressure: Pressure) -> Result<bool, DatapathError> {
+    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk.
+    fn delete_expired(
+        &self,
+        key: &Tuple,
+        flow: &Flow,
+        now: Tick,
+        pressure: Pressure,
+    ) -> Result<bool, DatapathError> {
         let Some(forward) = self.table.get(key)?.filter(|current| current.to == flow.to) else {
             return Ok(false);
         };
-        let Some(reply) = self.peer_of(key, &forward)? else { return Ok(false) };
-        if seconds_left_under(pressure, &forward, &reply, now) > 0 || self.is_led_to(key, &forward)? {
+        let Some(reply) = self.reverse_of(key, &forward)? else { return Ok(false) };
+        if seconds_left_under(pressure, &forward, &reply, now) > 0
+            || self.is_behind_live_flow(key, &forward)?
+        {
             return Ok(false);
         }
         if self.table.remove(key)? && is_counted(&forward) {
-            self.active.add(forward.active_flows_slot, -1);
+            self.active_flows.add(forward.active_flows_slot, -1);
         }
-        // The same client port may have opened a new flow to the same backend since.
+        // The same client port may have begun a new flow to the same backend in between.
         let reply_key = forward.to.reversed();
         if self.table.get(&reply_key)? == Some(reply) {
             self.table.remove(&reply_key)?;
@@ -290,125 +300,134 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// Deletes the only entry of a flow in a tunnel, unless a packet has come meanwhile.
-    fn forget_tunnelled(&self, key: &Tuple, now: Tick, pressure: Pressure) -> Result<bool, DatapathError> {
+    /// Deletes the only entry of an expired flow in a tunnel, unless a packet has refreshed it since the walk.
+    fn delete_expired_tunnelled(
+        &self,
+        key: &Tuple,
+        now: Tick,
+        pressure: Pressure,
+    ) -> Result<bool, DatapathError> {
         let Some(flow) = self.table.get(key)?.filter(Flow::is_tunnelled) else { return Ok(false) };
         if seconds_left_under(pressure, &flow, &flow, now) > 0 || !self.table.remove(key)? {
             return Ok(false);
         }
         if is_counted(&flow) {
-            self.active.add(flow.active_flows_slot, -1);
+            self.active_flows.add(flow.active_flows_slot, -1);
         }
         Ok(true)
     }
 
-    /// Whether this is the second flow of a masqueraded connection whose first one still lives. How long ago its own
-    /// packets were does not matter then: those of the client may be lost in between, and the first of them that is not
-    /// would leave with the client's address.
-    fn is_led_to(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
+    /// Whether this is the second flow of a masqueraded connection whose first flow has not expired. Such a flow stays,
+    /// however old its last packet is: packets of the client may be lost between both translations, and without this flow
+    /// the next one would leave with the client's address.
+    fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
         if !is_masquerade(forward) {
             return Ok(false);
         }
         let reply_of_first = key.reversed();
         match self.table.get(&reply_of_first)? {
-            Some(reply) => Ok(self.peer_of(&reply_of_first, &reply)?.is_some()),
+            Some(reply) => Ok(self.reverse_of(&reply_of_first, &reply)?.is_some()),
             None => Ok(false),
         }
     }
 
-    /// Gives a half that is alone its other half back, or deletes it when its time is over.
-    fn mend(&self, key: &Tuple, now: Tick, sweep: &mut Sweep) -> Result<(), DatapathError> {
+    /// Restores the missing entry of a flow that has only this one, or deletes this one if the flow has expired.
+    fn restore_or_delete(&self, key: &Tuple, now: Tick, report: &mut GcReport) -> Result<(), DatapathError> {
         let Some(flow) = self.table.get(key)? else { return Ok(()) };
-        if self.peer_of(key, &flow)?.is_some() {
+        if self.reverse_of(key, &flow)?.is_some() {
             return Ok(());
         }
-        let (peer_key, peer) = lost_half(key, &flow);
+        let (lost_key, lost) = lost_entry(key, &flow);
         let (from, forward, reply) =
-            if flow.is_reply() { (&peer_key, &peer, &flow) } else { (key, &flow, &peer) };
-        if seconds_left_under(sweep.pressure, forward, reply, now) == 0 && !self.is_led_to(from, forward)? {
-            sweep.orphans += usize::from(self.table.remove(key)?);
+            if flow.is_reply() { (&lost_key, &lost, &flow) } else { (key, &flow, &lost) };
+        let is_expired = seconds_left_under(report.pressure, forward, reply, now) == 0;
+        if is_expired && !self.is_behind_live_flow(from, forward)? {
+            report.orphans += usize::from(self.table.remove(key)?);
         } else {
-            let rebuilt = self.table.insert_new(&peer_key, &peer)?;
-            sweep.rebuilt += usize::from(rebuilt);
-            // The client's port has a flow to another backend: nothing leads to this reply any more.
-            if !rebuilt && flow.is_reply() && self.peer_of(key, &flow)?.is_none() {
-                sweep.orphans += usize::from(self.table.remove(key)?);
+            let restored = self.table.insert_new(&lost_key, &lost)?;
+            report.restored += usize::from(restored);
+            // The client's port has a flow to another backend by now: no forward entry refers to this reverse entry.
+            if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {
+                report.orphans += usize::from(self.table.remove(key)?);
             }
         }
         Ok(())
     }
 }
 
-/// What a sweep must know of every entry to judge its peer, in a fraction of the room; a system call for each entry
-/// would make a sweep many times as long. Tells only where to look: what is done rests on entries read afresh.
+/// A digest of every entry, so that a GC pass finds reverse entries without a system call for each, which would take many
+/// times as long. It only says which flows may have expired: before a deletion the entries are read again.
 #[derive(Default)]
-struct Halves {
+struct EntryIndex {
     hasher: RandomState,
-    entries: HashMap<u64, Half>,
-    /// Active flows by their counter.
-    counted: BTreeMap<u32, i64>,
+    /// By the digest of the entry's key.
+    entries: HashMap<u64, IndexedEntry>,
+    /// Number of active flows by slot of `ACTIVE`.
+    active_flows: BTreeMap<u32, i64>,
 }
 
-struct Half {
-    /// Digest of the key of its peer.
-    peer: u64,
+struct IndexedEntry {
+    /// Digest of the key of the reverse entry.
+    reverse_key: u64,
     last_seen: Tick,
     next_seq: u32,
     seen: u8,
 }
 
-impl Halves {
-    fn note(&mut self, key: &Tuple, flow: &Flow) {
-        let peer = self.hasher.hash_one(flow.to.reversed());
+impl EntryIndex {
+    fn add(&mut self, key: &Tuple, flow: &Flow) {
+        let reverse_key = self.hasher.hash_one(flow.to.reversed());
         let Flow { last_seen, next_seq, seen, .. } = *flow;
-        let half = Half { peer, last_seen, next_seq, seen };
-        let known = self.entries.insert(self.hasher.hash_one(key), half).is_some();
+        let entry = IndexedEntry { reverse_key, last_seen, next_seq, seen };
+        // A walk may show an entry twice: count it once.
+        let known = self.entries.insert(self.hasher.hash_one(key), entry).is_some();
         if is_counted(flow) && !known {
-            *self.counted.entry(flow.active_flows_slot).or_default() += 1;
+            *self.active_flows.entry(flow.active_flows_slot).or_default() += 1;
         }
     }
 
-    /// What the phase of the flow depends on, in the shape of an entry.
-    fn peer_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
-        let half = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
-        let is_peer = half.peer == self.hasher.hash_one(key);
-        let Half { last_seen, next_seq, seen, .. } = *half;
-        is_peer.then_some(Flow { last_seen, next_seq, seen, ..*flow })
+    /// The reverse entry, with the fields that the phase of the flow depends on; the others are those of `flow`.
+    fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
+        let entry = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
+        let is_reverse = entry.reverse_key == self.hasher.hash_one(key);
+        let IndexedEntry { last_seen, next_seq, seen, .. } = *entry;
+        is_reverse.then_some(Flow { last_seen, next_seq, seen, ..*flow })
     }
 }
 
-/// Whether it is of the second translation of a masqueraded connection.
+/// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source.
 const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::MASQUERADE != 0
 }
 
-/// Whether it is the entry that says where an active flow is counted.
+/// Whether the flow is counted as active in the slot that this entry names: only forward entries count.
 const fn is_counted(flow: &Flow) -> bool {
     flow.active_flows_slot != 0 && !flow.is_reply()
 }
 
-/// What the other half of a flow must have been, as far as this one tells.
-fn lost_half(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
-    let peer_key = flow.to.reversed();
+/// Key and value of the lost entry of a flow, as far as the other entry shows them.
+fn lost_entry(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
+    let lost_key = flow.to.reversed();
     let flags = flow_flags::reverse(flow.flags);
-    let mut peer = Flow::new(&peer_key, &key.reversed(), flow.service, flags, flow.last_seen);
-    peer.active_flows_slot = flow.active_flows_slot;
+    let mut lost = Flow::new(&lost_key, &key.reversed(), flow.service, flags, flow.last_seen);
+    lost.active_flows_slot = flow.active_flows_slot;
     if key.protocol == protocol::TCP {
-        // Who acknowledges has heard the other side; what it acknowledged is where the other side stands.
+        // An ACK proves that the other side has sent a SYN; its number is the other side's next sequence number.
         if flow.seen & seen::ACK != 0 {
-            peer.seen = seen::PACKET | seen::SYN | seen::ACK;
-            peer.next_seq = flow.last_ack;
-            peer.last_ack = flow.next_seq;
+            lost.seen = seen::PACKET | seen::SYN | seen::ACK;
+            lost.next_seq = flow.last_ack;
+            lost.last_ack = flow.next_seq;
         }
     } else if flow.is_reply() {
-        peer.seen = seen::PACKET;
+        lost.seen = seen::PACKET;
     }
-    (peer_key, peer)
+    (lost_key, lost)
 }
 
-/// The clock of the programs, which nobody sets: `CLOCK_MONOTONIC`.
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs: setting the time of day does not change it.
 pub fn monotonic_nanoseconds() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // This clock starts at boot and is never negative.
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
@@ -432,40 +451,44 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_half_is_what_it_was() {
+    fn a_restored_entry_equals_the_lost_one() {
         for protocol in [protocol::TCP, protocol::UDP] {
             for flags in [0, flow_flags::HAIRPIN, flow_flags::MASQUERADE | flow_flags::AT_EGRESS] {
                 let (from, forward, reply) = pair(protocol, flags);
-                assert_eq!(lost_half(&from, &forward), (forward.to.reversed(), reply));
-                let (key, mut rebuilt) = lost_half(&forward.to.reversed(), &reply);
-                rebuilt.seen = 0;
-                assert_eq!((key, rebuilt), (from, forward));
+                assert_eq!(lost_entry(&from, &forward), (forward.to.reversed(), reply));
+                let (key, mut restored) = lost_entry(&forward.to.reversed(), &reply);
+                restored.seen = 0;
+                assert_eq!((key, restored), (from, forward));
             }
         }
     }
 
     #[test]
-    fn what_is_left_counts_flows_in_tunnels_once() {
-        let sweep = Sweep {
+    fn flows_left_counts_a_tunnelled_flow_as_one_entry() {
+        let report = GcReport {
             entries: 11,
             tunnelled: 3,
             expired: 3,
             expired_tunnelled: 1,
             orphans: 1,
-            ..Sweep::default()
+            ..GcReport::default()
         };
-        assert_eq!((sweep.entries_left(), sweep.flows_left()), (5, 3), "two in tunnels, another, and a half");
+        assert_eq!(
+            (report.entries_left(), report.flows_left()),
+            (5, 3),
+            "two in tunnels, another, and a half"
+        );
     }
 
     #[test]
-    fn an_established_connection_stays_established() {
+    fn a_restored_entry_keeps_a_connection_established() {
         let (from, mut forward, mut reply) = pair(protocol::TCP, 0);
         let segment = |flags, seq, ack| Segment { flags, seq, ack, payload: 0 };
         forward.observe_segment(&segment(tcp_flags::SYN, 1000, 0), Tick(50));
         reply.observe_segment(&segment(tcp_flags::SYN | tcp_flags::ACK, 5000, 1001), Tick(50));
         forward.observe_segment(&segment(tcp_flags::ACK, 1001, 5001), Tick(50));
-        let (_, lost_reply) = lost_half(&from, &forward);
-        let (_, lost_forward) = lost_half(&forward.to.reversed(), &reply);
+        let (_, lost_reply) = lost_entry(&from, &forward);
+        let (_, lost_forward) = lost_entry(&forward.to.reversed(), &reply);
         assert_eq!(Phase::of(&forward, &lost_reply), Phase::Established);
         assert_eq!(Phase::of(&lost_forward, &reply), Phase::Established);
         assert!(lost_reply.accepts_reset(&segment(tcp_flags::RST, 5001, 0), &forward));

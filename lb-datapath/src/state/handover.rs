@@ -53,7 +53,7 @@ const CHUNK: usize = 4096;
 /// What programs write and need again.
 const STATE: [&MapSpec; 8] = [
     &layout::CONNTRACK,
-    &layout::ACTIVE,
+    &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
     &layout::SOCKETS,
@@ -208,7 +208,7 @@ impl Handover {
         self.copy::<u32, DeviceInfo>(&layout::DEVICES)?;
         self.copy::<u32, Settings>(&layout::SETTINGS)?;
         self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;
-        self.copy::<u32, i64>(&layout::ACTIVE)?;
+        self.copy::<u32, i64>(&layout::ACTIVE_FLOWS)?;
         self.copy_clients()?;
         self.copy_flows(Pass::Living)?;
         self.adopt_links(|name| name.contains("-xdp-"))?;

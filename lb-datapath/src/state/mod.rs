@@ -5,7 +5,7 @@ pub(crate) mod affinity;
 pub(crate) mod conntrack;
 pub(crate) mod device_map;
 pub(crate) mod handover;
-pub(crate) mod inside_devices;
+pub(crate) mod internal_devices;
 pub(crate) mod maps;
 pub(crate) mod monitor;
 pub(crate) mod settings;

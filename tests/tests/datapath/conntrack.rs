@@ -30,7 +30,7 @@ fn idle_flows_expire_after_their_timeout() {
         forward.1.last_seen = ago(1);
         insert(&conntrack, &[forward, reply]);
         let gc = conntrack.expire(NOW).unwrap();
-        assert_eq!((gc.entries, gc.expired, gc.rebuilt, gc.orphans), (10, 2, 0, 0));
+        assert_eq!((gc.entries, gc.expired, gc.restored, gc.orphans), (10, 2, 0, 0));
         let left = conntrack.list().unwrap();
         let ports: Vec<u16> = left.iter().map(|connection| connection.from.source_port).collect();
         assert_eq!(ports, [1, 3, 5]);
@@ -54,11 +54,11 @@ fn tunnelled_flows_expire_by_their_only_entry() {
     let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
     insert(&conntrack, &[(stranger, other)]);
     insert(&conntrack, &[(other.to.reversed(), Flow { flags: flow_flags::REPLY, ..other })]);
-    conntrack.set_active(5, 4);
+    conntrack.set_active_flows(5, 4);
     let gc = conntrack.expire(NOW).unwrap();
-    assert_eq!((gc.entries, gc.expired, gc.rebuilt, gc.orphans), (6, 2, 0, 0));
+    assert_eq!((gc.entries, gc.expired, gc.restored, gc.orphans), (6, 2, 0, 0));
     assert_eq!((gc.entries_left(), gc.flows_left()), (4, 3));
-    assert_eq!(conntrack.active().get(5), 2);
+    assert_eq!(conntrack.active_flows().get(5), 2);
     let tunnelled: Vec<_> = conntrack
         .list()
         .unwrap()
@@ -69,7 +69,10 @@ fn tunnelled_flows_expire_by_their_only_entry() {
     assert_eq!(ports, [1, 3]);
     assert!(tunnelled.iter().all(|connection| connection.reply.is_none()));
     assert_eq!(conntrack.purge(|key, _| key.source_port == 3 && key.protocol == protocol::UDP).unwrap(), 1);
-    assert_eq!((conntrack.active().get(5), conntrack.table().get(&stranger).unwrap()), (1, Some(other)));
+    assert_eq!(
+        (conntrack.active_flows().get(5), conntrack.table().get(&stranger).unwrap()),
+        (1, Some(other))
+    );
     assert_eq!(conntrack.table().count().unwrap(), 3);
 }
 
@@ -85,14 +88,14 @@ fn deleted_flows_leave_the_active_count() {
     // An ended flow: only its reverse entry still holds its counter.
     let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
-    conntrack.set_active(5, 5);
+    conntrack.set_active_flows(5, 5);
     let gc = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
-    assert_eq!((gc.expired, conntrack.active().get(5)), (2, 4));
+    assert_eq!((gc.expired, conntrack.active_flows().get(5)), (2, 4));
     assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
-    assert_eq!(conntrack.active().get(5), 3);
-    assert_eq!(conntrack.counters().unwrap().into_keys().collect::<Vec<_>>(), [5]);
+    assert_eq!(conntrack.active_flows().get(5), 3);
+    assert_eq!(conntrack.active_flows_slots().unwrap().into_keys().collect::<Vec<_>>(), [5]);
     assert_eq!(conntrack.flush().unwrap(), 6);
-    assert_eq!(conntrack.active().get(5), 0);
+    assert_eq!(conntrack.active_flows().get(5), 0);
 }
 
 /// Also right after a start of the agent, and for a counter that no flow uses.
@@ -101,12 +104,12 @@ fn gc_corrects_wrong_active_counts() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
     (1..4).for_each(|port| insert(&conntrack, &counted(protocol::TCP, port, ago(60))));
-    conntrack.set_active(5, -2);
-    conntrack.set_active(6, 7);
+    conntrack.set_active_flows(5, -2);
+    conntrack.set_active_flows(6, 7);
     let mut recount = Recount::default();
     for (five, six) in [(-2, 7), (3, 0), (3, 0)] {
         conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
-        assert_eq!((conntrack.active().get(5), conntrack.active().get(6)), (five, six));
+        assert_eq!((conntrack.active_flows().get(5), conntrack.active_flows().get(6)), (five, six));
     }
     assert_eq!(recount.in_flows(), &[5].into());
 }
@@ -120,7 +123,7 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
     let orphan = flow(protocol::UDP, 3, ago(3600));
     insert(&conntrack, &orphan[1..]);
     let gc = conntrack.expire(NOW).unwrap();
-    assert_eq!((gc.expired, gc.rebuilt, gc.orphans), (0, 2, 1));
+    assert_eq!((gc.expired, gc.restored, gc.orphans), (0, 2, 1));
     for [(key, forward), (reply_key, reply)] in flows {
         let now = conntrack.table().get(&key).unwrap().unwrap();
         let reply_now = conntrack.table().get(&reply_key).unwrap().unwrap();
@@ -133,7 +136,7 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
         assert_ne!(now.seen & reply_now.seen & seen::ACK, 0);
     }
     let gc = conntrack.expire(NOW).unwrap();
-    assert_eq!((gc.entries, gc.rebuilt), (4, 0), "a second GC finds nothing to do");
+    assert_eq!((gc.entries, gc.restored), (4, 0), "a second GC finds nothing to do");
 }
 
 /// The client sends, but no packet reaches the egress hook: the neighbour does not answer, or a policy drops them.
@@ -156,7 +159,7 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
         insert(&conntrack, &first);
         insert(&conntrack, halves);
         let gc = conntrack.expire(NOW).unwrap();
-        assert_eq!((gc.expired, gc.rebuilt, gc.orphans), (0, 2 - halves.len(), 0));
+        assert_eq!((gc.expired, gc.restored, gc.orphans), (0, 2 - halves.len(), 0));
         assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
         // The first flow expires before the second one, which expires in the next GC at the latest.
         let later = Tick(NOW.0 + 1_000);

@@ -172,8 +172,8 @@ fn index(netns: &Netns, device: &str) -> u32 {
 fn assert_soon_inside(bed: &Bed, devices: &[&str]) {
     let expected: BTreeSet<u32> = devices.iter().map(|device| index(&bed.cluster.node1, device)).collect();
     let pinned = Pinned::open(&bed.cluster.bpffs(1)).unwrap();
-    let reached = wait_for(SOON, || (pinned.inside_devices().unwrap() == expected).then_some(()));
-    assert!(reached.is_some(), "{:?} instead of {devices:?}: {expected:?}", pinned.inside_devices());
+    let reached = wait_for(SOON, || (pinned.internal_devices().unwrap() == expected).then_some(()));
+    assert!(reached.is_some(), "{:?} instead of {devices:?}: {expected:?}", pinned.internal_devices());
 }
 
 #[test]

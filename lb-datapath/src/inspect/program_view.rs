@@ -1,4 +1,4 @@
-//! The pinned maps as programs see them, for who asks one question after the other: see `lb-agent`'s `explain`.
+//! The pinned maps and constants as programs see them, one lookup at a time: `lb-agent explain` follows a packet with them.
 
 use lb_common::{
     Address, Affinity, AffinityKey, DeviceInfo, Settings,
@@ -18,19 +18,20 @@ use crate::{
     state::{active_flows::ActiveFlows, maps::ServiceMaps, settings::SettingsMap},
 };
 
-/// The maps, and what was written in the programs.
+/// Everything that a program reads when it decides about a packet. Lookups show the maps at this moment; settings and
+/// constants are those of [`Pinned::program_view`](crate::Pinned::program_view).
 #[derive(Debug)]
-pub struct LookedUp {
+pub struct ProgramView {
     /// Services, backends, tables and their names.
     pub service_maps: ServiceMaps,
     /// Entries of `CONNTRACK`.
     pub conntrack: Table<Tuple, Flow>,
-    /// Active flows of each endpoint, `ACTIVE`.
-    pub active: Arc<ActiveFlows>,
+    /// Numbers of active flows, by slot of `ACTIVE`.
+    pub active_flows: Arc<ActiveFlows>,
     /// Entries of `AFFINITY`.
     pub affinity: Table<AffinityKey, Affinity>,
     /// Devices of internal clients, `INSIDE_DEVICES`.
-    pub inside_devices: Table<u32, u32>,
+    pub internal_devices: Table<u32, u32>,
     /// Entries of `DEVICES`.
     pub devices: Table<u32, DeviceInfo>,
     /// The settings in force.
@@ -39,14 +40,14 @@ pub struct LookedUp {
     pub globals: Globals,
 }
 
-impl LookedUp {
+impl ProgramView {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         Ok(Self {
             service_maps: ServiceMaps::open(folder)?,
             conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
-            active: Arc::new(ActiveFlows::open(folder)?),
+            active_flows: Arc::new(ActiveFlows::open(folder)?),
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
-            inside_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
+            internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
             settings: SettingsMap::open(folder)?.get()?,
             globals: globals(folder),

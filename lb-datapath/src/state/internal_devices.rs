@@ -9,11 +9,11 @@ use crate::{
 
 /// The map `INSIDE_DEVICES`. Have one at a time.
 #[derive(Debug)]
-pub struct InsideDevices {
+pub struct InternalDevices {
     map: Table<u32, u32>,
 }
 
-impl InsideDevices {
+impl InternalDevices {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         Ok(Self { map: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))? })
     }
