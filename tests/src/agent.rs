@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread::panicking,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{cleanup::Cleanup, netns::Netns, patience, wait_for};
+use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
 /// How long the agent may take until `/healthz` answers 200, and to stop.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -154,15 +154,11 @@ impl Agent {
 
     /// Waits until it has ended by itself; how.
     pub fn wait(mut self) -> Result<ExitStatus> {
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE * patience() {
-            if let Some(status) = self.child.try_wait()? {
-                self.forget_process();
-                return Ok(status);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        bail!("the agent does not stop")
+        let Some(status) = wait_for(PATIENCE, || self.child.try_wait().transpose()) else {
+            bail!("the agent did not stop within {PATIENCE:?}")
+        };
+        self.forget_process();
+        Ok(status?)
     }
 
     /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` beside this agent.

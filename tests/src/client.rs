@@ -16,22 +16,25 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt::ReuseAddr,
 };
 
-use crate::{netns::Netns, pattern};
+use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 
 /// How long a client waits for anything. Nothing in the testbed takes longer than milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The same on this machine. Not twenty times as long where it is emulated: some clients wait for what never comes.
-fn limit() -> Duration {
+/// [`PATIENCE`] on this machine; at most five times as long on an emulated one, as some clients wait in vain.
+pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
 
 /// The error of a connection, or of a datagram, that was refused.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
-/// A slow download reads so much, then pauses.
+/// Bytes that a slow download reads between two pauses.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
+/// A slow download leaves one in so many bytes unread until it is hurried: it never ends by itself, however slow the machine.
+/// For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
+const HELD_BACK: u64 = 4;
 
 /// What a server says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +153,7 @@ impl Connection {
         self.receive_content(&format!("GET /download/{octets}"), &Progress::default())
     }
 
-    /// Starts a download in the background that is read at about 10 MB/s until [`Transfer::hurry`] is called.
+    /// Starts a download in the background that reads at about 10 MB/s and does not end before [`Transfer::hurry`].
     pub fn download_slowly(mut self, octets: u64) -> Transfer {
         let progress = Arc::new(Progress::default());
         progress.slow.store(true, Ordering::Relaxed);
@@ -166,6 +169,10 @@ impl Connection {
         let mut offset = 0;
         while offset < octets {
             let slow = progress.slow.load(Ordering::Relaxed);
+            if slow && octets - offset <= octets / HELD_BACK {
+                sleep(SLOW_PAUSE);
+                continue;
+            }
             let at_most = if slow { SLOW_PIECE } else { pattern::MAX_PIECE };
             let len = self.reader.read(&mut buffer[..at_most])?;
             if len == 0 {
@@ -261,7 +268,12 @@ pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
 
-/// The same, from the namespace of this thread.
+/// As [`ask_http`], but fails unless the first SYN was answered, by whatever answer: see [`connect_by_first_syn`].
+pub fn ask_http_by_first_syn(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
+    Connection::on(netns.run(|| connect_by_first_syn(to, limit()))?, to)?.ask()
+}
+
+/// As [`ask_http`], from the namespace of this thread.
 pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
     Connection::open_here(to)?.ask()
 }

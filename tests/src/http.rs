@@ -9,7 +9,7 @@ use std::{
 use crate::netns::Netns;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]

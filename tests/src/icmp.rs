@@ -4,7 +4,7 @@ use std::{
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr},
     os::fd::AsRawFd as _,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use nix::sys::{
@@ -15,7 +15,7 @@ use nix::sys::{
     time::TimeVal,
 };
 
-use crate::netns::Netns;
+use crate::{client::limit, netns::Netns};
 
 /// Message types, RFC 792 and RFC 4443.
 const ECHO_REQUEST: [u8; 2] = [8, 128];
@@ -38,10 +38,12 @@ pub fn ping(netns: &Netns, to: IpAddr, payload: usize) -> io::Result<IpAddr> {
         };
         Ok(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?)
     })?;
-    setsockopt(&fd, ReceiveTimeout, &TimeVal::new(1, 0))?;
+    let limit = limit();
+    let seconds = limit.as_secs().try_into().map_err(io::Error::other)?;
+    setsockopt(&fd, ReceiveTimeout, &TimeVal::new(seconds, 0))?;
     sendto(fd.as_raw_fd(), &request, &SockaddrStorage::from(SocketAddr::new(to, 0)), MsgFlags::empty())?;
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(1) {
+    while start.elapsed() < limit {
         let (message, from) = receive(fd.as_raw_fd())?;
         // A raw IPv4 socket receives the IP header, too.
         let body = if to.is_ipv4() { &message[20..] } else { &message[..] };

@@ -27,30 +27,35 @@ pub mod pump;
 pub mod server;
 pub mod skip;
 pub mod socket;
+pub mod stopwatch;
 pub mod terminal;
 pub mod traffic;
 
-use std::{
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{thread::sleep, time::Duration};
 
-/// How much longer than on a real machine things may take: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets where the machine
-/// is emulated.
+use self::stopwatch::Stopwatch;
+
+/// [`wait_for`] ends after this many times its limit, plus [`GRACE`], however busy the machine is.
+const LONGEST: u32 = 10;
+/// See [`LONGEST`].
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Factor of time limits: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets for an emulated machine; else 1.
 pub fn patience() -> u32 {
     let patience = std::env::var("LB_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     patience.unwrap_or(1).max(1)
 }
 
-/// Asks `probe` every 5 ms until it answers with a value; `None` after `limit`, times [`patience`].
+/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which this machine
+/// had more to do than it could does not count, see [`Stopwatch`].
 pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = limit * patience();
-    let start = Instant::now();
+    let stopwatch = Stopwatch::start();
     loop {
         if let Some(value) = probe() {
             return Some(value);
         }
-        if start.elapsed() >= limit {
+        if stopwatch.elapsed() >= limit || stopwatch.wall() >= limit * LONGEST + GRACE {
             return None;
         }
         sleep(Duration::from_millis(5));

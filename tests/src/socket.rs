@@ -1,18 +1,83 @@
-//! What standard sockets do not offer: path MTU and the error queue.
+//! Socket features that the standard library lacks: connects that count SYNs, path MTU, the error queue.
 
 use std::{
-    io,
-    net::{IpAddr, SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
+    fs, io,
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd as _, AsRawFd as _},
+    time::Duration,
 };
 
 use nix::{
-    cmsg_space, libc,
+    cmsg_space,
+    errno::Errno,
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
-        ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt,
+        AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, recvmsg,
+        setsockopt, socket,
         sockopt::{Ipv4RecvErr, Ipv4Ttl, Ipv6RecvErr, Ipv6Ttl},
     },
 };
+
+use crate::netns::Netns;
+
+/// Starts to connect to `to` and does not wait. An error is one of the system call itself, before any packet.
+pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(fd.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to `to` and fails unless the answer, be it a SYN-ACK or a RST, was that to the first SYN. A lost SYN or answer
+/// would otherwise only cost a second, which a slow machine can also cost.
+pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+    let stream = begin_connect(to)?;
+    let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;
+    let answered = poll(&mut [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)], limit)? > 0;
+    let error = stream.take_error()?;
+    let lost = retransmissions(&stream)?;
+    if answered && lost > 0 {
+        return Err(io::Error::other(format!("{lost} SYNs to {to} were retransmitted, then: {error:?}")));
+    }
+    if !answered {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    stream.set_nonblocking(false)?;
+    error.map_or(Ok(stream), Err)
+}
+
+/// Segments that the kernel retransmitted for this socket, SYNs included (`TCP_INFO`).
+fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
+    // SAFETY: `tcp_info` is integers only; zero is valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(io::Error::other)?;
+    let fd = stream.as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `info`, which is that large, and the length to `len`.
+    let result = unsafe {
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+    };
+    nix::Error::result(result)?;
+    Ok(info.tcpi_total_retrans)
+}
+
+/// TCP connections of a namespace that this side has closed and whose other side has not sent its FIN yet.
+pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
+    /// `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` of include/net/tcp_states.h
+    const CLOSING: [&str; 3] = ["04", "05", "0B"];
+    let tables = netns.run(|| {
+        ["tcp", "tcp6"]
+            .into_iter()
+            .map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")))
+            .collect()
+    });
+    let tables: Vec<String> = tables?;
+    let states =
+        tables.iter().flat_map(|table| table.lines()).filter_map(|line| line.split_whitespace().nth(3));
+    Ok(states.filter(|state| CLOSING.contains(state)).count())
+}
 
 /// The two numbers that name a socket option, for each family.
 struct FamilyOption {

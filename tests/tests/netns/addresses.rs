@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::{
     bed::{RANGES, vips},
-    lan::{EVERY, Lan, Verdict, external, knock, node_addresses},
+    lan::{EVERY, Lan, Verdict, external, knock, knock_briefly, node_addresses},
 };
 
 /// A port that no service has.
@@ -38,7 +38,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
             let (lan, to) = (&lan, SocketAddr::new(vips(99)[family], 80));
             for who in ["client", "pod1", "pod4"] {
                 scope.spawn(move || {
-                    assert_eq!(knock(lan.netns(who), to, protocol), Verdict::Silent, "{who} → {to}");
+                    assert_eq!(knock_briefly(lan.netns(who), to, protocol), Verdict::Silent, "{who} → {to}");
                 });
             }
         }

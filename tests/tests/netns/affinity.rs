@@ -71,25 +71,33 @@ fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
 #[test]
 fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
-    // 16 clients, so to say: that all of them draw the same again happens once in 4^16 times.
+    // As 16 clients: all of them choose the same backends again once in 4^16 times.
     let services = [1, 2, 3, 4];
-    lan.apply(&services.map(|number| sticky(&lan, number, &PODS, 2)));
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
+    let with_timeout =
+        |seconds| lan.apply(&services.map(|number| sticky(&lan, number, &PODS, u32::from(seconds))));
+    with_timeout(2_u16);
+    let begun = Instant::now();
+    all();
+    // Long compared with a round of questions on this machine at this moment.
+    let seconds = 2 + 4 * u16::try_from(begun.elapsed().as_secs()).unwrap();
+    with_timeout(seconds);
+    let timeout = Duration::from_secs(seconds.into());
     let mut before = Instant::now();
     let (mut first, mut since) = (all(), Instant::now());
-    // Longer than the time-out in all, but never without a connection for so long.
-    while since.elapsed() < Duration::from_secs(4) {
-        sleep(Duration::from_millis(700));
+    // Longer than the timeout in all, but never without a connection for so long.
+    while since.elapsed() < timeout * 2 {
+        sleep(timeout / 3);
         let begun = Instant::now();
         let now = all();
-        if before.elapsed() < Duration::from_secs(2) {
+        if before.elapsed() < timeout {
             assert_eq!(now, first);
         } else {
-            // This machine was too slow to show anything.
+            // A pause in which affinity may have expired shows nothing.
             (first, since) = (now, begun);
         }
         before = begun;
     }
-    sleep(Duration::from_millis(3_500));
+    sleep(timeout * 7 / 4);
     assert_ne!(all(), first);
 }

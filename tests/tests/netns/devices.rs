@@ -1,15 +1,14 @@
 //! Devices that come late, carry tags, have no Ethernet header, or have other programs already.
 
-use std::{
-    fs, io,
-    time::{Duration, Instant},
-};
+use std::{fs, io, time::Duration};
 
 use lb_tests::{
     client::{Answer, Connection, ask_http, ask_udp},
     cluster::{ClientLink, veth},
     netns::Netns,
-    skip, wait_for,
+    skip,
+    stopwatch::Stopwatch,
+    wait_for,
 };
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
@@ -38,12 +37,12 @@ fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
 fn new_pod_is_served_within_a_second() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.cluster.add_pod("pod5", 1, 5).unwrap();
-    let start = Instant::now();
+    let stopwatch = Stopwatch::start();
     for vip in WEB {
         let ask = || ask_briefly(bed.netns("pod5"), vip);
         assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
     }
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(stopwatch.elapsed() < Duration::from_secs(1), "{:?}", stopwatch.elapsed());
     // And it is a backend like any other.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {

@@ -19,7 +19,7 @@ use crate::{
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
         Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-        Lan, Protocol, Seen, Verdict, knock,
+        Lan, Protocol, Seen, Verdict, knock, knock_briefly,
     },
     xdp::passing_program,
 };
@@ -182,7 +182,11 @@ fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
         for (protocol, family) in [Protocol::Tcp, Protocol::Udp].map(|p| [(p, 0), (p, 1)]).concat() {
             let to = LoadBalancer.of(1, (protocol, family));
             let ask = || {
-                if let Verdict::Answered(answer) = knock(&far, to, protocol) { Some(answer) } else { None }
+                if let Verdict::Answered(answer) = knock_briefly(&far, to, protocol) {
+                    Some(answer)
+                } else {
+                    None
+                }
             };
             // The agent finds the device within a second.
             let answer = wait_for(PATIENCE, ask).unwrap_or_else(|| panic!("{to} {protocol:?}, {tunnel}"));

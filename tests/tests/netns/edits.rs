@@ -1,13 +1,10 @@
 //! Edits of the manifests: what changes and what must not.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, io, time::Duration};
 
 use lb_tests::{
     client::{Connection, ask_http, udp_socket},
+    stopwatch::Stopwatch,
     wait_for,
 };
 
@@ -28,13 +25,13 @@ fn new_service_is_served_within_a_second() {
         for vip in vips(number) {
             assert_eq!(ask_briefly(bed.netns(who), vip), None);
         }
-        let start = Instant::now();
+        let stopwatch = Stopwatch::start();
         bed.put("new", vips(number), &["pod2"]);
         for vip in vips(number) {
             let server = wait_for(PROMPTLY, || ask_briefly(bed.netns(who), vip));
             assert_eq!(server.as_deref(), Some("pod2"), "{who} → {vip}");
         }
-        assert!(start.elapsed() < PROMPTLY, "{:?}", start.elapsed());
+        assert!(stopwatch.elapsed() < PROMPTLY, "{:?}", stopwatch.elapsed());
     }
 }
 

@@ -126,7 +126,7 @@ fn counts_have_the_same_effect(bed: &Bed) {
             let first = held.more(&bed.cluster.client, vip, begun);
             held.more(&bed.cluster.client, vip, 12 - begun);
             let all = held.all();
-            held.end("pod3");
+            held.end(&bed.cluster.client, "pod3");
             (first, all, held.more(&bed.cluster.client, vip, all[2] as usize))
         }) {
             assert_eq!(found, (first, all, [0, 0, all[2]]), "{whose}, {scheduler} {weights:?}");

@@ -12,16 +12,18 @@ use std::{
 
 use lb_tests::{
     agent::Agent,
-    client::{Answer, Connection, PATIENCE, REFUSED, echo, udp_socket},
+    client::{Answer, Connection, PATIENCE, REFUSED, echo, limit, udp_socket},
     cluster::{ClientLink, Cluster, HTTP_PORT, PodLink, UDP_PORT, Wiring},
     manifests::{Exposure, Port, Service, Type},
     netns::Netns,
-    patience, wait_for,
+    patience,
+    socket::connect_by_first_syn,
+    wait_for,
 };
 
 use crate::bed::{HTTP, UDP, vips};
 
-/// Silence is what takes longer than this; less than TCP takes to try again, so that a lost SYN is seen.
+/// How long [`knock_briefly`] waits for an answer.
 const SHORT: Duration = Duration::from_millis(700);
 /// `--cluster-cidr` of the testbed's pods.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
@@ -116,22 +118,27 @@ impl From<io::Result<Answer>> for Verdict {
     }
 }
 
-/// [`SHORT`], where this machine is not an emulated one.
-fn short() -> Duration {
-    SHORT * patience().min(4)
+/// What a client gets that asks once. A SYN or datagram that is lost shows: by its retransmission, or because the answer is
+/// missing.
+pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+    knock_for(limit(), netns, to, protocol)
 }
 
-/// Asks once, briefly.
-pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+/// As [`knock`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask repeatedly.
+pub(crate) fn knock_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+    knock_for(SHORT * patience().min(4), netns, to, protocol)
+}
+
+fn knock_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     match protocol {
         Protocol::Tcp => {
-            let stream = netns.run(|| TcpStream::connect_timeout(&to, short()));
+            let stream = netns.run(|| connect_by_first_syn(to, limit));
             stream.and_then(|stream| Connection::on(stream, to)?.ask()).into()
         }
         Protocol::Udp => {
             let ask = || {
                 let socket = udp_socket(netns, to)?;
-                socket.set_read_timeout(Some(short()))?;
+                socket.set_read_timeout(Some(limit))?;
                 echo(&socket, b"who is there?")
             };
             ask().into()
@@ -236,9 +243,16 @@ impl Lan {
         }
     }
 
-    /// Waits until the agents have seen all files. They take up a later file not before earlier ones, so one that
-    /// changes in a way that can be seen from outside shows it.
+    /// Waits until the agents have written all files to the kernel. An agent reads a later file no earlier than earlier ones,
+    /// so a file whose effect can be seen shows that the others were read: in the same round of changes, which may still
+    /// be under way. The agent writes one round after the other, so a second file, written after that, shows its end.
     pub(crate) fn settle(&self) {
+        self.pass_marker();
+        self.pass_marker();
+    }
+
+    /// Changes the marker service and waits until each agent serves it.
+    fn pass_marker(&self) {
         let port = self.generation.fetch_add(1, Ordering::Relaxed);
         let mut marker = self.service(MARKER, &["pod2"]);
         (marker.name, marker.exposure) = ("zz-marker".to_owned(), Exposure::default());
@@ -251,8 +265,6 @@ impl Lan {
             let seen = || self.netns(pod).run(connect).ok();
             assert!(agent.is_none() || wait_for(PATIENCE, seen).is_some(), "{pod} does not see the changes");
         }
-        // One round of changes is programmed within a millisecond; ours may come after the marker in it.
-        thread::sleep(Duration::from_millis(5));
     }
 
     /// The namespace of `client`, `client2` or a pod.
@@ -292,6 +304,7 @@ impl Lan {
         expected: Expect<'_>,
     ) -> Option<String> {
         let to = frontend.of(number, how);
+        let knock = if expected == Expect::Silence { knock_briefly } else { knock };
         let verdict = knock(self.netns(who), to, how.0);
         let right = match (&verdict, expected) {
             (Verdict::Refused, Expect::Refused) | (Verdict::Silent, Expect::Silence) => true,

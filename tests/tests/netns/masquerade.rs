@@ -80,7 +80,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
             assert!((20_000..=20_003).contains(&seen), "{seen}");
         }
         let before = outcome(agent, "no_source_port");
-        let fifth = crate::lan::knock(lan.netns("client"), to, Protocol::Tcp);
+        let fifth = crate::lan::knock_briefly(lan.netns("client"), to, Protocol::Tcp);
         assert_eq!(fifth, crate::lan::Verdict::Silent);
         assert!(outcome(agent, "no_source_port") > before);
         // The others do not notice; UDP and the other family have ports of their own.

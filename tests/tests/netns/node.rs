@@ -12,7 +12,7 @@ use lb_common::{Address, Settings};
 use lb_datapath::Pinned;
 use lb_tests::{
     agent::{self, Agent},
-    client::{REFUSED, ask_http},
+    client::{REFUSED, ask_http, limit},
     cluster::{ClientLink, PodLink, Wiring},
     icmp::ping,
     manifests::{Exposure, Type},
@@ -260,7 +260,7 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
         assert!(!problems.contains("10.100.1.1"), "a lone address: {problems}");
 
         let fails = |netns: &Netns, to: SocketAddr| {
-            netns.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).unwrap_err().kind()
+            netns.run(|| TcpStream::connect_timeout(&to, limit())).unwrap_err().kind()
         };
         for address in ["10.100.0.1", "10.100.1.1"] {
             let to = SocketAddr::new(address.parse().unwrap(), 9);

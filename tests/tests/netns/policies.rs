@@ -158,9 +158,10 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }
 
-/// Asks node ports of service 1 without a pause while `change` happens; every question must be answered, by a backend
-/// that sees the client's own address or the node's.
-fn under_traffic(lan: &Lan, change: impl FnOnce()) {
+/// Asks node ports of service 1 without a pause while `change` happens, again until there were enough questions. Every
+/// question must be answered, by a backend that sees the client's own address or the node's.
+fn under_traffic(lan: &Lan, change: impl Fn()) {
+    const ENOUGH: u32 = 100;
     let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
         let (stop, asked) = (&stop, &asked);
@@ -178,11 +179,17 @@ fn under_traffic(lan: &Lan, change: impl FnOnce()) {
                 }
             })
         });
-        change();
+        let is_over = |client: &thread::ScopedJoinHandle<'_, ()>| client.is_finished();
+        loop {
+            change();
+            if asked.load(Ordering::Relaxed) > ENOUGH || clients.iter().any(is_over) {
+                break;
+            }
+        }
         stop.store(true, Ordering::Relaxed);
         clients.into_iter().for_each(|client| client.join().unwrap());
     });
-    assert!(asked.load(Ordering::Relaxed) > 100, "{asked:?} questions show nothing");
+    assert!(asked.load(Ordering::Relaxed) > ENOUGH, "{asked:?} questions show nothing");
 }
 
 #[test]

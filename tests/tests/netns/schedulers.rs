@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    time::Duration,
 };
 
 use lb_tests::{
     client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket_from},
     cluster::ClientLink,
     netns::Netns,
-    patience, wait_for,
+    socket::closing_connections,
+    wait_for,
 };
 
 use crate::{
@@ -69,10 +69,11 @@ impl Held {
         shares(self.0.iter().map(|(name, _)| name.as_str()))
     }
 
-    /// Ends those of a pod; when that is known, which is when both sides have said so.
-    pub(crate) fn end(&mut self, pod: &str) {
+    /// Closes those of a pod and waits until the client has received the FIN of each: then the node has seen both.
+    pub(crate) fn end(&mut self, client: &Netns, pod: &str) {
         self.0.retain(|(name, _)| name != pod);
-        std::thread::sleep(Duration::from_millis(200) * patience().min(4));
+        let closed = || (closing_connections(client).unwrap() == 0).then_some(());
+        wait_for(PATIENCE, closed).expect("the pod closes its side of the connections");
     }
 }
 
@@ -126,7 +127,7 @@ fn least_connection_schedulers_count_open_connections() {
             held.more(&bed.cluster.client, vip, 12);
             assert_eq!(held.all(), wanted, "{scheduler} {weights} {vip}");
             // Where connections end, new ones begin.
-            held.end("pod3");
+            held.end(&bed.cluster.client, "pod3");
             let missing = wanted[2];
             let more = held.more(&bed.cluster.client, vip, missing as usize);
             assert_eq!(more, [0, 0, missing], "{scheduler} {weights} {vip}");
@@ -142,7 +143,7 @@ fn connection_counts_survive_agent_restarts_and_backend_changes() {
     held.more(&bed.cluster.client, vip, 9);
     assert_eq!(held.all(), [3, 3, 3]);
     bed.agent.take().unwrap().kill().unwrap();
-    held.end("pod2");
+    held.end(&bed.cluster.client, "pod2");
     bed.start_agent();
     assert_eq!(held.more(&bed.cluster.client, vip, 3), [0, 3, 0], "what ended without an agent");
     // A backend that goes and comes back finds its connections counted.

@@ -3,7 +3,6 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    time::{Duration, Instant},
 };
 
 use lb_tests::{
@@ -11,6 +10,7 @@ use lb_tests::{
     cluster::ClientLink,
     manifests::{Service, Type},
     netns::Netns,
+    socket::begin_connect,
     wait_for,
 };
 
@@ -52,12 +52,11 @@ fn eventually(netns: &Netns, to: SocketAddr) -> String {
     .unwrap_or_else(|| panic!("{to}: {last:?}"))
 }
 
-/// Waits until a connection is refused with this error, at once.
+/// Waits until `connect()` itself fails with this error, before any packet.
 fn eventually_fails(bed: &Bed, to: SocketAddr, with: io::ErrorKind) {
     let attempt = || {
-        let start = Instant::now();
-        let error = ask_http(&bed.cluster.node1, to).err()?;
-        (error.kind() == with && start.elapsed() < Duration::from_millis(500)).then_some(())
+        let error = bed.cluster.node1.run(|| begin_connect(to)).err()?;
+        (error.kind() == with).then_some(())
     };
     wait_for(PATIENCE, attempt).unwrap_or_else(|| panic!("{to} does not fail with {with:?}"));
 }

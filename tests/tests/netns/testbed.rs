@@ -1,14 +1,12 @@
 //! The testbed itself: plain routing, no agent.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Duration};
 
 use lb_tests::{
     client::{Connection, PATIENCE, ask_http, ask_udp},
     cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     icmp::ping,
+    stopwatch::Stopwatch,
     wait_for,
 };
 
@@ -55,9 +53,9 @@ fn transfers_are_verified_in_both_directions() {
 
 #[test]
 fn dropped_cluster_leaves_nothing_behind() {
-    let start = Instant::now();
+    let stopwatch = Stopwatch::start();
     let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
-    let made = start.elapsed();
+    let made = stopwatch.elapsed();
     let (folder, name) = (cluster.folder().to_owned(), cluster.client.name().to_owned());
     assert!(folder.exists());
     drop(cluster);

@@ -1,0 +1,77 @@
+//! Time limits that a busy machine does not break.
+//!
+//! A limit like "within a second" is a claim about the program. On a machine with more to do than it has CPUs, wall time
+//! also contains the time in which runnable tasks waited. The kernel measures that wait (pressure stall information,
+//! Documentation/accounting/psi.rst), and [`Stopwatch`] leaves it out: on an idle machine a limit is exact, on a busy one
+//! it stretches with the load of that moment.
+
+use std::{
+    fs,
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
+
+/// Resources that tasks wait for, as `/proc/pressure` names them.
+const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
+
+/// Measures time without the time in which tasks of this machine waited for a CPU, I/O or memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch {
+    start: Instant,
+    /// What [`stalled`] was at the start.
+    stalled: Duration,
+}
+
+impl Stopwatch {
+    /// Starts to measure.
+    pub fn start() -> Self {
+        Self { start: Instant::now(), stalled: stalled() }
+    }
+
+    /// Time since the start without waits.
+    pub fn elapsed(&self) -> Duration {
+        self.wall().saturating_sub(stalled().saturating_sub(self.stalled))
+    }
+
+    /// Time since the start, waits included.
+    pub fn wall(&self) -> Duration {
+        self.start.elapsed()
+    }
+}
+
+/// How long tasks of this machine have waited since it started; 0 where the kernel does not measure it.
+fn stalled() -> Duration {
+    let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
+    let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();
+    // The kernel averages over the CPUs, but the task under test waits for one of them.
+    let cpus = available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
+    total * cpus
+}
+
+/// The total of the line `some`: microseconds in which at least one task waited.
+fn some_total(text: &str) -> Option<Duration> {
+    let some = text.lines().find(|line| line.starts_with("some "))?;
+    let total = some.split(' ').find_map(|field| field.strip_prefix("total="))?;
+    Some(Duration::from_micros(total.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_read_from_the_line_some() {
+        let text = "some avg10=99.19 avg60=98.88 avg300=98.00 total=1356003430\n\
+                    full avg10=0.00 avg60=0.00 avg300=0.00 total=7\n";
+        assert_eq!(some_total(text), Some(Duration::from_micros(1_356_003_430)));
+        assert_eq!(some_total("full avg10=0.00 total=7\n"), None);
+    }
+
+    #[test]
+    fn elapsed_time_never_exceeds_wall_time() {
+        let stopwatch = Stopwatch::start();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(stopwatch.elapsed() <= stopwatch.wall());
+        assert!(stopwatch.wall() >= Duration::from_millis(20));
+    }
+}
