@@ -19,18 +19,19 @@ use nix::{
 
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
-/// How long the agent may take until `/healthz` answers 200, and to stop.
+/// Time limit until `/healthz` answers 200, and until a stopping agent has exited.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Where the agent's `/healthz` is, inside its namespace.
+/// Address of the agent's `/healthz` inside its namespace.
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// The agent's binary: `$LB_AGENT`, else `target/release/lb-agent` of this workspace.
+/// Path of the agent's binary: `$LB_AGENT`, else `target/release/lb-agent` of this workspace.
 pub fn binary() -> PathBuf {
     binary_at("LB_AGENT", "release/lb-agent")
 }
 
-/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `target/next-layout/lb-agent`, where `cargo xtask test` puts it.
+/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `target/next-layout/lb-agent`, where `cargo xtask
+/// test` puts it.
 pub fn next_binary() -> PathBuf {
     binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
 }
@@ -45,7 +46,7 @@ fn binary_at(variable: &str, in_target: &str) -> PathBuf {
     path.canonicalize().unwrap_or(path)
 }
 
-/// What the agent is started with.
+/// Arguments and files of an agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `--node-name`
@@ -54,9 +55,9 @@ pub struct Settings {
     pub manifests: PathBuf,
     /// `--bpffs`; the agent mounts it
     pub bpffs: PathBuf,
-    /// `--cgroup`; the agent's default where there is none
+    /// `--cgroup`; `None` is the agent's default
     pub cgroup: Option<PathBuf>,
-    /// Where its standard error goes
+    /// File that receives its standard output and error
     pub log: PathBuf,
     /// More arguments of `run`
     pub arguments: Vec<String>,
@@ -86,7 +87,7 @@ impl Agent {
         Self::spawn_by(netns, settings, &[])
     }
 
-    /// Starts the agent in `netns` by another program, which is given the agent's command after its own arguments.
+    /// Starts the agent in `netns` through another program: `starter` with the agent's command appended.
     pub fn spawn_by(netns: &Netns, settings: Settings, starter: &[String]) -> Result<Self> {
         let binary = settings.binary.clone().unwrap_or_else(binary);
         ensure!(binary.exists(), "{} is missing: `cargo xtask test` builds it", binary.display());
@@ -110,7 +111,7 @@ impl Agent {
             command.arg("--cgroup").arg(cgroup);
         }
         command.args(&settings.arguments);
-        // In a group of its own: Ctrl-C is for the program that started it.
+        // In a process group of its own, so that Ctrl-C reaches only the test program, which then cleans up.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let (child, cleanup) =
             Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;
@@ -124,13 +125,13 @@ impl Agent {
             if is_healthy(&self.netns).unwrap_or(false) {
                 return Some(Ok(()));
             }
-            has_exited(pid).then(|| Err(anyhow!("the agent has stopped by itself")))
+            has_exited(pid).then(|| Err(anyhow!("the agent exited")))
         };
         let result = wait_for(PATIENCE, probe).unwrap_or_else(|| Err(anyhow!("/healthz did not answer 200")));
         result.with_context(|| format!("the agent in {} logged:\n{}", self.netns.name(), self.log()))
     }
 
-    /// What the agent has logged so far.
+    /// The agent's log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.settings.log).unwrap_or_else(|error| format!("(no log: {error})"))
     }
@@ -140,19 +141,19 @@ impl Agent {
         self.child.id()
     }
 
-    /// kill -9.
+    /// Kills the agent with SIGKILL.
     pub fn kill(mut self) -> Result<()> {
         self.reap_killed().context("killing the agent")
     }
 
-    /// SIGTERM; how it has ended.
+    /// Sends SIGTERM and returns the exit status.
     pub fn terminate(self) -> Result<ExitStatus> {
         let pid = i32::try_from(self.child.id())?;
         kill(Pid::from_raw(pid), Signal::SIGTERM).context("sending SIGTERM to the agent")?;
         self.wait().context("after SIGTERM")
     }
 
-    /// Waits until it has ended by itself; how.
+    /// Waits until the agent exits by itself and returns its status.
     pub fn wait(mut self) -> Result<ExitStatus> {
         let Some(status) = wait_for(PATIENCE, || self.child.try_wait().transpose()) else {
             bail!("the agent did not stop within {PATIENCE:?}")
@@ -205,7 +206,7 @@ fn ask_by(binary: &Path, netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Res
     run(&mut command)
 }
 
-/// Runs a command to its end; fails if it fails, with what it said.
+/// Runs a command to its end. A non-zero exit is an error that quotes its standard error.
 pub fn run(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let reason = String::from_utf8_lossy(&output.stderr);
@@ -213,7 +214,7 @@ pub fn run(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// A zombie has exited, too.
+/// Whether a process has exited; a zombie has.
 fn has_exited(pid: u32) -> bool {
     let mut status = String::new();
     let read = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read_to_string(&mut status));

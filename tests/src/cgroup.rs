@@ -1,8 +1,8 @@
-//! Control groups: what socket hooks are attached to. Each node of a test has one of its own, with its processes and
-//! those of its pods, so that the hooks of one node never meet another's.
+//! Control groups, to which the agent attaches its socket hooks. Each node of a test has its own, with its processes
+//! and those of its pods, so that the hooks of one node never see sockets of another.
 //!
 //! The groups are *threaded* (cgroups(7)): the threads of a test move between them one by one, as they move between
-//! network namespaces. A socket belongs to the group of the thread that made it, for ever.
+//! network namespaces. A socket permanently belongs to the group of the thread that created it.
 
 use std::{
     fs, io,
@@ -16,11 +16,11 @@ use anyhow::{Context as _, Result};
 
 use crate::cleanup::{Cleanup, Resource};
 
-/// How often, and how long apart, a group is removed that threads are just leaving.
+/// Attempts to remove a group that threads are still leaving, and the pause between two of them.
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A control group below that of this process. Clones are handles of the same group; the last one removes it.
+/// A control group below that of this process. Clones share the group; dropping the last one removes it.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     path: Arc<Path>,
@@ -28,7 +28,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes a group.
+    /// Creates a group.
     pub fn create(name: &str) -> Result<Self> {
         let path = own_group().context("finding the cgroup2 folder of this process")?.join(name);
         let cleanup = Cleanup::of(Resource::Cgroup(path.clone()));
@@ -40,12 +40,12 @@ impl Cgroup {
         Ok(Self { path: path.into(), _cleanup: Arc::new(cleanup) })
     }
 
-    /// Its folder.
+    /// The folder of the group.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file that moves the thread that writes `0` to it.
+    /// The file `cgroup.threads`: writing `0` to it moves the writing thread into the group.
     pub(crate) fn threads(&self) -> PathBuf {
         self.path.join("cgroup.threads")
     }
@@ -70,13 +70,13 @@ pub(crate) fn own_group() -> io::Result<PathBuf> {
     Ok(mount.join(group.ok_or_else(|| io::Error::other("/proc/self/cgroup names no cgroup2 folder"))?))
 }
 
-/// The threads in a group; what ends one ends its process.
+/// Thread ids in a group. A signal that kills a thread ends its whole process.
 pub(crate) fn members(path: &Path) -> Vec<u32> {
     let threads = fs::read_to_string(path.join("cgroup.threads")).unwrap_or_default();
     threads.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Removes a group. A thread that has ended is still in it for a moment.
+/// Removes a group. The kernel keeps an exited thread in it for a moment.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         match fs::remove_dir(path) {

@@ -1,7 +1,7 @@
-//! Nothing is left behind: every namespace, process, mount and folder is registered before it is made.
+//! Cleanup of namespaces, processes, mounts and folders: each is registered before it is made.
 //!
 //! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove everything that is registered
-//! ([`on_interrupt`]); what a killed process left is found by its name ([`remove_stale`]).
+//! ([`on_interrupt`]); [`remove_stale`] finds the leftovers of killed processes by their names.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use nix::{
 
 use crate::cgroup;
 
-/// Where `ip netns` keeps its names.
+/// Folder in which `ip netns` keeps names of namespaces.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
 /// Something of this machine that outlives the process that made it.
@@ -30,14 +30,14 @@ pub enum Resource {
     Netns(String),
     /// A process.
     Process(u32),
-    /// A folder, with whatever is mounted on it or below.
+    /// A folder, with everything mounted on it or below.
     Folder(PathBuf),
     /// A control group without children.
     Cgroup(PathBuf),
 }
 
 impl Resource {
-    /// Removes it; that it is gone already is no error.
+    /// Removes the resource; one that is gone already is no error.
     fn remove(&self) -> io::Result<()> {
         match self {
             Self::Netns(name) => remove_netns(name),
@@ -48,10 +48,10 @@ impl Resource {
     }
 }
 
-/// Removes a namespace's name; the namespace goes when its last process and socket are gone.
+/// Removes the name of a namespace. The kernel frees the namespace with its last process and socket.
 fn remove_netns(name: &str) -> io::Result<()> {
     let path = Path::new(NETNS_FOLDER).join(name);
-    // A name whose namespace was never mounted, or is unmounted already, is an ordinary file.
+    // A name whose namespace is not mounted is an ordinary file.
     match umount2(&path, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
         Err(error) => return Err(error.into()),
@@ -89,7 +89,7 @@ fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// What exists now, by order of creation.
+/// Resources that exist now, in order of creation.
 struct Live {
     next: u64,
     resources: BTreeMap<u64, Resource>,
@@ -116,12 +116,12 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    /// Registers a resource that is made right after.
+    /// Registers a resource that the caller makes next.
     pub fn of(resource: Resource) -> Self {
         live().add(resource)
     }
 
-    /// Starts a process; it is registered before an interrupt can come between.
+    /// Starts a process and registers it; no interrupt can happen between the two.
     pub fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
         let mut live = live();
         let child = command.spawn()?;
@@ -129,7 +129,7 @@ impl Cleanup {
         Ok((child, cleanup))
     }
 
-    /// Forgets the resource: somebody else has removed it, or it is to stay.
+    /// Unregisters the resource without removing it: the caller has removed it, or keeps it.
     pub fn disarm(self) {
         live().resources.remove(&self.id);
     }
@@ -150,13 +150,13 @@ fn remove_or_say(resource: &Resource) {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove everything that is registered and end the process with code 130.
+/// Installs a handler: SIGINT, SIGTERM and SIGHUP remove all registered resources and end the process with code 130.
 pub fn on_interrupt() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let handler = || {
             eprintln!("interrupted: cleaning up");
-            // Held until the end, so that nothing is made meanwhile.
+            // The lock is held until the exit, so that no thread creates another resource.
             let live = live();
             live.resources.values().rev().for_each(remove_or_say);
             exit(130);
@@ -167,12 +167,12 @@ pub fn on_interrupt() {
     });
 }
 
-/// Forgets everything that is registered, so that it outlives this process.
+/// Unregisters all resources, so that they outlive this process.
 pub fn keep_everything() {
     live().resources.clear();
 }
 
-/// Removes the namespaces, the processes in them, the folders and the control groups that test processes which are gone have left.
+/// Removes namespaces with their processes, folders and control groups of test processes that no longer exist.
 pub fn remove_stale() -> Result<()> {
     for name in names_in(Path::new(NETNS_FOLDER)).filter(|name| is_stale(name)) {
         remove_namespace_and_processes(&name)?;
@@ -181,11 +181,11 @@ pub fn remove_stale() -> Result<()> {
     for name in names_in(&temporary).filter(|name| is_stale(name)) {
         remove_folder_and_mounts(&temporary.join(name))?;
     }
-    // Where there is none, nobody has left any.
+    // Without cgroup2 there are no groups to remove.
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Those that are in no namespace with a name any more, where they would have been found.
+        // Processes whose namespace has lost its name, so that the loop above did not find them.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }
@@ -199,7 +199,7 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// Whether a name is one that [`crate::netns::unique_prefix`] makes, of a process that is gone.
+/// Whether [`crate::netns::unique_prefix`] made the name in a process that no longer exists.
 fn is_stale(name: &str) -> bool {
     let mut parts = name.split('-');
     let (Some("lb"), Some(pid), Some(number)) = (parts.next(), parts.next(), parts.next()) else {
@@ -209,7 +209,7 @@ fn is_stale(name: &str) -> bool {
     numbers && !Path::new("/proc").join(pid).exists()
 }
 
-/// Ends the processes of a namespace and removes its name.
+/// Kills the processes of a namespace and removes its name.
 pub fn remove_namespace_and_processes(name: &str) -> Result<()> {
     let output =
         Command::new("ip").args(["netns", "pids", name]).output().context("running `ip netns pids`")?;

@@ -18,7 +18,7 @@ use nix::sys::socket::{
 
 use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 
-/// How long a client waits for anything. Nothing in the testbed takes longer than milliseconds.
+/// Time limit of a client's single operation. On an idle machine every operation takes milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// [`PATIENCE`] on this machine; at most five times as long on an emulated one, as some clients wait in vain.
@@ -26,17 +26,17 @@ pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
 
-/// The error of a connection, or of a datagram, that was refused.
+/// Error kind of a refused connection or datagram.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
 /// Bytes that a slow download reads between two pauses.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// A slow download leaves one in so many bytes unread until it is hurried: it never ends by itself, however slow the machine.
-/// For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
+/// A slow download leaves one in so many bytes unread until it is hurried: it never ends by itself, however slow the
+/// machine. For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
 const HELD_BACK: u64 = 4;
 
-/// What a server says.
+/// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The server's name.
@@ -60,7 +60,7 @@ impl Answer {
     }
 }
 
-/// `0.0.0.0` or `::`.
+/// The unspecified address of the family of `like`: `0.0.0.0` or `::`.
 pub const fn any_address(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -68,7 +68,7 @@ pub const fn any_address(like: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection to an HTTP server; it can ask many times.
+/// A connection to an HTTP server, for any number of requests.
 #[derive(Debug)]
 pub struct Connection {
     reader: BufReader<TcpStream>,
@@ -86,7 +86,7 @@ impl Connection {
         Self::on(TcpStream::connect_timeout(&to, limit())?, to)
     }
 
-    /// Connects from a local port that other connections may use, too.
+    /// Connects from a local port that other connections may share.
     pub fn open_from_port(netns: &Netns, port: u16, to: SocketAddr) -> io::Result<Self> {
         let connect_from = || {
             let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -103,7 +103,7 @@ impl Connection {
         Self::on(netns.run(connect_from)?, to)
     }
 
-    /// On a stream that is connected to `to` already.
+    /// Wraps a stream that is already connected to `to`.
     pub fn on(stream: TcpStream, to: SocketAddr) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(limit()))?;
@@ -116,60 +116,60 @@ impl Connection {
         self.reader.get_ref()
     }
 
-    /// Asks who is there.
+    /// Requests the server's name.
     pub fn ask(&mut self) -> io::Result<Answer> {
         self.send_head("GET /", 0)?;
         self.receive_answer()
     }
 
-    /// Sends so much of the pattern; the server compares every octet.
-    pub fn upload(&mut self, octets: u64) -> io::Result<Answer> {
-        self.send_head("PUT /upload", octets)?;
+    /// Sends that many bytes of the pattern; the server compares each of them.
+    pub fn upload(&mut self, bytes: u64) -> io::Result<Answer> {
+        self.send_head("PUT /upload", bytes)?;
         let mut sent = 0;
-        while sent < octets {
-            let len = usize::try_from(octets - sent).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
+        while sent < bytes {
+            let len = usize::try_from(bytes - sent).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
             self.reader.get_mut().write_all(pattern::at(sent, len))?;
             sent += len as u64;
         }
         self.receive_answer()
     }
 
-    /// Sends a piece of the pattern, which is to come back; the server's name.
-    pub fn echo(&mut self, offset: u64, octets: usize) -> io::Result<String> {
-        let piece = pattern::at(offset, octets);
+    /// Sends a piece of the pattern, expects it back and returns the server's name.
+    pub fn echo(&mut self, offset: u64, bytes: usize) -> io::Result<String> {
+        let piece = pattern::at(offset, bytes);
         self.send_head("POST /echo", piece.len() as u64)?;
         self.reader.get_mut().write_all(piece)?;
-        let (octets, server) = self.receive_head()?;
+        let (bytes, server) = self.receive_head()?;
         let mut answer = vec![0; piece.len()];
         self.reader.read_exact(&mut answer)?;
-        if octets == piece.len() as u64 && answer == piece {
+        if bytes == piece.len() as u64 && answer == piece {
             return Ok(server);
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "the octets came back changed"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes came back changed"))
     }
 
-    /// Receives so much of the pattern, compares every octet, and returns the server's name.
-    pub fn download(&mut self, octets: u64) -> io::Result<String> {
-        self.receive_content(&format!("GET /download/{octets}"), &Progress::default())
+    /// Receives that many bytes of the pattern, compares each of them and returns the server's name.
+    pub fn download(&mut self, bytes: u64) -> io::Result<String> {
+        self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }
 
     /// Starts a download in the background that reads at about 10 MB/s and does not end before [`Transfer::hurry`].
-    pub fn download_slowly(mut self, octets: u64) -> Transfer {
+    pub fn download_slowly(mut self, bytes: u64) -> Transfer {
         let progress = Arc::new(Progress::default());
         progress.slow.store(true, Ordering::Relaxed);
         let shared = Arc::clone(&progress);
-        let thread = spawn(move || self.receive_content(&format!("GET /download/{octets}"), &shared));
-        Transfer { progress, octets, thread }
+        let thread = spawn(move || self.receive_content(&format!("GET /download/{bytes}"), &shared));
+        Transfer { progress, bytes, thread }
     }
 
     fn receive_content(&mut self, request: &str, progress: &Progress) -> io::Result<String> {
         self.send_head(request, 0)?;
-        let (octets, server) = self.receive_head()?;
+        let (bytes, server) = self.receive_head()?;
         let mut buffer = vec![0; pattern::MAX_PIECE];
         let mut offset = 0;
-        while offset < octets {
+        while offset < bytes {
             let slow = progress.slow.load(Ordering::Relaxed);
-            if slow && octets - offset <= octets / HELD_BACK {
+            if slow && bytes - offset <= bytes / HELD_BACK {
                 sleep(SLOW_PAUSE);
                 continue;
             }
@@ -188,39 +188,39 @@ impl Connection {
         Ok(server)
     }
 
-    fn send_head(&mut self, request: &str, octets: u64) -> io::Result<()> {
+    fn send_head(&mut self, request: &str, bytes: u64) -> io::Result<()> {
         let host = self.to;
-        let head = format!("{request} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {octets}\r\n\r\n");
+        let head = format!("{request} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {bytes}\r\n\r\n");
         self.reader.get_mut().write_all(head.as_bytes())
     }
 
-    /// Content length and `Server` of the next answer.
+    /// Returns the content length and the field `Server` of the next answer.
     fn receive_head(&mut self) -> io::Result<(u64, String)> {
-        let (mut octets, mut server) = (None, String::new());
+        let (mut bytes, mut server) = (None, String::new());
         loop {
             let mut line = String::new();
             if self.reader.read_line(&mut line)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             match line.trim_end().split_once(": ") {
-                Some(("Content-Length", value)) => octets = value.parse().ok(),
+                Some(("Content-Length", value)) => bytes = value.parse().ok(),
                 Some(("Server", value)) => value.clone_into(&mut server),
                 Some(_) => {}
-                None if line == "\r\n" => return Ok((octets.ok_or_else(|| malformed("no length"))?, server)),
+                None if line == "\r\n" => return Ok((bytes.ok_or_else(|| malformed("no length"))?, server)),
                 None => {}
             }
         }
     }
 
     fn receive_answer(&mut self) -> io::Result<Answer> {
-        let (octets, _server) = self.receive_head()?;
+        let (bytes, _server) = self.receive_head()?;
         let mut body = String::new();
-        self.reader.by_ref().take(octets).read_to_string(&mut body)?;
+        self.reader.by_ref().take(bytes).read_to_string(&mut body)?;
         Answer::parse(&body, self.stream().local_addr()?)
     }
 }
 
-/// What a download and its [`Transfer`] share.
+/// State that a download shares with its [`Transfer`].
 #[derive(Debug, Default)]
 struct Progress {
     received: AtomicU64,
@@ -231,39 +231,39 @@ struct Progress {
 #[derive(Debug)]
 pub struct Transfer {
     progress: Arc<Progress>,
-    octets: u64,
+    bytes: u64,
     thread: JoinHandle<io::Result<String>>,
 }
 
 impl Transfer {
-    /// Octets so far.
+    /// Bytes received so far.
     pub fn received(&self) -> u64 {
         self.progress.received.load(Ordering::Relaxed)
     }
 
-    /// Receives the rest as fast as it can.
+    /// Makes the download receive the rest as fast as possible.
     pub fn hurry(&self) {
         self.progress.slow.store(false, Ordering::Relaxed);
     }
 
-    /// Octets in all.
-    pub const fn octets(&self) -> u64 {
-        self.octets
+    /// Total length in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether the download has ended, successfully or not.
     pub fn is_finished(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Receives the rest as fast as it can; the server's name.
+    /// Receives the rest as fast as possible and returns the server's name.
     pub fn join(self) -> io::Result<String> {
         self.hurry();
         self.thread.join().unwrap_or_else(|_panic| Err(io::Error::other("the transfer's thread panicked")))
     }
 }
 
-/// Opens a connection, asks who is there and closes it.
+/// Opens a connection, requests the server's name and closes it.
 pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
@@ -280,13 +280,13 @@ pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
 
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    // Linux gives them to nobody who does not ask for them.
+    // Above the kernel's default range of ephemeral ports: no other socket gets one unless it asks for it.
     static PORTS: PortsInTurn = PortsInTurn::new(61_000..=65_535);
     PORTS.udp_socket(netns, to)
 }
 
-/// Ports of UDP sockets. A flow of datagrams outlives its socket: where these are taken in turn, none goes on with the flow of
-/// another one, as happens by chance with ports at random.
+/// Hands out client ports of UDP sockets in turn. A UDP flow outlives its socket; a random port may repeat that of an
+/// earlier socket and continue its flow.
 #[derive(Debug)]
 pub struct PortsInTurn {
     ports: RangeInclusive<u16>,
@@ -294,12 +294,12 @@ pub struct PortsInTurn {
 }
 
 impl PortsInTurn {
-    /// Of this range.
+    /// Hands out ports of this range.
     pub const fn new(ports: RangeInclusive<u16>) -> Self {
         Self { ports, taken: AtomicUsize::new(0) }
     }
 
-    /// A UDP socket in `netns` that is connected to `to`, with a read timeout, from the next port that nobody has.
+    /// Returns a UDP socket in `netns` that is connected to `to`, with a read timeout, bound to the next free port.
     pub fn udp_socket(&self, netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
         netns.run(|| {
             for _ in self.ports.clone() {
@@ -318,12 +318,12 @@ impl PortsInTurn {
     }
 }
 
-/// The same, in the namespace of this thread, from any port.
+/// As [`udp_socket`], in the namespace of this thread and from any port.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_from(SocketAddr::new(any_address(to.ip()), 0), to)
 }
 
-/// The same, from this address.
+/// As [`udp_socket_here`], from this address.
 pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(source)?;
     socket.connect(to)?;
@@ -337,14 +337,14 @@ pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
     socket.send(payload)?;
     let mut buffer = vec![0; 65_536];
     let len = socket.recv(&mut buffer)?;
-    let line = buffer[..len].iter().position(|octet| *octet == b'\n').ok_or_else(|| malformed("no line"))?;
+    let line = buffer[..len].iter().position(|byte| *byte == b'\n').ok_or_else(|| malformed("no line"))?;
     if buffer[line + 1..len] != *payload {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the payload came back changed"));
     }
     Answer::parse(&String::from_utf8_lossy(&buffer[..line]), socket.local_addr()?)
 }
 
-/// Asks over UDP with a new socket and a payload of the pattern, `octets` long.
-pub fn ask_udp(netns: &Netns, to: SocketAddr, octets: usize) -> io::Result<Answer> {
-    echo(&udp_socket(netns, to)?, pattern::at(0, octets))
+/// Sends one datagram of the pattern, `bytes` long, from a new socket and expects it back.
+pub fn ask_udp(netns: &Netns, to: SocketAddr, bytes: usize) -> io::Result<Answer> {
+    echo(&udp_socket(netns, to)?, pattern::at(0, bytes))
 }

@@ -1,13 +1,13 @@
 //! The standard cluster: a client outside, two nodes, two pods on each.
 //!
-//! | who | IPv4 | IPv6 |
+//! | link | IPv4 | IPv6 |
 //! |---|---|---|
 //! | client — node1 | 198.51.100.2 — 198.51.100.1 | fd00:198:51:100::2 — ::1 |
 //! | node1 — node2 | 172.18.0.1 — 172.18.0.2 | fd00:172:18::1 — ::2 |
 //! | pods of node N | 10.244.N.0/24, gateway .1 | fd00:10:244:N::/64, gateway ::1 |
 //!
-//! Pods are wired as the CNI plugin `ptp` does it, or `bridge`: see [`PodLink`]. The client's way to the service ranges
-//! leads through node1. With [`ClientLink::Lan`] the wires are others: see there.
+//! Pods are wired like those of the CNI plugin `ptp` or `bridge`, see [`PodLink`]. The client's route to the service
+//! ranges leads through node1. [`ClientLink::Lan`] describes a different wiring.
 
 use std::{
     fmt::Write as _,
@@ -27,11 +27,11 @@ use crate::{
     server::{self, Server},
 };
 
-/// Where pods serve HTTP: the port of the Kubernetes documentation's examples.
+/// HTTP port of pods, as in the examples of the Kubernetes documentation.
 pub const HTTP_PORT: u16 = 9376;
-/// Where pods echo datagrams.
+/// UDP echo port of pods.
 pub const UDP_PORT: u16 = 5353;
-/// Where pods do not listen.
+/// A port on which pods do not listen.
 pub const CLOSED_PORT: u16 = 9999;
 
 /// The client's addresses.
@@ -69,10 +69,10 @@ impl From<ClientLink> for Wiring {
 /// How pods are connected to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodLink {
-    /// As the CNI plugin `ptp` does it: a veth whose host side carries the gateway's address and has a host route to
+    /// As with the CNI plugin `ptp`: a veth whose host side carries the gateway's address and has a host route to
     /// the pod.
     PointToPoint,
-    /// As the CNI plugin `bridge` does it: the host sides are ports of the bridge `cni0`, which has the gateway's
+    /// As with the CNI plugin `bridge`: the host sides are ports of the bridge `cni0`, which has the gateway's
     /// address. Pods of one node reach each other without the node's routing.
     Bridge,
 }
@@ -91,15 +91,15 @@ pub enum ClientLink {
     /// A TUN device: no Ethernet header.
     Layer3,
     /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device, `eth0`, with the
-    /// default route, and the client's way to node2 does not lead through node1. A second client hangs on the router,
-    /// too.
+    /// default route, and the client's route to node2 does not lead through node1. A second client is connected to the
+    /// router.
     Lan,
 }
 
 /// A pod: a namespace with servers.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its name, which its servers answer with.
+    /// Its name, which its servers put into their answers.
     pub name: String,
     /// The node it runs on.
     pub node: String,
@@ -126,7 +126,7 @@ impl Pod {
         SocketAddr::new(self.address(like), UDP_PORT)
     }
 
-    /// It as an endpoint of a service.
+    /// The pod as a ready endpoint of a service.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
             pod: self.name.clone(),
@@ -154,12 +154,12 @@ pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
     Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
 }
 
-/// Client, nodes and pods; all of it goes when it is dropped.
+/// Client, nodes and pods; dropping it removes all of them.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Outside of the cluster.
+    /// The external client.
     pub client: Netns,
-    /// A second client outside, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
+    /// A second external client, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
     pub other_client: Option<Netns>,
     /// Between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
     pub router: Option<Netns>,
@@ -171,12 +171,12 @@ pub struct Cluster {
     more_nodes: Vec<Netns>,
     /// pod1 and pod2 on node1, pod3 and pod4 on node2, then those added later.
     pub pods: Vec<Pod>,
-    /// Where the manifests are.
+    /// The folder of manifests.
     pub manifests: Manifests,
     prefix: String,
     folder: PathBuf,
     wiring: Wiring,
-    /// Of each node and its pods.
+    /// The control groups of each node and its pods.
     cgroups: Option<Vec<Cgroup>>,
     _pump: Option<Pump>,
     _folder: Cleanup,
@@ -256,7 +256,7 @@ impl Cluster {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// What the agent on `node` is started with.
+    /// Default settings of the agent on `node`.
     pub fn agent_settings(&self, node: u8) -> Settings {
         Settings {
             node_name: format!("node{node}"),
@@ -269,7 +269,7 @@ impl Cluster {
         }
     }
 
-    /// Where the agent on `node` mounts its bpffs.
+    /// Mount point of the bpffs of the agent on `node`.
     pub fn bpffs(&self, node: u8) -> PathBuf {
         self.folder.join(format!("bpffs{node}"))
     }
@@ -288,7 +288,7 @@ impl Cluster {
         }
     }
 
-    /// With [`ClientLink::Lan`]: adds another node, without pods; its number.
+    /// With [`ClientLink::Lan`]: adds a node without pods and returns its number.
     pub fn add_node(&mut self) -> Result<u8> {
         let number = u8::try_from(self.more_nodes.len() + 3)?;
         let name = format!("{}-node{number}", self.prefix);
@@ -302,8 +302,8 @@ impl Cluster {
         self.more_nodes.push(node);
         self.connect_lan_node(number)?;
         for other in 1..number {
-            self.lead_pods(number, other)?;
-            self.lead_pods(other, number)?;
+            self.add_pod_routes(number, other)?;
+            self.add_pod_routes(other, number)?;
         }
         Ok(number)
     }
@@ -395,7 +395,7 @@ impl Cluster {
         }
         for number in [1, 2] {
             self.connect_lan_node(number)?;
-            self.lead_pods(number, 3 - number)?;
+            self.add_pod_routes(number, 3 - number)?;
         }
         self.route_services_to(1)
     }
@@ -416,16 +416,16 @@ impl Cluster {
         ))
     }
 
-    /// Tells `node` the way to the pods of `other`.
-    fn lead_pods(&self, node: u8, other: u8) -> Result<()> {
+    /// Adds routes to the pods of `other` on `node`.
+    fn add_pod_routes(&self, node: u8, other: u8) -> Result<()> {
         self.node(node).ip(&format!(
             "route add 10.244.{other}.0/24 via 172.18.0.{other}\n\
              route add fd00:10:244:{other}::/64 via fd00:172:18::{other}\n"
         ))
     }
 
-    /// With [`ClientLink::Lan`]: the router sends what is for cluster IPs and [`EXTERNAL`] addresses to `node` (1 or 2),
-    /// as a load balancer would.
+    /// With [`ClientLink::Lan`]: makes the router send packets to cluster IPs and [`EXTERNAL`] addresses to `node` (1
+    /// or 2), as a load balancer would.
     pub fn route_services_to(&self, node: u8) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -506,8 +506,8 @@ fn address_client(client: &Netns, device: &str) -> Result<()> {
     ))
 }
 
-/// A namespace whose devices have their addresses at once and whose ICMP errors are not rate-limited, so that no
-/// test waits for either.
+/// A namespace without duplicate address detection and without rate limits for ICMP errors, so that no
+/// test waits for either. Reverse path filters are off.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[

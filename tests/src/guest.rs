@@ -1,9 +1,9 @@
-//! Tests that change the machine, or need what the kernels of `cargo xtask vm` have: only guests run them.
+//! Tests that change the machine or need a kernel of `cargo xtask vm`: only guests run them.
 //!
 //! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that
 //! `cargo test -- --ignored` does no harm elsewhere.
 
-/// Panics where this is no guest of `cargo xtask vm`, which says so in `$LB_TEST_GUEST`.
+/// Panics outside of a guest of `cargo xtask vm`, which sets `$LB_TEST_GUEST`.
 ///
 /// # Panics
 /// Outside of a guest.

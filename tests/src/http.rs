@@ -1,4 +1,4 @@
-//! What the agent says over HTTP, as a load balancer, a probe or a scraper sees it.
+//! HTTP requests to the agent, as a load balancer, a probe or a scraper makes them.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -8,15 +8,15 @@ use std::{
 
 use crate::netns::Netns;
 
-/// How long an answer may take.
+/// Time limit of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The code of its status line.
+    /// The status code.
     pub code: u16,
-    /// Names, in lower case, and values.
+    /// Names in lower case, with their values.
     pub headers: Vec<(String, String)>,
     /// Everything after the headers.
     pub body: String,
@@ -40,7 +40,7 @@ impl Answer {
     }
 }
 
-/// Gets `path` from a server on a new connection out of `netns`.
+/// Gets `path` from a server over a new connection from `netns`.
 pub fn get(netns: &Netns, server: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream = netns.run(|| TcpStream::connect_timeout(&server, PATIENCE))?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -21,7 +21,7 @@ use crate::{client::limit, netns::Netns};
 const ECHO_REQUEST: [u8; 2] = [8, 128];
 const ECHO_REPLY: [u8; 2] = [0, 129];
 
-/// Sends an echo request with `payload` octets from `netns` and returns who answered it.
+/// Sends an echo request with `payload` bytes from `netns` and returns the source of the reply.
 pub fn ping(netns: &Netns, to: IpAddr, payload: usize) -> io::Result<IpAddr> {
     let v6 = usize::from(to.is_ipv6());
     let identifier = std::process::id().to_be_bytes();
@@ -45,7 +45,7 @@ pub fn ping(netns: &Netns, to: IpAddr, payload: usize) -> io::Result<IpAddr> {
     let start = Instant::now();
     while start.elapsed() < limit {
         let (message, from) = receive(fd.as_raw_fd())?;
-        // A raw IPv4 socket receives the IP header, too.
+        // A raw IPv4 socket also receives the IP header.
         let body = if to.is_ipv4() { &message[20..] } else { &message[..] };
         if body.first() == Some(&ECHO_REPLY[v6]) && body.get(4..) == request.get(4..) {
             return Ok(from);
@@ -66,9 +66,9 @@ fn receive(fd: std::os::fd::RawFd) -> io::Result<(Vec<u8>, IpAddr)> {
     Ok((buffer, from))
 }
 
-/// RFC 1071.
-fn internet_checksum(octets: &[u8]) -> u16 {
-    let sum: u32 = octets
+/// The checksum of RFC 1071.
+fn internet_checksum(bytes: &[u8]) -> u16 {
+    let sum: u32 = bytes
         .chunks(2)
         .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])))
         .sum();

@@ -1,14 +1,14 @@
 //! The testbed: network namespaces, links, servers and clients, for the demo and for the tests that need root.
 //!
 //! ```text
-//! client ── node1 ── node2          client is outside of the cluster
+//! client ── node1 ── node2          the client is external
 //!           │   │    │   │          the agent runs on node1
 //!        pod1 pod2  pod3 pod4
 //! ```
 //!
-//! Everything is made of plain `ip` commands and standard sockets, so that what a test sees is what an
-//! application sees. Guards remove what they made when they are dropped, also after a panic; see [`cleanup`] for
-//! Ctrl-C and for what a killed process left behind.
+//! Everything is made of plain `ip` commands and standard sockets, so that a test sees what an
+//! application sees. Guards remove their resources when dropped, also after a panic; see [`cleanup`] for
+//! Ctrl-C and for leftovers of killed processes.
 
 pub mod agent;
 pub mod bench;
@@ -46,8 +46,8 @@ pub fn patience() -> u32 {
     patience.unwrap_or(1).max(1)
 }
 
-/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which this machine
-/// had more to do than it could does not count, see [`Stopwatch`].
+/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which this
+/// machine had more to do than it could does not count, see [`Stopwatch`].
 pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = limit * patience();
     let stopwatch = Stopwatch::start();

@@ -1,4 +1,4 @@
-//! The folder of manifests that the agent reads, and YAML for it.
+//! The folder of manifests that the agent reads, and the YAML in it.
 
 use std::{
     fmt::Write as _,
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A folder of manifests. Files appear and change by rename, as `kubectl`-like tools and editors do it.
+/// A folder of manifests. A rename adds or changes a file, as editors and configuration tools do it.
 #[derive(Debug, Clone)]
 pub struct Manifests {
     folder: PathBuf,
@@ -43,7 +43,7 @@ impl Manifests {
     }
 }
 
-/// The API server takes no larger EndpointSlices.
+/// Endpoints of an EndpointSlice at most; the API server rejects larger ones.
 const MOST_ENDPOINTS: usize = 1000;
 
 /// An endpoint of a service: the addresses of a pod.
@@ -78,14 +78,14 @@ impl Endpoint {
         writeln!(yaml, "  hints: {{forNodes: [{nodes}], forZones: [{zones}]}}")
     }
 
-    /// As it is when the pod has failed its readiness probe.
+    /// The endpoint after its pod has failed the readiness probe.
     #[must_use]
     pub fn unready(mut self) -> Self {
         self.ready = false;
         self
     }
 
-    /// As it is when the pod was deleted and still serves.
+    /// The endpoint after its pod was deleted, while it still serves.
     #[must_use]
     pub fn terminating(mut self) -> Self {
         (self.ready, self.terminating) = (false, true);
@@ -100,9 +100,9 @@ pub struct Port {
     pub name: &'static str,
     /// `protocol`: `TCP` or `UDP`
     pub protocol: &'static str,
-    /// `port`, which clients speak to
+    /// `port`, to which clients connect
     pub port: u16,
-    /// `targetPort`, where the pods listen
+    /// `targetPort`, on which the pods listen
     pub target_port: u16,
     /// `nodePort`
     pub node_port: Option<u16>,
@@ -119,7 +119,7 @@ pub enum Type {
     ExternalName,
 }
 
-/// How a service is reached besides its cluster IPs, and who gets which endpoints.
+/// How a service is exposed beyond its cluster IPs, with its traffic policies.
 #[derive(Clone, Debug, Default)]
 pub struct Exposure {
     /// `spec.type`
@@ -128,7 +128,7 @@ pub struct Exposure {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether these have `ipMode: Proxy`: the load balancer does not send its packets to them.
+    /// Whether these have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
     pub proxied: bool,
     /// `spec.allocateLoadBalancerNodePorts: false`
     pub without_node_ports: bool,
@@ -140,7 +140,7 @@ pub struct Exposure {
     pub external_local: bool,
     /// `spec.healthCheckNodePort`
     pub health_check_node_port: Option<u16>,
-    /// `spec.sessionAffinity: ClientIP` with this time-out in seconds
+    /// `spec.sessionAffinity: ClientIP` with this timeout in seconds
     pub affinity: Option<u32>,
 }
 
@@ -155,9 +155,9 @@ pub struct Service {
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.ports`
     pub ports: Vec<Port>,
-    /// Where its traffic goes.
+    /// The endpoints of its slices.
     pub endpoints: Vec<Endpoint>,
-    /// How it is reached besides the cluster IPs.
+    /// Node ports, load balancers, external IPs and policies.
     pub exposure: Exposure,
 }
 

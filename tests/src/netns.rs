@@ -31,7 +31,7 @@ pub fn unique_prefix() -> String {
     format!("lb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A named network namespace, as `ip netns` makes them. Clones are handles of the same namespace; the last one
+/// A named network namespace, as `ip netns` makes them. Clones share the namespace; dropping the last one
 /// removes it.
 #[derive(Clone, Debug)]
 pub struct Netns {
@@ -42,7 +42,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a namespace with its loopback device up. It is removed when the last clone is dropped.
+    /// Creates a namespace with its loopback device up. Dropping the last clone removes it.
     pub fn create(name: &str) -> Result<Self> {
         let cleanup = Cleanup::of(Resource::Netns(name.to_owned()));
         let output = Command::new("ip").args(["netns", "add", name]).output().context("running `ip`")?;
@@ -53,7 +53,7 @@ impl Netns {
         Ok(netns)
     }
 
-    /// A namespace that exists; it stays when the handle is dropped.
+    /// Opens an existing namespace, which outlives the handle.
     pub fn open(name: &str) -> Result<Self> {
         let path = path(name);
         let file =
@@ -61,7 +61,7 @@ impl Netns {
         Ok(Self { name: name.into(), file: Arc::new(file), cgroup: None, _cleanup: None })
     }
 
-    /// The same namespace; what runs in it by this handle is in a control group, too.
+    /// The same namespace with a control group: threads and commands started by this handle run in both.
     #[must_use]
     pub fn within(self, cgroup: Option<&Cgroup>) -> Self {
         Self { cgroup: cgroup.cloned(), ..self }
@@ -72,7 +72,7 @@ impl Netns {
         &self.name
     }
 
-    /// The file that stands for the namespace, for `nsenter --net=PATH`.
+    /// The path of the namespace for `nsenter --net=PATH`.
     pub fn path(&self) -> PathBuf {
         path(&self.name)
     }
@@ -110,7 +110,7 @@ impl Netns {
         self.feed("ip", &BATCH, commands)
     }
 
-    /// Runs a program that reads `input`; fails if it fails, with what it said.
+    /// Runs a program with `input` on its standard input. A non-zero exit is an error that quotes its standard error.
     pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         feed(self.command(program).args(arguments), input)
             .with_context(|| format!("in namespace {}", self.name))
@@ -139,7 +139,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 const BATCH: [&str; 2] = ["-batch", "-"];
-/// So much of the input stands in an error.
+/// Lines of the input that an error quotes.
 const SHOWN_LINES: usize = 20;
 
 /// Runs `ip` commands, one a line, outside of any namespace of the testbed.
@@ -163,8 +163,8 @@ fn feed(command: &mut Command, input: &str) -> Result<()> {
     Ok(())
 }
 
-/// Switches on or off whether checksums of packets that the device sends are left to it, as `ethtool -K DEVICE tx` does.
-/// Off, frames of a veth have their checksums, as those from a wire do.
+/// Switches TX checksum offload of a device on or off, as `ethtool -K DEVICE tx` does.
+/// Without it, frames of a veth carry valid checksums, as frames from a wire do.
 pub fn switch_send_checksums(netns: &Netns, device: &str, on: bool) -> io::Result<()> {
     /// `struct ethtool_value` of include/uapi/linux/ethtool.h
     #[repr(C)]

@@ -1,11 +1,11 @@
-//! The content of large transfers: a fixed pseudo-random stream, so that both ends know every octet.
+//! The content of large transfers: a fixed pseudo-random stream that both ends can compute.
 //!
-//! Comparing is stricter than a checksum and says where the first wrong octet is. The period is a prime, so a
-//! lost, doubled or moved segment never goes unnoticed.
+//! A comparison is stricter than a checksum and locates the first wrong byte. The period is a prime, so a
+//! lost, duplicated or moved segment is always detected.
 
 use std::sync::OnceLock;
 
-/// After so many octets the stream repeats; a prime.
+/// Period of the stream in bytes; a prime.
 const PERIOD: usize = 1_048_573;
 
 /// The largest piece that [`at`] returns.
@@ -16,7 +16,7 @@ fn stream() -> &'static [u8] {
     STREAM.get_or_init(|| {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
-            // xorshift64*, top octet
+            // xorshift64*, top byte
             state ^= state >> 12;
             state ^= state << 25;
             state ^= state >> 27;
@@ -28,20 +28,20 @@ fn stream() -> &'static [u8] {
     })
 }
 
-/// `len` octets of the stream from `offset` on; at most [`MAX_PIECE`].
+/// `len` bytes of the stream from `offset` on; at most [`MAX_PIECE`].
 pub fn at(offset: u64, len: usize) -> &'static [u8] {
     let start = usize::try_from(offset % PERIOD as u64).unwrap_or_default();
     &stream()[start..start + len.min(MAX_PIECE)]
 }
 
-/// Whether `octets` are what the stream holds at `offset`; else where they first differ.
-pub fn check(offset: u64, octets: &[u8]) -> Result<(), String> {
+/// Compares `bytes` with the stream at `offset`; the error names the first position that differs.
+pub fn check(offset: u64, bytes: &[u8]) -> Result<(), String> {
     let mut position = offset;
-    for piece in octets.chunks(MAX_PIECE) {
+    for piece in bytes.chunks(MAX_PIECE) {
         let expected = at(position, piece.len());
         if piece != expected {
             let differs = piece.iter().zip(expected).take_while(|(got, want)| got == want).count();
-            return Err(format!("octet {} of the stream is wrong", position + differs as u64));
+            return Err(format!("byte {} of the stream is wrong", position + differs as u64));
         }
         position += piece.len() as u64;
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_segment_is_noticed() {
+    fn missing_segment_is_detected() {
         let mut content = [at(0, 100_000), at(100_000, 100_000)].concat();
         assert_eq!(check(0, &content), Ok(()));
         assert_eq!(check(PERIOD as u64, &content), Ok(()));

@@ -1,5 +1,5 @@
-//! A link between two namespaces made of two TUN or TAP devices and a thread that carries frames: for links that
-//! the kernel of a test machine cannot make itself (tunnels without Ethernet header, 802.1Q tags).
+//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that
+//! the kernel of a test machine cannot make (tunnels without Ethernet header, 802.1Q tags).
 
 use std::{
     fs::{File, OpenOptions},
@@ -31,7 +31,7 @@ nix::ioctl_write_ptr_bad!(
     libc::ifreq
 );
 
-/// What the devices of a pumped link carry.
+/// Frame format of a pumped link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// TUN: packets begin with the IP header.
@@ -40,7 +40,7 @@ pub enum Layer {
     Tagged(u16),
 }
 
-/// The thread that carries frames; stops when dropped. The devices go with it.
+/// The thread that copies frames. Dropping it stops the thread and removes the devices.
 #[derive(Debug)]
 pub struct Pump {
     stop: Arc<AtomicBool>,
@@ -68,7 +68,7 @@ pub fn connect(first: (&Netns, &str), second: (&Netns, &str), layer: Layer) -> R
     let stopping = Arc::clone(&stop);
     let thread = spawn(move || {
         while !stopping.load(Ordering::Relaxed) {
-            // Frames that a full or downed device refuses are lost, as on any link.
+            // A device that is full or down drops frames, as any link does.
             let _lost = carry(&mut a, &mut b, layer);
         }
     });
@@ -93,7 +93,7 @@ fn open_device(name: &str, layer: Layer) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits a moment for frames and carries what there is.
+/// Waits briefly for frames and copies all that have arrived.
 fn carry(a: &mut File, b: &mut File, layer: Layer) -> io::Result<()> {
     let mut waiting = [PollFd::new(a.as_fd(), PollFlags::POLLIN), PollFd::new(b.as_fd(), PollFlags::POLLIN)];
     poll(&mut waiting, PollTimeout::from(20_u8))?;

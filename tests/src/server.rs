@@ -1,13 +1,13 @@
-//! Servers that say who they are and whom they saw.
+//! Servers that answer with their name and the client's address.
 //!
-//! HTTP/1.1, so that `curl` can be used too:
+//! HTTP/1.1, also for `curl`:
 //! - `GET /` answers with `NAME PEER`: the server's name and the client's address as the server sees it;
-//! - `GET /download/OCTETS` and `GET /download/OCTETS/RATE` answer with so much of [`crate::pattern`], at most at
-//!   RATE octets per second;
-//! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER OCTETS`;
+//! - `GET /download/BYTES` and `GET /download/BYTES/RATE` answer with that many bytes of [`crate::pattern`], at most
+//!   RATE per second;
+//! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER BYTES`;
 //! - `POST /echo` answers with the content.
 //!
-//! UDP: every datagram comes back behind a line `NAME PEER`.
+//! UDP: the server returns every datagram after a line `NAME PEER`.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{netns::Netns, pattern};
 
-/// How often a UDP server looks whether it is to stop.
+/// Interval at which a UDP server checks whether to stop.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A server that runs until it is dropped.
@@ -38,7 +38,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Those that are open, by number.
+/// Open connections, by number.
 type Connections = Arc<Mutex<BTreeMap<u64, TcpStream>>>;
 
 impl Drop for Server {
@@ -96,7 +96,7 @@ impl Acceptor {
             }
             let (name, connections) = (Arc::clone(&self.name), Arc::clone(&self.connections));
             spawn(move || {
-                // A client that goes away ends its connection; that is nothing to report.
+                // A client that closes its connection is no error.
                 let _ended = serve_connection(stream, &name, canonical(peer));
                 lock(&connections).remove(&number);
             });
@@ -119,11 +119,11 @@ fn serve_connection(stream: TcpStream, name: &str, peer: SocketAddr) -> io::Resu
     while let Some(request) = read_request(&mut reader)? {
         let out = reader.get_mut();
         match request.path.split('/').collect::<Vec<_>>()[..] {
-            ["", "download", octets] => send_content(out, name, number(octets)?, u64::MAX)?,
-            ["", "download", octets, rate] => send_content(out, name, number(octets)?, number(rate)?)?,
+            ["", "download", bytes] => send_content(out, name, number(bytes)?, u64::MAX)?,
+            ["", "download", bytes, rate] => send_content(out, name, number(bytes)?, number(rate)?)?,
             ["", "upload"] => {
-                let octets = receive_content(&mut reader, request.content_length)?;
-                answer(reader.get_mut(), &format!("{name} {peer} {octets}\n"))?;
+                let bytes = receive_content(&mut reader, request.content_length)?;
+                answer(reader.get_mut(), &format!("{name} {peer} {bytes}\n"))?;
             }
             ["", "echo"] => send_back(&mut reader, name, request.content_length)?,
             _ => answer(out, &format!("{name} {peer}\n"))?,
@@ -167,24 +167,24 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>
 
 fn answer(out: &mut TcpStream, body: &str) -> io::Result<()> {
     let len = body.len();
-    // One write, so that an answer is one segment.
+    // A single write makes the answer one segment.
     out.write_all(
         format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len}\r\n\r\n{body}")
             .as_bytes(),
     )
 }
 
-/// Sends `octets` of the pattern, not faster than `rate` octets per second.
-fn send_content(out: &mut TcpStream, name: &str, octets: u64, rate: u64) -> io::Result<()> {
+/// Sends `bytes` of the pattern, not faster than `rate` bytes per second.
+fn send_content(out: &mut TcpStream, name: &str, bytes: u64, rate: u64) -> io::Result<()> {
     out.write_all(
-        format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {octets}\r\n\r\n").as_bytes(),
+        format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {bytes}\r\n\r\n").as_bytes(),
     )?;
     let start = Instant::now();
-    // Some twenty pieces a second when the rate is low.
+    // About twenty pieces per second at a low rate.
     let piece = usize::try_from(rate / 20).unwrap_or(usize::MAX).clamp(1, pattern::MAX_PIECE) as u64;
     let mut sent = 0;
-    while sent < octets {
-        let len = piece.min(octets - sent);
+    while sent < bytes {
+        let len = piece.min(bytes - sent);
         out.write_all(pattern::at(sent, usize::try_from(len).unwrap_or(usize::MAX)))?;
         sent += len;
         if rate != u64::MAX {
@@ -195,10 +195,10 @@ fn send_content(out: &mut TcpStream, name: &str, octets: u64, rate: u64) -> io::
     Ok(())
 }
 
-fn receive_content(reader: &mut BufReader<TcpStream>, octets: u64) -> io::Result<u64> {
+fn receive_content(reader: &mut BufReader<TcpStream>, bytes: u64) -> io::Result<u64> {
     let mut buffer = vec![0; pattern::MAX_PIECE];
     let mut received = 0;
-    while received < octets {
+    while received < bytes {
         let len = reader.read(&mut buffer)?;
         if len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -209,9 +209,9 @@ fn receive_content(reader: &mut BufReader<TcpStream>, octets: u64) -> io::Result
     Ok(received)
 }
 
-/// Answers with the content, which is no longer than a piece of the pattern.
-fn send_back(reader: &mut BufReader<TcpStream>, name: &str, octets: u64) -> io::Result<()> {
-    let len = usize::try_from(octets).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
+/// Answers with the content of the request, at most one piece of the pattern.
+fn send_back(reader: &mut BufReader<TcpStream>, name: &str, bytes: u64) -> io::Result<()> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
     let mut message =
         format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {len}\r\n\r\n").into_bytes();
     let head = message.len();
@@ -225,8 +225,8 @@ pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     udp_echo_at(netns, name, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
 }
 
-/// Echoes datagrams on one address, which answers come from, too. (Else the routing to the client chooses theirs, which
-/// on a host with several addresses may be another one.)
+/// Echoes datagrams on one address, which is also the source of replies. (With an unspecified address the route to the
+/// client selects the source, on a host with several addresses possibly another one.)
 pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
         .run(|| UdpSocket::bind(address))

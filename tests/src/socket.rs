@@ -31,8 +31,8 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to` and fails unless the answer, be it a SYN-ACK or a RST, was that to the first SYN. A lost SYN or answer
-/// would otherwise only cost a second, which a slow machine can also cost.
+/// Connects to `to` and fails unless the answer, be it a SYN-ACK or a RST, was that to the first SYN. A lost SYN or
+/// answer would otherwise only cost a second, which a slow machine can also cost.
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;
@@ -103,25 +103,25 @@ pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     let (level, name) = MTU.of(socket)?;
     let mut mtu: libc::c_int = 0;
     let mut len: libc::socklen_t = 4;
-    // SAFETY: the kernel writes at most `len` octets to `mtu`, which is that large, and the length to `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `mtu`, which is that large, and the length to `len`.
     let result =
         unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
     nix::Error::result(result)?;
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Never fragment what this socket sends (`IP_PMTUDISC_DO`).
+/// Forbids fragmentation of what this socket sends (`IP_PMTUDISC_DO`).
 pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     let (level, name) = MTU_DISCOVER.of(socket)?;
     // IPV6_PMTUDISC_DO has the same value.
     let value: libc::c_int = libc::IP_PMTUDISC_DO;
-    // SAFETY: the kernel reads four octets of `value`.
+    // SAFETY: the kernel reads four bytes of `value`.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     nix::Error::result(result)?;
     Ok(())
 }
 
-/// What this socket sends may pass so many routers, less one (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+/// Sets the hop limit of what this socket sends (`IP_TTL`, `IPV6_UNICAST_HOPS`).
 pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     let hops = libc::c_int::try_from(hops).map_err(io::Error::other)?;
     if socket.local_addr()?.is_ipv4() {
@@ -132,23 +132,23 @@ pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds something that does nothing to the header of everything this socket sends: IPv4 options, or an IPv6
+/// Adds options without effect to the header of everything this socket sends: IPv4 options, or an IPv6
 /// extension header with destination options.
 pub fn lengthen_headers(socket: &UdpSocket) -> io::Result<()> {
-    // Four times "no operation" (RFC 791 §3.1); one header of 8 octets with 4 octets of padding (RFC 8200 §4.2, §4.6).
+    // Four times "no operation" (RFC 791 §3.1); one header of 8 bytes with 4 bytes of padding (RFC 8200 §4.2, §4.6).
     let (level, name, value): (_, _, &[u8]) = if socket.local_addr()?.is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_OPTIONS, &[1, 1, 1, 1])
     } else {
         (libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0])
     };
     let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads `len` octets of `value`, which is that long.
+    // SAFETY: the kernel reads `len` bytes of `value`, which is that long.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), len) };
     nix::Error::result(result)?;
     Ok(())
 }
 
-/// Queue ICMP errors for [`next_error`].
+/// Makes the kernel queue ICMP errors of this socket for [`next_error`].
 pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
     if socket.local_addr()?.is_ipv4() {
         setsockopt(socket, Ipv4RecvErr, &true)?;
@@ -163,13 +163,13 @@ pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
 pub struct QueuedError {
     /// The error number, as `EMSGSIZE`.
     pub errno: nix::Error,
-    /// Whether an ICMP or ICMPv6 message told it, and not this host.
+    /// Whether an ICMP or ICMPv6 message caused it, rather than this host.
     pub from_icmp: bool,
     /// The MTU, for `EMSGSIZE`.
     pub info: u32,
-    /// Who sent the ICMP message.
+    /// Source of the ICMP message.
     pub offender: Option<IpAddr>,
-    /// Where the datagram was sent to, as the ICMP message quotes it.
+    /// Destination of the datagram, as the ICMP message quotes it.
     pub destination: SocketAddr,
 }
 

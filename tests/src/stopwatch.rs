@@ -1,9 +1,9 @@
 //! Time limits that a busy machine does not break.
 //!
-//! A limit like "within a second" is a claim about the program. On a machine with more to do than it has CPUs, wall time
-//! also contains the time in which runnable tasks waited. The kernel measures that wait (pressure stall information,
-//! Documentation/accounting/psi.rst), and [`Stopwatch`] leaves it out: on an idle machine a limit is exact, on a busy one
-//! it stretches with the load of that moment.
+//! A limit like "within a second" is a claim about the program. On a machine with more to do than it has CPUs, wall
+//! time also contains the time in which runnable tasks waited. The kernel measures that wait (pressure stall
+//! information, Documentation/accounting/psi.rst), and [`Stopwatch`] leaves it out: on an idle machine a limit is
+//! exact, on a busy one it stretches with the load of that moment.
 
 use std::{
     fs,

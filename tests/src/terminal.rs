@@ -1,4 +1,4 @@
-//! A real terminal for programs that need one: a session of tmux (`cargo xtask setup` installs it) that nobody is attached to.
+//! A terminal for programs that need one: a detached session of tmux (`cargo xtask setup` installs it).
 
 use std::{
     path::{Path, PathBuf},
@@ -10,14 +10,15 @@ use anyhow::{Context as _, Result};
 
 use crate::{agent::run, netns::Netns, wait_for};
 
-/// A program in a terminal of its own; ended when dropped.
+/// A program in its own terminal; dropping it ends the program.
 #[derive(Debug)]
 pub struct Terminal {
     socket: PathBuf,
 }
 
 impl Terminal {
-    /// Starts a shell command in `netns`, on so many columns and rows. The socket of tmux will be in `folder`.
+    /// Starts a shell command in `netns` in a terminal of that many columns and rows. `folder` receives the socket of
+    /// tmux.
     pub fn start(netns: &Netns, folder: &Path, (columns, rows): (u16, u16), command: &str) -> Result<Self> {
         let terminal = Self { socket: folder.join("tmux") };
         let (columns, rows) = (columns.to_string(), rows.to_string());
@@ -34,20 +35,20 @@ impl Terminal {
         tmux
     }
 
-    /// What is on the screen.
+    /// The text on the screen.
     pub fn screen(&self) -> Result<String> {
         let output = run(&mut self.tmux(&["-u", "capture-pane", "-p"])).context("looking at the terminal")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// What tmux knows of the terminal, by the names that it has for that (`#{alternate_on}`).
+    /// State of the terminal in a format of tmux, such as `#{alternate_on}`.
     pub fn state(&self, of: &str) -> Result<String> {
         let output =
             run(&mut self.tmux(&["display-message", "-p", of])).context("asking for the terminal")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// Types keys, by the names that tmux has for them.
+    /// Types keys, by the names that tmux gives them.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)
     }
@@ -60,7 +61,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It is gone already where the command has ended.
+        // The server has already exited if the command has ended.
         self.tmux(&["kill-server"]).output().map(drop).unwrap_or_default();
     }
 }

@@ -1,15 +1,15 @@
-//! Traffic in the background, for tests that break something meanwhile: what went through, what failed and why.
+//! Background traffic for tests that break something: counts transactions and failures, with reasons.
 //!
 //! ```ignore
 //! let traffic = Traffic::start([(&client, Kind::Connection, http(vip)), (&client, Kind::Questions, udp(vip))])?;
-//! traffic.goes_on()?;             // every client has made some transactions
+//! traffic.progresses()?;          // every client has made some transactions
 //! agent.kill()?;
-//! traffic.goes_on()?;             // and some more
+//! traffic.progresses()?;          // and some more
 //! traffic.stop().assert_unharmed();
 //! ```
 //!
-//! A transaction is a request with its whole answer, compared octet by octet. A client that fails notes why and goes on,
-//! a [`Kind::Connection`] with a new connection. Nothing is asked twice: a lost datagram is a failure.
+//! A transaction is a request with its whole answer, compared byte by byte. A client that fails records why and
+//! continues, a [`Kind::Connection`] with a new connection. No request is repeated: a lost datagram is a failure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,38 +31,38 @@ use crate::{
     pattern, wait_for,
 };
 
-/// Transactions that [`Traffic::goes_on`] waits for, of each client.
+/// Transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
 /// How long it waits for them.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two transactions of a client. With the time that they take it keeps a client below 100 a second, whose ports are
-/// free again before the next round through all of them.
+/// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
+/// are free again before the next round through all of them.
 const PAUSE: Duration = Duration::from_millis(10);
-/// After a failure, so that nobody counts the same one a thousand times.
+/// Pause after a failure, so that a lasting one is not counted thousands of times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// Octets of a request and of its answer: they fill several segments.
+/// Bytes of a request and of its answer: they fill several segments.
 const TCP_PIECE: usize = 5_000;
 const UDP_PIECE: usize = 500;
-/// Different failures that a client tells of.
+/// Failures whose reasons a client records.
 const MAX_REASONS: usize = 8;
 
-/// What a client does.
+/// The kind of transactions of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// One TCP connection as long as the traffic lasts, over which octets go to the server and come back.
+    /// One TCP connection for the whole time; the server echoes its bytes.
     Connection,
     /// A TCP connection for each request.
     Requests,
-    /// One connected UDP socket as long as the traffic lasts; what is sent over it comes back.
+    /// One connected UDP socket for the whole time; the server echoes its datagrams.
     Datagrams,
-    /// A UDP socket for each question.
+    /// A UDP socket for each datagram.
     Questions,
 }
 
 impl Kind {
-    /// Those over TCP.
+    /// The kinds over TCP.
     pub const TCP: [Self; 2] = [Self::Connection, Self::Requests];
-    /// Those over UDP.
+    /// The kinds over UDP.
     pub const UDP: [Self; 2] = [Self::Datagrams, Self::Questions];
 }
 
@@ -73,7 +73,7 @@ pub struct Traffic {
     clients: Vec<Client>,
 }
 
-/// What the clients and who watches them share.
+/// State that the clients share with their [`Traffic`].
 #[derive(Debug)]
 struct Shared {
     started: Instant,
@@ -83,33 +83,33 @@ struct Shared {
 #[derive(Debug)]
 struct Client {
     name: String,
-    /// How many transactions it has made so far.
+    /// Successful transactions so far.
     progress: Arc<AtomicU64>,
     thread: JoinHandle<Tally>,
 }
 
-/// What one client has seen.
+/// Results of one client.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Transactions that went well.
+    /// Successful transactions.
     pub transactions: u64,
-    /// Transactions that did not.
+    /// Failed transactions.
     pub failures: u64,
-    /// The first failures, each with the moment since the start of the traffic.
+    /// The first failures, each with its time since the start of the traffic.
     pub reasons: Vec<(Duration, String)>,
-    /// The one that took longest of those that went well.
+    /// Duration of the longest successful transaction.
     pub longest: Duration,
-    /// Who has answered.
+    /// Names of the servers that answered.
     pub servers: BTreeSet<String>,
 }
 
-/// What all clients have seen, by `KIND NAMESPACE → ADDRESS`.
+/// Results of all clients, by `KIND NAMESPACE → ADDRESS`.
 #[derive(Clone, Debug, Default)]
 pub struct Report(pub BTreeMap<String, Tally>);
 
 impl Traffic {
-    /// Starts a client for each of these: where it is, what it does and whom it speaks to. Fails if the first transaction of any
-    /// of them does.
+    /// Starts a client for each item: its namespace, kind and destination. Fails if the first transaction of any
+    /// client does.
     pub fn start<'a>(clients: impl IntoIterator<Item = (&'a Netns, Kind, SocketAddr)>) -> Result<Self> {
         let shared = Arc::new(Shared { started: Instant::now(), stop: AtomicBool::new(false) });
         let mut traffic = Self { shared, clients: Vec::new() };
@@ -136,12 +136,12 @@ impl Traffic {
         self.clients.push(Client { name, progress, thread });
     }
 
-    /// Waits until every client has made some more transactions.
-    pub fn goes_on(&self) -> Result<()> {
+    /// Waits until every client has made [`SOME`] more transactions.
+    pub fn progresses(&self) -> Result<()> {
         self.has_made(SOME)
     }
 
-    /// Waits until every client has made so many more transactions.
+    /// Waits until every client has made `more` transactions.
     fn has_made(&self, more: u64) -> Result<()> {
         let wanted: Vec<u64> = self.clients.iter().map(|client| client.made() + more).collect();
         let late = || self.clients.iter().zip(&wanted).find(|(client, wanted)| client.made() < **wanted);
@@ -153,12 +153,12 @@ impl Traffic {
         Ok(())
     }
 
-    /// Transactions so far, of all clients.
+    /// Successful transactions of all clients so far.
     pub fn transactions(&self) -> u64 {
         self.clients.iter().map(Client::made).sum()
     }
 
-    /// Ends it.
+    /// Stops the clients and returns their results.
     pub fn stop(mut self) -> Report {
         self.shared.stop.store(true, Ordering::Relaxed);
         let end = |client: Client| (client.name, client.thread.join().unwrap_or_else(|_| Tally::panicked()));
@@ -170,7 +170,7 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
-            // Its namespace goes when it has ended, so it is waited for.
+            // The client holds its namespace until it ends.
             if let Ok(tally) = client.thread.join()
                 && std::thread::panicking()
             {
@@ -208,25 +208,25 @@ impl fmt::Display for Tally {
 }
 
 impl Report {
-    /// Transactions of all clients that went well.
+    /// Successful transactions of all clients.
     pub fn transactions(&self) -> u64 {
         self.0.values().map(|tally| tally.transactions).sum()
     }
 
-    /// Transactions of all clients that did not.
+    /// Failed transactions of all clients.
     pub fn failures(&self) -> u64 {
         self.0.values().map(|tally| tally.failures).sum()
     }
 
-    /// The longest transaction of all.
+    /// Duration of the longest transaction of all.
     pub fn longest(&self) -> Duration {
         self.0.values().map(|tally| tally.longest).max().unwrap_or_default()
     }
 
-    /// Asserts that nothing failed, that every client has done something, and prints what it was.
+    /// Asserts that no transaction failed and no client was idle, and prints the totals.
     ///
     /// # Panics
-    /// If it does not hold.
+    /// If a transaction failed or a client was idle.
     #[track_caller]
     pub fn assert_unharmed(&self) {
         assert!(!self.0.is_empty(), "there was no traffic");
@@ -242,7 +242,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// A client at work.
+/// A running client.
 struct Worker {
     shared: Arc<Shared>,
     progress: Arc<AtomicU64>,
@@ -288,16 +288,16 @@ impl Worker {
     }
 }
 
-/// What a client speaks over.
+/// The connection or socket of a client.
 enum Line {
     Closed,
-    /// With the server's name: a connection has one.
+    /// With the name of the server, which stays the same for a connection.
     Tcp(Connection, Option<String>),
     Udp(UdpSocket),
 }
 
 impl Line {
-    /// Makes the transaction of this number; the server's name.
+    /// Makes the transaction of this number and returns the server's name.
     fn transact(&mut self, kind: Kind, to: SocketAddr, number: u64) -> io::Result<String> {
         if matches!(self, Self::Closed) {
             *self = match kind {
@@ -313,7 +313,7 @@ impl Line {
                 if known.get_or_insert_with(|| server.clone()) == &server {
                     return Ok(server);
                 }
-                Err(io::Error::other(format!("{server} goes on with what {known:?} began")))
+                Err(io::Error::other(format!("{server} answers on a connection to {known:?}")))
             }
             Self::Udp(socket) => ask_with(socket, number),
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
@@ -321,7 +321,7 @@ impl Line {
     }
 }
 
-/// Each question has octets of its own, so the answer to another one is noticed.
+/// Sends a datagram whose content depends on `number`, so that the answer to another one is detected.
 fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
     Ok(echo(socket, pattern::at(number * UDP_PIECE as u64, UDP_PIECE))?.server)
 }
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_clients_and_failures_are_no_pass() {
+    fn idle_clients_and_failures_fail_the_assertion() {
         let report = |transactions, failures| {
             Report(BTreeMap::from([("it".to_owned(), Tally { transactions, failures, ..Tally::default() })]))
         };

@@ -1,11 +1,11 @@
-//! What was measured several times, and what of it must hold.
+//! Figures of benchmarks: samples, quantiles and targets.
 
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -13,60 +13,60 @@ pub enum Unit {
     Seconds,
     /// Bytes.
     Bytes,
-    /// Just a number.
+    /// A plain number.
     Count,
 }
 
-/// One thing that was measured, several times.
+/// A quantity that was measured several times.
 pub struct Figure {
-    /// Where it was measured.
+    /// The part of the system or setup that was measured.
     pub place: String,
-    /// What it is.
+    /// Name of the quantity.
     pub what: String,
     unit: Unit,
     samples: Samples,
     target: Option<Target>,
 }
 
-/// What a figure must stay below.
+/// The upper limit of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Target {
-    /// Of all samples, the one that counts.
+    /// The sample to which the limit applies.
     pub quantile: Quantile,
     /// The limit, in the unit of the figure.
     pub below: f64,
 }
 
-/// A sample by its place in the order of all.
+/// A sample by its rank in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantile {
-    /// The least.
+    /// The smallest sample.
     Min,
-    /// A quarter of all is not above it.
+    /// A quarter of the samples is not above it.
     P25,
-    /// The one in the middle.
+    /// The median.
     Median,
-    /// Three quarters of all are not above it.
+    /// Three quarters of the samples are not above it.
     P75,
-    /// Of 100 samples 99 are not above it.
+    /// 99 of 100 samples are not above it.
     P99,
-    /// The greatest.
+    /// The greatest sample.
     Max,
 }
 
-/// What was measured, in ascending order.
+/// Measured values in ascending order.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// In any order.
+    /// Sorts values that come in any order.
     pub fn new(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         Self(samples)
     }
 
-    /// The sample at this place; not a number where there are none.
+    /// The sample of this rank; not a number (NaN) if there are none.
     pub fn at(&self, quantile: Quantile) -> f64 {
         let count = self.0.len();
         let rank = match quantile {
@@ -80,7 +80,7 @@ impl Samples {
         self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
     }
 
-    /// How many there are.
+    /// The number of samples.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -101,18 +101,18 @@ impl Serialize for Samples {
 }
 
 impl Figure {
-    /// At least one sample.
+    /// A figure without a target; `samples` has at least one value.
     pub fn new(place: &str, what: &str, unit: Unit, samples: Vec<f64>) -> Self {
         let samples = Samples::new(samples);
         Self { place: place.to_owned(), what: what.to_owned(), unit, samples, target: None }
     }
 
-    /// With a target.
+    /// The figure with a target.
     pub fn target(self, quantile: Quantile, below: f64) -> Self {
         Self { target: Some(Target { quantile, below }), ..self }
     }
 
-    /// The sample at this place.
+    /// The sample of this rank.
     pub fn at(&self, quantile: Quantile) -> f64 {
         self.samples.at(quantile)
     }

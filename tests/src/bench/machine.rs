@@ -1,4 +1,4 @@
-//! What it ran on.
+//! The machine that a benchmark ran on.
 
 use std::{fmt, fs, process::Command, thread};
 
@@ -16,7 +16,7 @@ pub struct Machine {
     pub memory: u64,
     /// Release of the kernel.
     pub kernel: String,
-    /// What was measured: the commit, with "-dirty" where files differ from it.
+    /// The commit that was measured, with "-dirty" if files differ from it.
     pub commit: String,
     /// Load of the last minute when the benchmark began; anything near the number of CPUs disturbs the figures.
     pub load_before: f64,
@@ -48,7 +48,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What git calls the state of the source; `None` outside of a repository.
+/// The output of `git describe`; `None` outside of a repository.
 fn commit() -> Option<String> {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
@@ -57,7 +57,7 @@ fn commit() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| output.status.success() && !name.is_empty())
 }
 
-/// Processes that ran or wanted to, on average over the last minute.
+/// Runnable processes, on average over the last minute.
 pub fn load() -> anyhow::Result<f64> {
     let text = read("/proc/loadavg")?;
     let first = text.split(' ').next().unwrap_or_default();

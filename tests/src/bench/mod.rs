@@ -1,4 +1,4 @@
-//! What the benchmarks share: the machine, figures and their targets, plots.
+//! Parts shared by the benchmarks: the machine, figures with targets, plots.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ pub use self::{
     plot::{Bar, Plot},
 };
 
-/// How a benchmark ends that has found out whether every target is met; says so where one is not.
+/// Exit code of a benchmark: failure, with a message, if a target is missed or an error occurred.
 pub fn exit_code(all_met: anyhow::Result<bool>) -> ExitCode {
     let error = match all_met {
         Ok(true) => return ExitCode::SUCCESS,

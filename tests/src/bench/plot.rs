@@ -10,11 +10,11 @@ use svg::{
 
 /// Horizontal bars below a heading.
 pub struct Plot {
-    /// What is compared.
+    /// The heading: what the bars compare.
     pub title: String,
-    /// Where it was measured, and from what; one line each.
+    /// Lines below the heading: machine and source of the figures.
     pub notes: Vec<String>,
-    /// What the axis counts.
+    /// Unit of the axis.
     pub unit: String,
     /// From top to bottom.
     pub bars: Vec<Bar>,
@@ -22,22 +22,22 @@ pub struct Plot {
 
 /// One bar.
 pub struct Bar {
-    /// What was measured.
+    /// Name of the quantity.
     pub label: String,
-    /// Least value of all.
+    /// Smallest value.
     pub min: f64,
-    /// Where the bar ends.
+    /// Median, where the bar ends.
     pub median: f64,
-    /// Greatest value of all.
+    /// Greatest value.
     pub max: f64,
-    /// Whether it is something to compare with rather than what is compared.
+    /// Whether the bar is a reference for the others.
     pub is_reference: bool,
 }
 
 const WIDTH: f64 = 900.0;
-/// Where bars begin; labels are left of it.
+/// Left end of the bars; labels are left of it.
 const LEFT: f64 = 380.0;
-/// Where the longest bar ends; its number is right of it.
+/// Right end of the longest bar; its number is right of it.
 const RIGHT: f64 = 820.0;
 const ROW: f64 = 20.0;
 const LINE: f64 = 16.0;
@@ -112,7 +112,7 @@ fn text(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", x).set("y", y).set("fill", INK)
 }
 
-/// Three digits that count.
+/// Formats a value with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         at if at >= 100.0 => format!("{value:.0}"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_bar_and_its_spread_fit_and_labels_are_escaped() {
+    fn longest_bar_fits_and_labels_are_escaped() {
         let plot = Plot {
             title: "a < b & c".to_owned(),
             notes: vec!["machine".to_owned()],
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits() {
+    fn numbers_have_three_significant_digits() {
         assert_eq!([0.5, 13.04, 512.3].map(number), ["0.50", "13.0", "512"]);
     }
 }

@@ -65,7 +65,7 @@ const NAT: &str = r#"-A PREROUTING -m comment --comment "kubernetes service port
 const LAST: &str = r#"-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
 "#;
 
-/// What Services add to the table `nat`.
+/// Chains and rules of Services in the table `nat`.
 #[derive(Default)]
 struct Nat {
     chains: String,
@@ -145,7 +145,7 @@ impl Nat {
             self.endpoint_count += 1;
             writeln!(self.chains, ":{chain} - [0:0]")?;
             write!(self.rules, "-A KUBE-SVC-{id} -m comment --comment \"{name} -> {endpoint}\" ")?;
-            // Of those that are left each has the same chance; the last one takes what comes.
+            // Each rule takes an equal share of what the rules before it left; the last one takes the rest.
             let left = count - index;
             if left > 1 {
                 write!(self.rules, "-m statistic --mode random --probability {:.10} ", 1.0 / left as f64)?;

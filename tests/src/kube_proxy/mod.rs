@@ -1,5 +1,5 @@
-//! The rules that kube-proxy would have written into a node: for the benchmark, which measures them beside us, and for the test that
-//! has an agent remove them.
+//! The rules that kube-proxy would write on a node: for the benchmark that compares both, and for the test in which
+//! the agent removes them.
 
 pub mod iptables;
 pub mod nftables;
@@ -9,13 +9,13 @@ use std::net::IpAddr;
 /// A port of a Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
-    /// `tcp` or `udp`, which is its name, too.
+    /// `tcp` or `udp`; also the name of the port.
     pub protocol: &'static str,
-    /// What clients speak to.
+    /// The port to which clients connect.
     pub port: u16,
-    /// Where endpoints listen.
+    /// The port on which endpoints listen.
     pub target: u16,
-    /// The port of the nodes, for a Service that has some.
+    /// The node port, if the Service has node ports.
     pub node_port: u16,
 }
 
@@ -26,7 +26,7 @@ pub struct Service {
     pub name: String,
     /// `spec.clusterIP`
     pub cluster_ip: IpAddr,
-    /// The address of its load balancer; a Service that has one has node ports, too.
+    /// The address of its load balancer; a Service with one also has node ports.
     pub load_balancer: Option<IpAddr>,
     /// `spec.ports`
     pub ports: &'static [Port],
@@ -36,7 +36,7 @@ pub struct Service {
     pub is_local: bool,
 }
 
-/// What kube-proxy knows of a cluster, in one family.
+/// The state of a cluster from which kube-proxy makes rules, for one address family.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {
     /// Whether the family is IPv6.
@@ -45,8 +45,8 @@ pub struct Cluster<'a> {
     pub cluster_cidr: &'a str,
     /// All cluster IPs, as the API server's ServiceCIDR says.
     pub service_cidr: &'a str,
-    /// Where the node accepts connections to node ports.
+    /// Addresses at which the node accepts connections to node ports.
     pub node_addresses: &'a [IpAddr],
-    /// In the order in which rules are tried where rules are tried one after the other.
+    /// The Services, in the order in which mode `iptables` tries their rules.
     pub services: &'a [Service],
 }

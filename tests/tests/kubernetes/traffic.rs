@@ -24,13 +24,13 @@ fn traffic_continues_without_the_api_server() {
     let traffic = Traffic::start(Kind::TCP.map(|kind| (&bed.netns, kind, SocketAddr::new(vip, 80)))).unwrap();
 
     bed.server_mut().stop();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     // Changes wait for the server.
     bed.put("c", 3);
     bed.assert_stays(&["a 1", "b 2"], Duration::from_secs(2));
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     bed.server_mut().listen();
     bed.wait_served("c as well", LIMIT, &["a 1", "b 2", "c 3"]);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }

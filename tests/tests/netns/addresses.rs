@@ -1,4 +1,4 @@
-//! Virtual addresses beyond the ports of their services: pings, other ports, addresses that nobody has.
+//! Virtual addresses beyond the ports of their services: pings, unlisted ports, unassigned addresses.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::{
     lan::{EVERY, Lan, Verdict, external, knock, knock_briefly, node_addresses},
 };
 
-/// A port that no service has.
+/// A port of no service.
 const UNLISTED: u16 = 33_434;
 
 #[test]
@@ -43,7 +43,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
             }
         }
     });
-    // They were dropped, and not sent back to the router, which would send them again until their TTL is used up.
+    // Node 1 dropped them. Sent back to the router they would loop until their TTL expires.
     let sent = packets_to_the_router(&lan) - left_node1;
     assert!(sent < 10, "node 1 has sent {sent} packets");
 }
@@ -64,9 +64,9 @@ fn virtual_addresses_answer_pings() {
             // Cluster IP, load balancer.
             for addresses in [vips(number), external(number)] {
                 for address in addresses {
-                    for octets in [0, 56, 1_400] {
-                        let answered = ping(lan.netns(who), address, octets).unwrap();
-                        assert_eq!(answered, address, "{octets} octets from {who}");
+                    for bytes in [0, 56, 1_400] {
+                        let answered = ping(lan.netns(who), address, bytes).unwrap();
+                        assert_eq!(answered, address, "{bytes} bytes from {who}");
                     }
                 }
             }
@@ -74,11 +74,11 @@ fn virtual_addresses_answer_pings() {
     }
     lan.remove(2);
     for address in vips(2) {
-        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} is nobody's any more");
+        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} is no longer assigned");
     }
 }
 
-/// Where an external IP is often the address of a node, which may be out of order.
+/// An external IP is often the address of a node. While that node is down, no other node may answer for it.
 #[test]
 fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);
@@ -90,11 +90,11 @@ fn pings_to_the_address_of_another_node_reach_that_node() {
     }
     lan.cluster.node2.ip("link set eth0 down\n").unwrap();
     for address in node_addresses(2) {
-        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} answers though its node is away");
+        assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} answers although its node is down");
     }
 }
 
-/// Sends a datagram that may pass so many hops, and returns who reports what about it.
+/// Sends a datagram with this hop limit and returns the ICMP error and its source.
 fn trace(netns: &Netns, to: SocketAddr, hops: u32) -> (Errno, Option<std::net::IpAddr>) {
     let socket = udp_socket(netns, to).unwrap();
     queue_errors(&socket).unwrap();
@@ -118,7 +118,7 @@ fn traceroute_ends_at_the_virtual_address() {
         for hops in [2, 64] {
             assert_eq!(trace(client, unlisted, hops), (Errno::ECONNREFUSED, Some(address)), "{hops} hops");
         }
-        // To a port of the service, the hops behind the virtual address speak in its name.
+        // To a port of the service, errors of hops behind the virtual address carry that address.
         for (frontend, hops) in [(crate::lan::Frontend::ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)]
         {
             let to = frontend.of(1, (crate::lan::Protocol::Udp, family));

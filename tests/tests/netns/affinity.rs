@@ -18,7 +18,7 @@ fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
     service
 }
 
-/// Who answers each protocol and family, five times each; fails unless it is one and the same every time.
+/// The server of each protocol and family. Asks five times each and fails if the server changes.
 fn chosen(lan: &Lan, who: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
     let of = |how| {
         let servers: BTreeSet<String> = (0..5).map(|_| lan.server(who, number, frontend, how)).collect();
@@ -38,10 +38,10 @@ fn affinity_pins_a_client_to_one_backend_through_every_kind_of_address() {
     };
     lan.apply(&[sticky(&lan, 1, &PODS, 600), local]);
     for who in ["client", "client2", "pod1"] {
-        // It is the Service's port that a client sticks to, whatever address it speaks to.
+        // Affinity holds per Service port, across all its addresses.
         let all: BTreeSet<_> = FRONTENDS.iter().map(|frontend| chosen(&lan, who, 1, *frontend)).collect();
         assert_eq!(all.len(), 1, "{all:?}");
-        // A node of its own chooses for itself.
+        // Each node keeps its own affinity.
         chosen(&lan, who, 1, NodePort(2));
     }
     for server in chosen(&lan, "client", 2, NodePort(1)) {
@@ -59,7 +59,7 @@ fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
     lan.apply(&[sticky(&lan, 1, &left, 600)]);
     let second = chosen(&lan, "client", 1, NodePort(1));
     assert!(second.iter().all(|pod| left.contains(&&**pod)), "{second:?} of {left:?}");
-    // They come back; nobody moves again.
+    // The others return; no client moves.
     lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
     assert_eq!(chosen(&lan, "client", 1, NodePort(1)), second);
     lan.apply(&[lan.service(1, &PODS)]);

@@ -1,4 +1,4 @@
-//! The agent goes and comes; the data plane stays.
+//! The data plane outlives the agent: restarts, SIGTERM, cleanup.
 
 use std::{fs, io, process::Command};
 
@@ -13,15 +13,15 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Octets of a transfer that outlives some agents: at least ten seconds, unless it is told to hurry.
-const OCTETS: u64 = 100_000_000;
+/// Bytes of a transfer that outlives several agents.
+const BYTES: u64 = 100_000_000;
 
 /// A download of each family, with the server that sends it.
 fn running_downloads(netns: &Netns) -> Vec<(String, Transfer)> {
     WEB.into_iter()
         .map(|vip| {
             let mut connection = Connection::open(netns, http(vip)).unwrap();
-            (connection.ask().unwrap().server, connection.download_slowly(OCTETS))
+            (connection.ask().unwrap().server, connection.download_slowly(BYTES))
         })
         .collect()
 }
@@ -51,7 +51,7 @@ fn killed_agent_restarts_under_a_running_transfer() {
         assert_eq!(connection.ask().unwrap(), first);
         assert_eq!(lb_tests::client::echo(&socket, b"?").unwrap(), first_datagram);
     }
-    assert!(downloads.iter().all(|(_, transfer)| !transfer.is_finished()), "the restarts took too long");
+    assert!(downloads.iter().all(|(_, transfer)| !transfer.is_finished()), "a transfer has ended early");
     for (server, transfer) in downloads {
         assert_eq!(transfer.join().unwrap(), server);
     }
@@ -88,7 +88,7 @@ fn edits_during_agent_downtime_are_served_after_its_restart() {
     assert!(ask_http(&client, http(vips(11)[0])).is_err());
 }
 
-/// Names of the programs at tcx hooks of the devices of node1; Linux before 6.6 has none and does not know the question.
+/// Names of the programs at tcx hooks of the devices of node1; none on Linux before 6.6, which has no tcx.
 fn programs(bed: &Bed) -> Vec<String> {
     let mut names = Vec::new();
     if AttachMode::probe().unwrap() == AttachMode::Clsact {
@@ -104,7 +104,7 @@ fn programs(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// clsact is where programs are attached before Linux 6.6.
+/// Whether a device has a clsact qdisc, to which the agent attaches programs on Linux before 6.6.
 fn has_clsact(netns: &Netns) -> bool {
     let output = run(netns.command("tc").args(["qdisc", "show"])).unwrap();
     String::from_utf8(output.stdout).unwrap().contains("clsact")
@@ -118,7 +118,7 @@ fn cleanup_leaves_nothing_behind() {
     assert!(has_clsact(&node1) || programs(&bed).len() == 8, "{:?}", programs(&bed));
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     let output = agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
-    // The kernel takes links away in the background.
+    // The kernel removes links asynchronously.
     let gone = || programs(&bed).is_empty().then_some(());
     wait_for(PATIENCE, gone).unwrap_or_else(|| panic!("{:?}", programs(&bed)));
     assert!(!has_clsact(&node1));
@@ -127,9 +127,9 @@ fn cleanup_leaves_nothing_behind() {
     for vip in WEB {
         assert!(ask_http(&bed.cluster.client, http(vip)).is_err());
     }
-    // A second time there is nothing to do, which is no error.
+    // A second cleanup has nothing to do, which is no error.
     agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
-    // And the agent starts afresh.
+    // An agent can start again afterwards.
     bed.start_agent();
     assert_served(&bed);
 }

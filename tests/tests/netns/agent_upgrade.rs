@@ -1,4 +1,4 @@
-//! What happens to an agent while there is traffic: none of it may notice.
+//! Restarts, kills, upgrades and configuration errors of the agent under traffic: no transaction may fail.
 
 use std::{
     collections::BTreeMap,
@@ -23,10 +23,10 @@ use crate::{
     xdp::wires,
 };
 
-/// Backends on both nodes: packets of some are forwarded to the other one.
+/// Backends on both nodes, so that some packets are forwarded to node2.
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
-/// Until the kernel has verified the programs, while it has other things to do, too.
+/// Time limit until the kernel has verified the programs under traffic.
 const VERIFIED: Duration = Duration::from_secs(15);
 
 #[test]
@@ -34,32 +34,32 @@ fn restart_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     bed.start_agent();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// At some moment, too, in which the next one has only begun.
+/// Also kills the next agent halfway through its start.
 #[test]
 fn kill_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     bed.agent.take().unwrap().kill().unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     let settings = bed.cluster.agent_settings(1);
     let half_started = Agent::spawn(&bed.cluster.node1, settings).unwrap();
     let begun = || (half_started.log().matches("opened the data plane").count() == 2).then_some(());
     wait_for(VERIFIED, begun).unwrap();
     half_started.kill().unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     bed.start_agent();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// What is pinned below the folder `links` of node 1: its name, and the number of the link and of its program, as bpftool
-/// tells them.
+/// Links pinned in the folder `links` of node 1 by name: the id of the link and of its program, as bpftool
+/// reports them.
 fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
     let mut links = BTreeMap::new();
     let folder = current(bpffs).join("links");
@@ -76,7 +76,7 @@ fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
     links
 }
 
-/// The folder of the only data plane that is pinned.
+/// The pin folder of the data plane; fails if there are several.
 fn current(bpffs: &Path) -> PathBuf {
     let entries = fs::read_dir(bpffs.join("lb")).unwrap();
     let is_version = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('v');
@@ -85,7 +85,7 @@ fn current(bpffs: &Path) -> PathBuf {
     versions[0].clone()
 }
 
-/// Another build with the same maps: programs with other constants. Whatever holds them stays and gets the new ones.
+/// Another build with the same maps: its programs differ in constants. Links stay and get the new programs.
 #[test]
 fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let mut bed = Bed::with_web(&PODS);
@@ -94,7 +94,7 @@ fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let traffic = bed.traffic();
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     bed.start_agent_with(&["--syn-retries", "3"]);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     let after = links(&bpffs);
     assert!(!before.is_empty() && before.keys().eq(after.keys()), "{before:?} {after:?}");
     for (name, (link, program)) in before {
@@ -104,14 +104,14 @@ fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     traffic.stop().assert_unharmed();
 }
 
-/// Ends the agent of node 1 and starts one of the other binary.
+/// Stops the agent of node 1 and starts another binary.
 fn change_agent(bed: &mut Bed, binary: Option<PathBuf>) {
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     let settings = Settings { binary, ..bed.cluster.agent_settings(1) };
     bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
 }
 
-/// Numbers of the services of node 1, by their names.
+/// Ids of the services of node 1, by name.
 fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
     let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -121,8 +121,8 @@ fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
     list.as_array().unwrap().iter().map(id).collect()
 }
 
-/// There and back, under load: from this build to one whose maps have another layout, where connections are in the middle of
-/// something, and those that do nothing at all have to be known, too.
+/// Changes from one map layout to another under traffic. Connections stay open while they transfer data, and idle
+/// connections and sockets must also survive.
 fn changes_layout(first: Option<PathBuf>, second: Option<PathBuf>) {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);
     let settings = Settings { binary: first, ..bed.cluster.agent_settings(1) };
@@ -136,12 +136,12 @@ fn changes_layout(first: Option<PathBuf>, second: Option<PathBuf>) {
     let echoes = sockets.each_ref().map(|socket| lb_tests::client::echo(socket, b"?").unwrap());
     let traffic = bed.traffic();
     change_agent(&mut bed, second);
-    assert_ne!(current(&bpffs), before, "that is another layout");
-    traffic.goes_on().unwrap();
+    assert_ne!(current(&bpffs), before, "the layout has changed");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
     assert_eq!(idle.each_mut().map(|connection| connection.ask().unwrap()), answers);
     assert_eq!(sockets.each_ref().map(|socket| lb_tests::client::echo(socket, b"?").unwrap()), echoes);
-    assert_eq!(service_ids(&bed), ids, "connections know their service by its number");
+    assert_eq!(service_ids(&bed), ids, "connections refer to their service by its id");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn downgrade_to_another_layout_keeps_every_connection() {
     changes_layout(Some(agent::next_binary()), None);
 }
 
-/// Node ports to a backend on another node: masqueraded in the stack, and by XDP.
+/// Traffic to node ports of a remote backend: masqueraded in the stack, and by XDP.
 fn exposed_traffic(lan: &Lan) -> Traffic {
     let mut clients = Vec::new();
     for (number, who) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
@@ -175,13 +175,13 @@ fn upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
     let mut settings = Settings { binary: Some(agent::next_binary()), ..lan.0.cluster.agent_settings(1) };
     settings.arguments.extend(["--xdp", "native"].map(str::to_owned));
     lan.0.agents[0] = Some(Agent::start(lan.0.cluster.node(1), settings).unwrap());
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
     let served = Frontend::LoadBalancer.of(2, EVERY[0]);
     assert_eq!(lb_tests::client::ask_http(lan.0.netns("client"), served).unwrap().server, "pod3");
 }
 
-/// Killed when both layouts were on the devices: the next agent goes on where it was.
+/// Kills an agent while programs of both layouts are attached; the next agent continues the upgrade.
 #[test]
 fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
     let mut bed = Bed::with_web(&PODS);
@@ -192,10 +192,10 @@ fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
     let opened = || (half.log().matches("opened the data plane").count() == 2).then_some(());
     wait_for(VERIFIED, opened).unwrap();
     half.kill().unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     let settings = Settings { binary: Some(agent::next_binary()), ..bed.cluster.agent_settings(1) };
     bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
     current(&bed.cluster.bpffs(1));
 }
@@ -213,11 +213,11 @@ fn second_agent_names_the_running_one_and_breaks_nothing() {
         let first = format!("pid {} ", bed.agent.as_ref().unwrap().pid());
         assert!(said.contains("another lb-agent") && said.contains(&first), "{said}");
     }
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// Two that start at once: one serves, the other one says so.
+/// Two agents start at once: one serves, the other one exits and names it.
 #[test]
 fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);
@@ -235,7 +235,7 @@ fn only_one_of_two_simultaneously_started_agents_serves() {
     assert!(loser.log().contains(&format!("pid {} ", winner.pid())), "{}", loser.log());
     assert!(!loser.wait().unwrap().success());
     winner.wait_until_healthy().unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
@@ -253,7 +253,7 @@ fn missing_bpffs_is_mounted_and_mount_errors_name_the_path() {
     let status = Agent::spawn(&bed.cluster.node1, settings).unwrap().wait().unwrap();
     let said = fs::read_to_string(log).unwrap();
     assert!(!status.success() && said.contains(in_the_way.to_str().unwrap()), "{said}");
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
@@ -265,20 +265,20 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     let traffic = bed.traffic();
     let busy = run(Command::new("umount").arg(&bpffs)).unwrap_err().to_string();
     assert!(busy.contains("busy"), "{busy}");
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     run(Command::new("umount").arg("--lazy").arg(&bpffs)).unwrap();
-    // What keeps the agent running starts it again.
+    // A supervisor would restart the agent.
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("was unmounted").then_some(())).unwrap();
     assert!(!agent.wait().unwrap().success());
     assert_eq!(links(&bpffs), before);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     bed.start_agent();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// Where the agent cannot pin everything anew it stays: nothing else holds the data plane.
+/// An agent that cannot pin everything again keeps running: nothing else holds the data plane.
 #[test]
 fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);
@@ -293,16 +293,16 @@ fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let agent = bed.agent.take().unwrap();
     let said = || agent.log().contains("the data plane ends when this agent does").then_some(());
     wait_for(PATIENCE, said).unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     assert_eq!(agent.log().matches("the data plane ends when this agent does").count(), 1, "{}", agent.log());
     drop(lock);
     assert!(!agent.wait().unwrap().success());
     bed.start_agent();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// As the kubelet and careful people replace files.
+/// Replaces a file by rename, as the kubelet does.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -320,11 +320,11 @@ fn configuration_is_reloaded_under_load_and_errors_in_it_change_nothing() {
     replace(&config, "syn-retires: 2\n");
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("goes on as it was started").then_some(())).unwrap();
-    traffic.goes_on().unwrap();
-    // What keeps the agent running starts it again.
+    traffic.progresses().unwrap();
+    // A supervisor would restart the agent.
     replace(&config, "syn-retries: 2\n");
     assert!(!agent.wait().unwrap().success());
     bed.start_agent_with(&["--config", config.to_str().unwrap()]);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }

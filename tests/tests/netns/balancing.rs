@@ -1,4 +1,4 @@
-//! Which backend answers, and what client and backend see of each other.
+//! Distribution over backends, and the addresses that client and backend see.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::bed::{Bed, WEB, http, udp, vips};
 
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 
-/// Counts who answers 200 requests.
+/// Counts the servers that answer 200 requests.
 fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..200 {
@@ -25,7 +25,7 @@ fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     counts
 }
 
-/// With 200 requests and 4 backends each has 50 ± 6.1; ± 34 is 5.5 standard deviations, that is about one wrong
+/// With 200 requests and 4 backends each gets 50 ± 6.1; ± 34 is 5.5 standard deviations, about one false
 /// alarm in ten million.
 fn assert_even(counts: &BTreeMap<String, u32>) {
     assert_eq!(counts.keys().collect::<Vec<_>>(), PODS.iter().collect::<Vec<_>>(), "{counts:?}");
@@ -93,7 +93,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     let _agent = bed.cluster.start_agent(2).unwrap();
     for who in ["pod1", "pod3"] {
         for vip in WEB {
-            // A pod's own turn as its backend is hairpin traffic, which has tests of its own.
+            // A pod that is its own backend is hairpin traffic, which has separate tests.
             for _ in 0..20 {
                 let answer = ask_http(bed.netns(who), http(vip)).unwrap();
                 assert!(answer.server == who || answer.seen == answer.local, "{answer:?}");
@@ -102,7 +102,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     }
 }
 
-/// A socket that is not connected shows where answers come from.
+/// Source of the reply to a datagram; only an unconnected socket shows it.
 fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
     let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
     socket.set_read_timeout(Some(PATIENCE * patience())).unwrap();

@@ -1,4 +1,4 @@
-//! What most tests start from: the standard cluster, a service and an agent on node1.
+//! The starting point of most tests: the standard cluster, a service and an agent on node1.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
@@ -14,14 +14,15 @@ use lb_tests::{
     traffic::{Kind, Traffic},
 };
 
-/// The port of every test service that leads to the pods' HTTP servers.
+/// Port of test services for the pods' HTTP servers.
 pub(crate) const HTTP: u16 = 80;
-/// The port of every test service that leads to the pods' UDP servers.
+/// Port of test services for the pods' UDP servers.
 pub(crate) const UDP: u16 = 53;
 /// The virtual addresses of the service `web`.
 pub(crate) const WEB: [IpAddr; 2] = vips(10);
 
-/// Says that all addresses around the virtual ones are cluster IPs, or nobody's.
+/// Arguments that declare the networks of the virtual addresses as cluster IP ranges: other addresses in them are
+/// unassigned.
 pub(crate) const RANGES: [&str; 2] = ["--service-cluster-ip-range", "10.96.0.0/12,fd00:10:96::/112"];
 
 /// Virtual addresses of both families.
@@ -32,14 +33,14 @@ pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A cluster with an agent. The agent goes first when it is dropped.
+/// A cluster with an agent, which is dropped first.
 pub(crate) struct Bed {
     pub(crate) agent: Option<Agent>,
     pub(crate) cluster: Cluster,
 }
 
 impl Bed {
-    /// The service `web` has these pods.
+    /// A cluster with an agent, whose service `web` has these pods.
     pub(crate) fn with_web(pods: &[&str]) -> Self {
         Self::with_link_and_web(ClientLink::Ethernet, pods)
     }
@@ -70,7 +71,7 @@ impl Bed {
         self.agent = Some(Agent::start(&self.cluster.node1, settings).unwrap());
     }
 
-    /// Traffic of every kind and family to `web`, from outside, from a pod and from the node itself.
+    /// Traffic of every kind and family to `web`: from the external client, a pod and the node itself.
     pub(crate) fn traffic(&self) -> Traffic {
         let mut clients = Vec::new();
         for netns in [&self.cluster.client, self.netns("pod1"), &self.cluster.node1] {
@@ -117,8 +118,8 @@ pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
 }
 
-/// Who answers, if somebody does at once. What is sent before the kernel knows the service, or has its programs on
-/// the device, is lost: waiting for a retransmission would measure TCP's patience.
+/// The server that answers at once, if any. A SYN that arrives before the kernel holds the service, or before programs
+/// are on the device, is lost; waiting for its retransmission would measure TCP's timer.
 pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
     let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
     netns.run(connect).ok()?;

@@ -1,4 +1,4 @@
-//! `lb-agent bugreport`: what is in the archive, and that no secret is.
+//! `lb-agent bugreport`: the contents of the archive, and the absence of secrets.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http};
 
-/// What must not be in an archive, and where it is.
+/// Secrets on the node that must not be in an archive.
 const SECRETS: [&str; 5] = [
     "secret-of-the-agents-environment",
     "secret-of-the-commands-environment",
@@ -48,11 +48,11 @@ fn unpacked(archive: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn json(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Value {
-    let octets = files.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", files.keys()));
-    serde_json::from_slice(octets).unwrap_or_else(|error| panic!("{name}: {error}"))
+    let bytes = files.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", files.keys()));
+    serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A node that has a secret wherever there may be one, with an agent.
+/// A node with an agent and with a secret in every place that may hold one.
 fn with_secrets() -> (Bed, PathBuf) {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     let mut settings = bed.cluster.agent_settings(1);
@@ -92,9 +92,9 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
     assert!(said.starts_with("Wrote "), "{said}");
     assert_eq!(fs::metadata(&archive).unwrap().permissions().mode() & 0o777, 0o600);
     let files = unpacked(&archive, &bed.cluster.folder().join("unpacked"));
-    for (name, octets) in &files {
+    for (name, bytes) in &files {
         for secret in SECRETS {
-            let found = octets.windows(secret.len()).any(|window| window == secret.as_bytes());
+            let found = bytes.windows(secret.len()).any(|window| window == secret.as_bytes());
             assert!(!found, "{secret} is in {name}");
         }
     }
@@ -122,7 +122,7 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
         assert!(known.iter().any(|start| error.starts_with(start)), "not collected: {error}");
     }
 
-    // Without an agent, what only it knows is missing, and said to be.
+    // Without an agent the command lists what it could not collect from it.
     bed.agent.take().unwrap().kill().unwrap();
     let archive = bed.cluster.folder().join("later.tar.gz");
     let said = report(&bed, &kubeconfig, &archive);

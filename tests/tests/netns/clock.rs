@@ -19,20 +19,20 @@ use nix::{
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
-/// Longer than any connection is remembered that says nothing.
+/// Longer than the timeout of any idle connection.
 const DAY: Duration = Duration::from_secs(25 * 60 * 60);
-/// A summer.
+/// A date in mid 1971.
 const OF_1971: Duration = Duration::from_secs(46_656_000);
-/// Until a new Service is served.
+/// Time limit until a new Service is served.
 const SOON: Duration = Duration::from_secs(2);
-/// A flow of one question and its answer is remembered so long.
+/// Timeout of a UDP flow with one reply.
 const REPLIED: Duration = Duration::from_secs(30);
-/// It is from this port, which no other client gets by chance.
+/// Source port of these flows, outside of the ephemeral ports.
 const PORT: u16 = 20_000;
-/// And is gone after this time, in an emulated machine that has other things to do.
+/// Time limit until they have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 
-/// The calendar clock; put right when dropped, by the one that does not jump.
+/// The calendar clock. Dropping it restores the time with the help of the monotonic clock.
 struct Calendar {
     began: Instant,
     at: TimeSpec,
@@ -43,7 +43,7 @@ impl Calendar {
         Self { began: Instant::now(), at: clock_gettime(ClockId::CLOCK_REALTIME).unwrap() }
     }
 
-    /// What it should be.
+    /// The correct time.
     fn right(&self) -> TimeSpec {
         self.at + TimeSpec::from_duration(self.began.elapsed())
     }
@@ -61,7 +61,7 @@ impl Drop for Calendar {
     }
 }
 
-/// Clients that must stay with what they have: by a connection, by a socket, by affinity.
+/// Clients that must keep their server: by a connection, or by affinity.
 struct Settled {
     connections: [(Connection, String); 2],
     affine: [(IpAddr, String); 2],
@@ -92,7 +92,7 @@ impl Settled {
     }
 }
 
-/// Flows of one question and its answer, from where they are.
+/// The source addresses of UDP flows with one datagram and its reply.
 struct Idle {
     clients: [SocketAddr; 2],
     since: Instant,
@@ -115,27 +115,28 @@ impl Idle {
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }
 
-    /// As they would be by a clock that has jumped on.
+    /// Fails if the flows expired early, as with a clock that jumped forward.
     #[track_caller]
-    fn assert_not_forgotten_too_soon(&self, bed: &Bed, when: &str) {
+    fn assert_not_expired_early(&self, bed: &Bed, when: &str) {
         let known = self.are_known(bed);
         let idle = self.since.elapsed();
         println!("{when}: idle for {idle:?}, known: {known:?}");
-        assert!(known == [true; 2] || idle > REPLIED, "{when}: forgotten after {idle:?}");
+        assert!(known == [true; 2] || idle > REPLIED, "{when}: expired after {idle:?}");
     }
 
-    /// Which they would not be by a clock that has jumped back.
+    /// Waits until the flows expire, which they would not with a clock that jumped back.
     #[track_caller]
-    fn assert_is_forgotten(&self, bed: &Bed) {
+    fn assert_expire(&self, bed: &Bed) {
         let gone = || (self.are_known(bed) == [false; 2]).then_some(());
-        wait_for(REPLIED, gone).expect("what is idle is forgotten");
+        wait_for(REPLIED, gone).expect("idle flows expire");
         let idle = self.since.elapsed();
-        println!("idle for {idle:?}, forgotten");
-        assert!(idle < LATEST, "forgotten after {idle:?}");
+        println!("idle for {idle:?}, expired");
+        assert!(idle < LATEST, "expired after {idle:?}");
     }
 }
 
-/// Of every kind through packets, and what the sockets of the node have: an emulated machine has enough to do with that.
+/// Traffic of every kind from the external client and of two kinds from the node, so that an emulated machine can keep
+/// up.
 pub(crate) fn traffic(bed: &Bed) -> Traffic {
     let of_client = |vip| {
         let tcp = Kind::TCP.map(|kind| (&bed.cluster.client, kind, http(vip)));
@@ -166,24 +167,24 @@ fn clock_jumps_break_no_connections() {
         [("a day on", calendar.right() + day), ("a day back", calendar.right() - day), ("1971", of_1971)];
     for (number, (when, time)) in (30..).zip(times) {
         Calendar::set(time);
-        goes_on(&bed, &traffic, &mut settled, number, when);
-        idle.assert_not_forgotten_too_soon(&bed, when);
+        assert_undisturbed(&bed, &traffic, &mut settled, number, when);
+        idle.assert_not_expired_early(&bed, when);
     }
-    idle.assert_is_forgotten(&bed);
+    idle.assert_expire(&bed);
 
     drop(calendar);
-    goes_on(&bed, &traffic, &mut settled, 33, "as it should be");
+    assert_undisturbed(&bed, &traffic, &mut settled, 33, "as it should be");
     traffic.stop().assert_unharmed();
 }
 
-/// A new Service is served soon, and nobody notices.
+/// Adds a Service, waits until it is served and asserts that the other clients are undisturbed.
 #[track_caller]
-fn goes_on(bed: &Bed, traffic: &Traffic, settled: &mut Settled, number: u8, when: &str) {
+fn assert_undisturbed(bed: &Bed, traffic: &Traffic, settled: &mut Settled, number: u8, when: &str) {
     bed.put(&format!("new{number}"), vips(number), &["pod3"]);
     for vip in vips(number) {
         let served = wait_for(SOON, || ask_briefly(&bed.cluster.client, vip));
         assert_eq!(served.as_deref(), Some("pod3"), "{when}: the Service that was added");
     }
     settled.assert_stay(bed, when);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
 }

@@ -23,10 +23,10 @@ use crate::lan::{
     Lan, Protocol, Seen,
 };
 
-/// What runs at least ten seconds, unless it is told to hurry.
-const OCTETS: u64 = 100_000_000;
+/// Bytes of a slow download, see [`Connection::download_slowly`].
+const BYTES: u64 = 100_000_000;
 
-/// Connections and downloads from outside and from a pod, through node port and load balancer, of both families.
+/// Connections and downloads of the external client and a pod, through node port and load balancer, in both families.
 fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     let mut all = Vec::new();
     for family in [0, 1] {
@@ -35,15 +35,15 @@ fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
             let open = || Connection::open(lan.netns(who), to).unwrap();
             let mut connection = open();
             let server = connection.ask().unwrap().server;
-            all.push((connection, server, open().download_slowly(OCTETS)));
+            all.push((connection, server, open().download_slowly(BYTES)));
         }
     }
     all
 }
 
-/// Asserts that all are alive, and ends them.
+/// Asserts that all connections and downloads still work, and ends them.
 fn finish(all: Vec<(Connection, String, Transfer)>) {
-    assert!(all.iter().all(|(_, _, transfer)| !transfer.is_finished()), "too quick to show anything");
+    assert!(all.iter().all(|(_, _, transfer)| !transfer.is_finished()), "a transfer has ended early");
     for (mut connection, server, transfer) in all {
         assert_eq!(connection.ask().unwrap().server, server);
         transfer.join().unwrap();
@@ -55,7 +55,7 @@ fn masqueraded_connections_survive_service_edits_service_removal_and_agent_resta
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let all = established(&lan, 1);
-    // The endpoint goes, the policy changes, the service goes, the agent goes and comes back.
+    // The endpoint is replaced, the policy changes, the service is removed, the agent is killed and restarted.
     lan.apply(&[lan.service(1, &["pod4"])]);
     lan.check(&["client"], 1, &[NodePort(1)], Expect::Answer(&["pod4"], Seen::Node(1)));
     let mut local = lan.service(1, &["pod2"]);
@@ -84,7 +84,7 @@ fn connections_survive_loss_of_the_last_endpoint_under_a_local_policy() {
     finish(all);
 }
 
-/// Sends a segment with arbitrary numbers from `from` in `netns`.
+/// Sends a segment with arbitrary sequence numbers from `from` in `netns`.
 fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::Result<()> {
     let mut header = TcpHeader::new(from.port(), to.port(), 0x7777_7777, 1024);
     (header.ack, header.psh, header.rst) = (!reset, !reset, reset);
@@ -112,8 +112,8 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
     })
 }
 
-/// "invalid conntrack state": netfilter leaves a segment that is out of the window untranslated, and the client, who
-/// has never heard of that sender, resets the connection.
+/// "invalid conntrack state": netfilter does not translate out-of-window segments, and the client, which
+/// does not know that sender, resets the connection.
 #[test]
 fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);

@@ -1,4 +1,4 @@
-//! The agent as `deploy/` runs it.
+//! The agent with the capabilities and settings of `deploy/`.
 
 use std::{fs, path::Path, process::Command};
 
@@ -33,7 +33,7 @@ fn variable(name: &str) -> String {
     text(&variable["value"]).to_owned()
 }
 
-/// What the container of the DaemonSet adds after it has dropped all.
+/// Capabilities that the container of the DaemonSet adds after dropping all.
 fn capabilities() -> Vec<String> {
     let pod = pod();
     let added = pod["containers"][0]["securityContext"]["capabilities"]["add"].as_array().unwrap();
@@ -42,7 +42,7 @@ fn capabilities() -> Vec<String> {
     names
 }
 
-/// A program that starts another one with these capabilities only, as container runtimes do.
+/// A command prefix that starts a program with only these capabilities, as container runtimes do.
 fn setpriv(capabilities: &[String]) -> Vec<String> {
     let kept: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     ["setpriv", "--no-new-privs", "--inh-caps=-all"]
@@ -52,7 +52,7 @@ fn setpriv(capabilities: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// A cluster whose agent is still to be started. Like systemd, not the agent, it mounts the BPF file system.
+/// A cluster without a running agent, whose bpffs is mounted already, as systemd does it.
 fn bed() -> Bed {
     let bed = Bed::without_agent(ClientLink::Ethernet, &["pod2", "pod3"]);
     let bpffs = bed.cluster.bpffs(1);
@@ -196,7 +196,7 @@ fn everything_that_the_agent_writes_in_the_pod_is_writable() {
 fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     let bed = bed();
     let starter = setpriv(&capabilities());
-    // The second one finds what the first one has left.
+    // The second agent takes over the data plane of the first.
     for _ in 0..2 {
         let settings = bed.cluster.agent_settings(1);
         let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
@@ -219,7 +219,7 @@ fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     }
 }
 
-/// Otherwise the DaemonSet would have too many.
+/// Otherwise the DaemonSet would grant more than the agent needs.
 #[test]
 fn agent_needs_every_capability_of_the_daemon_set() {
     let bed = bed();

@@ -1,4 +1,4 @@
-//! Devices that come late, carry tags, have no Ethernet header, or have other programs already.
+//! Devices that appear late, carry VLAN tags, lack an Ethernet header, or already have foreign programs.
 
 use std::{fs, io, time::Duration};
 
@@ -13,12 +13,12 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// What a client does with each family, under its own address; `pod2` is local, `pod3` behind another node.
+/// Asserts that the client is served in both families and seen with its own address; `pod2` is local, `pod3` remote.
 fn assert_works_for_the_client(bed: &Bed) {
     assert_serves_the_client(bed, |answer| answer.seen == answer.local);
 }
 
-/// The same with answers that may be other ones.
+/// Asserts that the client is served in both families, with answers that `is_right` accepts.
 fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
     for vip in WEB {
         for _ in 0..10 {
@@ -43,7 +43,7 @@ fn new_pod_is_served_within_a_second() {
         assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
     }
     assert!(stopwatch.elapsed() < Duration::from_secs(1), "{:?}", stopwatch.elapsed());
-    // And it is a backend like any other.
+    // It also serves as a backend.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {
         let ask = || ask_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
@@ -60,7 +60,7 @@ fn pods_are_served_when_their_devices_reappear() {
         let ask = || ask_briefly(bed.netns("pod5"), WEB[round % 2]);
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
         bed.cluster.pods.retain(|pod| pod.name != "pod5");
-        // The kernel removes a namespace's devices some time after its last user.
+        // The kernel removes the devices of a namespace some time after its last user is gone.
         let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
         wait_for(Duration::from_secs(5), gone).unwrap();
     }
@@ -72,7 +72,7 @@ fn devices(netns: &Netns) -> String {
     netns.run(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap()
 }
 
-/// Whether there are 802.1Q devices; else the test has said that it is none.
+/// Whether the kernel has 802.1Q devices; if not, reports the skip.
 fn has_vlan_devices() -> bool {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
     // `ip` has the kernel load the module if there is one.
@@ -98,7 +98,7 @@ fn vlan_device_on_a_served_parent_device_is_served() {
     for masquerade in [false, true] {
         let arguments = ["--forwarding", "direct", "--masquerade-all"];
         let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
-        // With an address of its own it is a wire, and sees the packets first, their tags out of the frames.
+        // With its own address the parent is a wire device and sees packets first, their tags already removed.
         bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
         bed.start_agent_with(&arguments[..if masquerade { 3 } else { 2 }]);
         assert_serves_the_client(&bed, |answer| (answer.seen == answer.local) != masquerade);
@@ -134,7 +134,7 @@ fn sent_packets(netns: &Netns, device: &str) -> u64 {
 fn foreign_tc_filters_keep_working() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let node1 = &bed.cluster.node1;
-    // Mirrors of everything that enters and leaves, as somebody's monitoring would make them.
+    // Mirror all packets that enter and leave, as a monitoring tool would.
     veth((node1, "mirror0"), (node1, "mirror1")).unwrap();
     node1.ip("link set mirror0 up\nlink set mirror1 up\n").unwrap();
     tc(node1, "qdisc replace dev eth0 clsact");
@@ -150,7 +150,7 @@ fn foreign_tc_filters_keep_working() {
     for _ in 0..10 {
         ask_udp(&bed.cluster.client, udp(WEB[0]), 64).unwrap();
     }
-    // Each datagram and each answer, whatever else was on the wire.
+    // At least each datagram and each reply.
     let mirrored = sent_packets(node1, "mirror0") - before;
     assert!(mirrored >= 20, "only {mirrored} packets reached the other filters");
     assert_works_for_the_client(&bed);

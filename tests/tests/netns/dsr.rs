@@ -1,5 +1,5 @@
-//! Direct server return: packets of clients from outside go to backends on other nodes in tunnels, and these answer them
-//! directly. Three nodes: the first two have the addresses of services, by turns; the third has only backends.
+//! Direct server return: packets of external clients go to backends on other nodes through tunnels, and the backends
+//! reply directly. Of three nodes the first two receive the packets to services, in turn; the third has only backends.
 
 use std::{net::SocketAddr, ops::Deref};
 
@@ -26,7 +26,7 @@ use crate::{
 
 const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
-/// The agents go first when it is dropped, then the programs at the other ends of the wires.
+/// Three nodes. Dropping it ends the agents first, then the programs at the other ends of the wires.
 struct Nodes {
     third: Option<Agent>,
     lan: Lan,
@@ -136,13 +136,9 @@ fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
             &[LoadBalancer, NodePort(2)],
             Expect::Answer(&["pod3", "pod6"], Seen::Client),
         );
-        assert_eq!(
-            nodes.counted(1, "reply") + nodes.counted(1, "routed"),
-            replies,
-            "nothing comes back by node 1"
-        );
+        assert_eq!(nodes.counted(1, "reply") + nodes.counted(1, "routed"), replies, "no reply passes node 1");
         nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
-        // Others are served as ever.
+        // Internal clients and cluster IPs do not use tunnels.
         nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
         nodes.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Client));
         nodes.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Node(1)));
@@ -159,7 +155,7 @@ fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
     }
 }
 
-/// As those of a VPN, say.
+/// For example clients behind a VPN.
 #[test]
 fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {
@@ -188,7 +184,7 @@ fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
                     None
                 }
             };
-            // The agent finds the device within a second.
+            // The agent attaches to the device asynchronously.
             let answer = wait_for(PATIENCE, ask).unwrap_or_else(|| panic!("{to} {protocol:?}, {tunnel}"));
             assert_eq!(
                 (answer.seen, answer.server.as_str()),
@@ -229,7 +225,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
     nodes.assert_nothing_was_lost();
 }
 
-/// With the node's own address, as without any of this, with a third node.
+/// Without DSR, backends on a third node see the address of the node.
 #[test]
 fn default_mode_masquerades_external_clients() {
     for xdp in ["off", "native"] {
@@ -241,8 +237,8 @@ fn default_mode_masquerades_external_clients() {
     }
 }
 
-/// Large transfers in both directions: who sends too much is told by the node what fits, segments that the device is to make
-/// too.
+/// Large transfers in both directions: the node sends ICMP "too big" for packets that do not fit into the tunnel, also
+/// for segments that the device would make (GSO).
 #[test]
 fn clients_learn_the_mtu_of_the_tunnel() {
     for (tunnel, xdp, overheads) in [
@@ -269,8 +265,8 @@ fn clients_learn_the_mtu_of_the_tunnel() {
             assert_eq!((error.info, error.offender), (1500 - overhead, Some(udp.ip())), "{udp}");
             assert_eq!(path_mtu(&socket).unwrap(), 1500 - overhead);
             assert_eq!(echo(&socket, pattern::at(0, 1_460)).unwrap().server, "pod5", "in parts");
-            for octets in [0, 1_400, 8_192, 60_000] {
-                assert_eq!(ask_udp(client, udp, octets).unwrap().server, "pod5", "{udp}, {octets}");
+            for bytes in [0, 1_400, 8_192, 60_000] {
+                assert_eq!(ask_udp(client, udp, bytes).unwrap().server, "pod5", "{udp}, {bytes}");
             }
         }
         let answered = nodes.counted(1, "too_big");
@@ -279,7 +275,7 @@ fn clients_learn_the_mtu_of_the_tunnel() {
     }
 }
 
-/// The way back is narrow: what a router says to the virtual address of that finds the pod on the other node.
+/// The path back is narrow: an ICMP error that a router sends to the virtual address reaches the pod on the other node.
 #[test]
 fn dsr_backends_learn_the_path_mtu_to_the_client() {
     let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
@@ -301,7 +297,7 @@ fn settled_sum(nodes: &Nodes, outcome: &str) -> u64 {
     (1..=3).map(|node| nodes.counted(node, outcome)).sum()
 }
 
-/// Node 1 fails in the middle of connections, and node 2, which has never seen them, goes on: whoever the backend is.
+/// Node 1 fails, and node 2, which has no state of the connections, continues them for every backend.
 #[test]
 fn dsr_node_failover_keeps_established_connections() {
     const PODS: [&str; 5] = ["pod1", "pod3", "pod4", "pod5", "pod6"];
@@ -318,7 +314,7 @@ fn dsr_node_failover_keeps_established_connections() {
             connections.push((server, connection));
         }
         for pod in PODS {
-            assert!(connections.iter().any(|(server, _)| server == pod), "nobody has reached {pod}");
+            assert!(connections.iter().any(|(server, _)| server == pod), "no connection has reached {pod}");
         }
         let transfers: Vec<_> = [0, 1]
             .map(|family| {
@@ -358,7 +354,7 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Agents restart, one with another mode: connections go on as they began.
+/// Agents restart, one with another mode: connections keep their original mode.
 #[test]
 fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
@@ -378,7 +374,7 @@ fn dsr_connections_survive_agent_restarts_and_mode_changes() {
         nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
         connections.extend(open(&nodes));
     }
-    // The backend leaves the service: connections to it go on, others are led elsewhere.
+    // The backend leaves the service: its connections continue, new ones go to another backend.
     nodes.serve(&[nodes.service(1, &["pod6"])]);
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod5");

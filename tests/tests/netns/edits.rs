@@ -1,4 +1,4 @@
-//! Edits of the manifests: what changes and what must not.
+//! Edits of manifests: new, changed, removed and malformed files.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -10,10 +10,10 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// The longest time from a rename to the change in the kernel.
+/// Time limit from the rename of a file to the change in the kernel.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
-/// Who answers 40 new connections.
+/// Servers that answer 40 new connections.
 fn who_answers(bed: &Bed) -> BTreeSet<String> {
     (0..40).map(|_| ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server).collect()
 }
@@ -66,7 +66,7 @@ fn established_flows_survive_the_removal_of_their_backend() {
     for (connection, first) in &mut connections {
         assert_eq!(&connection.ask().unwrap(), first);
     }
-    // The last endpoint goes, then the whole service.
+    // Remove the last endpoint, then the whole service.
     bed.put("web", WEB, &[]);
     wait_for(PROMPTLY, || ask_http(&bed.cluster.client, http(WEB[1])).err()).unwrap();
     for (connection, first) in &mut connections {
@@ -93,7 +93,7 @@ fn large_download_survives_the_removal_of_its_backend() {
         let other = if server == "pod2" { "pod3" } else { "pod2" };
         bed.put("web", WEB, &[other]);
         wait_for(PROMPTLY, || (!who_answers(&bed).contains(&server)).then_some(())).unwrap();
-        assert!(!transfer.is_finished(), "the download was too quick to show anything");
+        assert!(!transfer.is_finished(), "the download has ended early");
         assert_eq!(transfer.join().unwrap(), server);
     }
 }
@@ -140,7 +140,7 @@ fn malformed_manifest_at_agent_start_keeps_the_service_served() {
     bed.start_agent();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[0])).unwrap().server, "pod2");
     assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
-    // With the mistake the doubt goes, and what nobody wants any more.
+    // Removing the malformed file removes its service.
     bed.cluster.manifests.remove("web").unwrap();
     wait_for(PROMPTLY, || ask_briefly(&bed.cluster.client, WEB[0]).is_none().then_some(())).unwrap();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[1])).unwrap().server, "pod2");

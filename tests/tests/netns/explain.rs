@@ -1,4 +1,4 @@
-//! `lb-agent explain` on a node, against what real connections do there. (Every kind of service: `packet::explain`.)
+//! `lb-agent explain` on a node, compared with real connections. (`packet::explain` covers every kind of service.)
 
 use std::net::SocketAddr;
 
@@ -67,7 +67,7 @@ fn explain_states_why_a_connection_is_rejected() {
     assert_eq!(verdict(&bed, http(WEB[0]), &[]), "rejected reject_tcp");
     assert_eq!(verdict(&bed, http(WEB[0]), &["--protocol", "udp"]), "rejected reject_udp");
     assert_eq!(verdict(&bed, http(vips(99)[0]), &[]), "untouched no_service");
-    // The data plane works on without the agent, and is explained without it.
+    // `explain` needs no agent.
     bed.agent.take().unwrap().kill().unwrap();
     assert_eq!(verdict(&bed, http(WEB[0]), &[]), "rejected reject_tcp");
     let node =

@@ -1,4 +1,4 @@
-//! What happens to the node while there is traffic: only what it concerns may notice.
+//! Changes of the node's devices and addresses under traffic: other traffic may not be disturbed.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 const NODE_PORT: u16 = 30_080;
-/// Until a device or an address is served.
+/// Time limit until a device or an address is served.
 const SOON: Duration = Duration::from_secs(2);
 
-/// From outside and from the node: nothing of it goes through the device of pod1.
+/// Traffic of the external client and the node, none of it through the device of pod1.
 fn others(bed: &Bed) -> Traffic {
     let clients = [&bed.cluster.client, &bed.cluster.node1].into_iter().flat_map(|netns| {
         let of = move |vip| {
@@ -27,7 +27,7 @@ fn others(bed: &Bed) -> Traffic {
     Traffic::start(clients).unwrap()
 }
 
-/// The ways to pod1 through a device of the node, which are gone when the device was down.
+/// Sets the device of pod1 up with its addresses and routes, which the kernel removes when a device goes down.
 fn wire_pod1(bed: &Bed, device: &str) {
     bed.cluster
         .node1
@@ -56,7 +56,7 @@ fn renamed_or_recreated_device_is_served_again_and_other_traffic_is_unharmed() {
     assert_pod1_is_served(&bed, "renamed");
 
     node1.ip("link delete other1\n").unwrap();
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     veth((node1, "pod1"), (bed.netns("pod1"), "eth0")).unwrap();
     wire_pod1(&bed, "pod1");
     bed.netns("pod1")
@@ -64,8 +64,8 @@ fn renamed_or_recreated_device_is_served_again_and_other_traffic_is_unharmed() {
              route add 10.244.1.1 dev eth0\nroute add fd00:10:244:1::1 dev eth0\n\
              route add default via 10.244.1.1\nroute add default via fd00:10:244:1::1\n")
         .unwrap();
-    assert_pod1_is_served(&bed, "made anew");
-    traffic.goes_on().unwrap();
+    assert_pod1_is_served(&bed, "recreated");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
@@ -98,7 +98,7 @@ fn node_address_changes_break_no_connections() {
             assert!(wait_for(SOON, served).is_some(), "{node_port}");
         }
         old = Some(last);
-        traffic.goes_on().unwrap();
+        traffic.progresses().unwrap();
     }
     traffic.stop().assert_unharmed();
 }

@@ -1,4 +1,4 @@
-//! A SYN flood: connections that are asked for from addresses that nobody has.
+//! A SYN flood from forged addresses.
 
 use std::{
     io,
@@ -10,10 +10,11 @@ use etherparse::PacketBuilder;
 use lb_tests::netns::Netns;
 use nix::libc;
 
-/// Networks of the forged addresses: those for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8), which the nodes send back to the client.
+/// Networks of the forged addresses: those for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8), which nodes route to the
+/// client.
 pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 
-/// Sends so many SYNs from `netns` to an address, each from another forged one.
+/// Sends `count` SYNs from `netns` to an address, each from a different forged source.
 pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
     let socket = netns.run(|| open(to.is_ipv6()))?;
     for number in first..first + count {
@@ -22,7 +23,7 @@ pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io:
     Ok(())
 }
 
-/// A packet with its IP header.
+/// A SYN with its IP header.
 fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
     let builder = match to.ip() {
@@ -41,13 +42,13 @@ fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
     packet
 }
 
-/// A socket that sends what has an IP header already (`IPPROTO_RAW`, raw(7)).
+/// A socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
 fn open(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: takes numbers and gives a new descriptor, or -1.
     let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
     let fd = nix::Error::result(fd)?;
-    // SAFETY: it is open, and nobody else's.
+    // SAFETY: the descriptor is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -61,13 +62,13 @@ fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
         nix::sys::socket::MsgFlags::empty(),
     );
     match result {
-        // A queue that is full loses packets, as a wire does.
+        // A full queue drops packets, as a wire does.
         Ok(_) | Err(nix::Error::ENOBUFS) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Leads answers to forged addresses from a node to the client, which drops them.
+/// Routes replies to forged addresses from a node to the client, which drops them.
 pub(crate) fn lead_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
     let routes = FORGED.iter().zip([gateways.0.to_string(), gateways.1.to_string()]);
     let commands: String = routes.map(|(network, via)| format!("route add {network} via {via}\n")).collect();

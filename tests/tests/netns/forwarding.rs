@@ -1,4 +1,4 @@
-//! `--forwarding direct`: packets of Services leave where they enter. (Everything else in here can be run so, too:
+//! `--forwarding direct`: packets of Services bypass the stack. (All other tests can also run in this mode:
 //! `LB_AGENT_FORWARDING=direct cargo test -p lb-tests --test netns`.)
 
 use std::{io, net::SocketAddr};
@@ -13,7 +13,7 @@ use crate::lan::{
 
 const DIRECT: [&str; 2] = ["--forwarding", "direct"];
 
-/// Packets that node 1 counts under these names.
+/// Packets that node 1 counts under these outcomes.
 fn counted(lan: &Lan, names: &[&str]) -> u64 {
     let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -22,7 +22,7 @@ fn counted(lan: &Lan, names: &[&str]) -> u64 {
     named.map(|entry| entry["packets"].as_u64().unwrap()).sum()
 }
 
-/// Moves so much data both ways that nearly all of its packets belong to an established connection.
+/// Transfers data in both directions, enough that nearly all packets belong to the established connection.
 fn transfer(lan: &Lan, who: &str, to: SocketAddr) -> io::Result<String> {
     let mut connection = Connection::open(lan.netns(who), to)?;
     connection.download(8 << 20)?;
@@ -33,7 +33,7 @@ fn transfer(lan: &Lan, who: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Replies of a masqueraded connection are translated a second time at egress, on whatever way they came there.
+    // Replies of a masqueraded connection are translated a second time at egress, also when they bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (who, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
@@ -51,13 +51,13 @@ fn direct_forwarding_bypasses_the_stack_in_both_directions() {
             let [direct, stack] = [0, 1].map(|way| after[way] - before[way]);
             assert!(
                 direct > 100 && direct > 10 * stack,
-                "{who} to {to} of service {number}: {direct} packets past the stack, {stack} through it"
+                "{who} to {to} of service {number}: {direct} packets bypassed the stack, {stack} passed it"
             );
         }
     }
 }
 
-/// A masqueraded connection is translated twice, and the second time where packets leave towards the pod.
+/// A masqueraded connection is translated twice, the second time at egress towards the pod.
 #[test]
 fn direct_forwarding_masquerades_external_clients_of_local_pods() {
     let lan = Lan::with(&DIRECT);
@@ -68,7 +68,7 @@ fn direct_forwarding_masquerades_external_clients_of_local_pods() {
     }
 }
 
-/// What it costs: rules that the node has for what it forwards are not asked.
+/// The price of direct forwarding: packets skip netfilter's rules for forwarded packets.
 #[test]
 fn direct_forwarding_bypasses_netfilter_forward_rules() {
     const RULES: &str =
@@ -77,7 +77,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let lan = Lan::with(arguments);
         lan.apply(&[lan.service(1, &["pod2"])]);
         let to = ClusterIp.of(1, (Protocol::Tcp, 0));
-        // So that the neighbours know each other.
+        // Resolves the neighbours, without which packets go through the stack.
         transfer(&lan, "pod1", to).unwrap();
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());

@@ -14,7 +14,11 @@ fn hairpin_tcp_connections_work() {
         let mut connection = Connection::open(bed.netns("pod1"), http(vip)).unwrap();
         let answer = connection.ask().unwrap();
         assert_eq!(answer.server, "pod1");
-        assert_ne!(answer.seen.ip(), answer.local.ip(), "answers would never leave the pod");
+        assert_ne!(
+            answer.seen.ip(),
+            answer.local.ip(),
+            "replies to its own address would never leave the pod"
+        );
         assert_eq!(connection.download(16 << 20).unwrap(), "pod1");
         assert_eq!(connection.upload(16 << 20).unwrap().server, "pod1");
         for _ in 0..20 {
@@ -27,8 +31,8 @@ fn hairpin_tcp_connections_work() {
 fn hairpin_udp_works_also_in_fragments() {
     let bed = Bed::with_web(&["pod1"]);
     for vip in WEB {
-        for octets in [0, 100, 8_192] {
-            assert_eq!(ask_udp(bed.netns("pod1"), udp(vip), octets).unwrap().server, "pod1", "{octets}");
+        for bytes in [0, 100, 8_192] {
+            assert_eq!(ask_udp(bed.netns("pod1"), udp(vip), bytes).unwrap().server, "pod1", "{bytes}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What load balancers, probes and scrapers are told.
+//! Health checks and metrics, as load balancers, probes and scrapers request them.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ const NODE1: [IpAddr; 2] = [
 ];
 const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
-/// The longest time from a change of the manifests to what is told of it.
+/// Time limit from a change of the manifests to the health check's answer.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
 /// `web` as a load balancer's service with these endpoints.
@@ -45,7 +45,7 @@ fn check(bed: &Bed, node: IpAddr, port: u16) -> io::Result<Answer> {
     http::get(&bed.cluster.client, SocketAddr::new(node, port), "/healthz")
 }
 
-/// Waits until the health check of both families says this.
+/// Waits until the health check of both families reports this number of endpoints.
 fn assert_told(bed: &Bed, port: u16, local_endpoints: usize) {
     for node in NODE1 {
         let weight = Some(local_endpoints.to_string());
@@ -110,7 +110,7 @@ fn health_check_node_port_follows_its_service() {
     assert_told(&bed, PORT + 1, 1);
     assert_refused(&bed, PORT);
 
-    // What a change of the policy does in a cluster: the API server takes the port back.
+    // A change of the policy: the API server then releases the health check port.
     (service.exposure.external_local, service.exposure.health_check_node_port) = (false, None);
     put(&service);
     assert_refused(&bed, PORT + 1);

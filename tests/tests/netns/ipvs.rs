@@ -1,5 +1,5 @@
-//! The kernel's own balancer beside ours: the same virtual servers, the same clients, in one node. In guests only, whose kernels have
-//! IPVS. docs/schedulers.md says what is meant to differ.
+//! Comparison with IPVS: the same virtual servers and clients on one node. Only in guests, whose kernels have
+//! IPVS. docs/schedulers.md lists the intended differences.
 
 use std::{
     collections::BTreeSet,
@@ -21,20 +21,20 @@ use crate::{
     schedulers::{Held, PODS, from, put},
 };
 
-/// Numbers of virtual addresses of IPVS, beside ours.
+/// Offset of the numbers of IPVS's virtual addresses from ours.
 const BESIDE: u8 = 100;
-/// Clients' addresses, by their last octet.
+/// Clients' addresses, by their last byte.
 const CLIENTS: std::ops::Range<u8> = 10..22;
 const PORTS: std::ops::Range<u16> = 2000..2024;
 
-/// One virtual server, served twice.
+/// A virtual server of ours and its copy in IPVS.
 struct Twins {
     ours: IpAddr,
     ipvs: IpAddr,
 }
 
 impl Twins {
-    /// Of both families; `weights` are those of [`PODS`].
+    /// Adds both, in both families; `weights` are those of [`PODS`].
     fn put(bed: &Bed, number: u8, scheduler: &str, weights: [u16; 3]) -> [Self; 2] {
         let named: Vec<String> =
             PODS.iter().zip(weights).map(|(pod, weight)| format!("{pod:?}: {weight}")).collect();
@@ -56,8 +56,8 @@ impl Twins {
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// The same asked of both, of each from ports that the client has not used yet: neither of the two exchanges them, and IPVS
-    /// takes answers to a port that it knows for those of its own connection, also when they are ours.
+    /// The same asked of both, of each from ports that the client has not used yet: neither of the two exchanges them,
+    /// and IPVS takes answers to a port that it knows for those of its own connection, also when they are ours.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -66,7 +66,7 @@ impl Twins {
     }
 }
 
-/// From now on the client's connections come from ports that none came from before.
+/// Moves the client's range of ephemeral ports to one that was not used before.
 fn use_other_ports(bed: &Bed) {
     static NEXT: AtomicU16 = AtomicU16::new(32_768);
     const COUNT: u16 = 512;
@@ -75,7 +75,7 @@ fn use_other_ports(bed: &Bed) {
     bed.cluster.client.sysctl("ipv4/ip_local_port_range", &range).unwrap();
 }
 
-/// Has the packets that begin connections come in on one CPU: each has turns of its own.
+/// Runs `test` on one CPU, where its SYNs then arrive: round robin keeps a position per CPU.
 fn on_one_cpu(test: impl FnOnce() + Send) {
     let pinned = || {
         let mut one = CpuSet::new();
@@ -88,7 +88,7 @@ fn on_one_cpu(test: impl FnOnce() + Send) {
     });
 }
 
-/// Whole rounds, in which everybody gets what is due, neither more nor less.
+/// In each whole round every pod gets exactly its share.
 fn turns_are_the_same(bed: &Bed) {
     for (number, scheduler, weights, round) in
         [(20, "rr", [1, 1, 1], 3), (21, "rr", [1, 0, 9], 2), (22, "wrr", [4, 3, 2], 9)]
@@ -109,7 +109,7 @@ fn turns_are_the_same(bed: &Bed) {
     }
 }
 
-/// Connections that stay; then those of a backend end, and as many begin. In one family for each: what is counted is the same.
+/// Opens connections, closes those of one backend and opens as many again. One family each, as both share the counters.
 fn counts_have_the_same_effect(bed: &Bed) {
     for (number, scheduler, weights, first, all) in [
         (30, "lc", [9, 1, 1], [1, 1, 1], [4, 4, 4]),
@@ -134,7 +134,7 @@ fn counts_have_the_same_effect(bed: &Bed) {
     }
 }
 
-/// Who answers each client address, from two ports; for each it has to be the same one.
+/// The server of each client address; fails if it differs between two ports.
 fn by_address(bed: &Bed, vip: IpAddr) -> Vec<String> {
     let source = |last: u8| -> SocketAddr {
         let text = if vip.is_ipv6() {
@@ -169,7 +169,7 @@ fn addresses_are_hashed_alike(bed: &Bed) {
     }
 }
 
-/// Who answers each client port.
+/// The server of each client port.
 fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
     let any = lb_tests::client::any_address(vip);
     PORTS.map(|port| from(&bed.cluster.client, SocketAddr::new(any, port), udp(vip))).collect()
@@ -178,11 +178,11 @@ fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
 /// Answers to a port would be taken for those to what it asked before, of the same backend at another address.
 fn forget_flows(bed: &Bed) {
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
-    // IPVS remembers them for one.
+    // Their timeout in IPVS is one second, see `--set` below.
     thread::sleep(Duration::from_secs(2));
 }
 
-/// Everybody with the same table chooses alike, and few flows move when a backend goes that was not theirs.
+/// The same table yields the same choice, and few flows of the remaining backends move when one backend leaves.
 fn maglev_is_as_consistent(bed: &Bed) {
     run(bed.cluster.node1.command("ipvsadm").args(["--set", "0", "0", "1"])).unwrap();
     let put = |number, weights| Twins::put(bed, number, "mh", weights);

@@ -1,4 +1,4 @@
-//! What a kube-proxy in mode `ipvs` has left, and virtual servers of others: in guests only, whose kernels have IPVS.
+//! Leftovers of kube-proxy in mode `ipvs`, beside foreign virtual servers. Only in guests, whose kernels have IPVS.
 
 use std::{
     fmt::Write as _,
@@ -23,10 +23,10 @@ const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 /// The node's own addresses towards the client.
 const NODE: [&str; 2] = ["198.51.100.1", "fd00:198:51:100::1"];
 const NODE_PORT: u16 = 30_080;
-/// Where an administrator has virtual servers at the node's addresses.
+/// Ports of an administrator's virtual servers at the node's addresses.
 const MINE: [u16; 2] = [8080, 30_090];
 
-/// What there is of IPVS, sets and rules in the node's namespace.
+/// IPVS, sets and rules in the node's namespace.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     servers: String,
@@ -58,7 +58,7 @@ fn endpoints(bed: &Bed, pods: &[&str], like: IpAddr) -> (Vec<SocketAddr>, Vec<So
     pods.iter().map(|name| bed.cluster.pod(name).unwrap()).map(|pod| (pod.http(like), pod.udp(like))).unzip()
 }
 
-/// Virtual servers of an administrator, one of which is at a port that could be a node port; a set and a rule.
+/// Adds an administrator's virtual servers, one at a port that could be a node port, with a set and a rule.
 fn put_mine(bed: &Bed) {
     let node = &bed.cluster.node1;
     let at = |port| SocketAddr::new(NODE[0].parse().unwrap(), port);
@@ -72,7 +72,8 @@ fn put_mine(bed: &Bed) {
     node.feed("iptables-restore", &["--noflush"], rules).unwrap();
 }
 
-/// The device, virtual servers for the Service `web`, for a node port of it and for a Service without endpoints; sets and rules.
+/// The device, virtual servers for the Service `web`, for a node port of it and for a Service without endpoints; sets
+/// and rules.
 fn put_kube_proxys(bed: &Bed) {
     let node = &bed.cluster.node1;
     let mut device = "link add kube-ipvs0 type dummy\n".to_owned();
@@ -101,7 +102,7 @@ fn put_kube_proxys(bed: &Bed) {
     node.ip(&device).unwrap();
 }
 
-/// A part of the rules of the mode `ipvs`; `KUBE-_` stands for the prefix of the family's sets.
+/// Some of the rules of mode `ipvs`; `KUBE-_` is replaced by the prefix of the family's sets.
 const RULES: &str = "\
 *nat
 :KUBE-SERVICES - [0:0]
@@ -145,7 +146,7 @@ fn cleanup_removes_only_ipvs_leftovers_of_kube_proxy() {
     Kind::TCP.into_iter().for_each(|kind| traffic.add(&bed.cluster.client, kind, served));
 
     put_kube_proxys(&bed);
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     let all = State::of(node);
     assert!(all.servers.lines().count() > mine.servers.lines().count() + 20, "{all:?}");
 
@@ -160,7 +161,7 @@ fn cleanup_removes_only_ipvs_leftovers_of_kube_proxy() {
     assert_eq!(did.replace("Removed", "Would remove"), would);
     assert_eq!(State::of(node), mine);
     assert!(run(node.command("ip").args(["link", "show", "kube-ipvs0"])).is_err(), "the device is gone");
-    assert!(cleanup(&[]).contains("has left nothing"), "a second time there is nothing");
-    traffic.goes_on().unwrap();
+    assert!(cleanup(&[]).contains("has left nothing"), "a second cleanup finds nothing");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }

@@ -1,5 +1,5 @@
-//! What the tests of exposed services start from: clients and nodes on one wire, an agent on each node, and services
-//! that are reached in every way.
+//! The starting point of tests of exposed services: clients and nodes on one wire, an agent on each node, and services
+//! with every kind of address.
 
 use std::{
     collections::BTreeSet,
@@ -27,10 +27,10 @@ use crate::bed::{HTTP, UDP, vips};
 const SHORT: Duration = Duration::from_millis(700);
 /// `--cluster-cidr` of the testbed's pods.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
-/// The service that shows how far the agents are; see [`Lan::settle`].
+/// The service whose changes show that the agents have processed all files; see [`Lan::settle`].
 const MARKER: u8 = 90;
 
-/// Clients and nodes on one wire, with agents. The agents go first when it is dropped.
+/// Clients and nodes on one wire, with agents, which are dropped first.
 pub(crate) struct Lan {
     pub(crate) agents: [Option<Agent>; 2],
     pub(crate) cluster: Cluster,
@@ -48,7 +48,7 @@ pub(crate) enum Protocol {
 pub(crate) const EVERY: [(Protocol, usize); 4] =
     [(Protocol::Tcp, 0), (Protocol::Tcp, 1), (Protocol::Udp, 0), (Protocol::Udp, 1)];
 
-/// What kind of address of a service.
+/// A kind of address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frontend {
     ClusterIp,
@@ -60,9 +60,9 @@ pub(crate) enum Frontend {
 
 use Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
 
-/// All that leads through node 1.
+/// Every kind of address that leads through node 1.
 pub(crate) const FRONTENDS: [Frontend; 4] = [ClusterIp, NodePort(1), LoadBalancer, ExternalIp];
-/// Those of them that the external traffic policy is about.
+/// The kinds to which the external traffic policy applies.
 pub(crate) const EXTERNAL: [Frontend; 3] = [NodePort(1), LoadBalancer, ExternalIp];
 
 /// The wire's addresses of a node.
@@ -70,7 +70,7 @@ pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
     [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
 }
 
-/// Addresses of the networks that the router leads to a node.
+/// Addresses in the networks that the router sends to a node.
 pub(crate) fn external(number: u8) -> [IpAddr; 2] {
     [IpAddr::from([192, 0, 2, number]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(number)])]
 }
@@ -81,7 +81,7 @@ pub(crate) fn node_port(number: u8) -> u16 {
 }
 
 impl Frontend {
-    /// Where the service of that number is in the family (0 is IPv4, 1 is IPv6).
+    /// The address of the service of that number in the family (0 is IPv4, 1 is IPv6).
     pub(crate) fn of(self, number: u8, (protocol, family): (Protocol, usize)) -> SocketAddr {
         let port = match protocol {
             Protocol::Tcp => HTTP,
@@ -96,7 +96,7 @@ impl Frontend {
     }
 }
 
-/// What a client gets.
+/// The result of a client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Answered(Answer),
@@ -118,13 +118,14 @@ impl From<io::Result<Answer>> for Verdict {
     }
 }
 
-/// What a client gets that asks once. A SYN or datagram that is lost shows: by its retransmission, or because the answer is
-/// missing.
+/// What a client gets that asks once. A SYN or datagram that is lost shows: by its retransmission, or because the
+/// answer is missing.
 pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     knock_for(limit(), netns, to, protocol)
 }
 
-/// As [`knock`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask repeatedly.
+/// As [`knock`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask
+/// repeatedly.
 pub(crate) fn knock_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     knock_for(SHORT * patience().min(4), netns, to, protocol)
 }
@@ -146,28 +147,28 @@ fn knock_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol)
     }
 }
 
-/// Whom a backend sees.
+/// The client address that a backend sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The client. (Its port is another one only where two of its flows would be the same to the backend.)
+    /// The client. (Its port changes only if two of its flows would otherwise be equal for the backend.)
     Client,
-    /// Node 1 or 2, by the address towards the backend.
+    /// Node 1 or 2, with its address towards the backend.
     Node(u8),
-    /// The address that the client speaks to.
+    /// The virtual address that the client connects to.
     Vip,
 }
 
-/// What clients should get.
+/// The expected result of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect<'a> {
-    /// An answer of one of these, who sees that source.
+    /// An answer of one of these servers, which sees that source.
     Answer(&'a [&'a str], Seen),
     Refused,
     Silence,
 }
 
 impl Lan {
-    /// With an agent on each node that gets these arguments.
+    /// Clients and nodes, with an agent on each node that has these arguments.
     pub(crate) fn with(arguments: &[&str]) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
         Self::wired(wiring, arguments)
@@ -187,7 +188,7 @@ impl Lan {
         Self { agents: [None, None], cluster, generation: AtomicU16::new(1) }
     }
 
-    /// Starts the agent on a node, in place of the one that may be there.
+    /// Starts the agent on a node; stops a running one first.
     pub(crate) fn start_agent(&mut self, node: u8, arguments: &[&str]) {
         self.agents[usize::from(node - 1)] = None;
         let agent = self.spawn_agent(node, arguments);
@@ -201,7 +202,7 @@ impl Lan {
         Agent::spawn(self.cluster.node(node), settings).unwrap()
     }
 
-    /// A service of that number with these pods, reached in every way.
+    /// The service of that number with these pods and every kind of address.
     pub(crate) fn service(&self, number: u8, pods: &[&str]) -> Service {
         let node_port = Some(node_port(number));
         Service {
@@ -230,8 +231,8 @@ impl Lan {
         self.settle();
     }
 
-    /// Removes the service of that number and waits until the agents have done so, too: they wait a moment whether the
-    /// file comes back.
+    /// Removes the service of that number and waits until the agents have removed it: they delay that in case the
+    /// file reappears.
     pub(crate) fn remove(&self, number: u8) {
         let name = format!("service{number}");
         self.cluster.manifests.remove(&name).unwrap();
@@ -243,9 +244,10 @@ impl Lan {
         }
     }
 
-    /// Waits until the agents have written all files to the kernel. An agent reads a later file no earlier than earlier ones,
-    /// so a file whose effect can be seen shows that the others were read: in the same round of changes, which may still
-    /// be under way. The agent writes one round after the other, so a second file, written after that, shows its end.
+    /// Waits until the agents have written all files to the kernel. An agent reads a later file no earlier than earlier
+    /// ones, so a file whose effect can be seen shows that the others were read: in the same round of changes, which
+    /// may still be under way. The agent writes one round after the other, so a second file, written after that, shows
+    /// its end.
     pub(crate) fn settle(&self) {
         self.pass_marker();
         self.pass_marker();
@@ -276,7 +278,7 @@ impl Lan {
         }
     }
 
-    /// What everybody of `who` gets from the service in both protocols and families.
+    /// Asserts that each client of `who` gets the expected result from the service in both protocols and families.
     #[track_caller]
     pub(crate) fn check(&self, who: &[&str], number: u8, frontends: &[Frontend], expected: Expect<'_>) {
         let wrong: Vec<String> = thread::scope(|scope| {
@@ -294,7 +296,7 @@ impl Lan {
         assert!(wrong.is_empty(), "expected {expected:?}, but\n{}", wrong.join("\n"));
     }
 
-    /// What is wrong with what one client gets.
+    /// Makes one request; describes its result if it is not the expected one.
     fn try_one(
         &self,
         who: &str,
@@ -324,7 +326,7 @@ impl Lan {
         }
     }
 
-    /// The address by which a node speaks to a pod, or to another node.
+    /// The source address of a node towards a pod.
     pub(crate) fn source(&self, node: u8, server: &str, like: IpAddr) -> IpAddr {
         let is_local = self.cluster.pod(server).is_some_and(|pod| pod.node == format!("node{node}"));
         let gateway = [
@@ -335,12 +337,12 @@ impl Lan {
         addresses[usize::from(like.is_ipv6())]
     }
 
-    /// Who answers 30 connections of each protocol and family.
+    /// Servers that answer 30 requests of each protocol and family.
     pub(crate) fn servers(&self, who: &str, number: u8, frontend: Frontend) -> BTreeSet<String> {
         (0..120).map(|n| self.server(who, number, frontend, EVERY[n % 4])).collect()
     }
 
-    /// Who answers; somebody must.
+    /// The server that answers; fails if none does.
     pub(crate) fn server(&self, who: &str, number: u8, frontend: Frontend, how: (Protocol, usize)) -> String {
         let verdict = knock(self.netns(who), frontend.of(number, how), how.0);
         let Verdict::Answered(answer) = verdict else {

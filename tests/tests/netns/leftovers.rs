@@ -1,5 +1,5 @@
-//! What is left behind: nothing of ours after `cleanup`, nothing of kube-proxy after `cleanup --kube-proxy`, and all that is
-//! others'.
+//! `cleanup` removes everything of ours, `cleanup --kube-proxy` everything of kube-proxy, and neither touches what
+//! belongs to other programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ pub(crate) fn text_of(netns: &Netns, program: &str, arguments: &[&str]) -> Strin
     String::from_utf8(run(netns.command(program).args(arguments)).unwrap().stdout).unwrap()
 }
 
-/// What an agent changes of a node, besides BPF objects.
+/// State of a node that an agent changes, apart from BPF objects.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     qdiscs: String,
@@ -60,14 +60,14 @@ impl Snapshot {
     }
 }
 
-/// Every value that can be read, but for those that count something.
+/// All readable settings, except for counters.
 fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut values = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
             values.append(&mut sysctls(&path));
         } else if !path.ends_with("nf_conntrack_count")
-            // Its own settings are anew when it was down.
+            // The kernel resets settings of a device that was down.
             && !path.parent().is_some_and(|parent| parent.ends_with("pod1"))
             && let Ok(value) = fs::read_to_string(&path)
         {
@@ -77,7 +77,7 @@ fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     values
 }
 
-/// Ids of the programs that are pinned below a folder, and of all maps that are pinned or that they use.
+/// Ids of programs pinned below a folder, and of maps that are pinned there or that they use.
 fn objects(folder: &Path) -> (BTreeSet<u32>, BTreeSet<u32>) {
     let (mut programs, mut maps) = (BTreeSet::new(), BTreeSet::new());
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
@@ -101,7 +101,7 @@ fn live_objects() -> (BTreeSet<u32>, BTreeSet<u32>) {
     (programs, loaded_maps().filter_map(Result::ok).map(|info| info.id()).collect())
 }
 
-/// A life with an agent that is killed as it starts, a device that is made anew, another agent that is refused, and a kill.
+/// Faults: an agent killed while it starts, a recreated device, a refused second agent, and a killed agent.
 #[test]
 fn cleanup_after_any_fault_leaves_nothing_behind() {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);
@@ -129,7 +129,7 @@ fn cleanup_after_any_fault_leaves_nothing_behind() {
         assert_eq!(after.sysctls.get(path), Some(value), "{}", path.display());
     }
     assert_eq!((after.filters, after.mounts, after.folders), (before.filters, before.mounts, before.folders));
-    // The kernel frees what nobody refers to some time later.
+    // The kernel frees unreferenced objects asynchronously.
     let gone = || {
         let live = live_objects();
         let none = |ours: &BTreeSet<u32>, live: &BTreeSet<u32>| ours.is_disjoint(live);
@@ -138,7 +138,7 @@ fn cleanup_after_any_fault_leaves_nothing_behind() {
     wait_for(Duration::from_secs(10), gone).expect("programs or maps are still in the kernel");
 }
 
-/// One for each Service: no two have the same node port.
+/// One port for each Service, as no two Services share a node port.
 static PORTS: [Port; 5] = [port(30080), port(30081), port(30082), port(30083), port(30084)];
 
 const fn port(node_port: u16) -> Port {
@@ -170,7 +170,7 @@ fn rules_of_kube_proxy(is_ipv6: bool) -> [String; 2] {
     [iptables::rules(&cluster), nftables::rules(&cluster)]
 }
 
-/// Rules of others: of kubelet, of a CNI plugin, of an administrator who has heard of kube-proxy.
+/// Foreign rules: of kubelet, of a CNI plugin, of an administrator whose chains resemble kube-proxy's.
 const OTHERS: &str = r#"*filter
 :KUBE-FIREWALL - [0:0]
 :MINE - [0:0]
@@ -186,7 +186,7 @@ COMMIT
 COMMIT
 "#;
 
-/// The tables that kube-proxy's rules are in, which stay when they are empty.
+/// The tables of kube-proxy's rules, which stay when they are empty.
 pub(crate) const BUILT_IN: &str = "\
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -201,7 +201,7 @@ COMMIT
 COMMIT
 ";
 
-/// All rules there are, without counters and dates.
+/// All rules, without counters and dates.
 pub(crate) fn rules(node: &Netns) -> Vec<String> {
     let mut lines = Vec::new();
     for (program, arguments) in
@@ -258,7 +258,7 @@ fn cleanup_removes_only_leftovers_of_kube_proxy() {
     assert_eq!(did.replace("Removed", "Would remove"), would);
     assert_eq!(rules(node1), others);
     assert!(!text_of(node1, "ip", &["link", "show"]).contains("kube-ipvs0"));
-    assert!(cleanup(&[]).contains("has left nothing"), "a second time there is nothing");
-    traffic.goes_on().unwrap();
+    assert!(cleanup(&[]).contains("has left nothing"), "a second cleanup finds nothing");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }

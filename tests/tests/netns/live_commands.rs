@@ -1,4 +1,4 @@
-//! `lb-agent monitor` and `lb-agent top` as people see them, in a real terminal, and what is counted of services.
+//! `lb-agent monitor` and `lb-agent top` in a terminal, and traffic counters of services.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ fn start(bed: &Bed, size: (u16, u16), arguments: &str) -> Terminal {
     Terminal::start(&bed.cluster.node1, bed.cluster.folder(), size, &command(bed, arguments)).unwrap()
 }
 
-/// The screen, once it has all these words on one line; `again` is done before each look.
+/// Waits until one line of the screen has all these words and returns the screen; calls `again` before each attempt.
 #[track_caller]
 fn screen_with(terminal: &Terminal, words: &[&str], mut again: impl FnMut()) -> String {
     let mut last = String::new();
@@ -80,7 +80,7 @@ impl Piped {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Its first line; `again` is done until it comes.
+    /// Its first line; calls `again` until that arrives.
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
@@ -118,7 +118,7 @@ fn monitor_filters_and_prints_json() {
     assert_eq!(of_v6["vip"], udp(WEB[1]).to_string().as_str(), "{of_v6:#}");
     assert_eq!((&of_v6["protocol"], &of_v6["verdict"]), (&"UDP".into(), &"new".into()), "{of_v6:#}");
     assert_eq!(of_v6["backend"], bed.cluster.pod("pod2").unwrap().udp(WEB[1]).to_string().as_str());
-    // The one before was killed, and its lock is gone with it.
+    // The first monitor was killed, which released its lock.
     let refused = Piped::start(&bed, &["--verdict", "reject", "--service", "10.96.0.20:53"]).first(all);
     assert_eq!(
         (&refused["protocol"], &refused["reason"]),
@@ -150,7 +150,7 @@ fn top_shows_traffic_by_service_and_backend_in_a_terminal() {
     terminal.press(&["q"]).unwrap();
     assert!(terminal.ends_within(LIMIT));
 
-    // It needs no agent.
+    // `top` needs no agent.
     bed.agent.take().unwrap().kill().unwrap();
     let settings = bed.cluster.agent_settings(1);
     let ask = |arguments: &[&str]| agent::ask(&bed.cluster.node1, &settings.bpffs, arguments).unwrap().stdout;
@@ -165,7 +165,7 @@ fn top_shows_traffic_by_service_and_backend_in_a_terminal() {
     );
 }
 
-/// What ends `top`.
+/// A way to end `top`.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Key(&'static str),
@@ -175,7 +175,7 @@ enum End {
 #[test]
 fn top_restores_the_terminal_on_every_exit() {
     let bed = Bed::with_web(&["pod2"]);
-    // A shell that goes on after it.
+    // The shell outlives `top`.
     let size = (100, 20);
     let shell = Terminal::start(&bed.cluster.node1, bed.cluster.folder(), size, "PS1='prompt> ' sh").unwrap();
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT].map(End::Signal);
@@ -203,7 +203,7 @@ fn top_gives_the_terminal_back(bed: &Bed, terminal: &Terminal, end: End) {
     let left = || (terminal.state("#{alternate_on} #{cursor_flag}").ok()? == "0 1").then_some(());
     let seen = terminal.screen();
     assert!(wait_for(LIMIT, left).is_some(), "{end:?} leaves the screen as it was: {seen:?}");
-    // Typed before the shell is there, it would not stand behind the prompt.
+    // Keys typed before the prompt would appear in front of it.
     let prompts = || terminal.screen().ok()?.trim_end().ends_with("prompt>").then_some(());
     assert!(wait_for(LIMIT, prompts).is_some(), "{end:?}: {:?}", terminal.screen());
     terminal.press(&["stty -a", "Enter"]).unwrap();
@@ -224,9 +224,9 @@ fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     let page: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
     let echo = page.as_array().unwrap().iter().find(|port| port["portName"] == "echo").unwrap();
     let traffic = &echo["backends"][0]["traffic"];
-    // Three datagrams of 100 octets, behind headers of 28.
+    // Three datagrams of 100 bytes, behind headers of 28.
     assert_eq!((&traffic["packetsSent"], &traffic["bytesSent"]), (&3.into(), &(3 * 128).into()), "{page:#}");
-    // They come back with a line before them.
+    // The server adds a line before each.
     assert!(traffic["bytesAnswered"].as_u64().unwrap() > 3 * 128, "{page:#}");
 
     let pod = bed.cluster.pod("pod2").unwrap();

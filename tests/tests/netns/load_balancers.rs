@@ -1,4 +1,4 @@
-//! Addresses of load balancers and external IPs: which are served, and for whom.
+//! Load balancer and external IPs: which addresses are served, and to which clients.
 
 use std::net::SocketAddr;
 
@@ -31,7 +31,7 @@ fn service_is_served_only_at_the_addresses_of_its_type() {
     let mut external_only = lan.service(2, &["pod3"]);
     external_only.ports.iter_mut().for_each(|port| port.node_port = None);
     external_only.exposure = Exposure { external_ips: external(102).to_vec(), ..Exposure::default() };
-    // A load balancer that is a proxy: its address belongs to it, also for pods.
+    // A load balancer in proxy mode: packets to its address go to it, also from pods.
     let mut proxied = lan.service(3, &["pod3"]);
     proxied.exposure.proxied = true;
     lan.apply(&[bare, external_only, proxied]);
@@ -68,23 +68,23 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     // White space around a range does not count.
     lan.apply(&[ranged(&[" 198.51.100.0/24 ", "fd00:198:51:100::/64"])]);
     lan.check(&["client"], 1, &[LoadBalancer], FROM_NODE1);
-    // Others are dropped without a word, pods too.
+    // Packets of other clients, including pods, are dropped silently.
     lan.check(&["client2", "pod1"], 1, &[LoadBalancer], Expect::Silence);
-    // They are about nothing else.
+    // The ranges apply to no other kind of address.
     lan.check(&["client2"], 1, &[NodePort(1), ExternalIp], FROM_NODE1);
     lan.check(&["pod1"], 1, &[NodePort(1), ExternalIp], FROM_NODE1);
     lan.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
 
-    // Live: other ranges, everybody, and pods.
+    // Edits: other ranges, all clients, and pods.
     lan.apply(&[ranged(&["203.0.113.2/32", "fd00:203:0:113::2/128", "10.244.1.0/24", "fd00:10:244:1::/64"])]);
     lan.check(&["client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
     lan.check(&["client"], 1, &[LoadBalancer], Expect::Silence);
     lan.apply(&[ranged(&["0.0.0.0/0", "::/0"])]);
     lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
-    // The ranges are asked before the endpoints.
-    let mut nobody = ranged(&["198.51.100.0/24", "fd00:198:51:100::/64"]);
-    nobody.endpoints.clear();
-    lan.apply(&[nobody]);
+    // The ranges are checked before the endpoints.
+    let mut without_endpoints = ranged(&["198.51.100.0/24", "fd00:198:51:100::/64"]);
+    without_endpoints.endpoints.clear();
+    lan.apply(&[without_endpoints]);
     lan.check(&["client"], 1, &[LoadBalancer], Expect::Refused);
     lan.check(&["client2"], 1, &[LoadBalancer], Expect::Silence);
     lan.apply(&[ranged(&[])]);
@@ -133,8 +133,8 @@ fn service_type_and_node_port_follow_edits_live() {
     lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
 }
 
-/// As load balancers do it that have no addresses of their own. A connection of the node may get such a port, too, and so may one
-/// that netfilter masquerades.
+/// Load balancers without their own addresses use those of nodes. A connection of the node may use such a port as its
+/// source, and so may one that netfilter masquerades.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;

@@ -1,4 +1,4 @@
-//! Whom backends see, and the source ports that it takes.
+//! The client address that backends see, and source ports of masqueraded connections.
 
 use std::{io, net::SocketAddr, thread};
 
@@ -16,7 +16,7 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend sees these of [`CLIENTS`] behind the node's address, and the others as they are. pod4's node
+/// Asserts that the backend sees the node's address for these of [`CLIENTS`], and the others' own address. pod4's node
 /// has no agent, so that its packets come over the wire like the client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], who: &[&str]) {
@@ -47,9 +47,9 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
         for number in [1, 3, 4] {
             assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
         }
-        // (Unless masqueraded, a remote backend's answers to anybody but a local pod go past node 1.)
+        // (Without masquerade, replies of a remote backend bypass node 1 unless the client is a local pod.)
         lan.check(cluster_ip, 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Node(1)));
-        // Everything else: everybody under `Cluster`, nobody under `Local`.
+        // Other addresses: every client under policy `Cluster`, none under `Local`.
         assert_masqueraded(&lan, 1, "pod2", &EXTERNAL, &CLIENTS);
         assert_masqueraded(&lan, 2, "pod3", &EXTERNAL, &CLIENTS);
         for number in [3, 4] {
@@ -58,7 +58,7 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     }
 }
 
-/// How often that happened, by `status`.
+/// Packets with this outcome, from `status`.
 fn outcome(agent: &Agent, name: &str) -> u64 {
     let output = agent.ask(&["status", "-o", "json"]).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -83,11 +83,11 @@ fn source_port_exhaustion_is_counted_and_recovers() {
         let fifth = crate::lan::knock_briefly(lan.netns("client"), to, Protocol::Tcp);
         assert_eq!(fifth, crate::lan::Verdict::Silent);
         assert!(outcome(agent, "no_source_port") > before);
-        // The others do not notice; UDP and the other family have ports of their own.
+        // Open connections continue; UDP and the other family have separate ports.
         let udp = NodePort(1).of(1, (Protocol::Udp, family));
         assert_eq!(ask_udp(lan.netns("client"), udp, 8).unwrap().server, "pod3");
         connections.iter_mut().for_each(|connection| assert_eq!(connection.ask().unwrap().server, "pod3"));
-        // One ends: its port is free at once.
+        // A closed connection frees its port at once.
         connections.pop();
         assert_eq!(ask_http(lan.netns("client"), to).unwrap().server, "pod3");
     }

@@ -1,4 +1,4 @@
-//! What the agent makes of its node: addresses that come and go, its settings in the kernel, ports kept from sockets.
+//! The agent follows its node: addresses, settings in the kernel, internal devices, reserved ports.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::bed::{Bed, RANGES, WEB};
 
 const NODE_PORT: u16 = 30_080;
-/// How long the agent may take to follow the node.
+/// Time limit until the agent has followed a change of the node.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A cluster whose service `web` has a node port, and an agent with these arguments.
@@ -50,7 +50,7 @@ fn json(bed: &Bed, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The addresses that serve the node port, as the kernel has them.
+/// The addresses in the kernel's maps that serve the node port.
 fn node_ports(bed: &Bed) -> BTreeSet<String> {
     let services = json(bed, &["service", "list", "-o", "json"]);
     let frontends =
@@ -206,7 +206,7 @@ fn reserved_ports(netns: &Netns) -> String {
 fn masquerade_ports_are_reserved_until_cleanup() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
     let node1 = bed.cluster.node1.clone();
-    assert_eq!(reserved_ports(&node1), "", "where the ranges do not meet nothing is done");
+    assert_eq!(reserved_ports(&node1), "", "ranges that do not overlap need no reservation");
     bed.agent.take().unwrap().terminate().unwrap();
 
     node1.sysctl("ipv4/ip_local_reserved_ports", "8080,25000-25010").unwrap();
@@ -218,7 +218,7 @@ fn masquerade_ports_are_reserved_until_cleanup() {
     assert_eq!(reserved_ports(&node1), "8080,25000-26000", "another range replaces the one before");
 
     bed.agent.take().unwrap().terminate().unwrap();
-    assert_eq!(reserved_ports(&node1), "8080,25000-26000", "the data plane goes on");
+    assert_eq!(reserved_ports(&node1), "8080,25000-26000", "the data plane stays");
     agent::ask(&node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
     assert_eq!(reserved_ports(&node1), "8080,25000-25010");
 }
@@ -240,7 +240,7 @@ fn disabled_forwarding_is_reported() {
     bed.cluster.node1.sysctl("ipv4/ip_forward", "1").unwrap();
 }
 
-/// An administrator gives the nodes addresses out of the range of cluster IPs.
+/// An administrator has given the node addresses inside the cluster IP range.
 #[test]
 fn node_network_inside_the_cluster_ip_range_stays_reachable() {
     for arguments in [&[][..], &RANGES] {
@@ -268,7 +268,7 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
             assert_eq!(fails(&node1, to), REFUSED, "{address} is the node's, by itself");
             assert_eq!(ping(&client, to.ip(), 56).unwrap(), to.ip());
         }
-        // Only of a range that was given somebody has said that it is of cluster IPs alone.
+        // Only a range given by a flag is known to hold nothing but cluster IPs.
         let other = SocketAddr::new("10.100.0.2".parse().unwrap(), 9);
         let expected = if arguments.is_empty() { REFUSED } else { io::ErrorKind::HostUnreachable };
         assert_eq!(fails(&node1, other), expected, "another machine, {arguments:?}");

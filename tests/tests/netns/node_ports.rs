@@ -1,4 +1,4 @@
-//! Node ports and the other addresses that clients outside of the cluster use, as far as no policy is about them.
+//! Node ports and other addresses for external clients, without traffic policies.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ fn lan(wiring: Wiring) -> Lan {
 
 const POINT_TO_POINT: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
 
-/// What has to work whatever the nodes' reverse path filters and the CNI plugin are like.
+/// Asserts what works with any reverse path filter and any CNI plugin.
 fn assert_main_paths(lan: &Lan) {
     for (number, pod) in [(1, "pod2"), (2, "pod3")] {
         for node in [1, 2] {
@@ -39,31 +39,27 @@ fn assert_main_paths(lan: &Lan) {
         }
         let of_node1 = [LoadBalancer, ExternalIp];
         lan.check(&["client", "pod1"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(1)));
-        // Its own node serves a pod, whatever way the router knows.
+        // A pod is served by its own node, whatever the router's routes.
         lan.check(&["pod4"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(2)));
         lan.check(&["pod1", "pod4"], number, &[ClusterIp], Expect::Answer(&[pod], Seen::Client));
     }
 }
 
-/// Much data in both directions.
+/// Asserts large transfers in both directions.
 fn assert_transfers(lan: &Lan, who: &str, number: u8, pod: &str) {
     for family in [0, 1] {
         let http = NodePort(1).of(number, (Protocol::Tcp, family));
         let mut connection = Connection::open(lan.netns(who), http).unwrap();
         assert_eq!(connection.download(16 << 20).unwrap(), pod, "{who} ← {http}");
         assert_eq!(connection.upload(16 << 20).unwrap().server, pod, "{who} → {http}");
-        for octets in [0, 1_500, 8_192, 60_000] {
+        for bytes in [0, 1_500, 8_192, 60_000] {
             let udp = NodePort(1).of(number, (Protocol::Udp, family));
-            let answer = ask_udp(lan.netns(who), udp, octets);
-            assert_eq!(answer.unwrap().server, pod, "{octets} octets, {who} → {udp}");
+            let answer = ask_udp(lan.netns(who), udp, bytes);
+            assert_eq!(answer.unwrap().server, pod, "{bytes} bytes, {who} → {udp}");
             // With IP options, or an extension header.
             let socket = udp_socket(lan.netns(who), udp).unwrap();
             lengthen_headers(&socket).unwrap();
-            assert_eq!(
-                echo(&socket, pattern::at(0, octets.min(8_192))).unwrap().server,
-                pod,
-                "{who} → {udp}"
-            );
+            assert_eq!(echo(&socket, pattern::at(0, bytes.min(8_192))).unwrap().server, pod, "{who} → {udp}");
         }
     }
 }
@@ -75,7 +71,7 @@ fn every_kind_of_address_masquerades_clients_of_local_and_remote_backends() {
     for frontend in [NodePort(1), NodePort(2), LoadBalancer, ExternalIp] {
         assert_eq!(lan.servers("client", 3, frontend), names(&["pod1", "pod2", "pod3", "pod4"]));
     }
-    // A node port is only on addresses of nodes, and addresses of load balancers have only the ports of the Service.
+    // Node ports are served only at node addresses; load balancer addresses have only the ports of the Service.
     let address = external(1)[0];
     let elsewhere = SocketAddr::new(address, node_port(1));
     assert!(ask_udp(lan.netns("pod1"), elsewhere, 8).is_err());
@@ -104,7 +100,7 @@ fn node_ports_work_with_bridged_pods() {
         let lan = lan(Wiring { pods: PodLink::Bridge, strict, ..POINT_TO_POINT });
         assert_main_paths(&lan);
         assert_hairpins(&lan);
-        // Pods of one bridge answer each other past the node's routing.
+        // Pods on one bridge reply to each other without the node's routing.
         for (who, number, pod) in [("pod1", 1, "pod2"), ("client", 2, "pod3"), ("client", 1, "pod2")] {
             assert_transfers(&lan, who, number, pod);
         }
@@ -134,7 +130,7 @@ fn host_network_pods_serve_as_backends() {
     };
     let _servers = [1, 2].map(serve);
     lan.apply(&[on_node(4, 1), on_node(5, 2)]);
-    // What never leaves the node is not masqueraded.
+    // A connection to a backend on the node itself is not masqueraded.
     lan.check(&["client", "pod1"], 4, &EXTERNAL, Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["pod1", "pod4"], 4, &[ClusterIp], Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["client", "pod1", "pod4"], 4, &[NodePort(2)], Expect::Answer(&["node1"], Seen::Node(2)));
@@ -159,7 +155,7 @@ fn node_address_serves_as_external_ip() {
         for who in ["client", "pod1", "pod4"] {
             let verdict = knock(lan.netns(who), to, protocol);
             assert!(matches!(verdict, Verdict::Answered(_)), "{who} → {to}: {verdict:?}");
-            // Everything else there is still the node's own.
+            // Other ports of the address remain the node's own.
             assert_eq!(ping(lan.netns(who), to.ip(), 56).unwrap(), to.ip());
             let unlisted = SocketAddr::new(to.ip(), 79);
             assert_eq!(knock(lan.netns(who), unlisted, protocol), Verdict::Refused, "{who} → {unlisted}");
@@ -171,7 +167,7 @@ fn node_address_serves_as_external_ip() {
 fn assert_hairpins(lan: &Lan) {
     lan.apply(&[lan.service(4, &["pod1"])]);
     lan.check(&["pod1"], 4, &FRONTENDS, Expect::Answer(&["pod1"], Seen::Vip));
-    // Through the other node it is a client as any other.
+    // Through the other node it is an ordinary client.
     lan.check(&["pod1"], 4, &[NodePort(2)], Expect::Answer(&["pod1"], Seen::Node(2)));
     for frontend in EXTERNAL {
         for family in [0, 1] {
@@ -265,7 +261,7 @@ fn closed_target_port_refuses_clients() {
     }
 }
 
-/// Makes the way from `hop` to `to` carry at most 1400 octets.
+/// Limits the MTU of the route from `hop` to `to` to 1400 bytes.
 fn narrow(hop: &Netns, to: std::net::IpAddr, device: &str) {
     let length = if to.is_ipv4() { 32 } else { 128 };
     hop.ip(&format!("route replace {to}/{length} dev {device} mtu lock 1400\n")).unwrap();
@@ -290,7 +286,7 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
                 assert_eq!(known_mtu(lan.netns(who), http), 1400, "{who} → {http}");
             }
         }
-        // A datagram that must not be fragmented; its sender is told, and by the address it speaks to.
+        // A datagram with "don't fragment": the ICMP error comes from the address that the sender used.
         let socket = udp_socket(lan.netns("client2"), at(NodePort(1), Protocol::Udp)).unwrap();
         never_fragment(&socket).unwrap();
         socket.send(pattern::at(0, 1_450)).unwrap();
@@ -300,7 +296,7 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
         assert_eq!(echo(&socket, pattern::at(0, 1_300)).unwrap().server, "pod3");
 
         narrow(lan.cluster.router.as_ref().unwrap(), client, "eth0");
-        // To an address that the client has not learned a narrow way to, or it would ask for small segments itself.
+        // An address to which the client has not learned a small MTU; otherwise it would announce a small MSS.
         let mut connection = Connection::open(lan.netns("client"), at(ExternalIp, Protocol::Tcp)).unwrap();
         assert_eq!(connection.download(4 << 20).unwrap(), "pod3");
         let node1 = SocketAddr::new(lan.source(1, "pod3", client), 1);

@@ -1,4 +1,4 @@
-//! What is no service passes as if nobody were there.
+//! Traffic that belongs to no service passes unchanged.
 
 use lb_tests::{
     client::{Connection, ask_http, ask_udp},
@@ -15,8 +15,8 @@ fn pings_to_pods_and_nodes_pass() {
         for who in ["client", "pod1"] {
             for pod in ["pod2", "pod3"] {
                 let to = bed.cluster.pod(pod).unwrap().address(like);
-                for octets in [0, 56, 8_192] {
-                    assert_eq!(ping(bed.netns(who), to, octets).unwrap(), to, "{octets} octets from {who}");
+                for bytes in [0, 56, 8_192] {
+                    assert_eq!(ping(bed.netns(who), to, bytes).unwrap(), to, "{bytes} bytes from {who}");
                 }
             }
         }

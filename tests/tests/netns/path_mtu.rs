@@ -15,13 +15,13 @@ use nix::errno::Errno;
 
 use crate::bed::{Bed, HTTP, UDP, WEB, http, udp, vips};
 
-/// Makes the way from `hop` to `to` carry at most 1400 octets.
+/// Limits the MTU of the route from `hop` to `to` to 1400 bytes.
 fn narrow(hop: &Netns, to: IpAddr, via: &str) {
     let length = if to.is_ipv4() { 32 } else { 128 };
     hop.ip(&format!("route replace {to}/{length} {via} mtu lock 1400\n")).unwrap();
 }
 
-/// What `netns` knows about the way to `to`.
+/// The path MTU to `to` that `netns` has learned.
 fn known_mtu(netns: &Netns, to: IpAddr) -> u32 {
     path_mtu(&udp_socket(netns, udp(to)).unwrap()).unwrap()
 }
@@ -72,7 +72,7 @@ fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
             errno: Errno::EMSGSIZE,
             from_icmp: true,
             info: 1400,
-            // The client has never heard of the hop, only of the virtual address.
+            // The client knows only the virtual address, not the hop.
             offender: Some(vip),
             destination: udp(vip),
         };

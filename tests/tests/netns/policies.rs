@@ -1,4 +1,4 @@
-//! Which endpoints clients get: traffic policies, terminating endpoints, hints.
+//! Selection of endpoints: traffic policies, terminating endpoints, topology hints.
 
 use std::{
     slice::from_ref,
@@ -67,13 +67,13 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
         external_local(lan.service(2, &["pod3"])),
         internal_local(lan.service(3, &["pod1", "pod2", "pod3"])),
     ]);
-    // Internal: about cluster IPs only.
+    // The internal policy applies only to cluster IPs.
     lan.check(&["client", "pod1"], 1, &[ClusterIp], Expect::Silence);
     lan.check(&["pod4"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client", "pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Node(1)));
     assert_eq!(lan.servers("pod1", 3, ClusterIp), names(&["pod1", "pod2"]));
     assert_eq!(lan.servers("pod4", 3, ClusterIp), names(&["pod3"]));
-    // External: about everything else.
+    // The external policy applies to all other addresses.
     lan.check(&["client"], 2, &EXTERNAL, Expect::Silence);
     lan.check(&["client"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["pod1"], 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
@@ -86,15 +86,15 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
 fn internal_clients_bypass_the_local_external_policy_where_the_node_detects_them() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod3"]))]);
-    // As if it had gone out to the load balancer and come back at the right node, but nobody stands between.
+    // As if the packet went out to the load balancer and came back at the right node.
     lan.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client"], 1, &EXTERNAL, Expect::Silence);
     lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
-    // A node that cannot tell pods from others treats them as others.
+    // A node that cannot detect internal clients treats pods as external.
     lan.start_agent(1, &[]);
     lan.check(&["pod1"], 1, &EXTERNAL, Expect::Silence);
     lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
-    // A pod of another node comes over the wire as a pod all the same.
+    // A pod of another node arrives over the wire and is still internal.
     lan.start_agent(1, &CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod1"]))]);
     lan.check(&["pod4"], 1, &[NodePort(1)], Expect::Answer(&["pod1"], Seen::Client));
@@ -105,12 +105,12 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
     let lan = Lan::with(&[]);
     let pods = ["pod1", "pod2", "pod3"];
     lan.apply(&[
-        // While others are ready, they get nothing new.
+        // While other endpoints are ready, terminating ones get no new connections.
         terminating(lan.service(1, &pods), &["pod1", "pod3"]),
         terminating(lan.service(2, &pods), &pods),
         // Each policy has its own fallback: on node 1 for the local one, none for the cluster.
         external_local(internal_local(terminating(lan.service(3, &["pod1", "pod3"]), &["pod1"]))),
-        // One that does not serve any more is none.
+        // An endpoint that no longer serves is not used.
         external_local(unready(lan.service(4, &["pod1", "pod3"]), &["pod1"])),
     ]);
     for frontend in [ClusterIp, NodePort(1), LoadBalancer, NodePort(2)] {
@@ -121,7 +121,7 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
     lan.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
     lan.check(&["pod4"], 3, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client"], 4, &EXTERNAL, Expect::Silence);
-    // With `publishNotReadyAddresses` the API server says "ready" of pods that are not, and of those that go.
+    // With `publishNotReadyAddresses` the API server reports unready and terminating pods as ready.
     let mut published = terminating(lan.service(5, &["pod1", "pod2"]), &["pod1"]);
     published.endpoints[0].ready = true;
     lan.apply(&[published]);
@@ -153,7 +153,7 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod2", 2, ClusterIp), names(&["pod1", "pod3"]), "one has no hint");
     assert_eq!(lan.servers("pod2", 3, ClusterIp), names(&["pod1", "pod3"]), "none is for this node");
     assert_eq!(lan.servers("client", 4, NodePort(1)), names(&["pod1", "pod2"]), "Local knows no hints");
-    // The last preferred endpoint goes: the others of the cluster stand in.
+    // The last hinted endpoint becomes unready: the other endpoints of the cluster serve.
     lan.apply(&[unready(service, &["pod3"])]);
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }
@@ -226,8 +226,8 @@ fn rolling_update_loses_no_request() {
                     service(&[new]),
                 ] {
                     lan.cluster.manifests.put(&step).unwrap();
-                    // A busy agent would take several steps for one: what is under way to a backend that goes without
-                    // having been seen to terminate is lost, as with kube-proxy.
+                    // A busy agent would apply several steps at once: packets to a backend that leaves without
+                    // having been seen to terminate are lost, as with kube-proxy.
                     lan.settle();
                 }
             }

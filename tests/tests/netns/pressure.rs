@@ -1,4 +1,4 @@
-//! Too little room: what does not fit is refused, counted and said, and hurts nobody else.
+//! Full maps: what does not fit is rejected, counted and logged, and nothing else suffers.
 
 use std::{
     io,
@@ -23,18 +23,18 @@ use crate::{
 };
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
-/// Connections that the agent of the flood has room for.
+/// Connections that fit into the maps under the flood.
 const ROOM: u32 = 1000;
-/// As many times that are asked for.
+/// The flood opens this many times [`ROOM`] connections.
 const TIMES: u32 = 10;
 
-/// What `lb-agent status` says.
+/// Output of `lb-agent status -o json`.
 fn status(bed: &Bed) -> Value {
     let output = bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What there is too little of, by its name: how much was refused, and the text.
+/// The shortage of that name in `status`: the number of refusals, and the text.
 fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
     let status = status(bed);
     let shortages = status["agent"]["shortages"].as_array()?;
@@ -42,7 +42,7 @@ fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
     Some((found["refused"].as_u64()?, found["text"].as_str()?.to_owned()))
 }
 
-/// The value of a metric with its labels, as it is written.
+/// The value of a metric; `name` includes the labels.
 fn metric(bed: &Bed, name: &str) -> u64 {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
     let body = get(&bed.cluster.node1, server, "/metrics").unwrap().body;
@@ -50,7 +50,7 @@ fn metric(bed: &Bed, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {body}")).parse().unwrap()
 }
 
-/// How often the agent has said that.
+/// Number of warnings in the agent's log that contain `text`.
 fn said(bed: &Bed, text: &str) -> usize {
     bed.agent
         .as_ref()
@@ -61,7 +61,7 @@ fn said(bed: &Bed, text: &str) -> usize {
         .count()
 }
 
-/// Traffic that was there before: connections and UDP sockets that stay the same.
+/// Established traffic: long-lived connections and UDP sockets.
 fn established(bed: &Bed) -> Traffic {
     let clients = [&bed.cluster.client, bed.netns("pod1")].into_iter().flat_map(|netns| {
         let of = move |vip| [(netns, Kind::Connection, http(vip)), (netns, Kind::Datagrams, udp(vip))];
@@ -70,7 +70,7 @@ fn established(bed: &Bed) -> Traffic {
     Traffic::start(clients).unwrap()
 }
 
-/// Half open connections make room for others, and for nothing that is established.
+/// Half-open connections are evicted for new ones; established connections are not.
 #[test]
 fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -94,7 +94,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     assert!(text.contains("--max-connections"), "{text}");
     assert!(metric(&bed, "lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
 
-    // Those that nobody answers for go long before the minute that they have where there is room.
+    // Half-open connections are evicted long before their timeout of a minute.
     let all_get_in = || WEB.into_iter().all(|vip| client.run(|| client::ask_here(http(vip))).is_ok());
     wait_for(Duration::from_secs(20), || all_get_in().then_some(())).expect("new connections get in again");
     let recovered = since_flood.elapsed();
@@ -103,8 +103,8 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
         .unwrap();
 
     let again = idle.iter_mut().map(|connection| connection.ask().unwrap().server);
-    assert!(again.eq(servers), "another server goes on with a connection");
-    traffic.goes_on().unwrap();
+    assert!(again.eq(servers), "a connection has moved to another server");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
     assert_eq!(said(&bed, "CONNTRACK is"), 1, "once a minute");
     println!("{} SYNs, {refused} dropped, others get in after {recovered:?}", TIMES * ROOM);
@@ -112,10 +112,10 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// A service with so many endpoints that nobody has.
+/// A service with 100 endpoints, none of which exists.
 fn too_big(bed: &Bed) -> Service {
     let endpoint = |last: u8| Endpoint {
-        pod: format!("nobody{last}"),
+        pod: format!("absent{last}"),
         node: "node2".into(),
         addresses: vec![
             [10, 244, 9, last].into(),
@@ -127,7 +127,7 @@ fn too_big(bed: &Bed) -> Service {
     Service { endpoints: (1..=100).map(endpoint).collect(), ..bed.service("a-big", vips(20), &[]) }
 }
 
-/// A service with so many ports, and so frontends.
+/// A service with that many ports, and thus frontends.
 fn too_many(bed: &Bed, ports: usize) -> Service {
     let port = |(name, port): (&'static str, u16)| Port {
         name,
@@ -140,7 +140,7 @@ fn too_many(bed: &Bed, ports: usize) -> Service {
     Service { ports, ..bed.service("a-many", vips(21), &["pod2"]) }
 }
 
-/// Both are named before `web`: what a plan does for them comes first.
+/// The names of both sort before `web`, so that a plan handles them first.
 #[test]
 fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -156,19 +156,19 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
         wait_for(client::PATIENCE, || (said(&bed, flag) > 0).then_some(())).expect(flag);
     }
 
-    // Everybody else is served, and changes, as always.
+    // All other services are served and follow edits.
     for pod in ["pod1", "pod4", "pod2"] {
         bed.put("other", vips(22), &[pod]);
         let served = || ask_http(&client, http(vips(22)[0])).ok().filter(|answer| answer.server == pod);
         wait_for(client::PATIENCE, served).expect(pod);
-        traffic.goes_on().unwrap();
+        traffic.progresses().unwrap();
     }
 
-    // There is room as soon as they ask for less, or others leave.
+    // They are served once they need less, or others leave.
     bed.cluster.manifests.remove("a-big").unwrap();
     bed.cluster.manifests.put(&too_many(&bed, 4)).unwrap();
     let still_short = wait_for(client::PATIENCE, || shortage(&bed, "BACKENDS").is_none().then_some(()));
-    still_short.expect("nobody waits for BACKENDS");
+    still_short.expect("no service waits for BACKENDS");
     assert!(shortage(&bed, "SERVICES").is_some());
     bed.cluster.manifests.remove("other").unwrap();
     let last_port = SocketAddr::new(vips(21)[0], crate::bed::HTTP + 3);
@@ -179,11 +179,11 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
 
     assert_eq!((said(&bed, "--max-backends"), said(&bed, "--max-frontends")), (1, 1), "once a minute");
     assert!(lb_tests::agent::is_healthy(&bed.cluster.node1).unwrap());
-    traffic.goes_on().unwrap();
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }
 
-/// More clients than there is room for are balanced anew, and never refused.
+/// Clients beyond the capacity are rebalanced, never rejected.
 #[test]
 fn affinity_evictions_are_counted_and_clients_stay_served() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -211,7 +211,7 @@ fn affinity_evictions_are_counted_and_clients_stay_served() {
         addresses.iter().for_each(|address| drop(ask_from(*address).unwrap()));
         shortage(&bed, "AFFINITY")
     });
-    let (evicted, text) = evicted.expect("clients were pushed out");
+    let (evicted, text) = evicted.expect("clients were evicted");
     assert!(evicted > 0 && text.contains("--max-affinity-clients"), "{evicted} {text}");
     assert!(metric(&bed, "lb_affinity_evicted_total") >= evicted);
     let clients = metric(&bed, "lb_map_entries{map=\"AFFINITY\"}");
@@ -219,5 +219,5 @@ fn affinity_evictions_are_counted_and_clients_stay_served() {
     assert_eq!(said(&bed, "AFFINITY is full"), 1, "once a minute");
     ask_udp(client, udp(WEB[0]), 64).unwrap();
     traffic.stop().assert_unharmed();
-    println!("{evicted} clients pushed out within {:?}, all served", started.elapsed());
+    println!("{evicted} clients evicted within {:?}, all served", started.elapsed());
 }

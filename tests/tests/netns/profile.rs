@@ -1,4 +1,4 @@
-//! `lb-agent profile` under traffic, and that nothing is counted any more afterwards.
+//! `lb-agent profile` under traffic; afterwards the kernel stops counting.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,7 +19,7 @@ fn ask_for(bed: &Bed, time: Duration) {
     }
 }
 
-/// How often the kernel has seen this program run.
+/// Number of runs of a program that the kernel has counted.
 fn runs(id: u64) -> u64 {
     let mut programs = loaded_programs().map(Result::unwrap);
     programs.find(|info| u64::from(info.id()) == id).unwrap().run_count()
@@ -57,7 +57,7 @@ fn profile_counts_program_runs_only_while_it_runs() {
         "programs of sockets, too: {profile:#}"
     );
 
-    // One that is killed does not leave the kernel counting.
+    // A killed profile stops the kernel's counting, too.
     let id = of("tc_ingress")["programId"].as_u64().unwrap();
     let settings = bed.cluster.agent_settings(1);
     let mut command = bed.cluster.node1.command(agent::binary());

@@ -6,7 +6,8 @@ use lb_tests::client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp};
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// Asserts that connections and datagrams from `who` are rejected at once: the first SYN and the only datagram are answered.
+/// Asserts that connections and datagrams from `who` are rejected at once: the first SYN and the only datagram are
+/// answered.
 fn assert_rejected(bed: &Bed, who: &str) {
     for vip in WEB {
         let over_tcp = ask_http_by_first_syn(bed.netns(who), http(vip)).unwrap_err();

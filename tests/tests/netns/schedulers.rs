@@ -1,4 +1,4 @@
-//! Which backends connections get from each scheduler, as clients see it.
+//! Distribution of connections by each scheduler, as clients see it.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
 
 pub(crate) const PODS: [&str; 3] = ["pod1", "pod2", "pod3"];
 
-/// Puts the service of that number and scheduler beside the others; one that answers.
+/// Adds a service with this scheduler, waits until the agent serves it and returns its addresses.
 pub(crate) fn put(bed: &Bed, number: u8, scheduler: &str, weights: &str) -> [IpAddr; 2] {
     let mut service = bed.service(&format!("{scheduler}-{number}"), vips(number), &PODS);
     service.annotations =
@@ -40,14 +40,14 @@ fn shares<'a>(names: impl IntoIterator<Item = &'a str>) -> [u32; 3] {
     PODS.map(|pod| shares.get(pod).copied().unwrap_or(0))
 }
 
-/// Who answers 60 connections, one after the other.
+/// Shares of the pods in 60 sequential connections.
 fn short(bed: &Bed, vip: IpAddr) -> [u32; 3] {
     let names: Vec<String> =
         (0..60).map(|_| ask_http(&bed.cluster.client, http(vip)).unwrap().server).collect();
     shares(names.iter().map(String::as_str))
 }
 
-/// Connections that stay, with the pod of each.
+/// Open connections, with the pod of each.
 pub(crate) struct Held(Vec<(String, Connection)>);
 
 impl Held {
@@ -55,7 +55,7 @@ impl Held {
         Self(Vec::new())
     }
 
-    /// Opens more of them; who got these.
+    /// Opens more connections and returns the shares of the pods in these.
     pub(crate) fn more(&mut self, client: &Netns, vip: IpAddr, count: usize) -> [u32; 3] {
         let before = self.0.len();
         for _ in 0..count {
@@ -77,7 +77,7 @@ impl Held {
     }
 }
 
-/// Each CPU has turns of its own, and the client's packets may come in on any of a few.
+/// Round robin keeps a position per CPU, and SYNs of the client may arrive on several CPUs.
 fn is_about(found: [u32; 3], wanted: [u32; 3], off: u32) -> bool {
     found.iter().zip(wanted).all(|(found, wanted)| found.abs_diff(wanted) <= off)
 }
@@ -126,7 +126,7 @@ fn least_connection_schedulers_count_open_connections() {
             let mut held = Held::none();
             held.more(&bed.cluster.client, vip, 12);
             assert_eq!(held.all(), wanted, "{scheduler} {weights} {vip}");
-            // Where connections end, new ones begin.
+            // New connections go to the pod whose connections have ended.
             held.end(&bed.cluster.client, "pod3");
             let missing = wanted[2];
             let more = held.more(&bed.cluster.client, vip, missing as usize);
@@ -145,8 +145,8 @@ fn connection_counts_survive_agent_restarts_and_backend_changes() {
     bed.agent.take().unwrap().kill().unwrap();
     held.end(&bed.cluster.client, "pod2");
     bed.start_agent();
-    assert_eq!(held.more(&bed.cluster.client, vip, 3), [0, 3, 0], "what ended without an agent");
-    // A backend that goes and comes back finds its connections counted.
+    assert_eq!(held.more(&bed.cluster.client, vip, 3), [0, 3, 0], "connections that ended without an agent");
+    // Connections of a removed backend are still counted when it returns.
     let mut service = bed.service("lc-50", vips(50), &PODS[..2]);
     service.annotations = vec![("lb.dev/scheduler", "lc".to_owned())];
     let followed = |count: &str| {
@@ -181,12 +181,12 @@ fn scheduler_flag_applies_to_services_without_a_valid_annotation() {
     assert_eq!(held.more(&bed.cluster.client, WEB[0], 3), [1, 1, 1], "served as if it said nothing");
 }
 
-/// Who answers a datagram from this port.
+/// The server of a datagram from this port.
 fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
     from(client, SocketAddr::new(any_address(to.ip()), port), to)
 }
 
-/// Who answers a datagram from this address.
+/// The server of a datagram from this address.
 pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String {
     let socket = client.run(|| udp_socket_from(source, to)).unwrap();
     echo(&socket, b"who?").unwrap().server

@@ -1,4 +1,5 @@
-//! SCTP through a service, by the kernel's own sockets. Skipped where the kernel has no SCTP; Debian's have it (`cargo xtask vm`).
+//! SCTP through a service, by the kernel's own sockets. Skipped where the kernel has no SCTP; Debian's have it (`cargo
+//! xtask vm`).
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -31,8 +32,8 @@ const TARGET: u16 = 3869;
 /// The pods that serve it, on both nodes.
 const PODS: [&str; 2] = ["pod2", "pod3"];
 
-/// A one-to-one socket, which works as one of TCP does. It is bound to one address, so that it tells its peer of no other:
-/// nobody translates those.
+/// A one-to-one socket, which works like a TCP socket. It is bound to one address, so that it announces no others to
+/// its peer: those are not translated.
 fn bound_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)?;
@@ -50,7 +51,7 @@ fn open(netns: &Netns, from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Answers each message of each association with the name and the address that its sender is seen under. Ends with the test.
+/// Answers each message with the server's name and the client's address as the server sees it. Ends with the test.
 fn serve(netns: &Netns, name: &'static str, address: IpAddr) {
     let listener = netns.run(|| {
         let socket = bound_socket(SocketAddr::new(address, TARGET))?;

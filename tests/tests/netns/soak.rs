@@ -1,5 +1,5 @@
-//! Churn for as long as is asked for: Services and endpoints come and go at random, agents are killed and started, and all
-//! that should work does; nothing is left in maps, memory or descriptors.
+//! Churn for a configurable time: Services and endpoints change at random, agents are killed and restarted. All
+//! requests succeed, and maps, memory and descriptors do not leak.
 //!
 //! `cargo xtask soak --minutes 30` runs it for that long (`LB_SOAK_SECONDS`, `LB_SOAK_SEED`).
 
@@ -19,17 +19,17 @@ use serde_json::Value;
 
 use crate::bed::{Bed, http, udp, vips};
 
-/// Where nothing else is asked for.
+/// Default duration in seconds.
 const SHORT: u64 = 15;
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
-/// Services that come and go.
+/// Services that are added and removed.
 const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
-/// The virtual addresses of the first of them.
+/// Number of the virtual addresses of the first Service.
 const FIRST: u8 = 50;
-/// Ports that questions over UDP come from, one after the other: a Service without pods keeps the flows that it had, so that who
-/// gets the port of one by chance would be answered. When they begin anew, those flows are long over.
+/// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so that a client that
+/// repeats the port of one would get an answer. When the range starts over, those flows have expired.
 static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
-/// As much may the agent's memory grow from the middle of the time to the end.
+/// Limit, in bytes, for the growth of the agent's memory in the second half of the time.
 const GROWTH: u64 = 8 << 20;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -48,7 +48,7 @@ struct Soak {
 }
 
 impl Soak {
-    /// Makes, changes or removes a Service, and sees whether everybody is told.
+    /// Adds, changes or removes a Service and waits until the kernel holds the change.
     fn change(&mut self) {
         self.changes += 1;
         let which = self.rng.usize(..NAMES.len());
@@ -99,7 +99,7 @@ impl Soak {
             .unwrap_or_else(|| panic!("{} has not become {pods:?}", NAMES[which]));
     }
 
-    /// Asks everybody who should answer, and those who should not.
+    /// Sends requests to all Services: those with pods must answer, the others must not.
     fn ask(&mut self) {
         for (which, pods) in &self.served {
             let vips = vips(FIRST + u8::try_from(*which).unwrap());
@@ -138,7 +138,7 @@ impl Soak {
         self.bed.start_agent();
     }
 
-    /// Resident octets and open descriptors of the agent.
+    /// Resident bytes and open descriptors of the agent.
     fn weight(&self) -> (u64, usize) {
         let pid = self.bed.agent.as_ref().unwrap().pid();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -181,7 +181,7 @@ fn churn_fails_no_request_and_leaks_nothing() {
             next_restart = Instant::now() + (time / 4).min(Duration::from_secs(60));
         }
     }
-    // From here on one agent lives, so that what it takes more and more of would be seen.
+    // From here on the agent is not restarted, so that a leak would show.
     let middle = soak.weight();
     while start.elapsed() < time {
         soak.change();
@@ -194,7 +194,7 @@ fn churn_fails_no_request_and_leaks_nothing() {
     wait_for(Duration::from_secs(20), clean)
         .unwrap_or_else(|| panic!("maps had {before:?} and have {:?}", soak.maps()));
     let end = soak.weight();
-    assert!(end.0 <= middle.0 + GROWTH, "{} octets of memory, then {}", middle.0, end.0);
+    assert!(end.0 <= middle.0 + GROWTH, "{} bytes of memory, then {}", middle.0, end.0);
     assert!(end.1 <= middle.1 + 2, "{} descriptors, then {}", middle.1, end.1);
     let report = traffic.stop();
     report.assert_unharmed();

@@ -1,4 +1,4 @@
-//! Processes of the node: what sockets live through.
+//! Sockets of processes on the node through changes of services, backends and agents.
 
 use std::{
     fs::File,
@@ -39,13 +39,13 @@ fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
     bed.put("web", WEB, &["pod3"]);
     for (socket, to) in sockets.iter().zip(names(udp)) {
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        // Who reads is told with this error.
+        // A pending or later read fails with this error.
         let told = || {
             let error = socket.recv(&mut [0; 128]).err()?;
             (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
         };
-        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: nobody said anything"));
-        // The application may connect it anew.
+        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: the socket got no error"));
+        // The application can reconnect the socket.
         socket.connect(to).unwrap();
         assert_eq!(echo(socket, b"?").unwrap().server, "pod3", "{to}");
     }
@@ -64,7 +64,7 @@ fn connected_udp_socket_stays_with_a_serving_terminating_backend() {
     let mut service = bed.service("web", WEB, &["pod1", "pod3"]);
     service.endpoints[0] = service.endpoints[0].clone().terminating();
     bed.cluster.manifests.put(&service).unwrap();
-    // New flows go to the other one as soon as the agent has seen it.
+    // New flows go to the other pod once the agent has read the change.
     let other = || (ask_briefly(&bed.cluster.node1, WEB[0])? == "pod3").then_some(());
     wait_for(PATIENCE, other).unwrap();
     for socket in &sockets {
@@ -73,7 +73,7 @@ fn connected_udp_socket_stays_with_a_serving_terminating_backend() {
     bed.put("web", WEB, &["pod3"]);
     for (socket, to) in sockets.iter().zip(names(udp)) {
         let told = || socket.send(b"?").and_then(|_| socket.recv(&mut [0; 128])).err();
-        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: nobody said anything"));
+        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: the socket got no error"));
     }
 }
 
@@ -122,8 +122,8 @@ fn programs(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// A program in the control group that is none of the agent's. (It is ours for want of another, with maps of its own, for
-/// sockets of no namespace.)
+/// Attaches a foreign program to the control group. (It is a copy of ours with separate maps, for
+/// sockets of no namespace: the simplest program at hand.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
@@ -146,7 +146,7 @@ fn cleanup_detaches_only_our_socket_programs() {
     assert_eq!(ask_http(&bed.cluster.node1, http(WEB[0])).unwrap().server, "pod2");
     bed.agent.take().unwrap().terminate().unwrap();
     agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
-    // The kernel lets go of links that nobody holds any more when it finds the time.
+    // The kernel releases unreferenced links asynchronously.
     wait_for(PATIENCE, || (programs(&bed) == ["sock_connect4"]).then_some(())).unwrap();
     drop(others);
     wait_for(PATIENCE, || programs(&bed).is_empty().then_some(())).unwrap();
@@ -160,7 +160,7 @@ fn socket_lb_off_attaches_no_socket_programs() {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent_with(&["--socket-lb", "off"]);
-    // The kernel lets go of a link that nobody holds any more when it finds the time.
+    // The kernel releases an unreferenced link asynchronously.
     wait_for(PATIENCE, || programs(&bed).is_empty().then_some(())).unwrap();
     assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 0);
     assert_eq!(
@@ -191,7 +191,7 @@ fn agents_of_two_nodes_do_not_interfere() {
 /// As `connect(2)` with AF_UNSPEC.
 fn disconnect(socket: &UdpSocket) {
     let nowhere = nix::libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
-    // SAFETY: the kernel reads as many octets of `nowhere` as it is told.
+    // SAFETY: the kernel reads 16 bytes of `nowhere`, which is that long.
     let result = unsafe { nix::libc::connect(socket.as_raw_fd(), &raw const nowhere, 16) };
     nix::Error::result(result).unwrap();
 }
@@ -204,7 +204,7 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
         wait_for(PATIENCE, || ask_udp(&bed.cluster.node1, udp(other), 8).ok()).unwrap();
         let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
         assert_eq!(echo(&socket, b"?").unwrap().server, "pod2");
-        // With an address on a connected socket: its own backend hears it.
+        // sendto() with the address of the connected peer reaches the same backend.
         assert_eq!(exchange(&socket, udp(one)).unwrap(), ("pod2".to_owned(), udp(one)));
         socket.connect(udp(other)).unwrap();
         assert_eq!(echo(&socket, b"?").unwrap().server, "pod1");
@@ -215,7 +215,8 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
         let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
         disconnect(&socket);
         assert!(socket.peer_addr().is_err());
-        // An IPv6 socket of Linux 6.18 that was disconnected still hears its last peer only, with or without us.
+        // In Linux 6.18 a disconnected IPv6 socket still receives only from its last peer, with or without our
+        // programs.
         let heard: &[_] = if one.is_ipv4() { &[one, other, one] } else { &[one, one] };
         for &vip in heard {
             let answer = exchange(&socket, udp(vip))
@@ -225,7 +226,7 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
     }
 }
 
-/// What was said about a backend through a service ends when the socket speaks to it without one.
+/// A socket that sends directly to a backend gets replies from the backend's own address, also after it used a service.
 #[test]
 fn replies_to_direct_datagrams_keep_the_backend_address() {
     let bed = Bed::with_web(&["pod2"]);
@@ -254,7 +255,7 @@ fn replies_to_direct_datagrams_keep_the_backend_address() {
             assert_eq!(heard(socket).unwrap(), *directly);
         }
     }
-    // Nor is it any of theirs when the service loses the backend.
+    // These sockets are also unaffected when the service loses the backend.
     let through_the_service = udp_socket(node, udp(WEB[0])).unwrap();
     through_the_service.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     bed.put("web", WEB, &["pod3"]);
@@ -267,16 +268,16 @@ fn replies_to_direct_datagrams_keep_the_backend_address() {
     }
 }
 
-/// As every question to a DNS server is one.
+/// DNS lookups open one connected socket per question.
 #[test]
 fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     let bed = Bed::with_web(&["pod2"]);
     let to = udp(WEB[0]);
-    // More than such a map keeps aside for each CPU.
+    // More than the free list per CPU of an LRU map holds.
     let patient: Vec<UdpSocket> = (0..500).map(|_| free_socket(&bed, to)).collect();
     for socket in &patient {
         socket.send_to(b"?", to).unwrap();
-        // There it waits.
+        // The reply now waits in the socket.
         socket.peek_from(&mut [0; 128]).unwrap();
     }
     let flood =
@@ -287,7 +288,7 @@ fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     }
 }
 
-/// The first octets of a request, sent with the SYN (TCP Fast Open): no system call connects the socket before.
+/// Sends a request with the SYN (TCP Fast Open), without connect().
 fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     bed.cluster.node1.run(|| {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };

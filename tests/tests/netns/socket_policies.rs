@@ -1,4 +1,4 @@
-//! Processes of the node: every kind of virtual address, and who may not use it.
+//! Processes of the node: every kind of virtual address, traffic policies and source ranges.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
-/// Addresses of node1, and those that only its own processes can use.
+/// Addresses of node1, then loopback addresses.
 const ADDRESSES: [&str; 6] =
     ["198.51.100.1", "172.18.0.1", "fd00:198:51:100::1", "fd00:172:18::1", "127.0.0.1", "::1"];
 const EXTERNAL: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
@@ -39,7 +39,7 @@ fn put(bed: &Bed, service: &Service) {
     bed.cluster.manifests.put(service).unwrap();
 }
 
-/// Waits until somebody answers; who.
+/// Waits for an answer and returns the server.
 fn eventually(netns: &Netns, to: SocketAddr) -> String {
     let mut last = None;
     wait_for(PATIENCE, || match ask_http(netns, to) {
@@ -146,7 +146,7 @@ fn source_ranges_apply_to_the_addresses_of_the_node() {
     for text in EXTERNAL {
         eventually_fails(&bed, http(text.parse().unwrap()), io::ErrorKind::HostUnreachable);
     }
-    // Whichever of its addresses is the one.
+    // Whichever address the node uses as source.
     service.exposure.source_ranges =
         ["198.51.100.1/32", "172.18.0.1/32", "fd00:198:51:100::1/128", "fd00:172:18::1/128"]
             .map(str::to_owned)
@@ -169,13 +169,13 @@ fn unlisted_ports_are_refused_and_unassigned_cluster_ips_are_unreachable() {
     }
 }
 
-/// How getaddrinfo(3) finds the order of the addresses of a name: by the source that a UDP socket gets (RFC 6724).
+/// getaddrinfo(3) sorts addresses by the source that connect() gives a UDP socket (RFC 6724).
 #[test]
 fn udp_connect_to_any_port_of_a_cluster_ip_yields_a_source_address() {
     let bed = Bed::with_web(&["pod1"]);
     let node1 = &bed.cluster.node1;
     for vip in WEB {
-        // Nobody's, the discard port, that of a TCP service, the last one.
+        // Port 0, the discard port, the port of a TCP service, the last port.
         for port in [0, 9, HTTP, 65_535] {
             for to in [SocketAddr::new(vip, port), mapped(SocketAddr::new(vip, port))] {
                 let socket = free_socket(&bed, to);
@@ -183,7 +183,7 @@ fn udp_connect_to_any_port_of_a_cluster_ip_yields_a_source_address() {
                 let source = socket.local_addr().unwrap().ip().to_canonical();
                 assert!(ADDRESSES[..4].contains(&&*source.to_string()), "{to} from {source}");
                 let error = socket.send(b"?").and_then(|_| socket.recv(&mut [0; 8])).unwrap_err();
-                // Where Linux does not even begin to send: from an IPv6 socket to port 0 of an IPv4 address.
+                // Linux itself fails a send from an IPv6 socket to port 0 of an IPv4 address.
                 let is_mapped = vip.is_ipv4() && to.is_ipv6();
                 assert_eq!(
                     error.kind(),

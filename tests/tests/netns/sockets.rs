@@ -1,4 +1,4 @@
-//! Processes of the node: their system calls are translated, so that no packet of theirs carries a virtual address.
+//! Processes of the node: the programs translate their system calls, so that no packet carries a virtual address.
 
 use std::{
     collections::BTreeSet,
@@ -58,7 +58,7 @@ pub(crate) fn free_socket(bed: &Bed, like: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends a datagram to an address; who answers, and from where.
+/// Sends a datagram to an address and returns the server's name and the source of the reply.
 pub(crate) fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
     socket.send_to(b"?", to)?;
     let mut buffer = [0; 128];
@@ -137,7 +137,7 @@ fn unconnected_udp_socket_follows_its_service() {
         }
     };
     all_hear_from("pod1");
-    // Replaced; away and back with another one; deleted and made again.
+    // The endpoint is replaced; removed and another one added; the service is deleted and recreated.
     bed.put("web", WEB, &["pod3"]);
     all_hear_from("pod3");
     bed.put("web", WEB, &[]);
@@ -195,14 +195,14 @@ fn pod_sockets_are_translated_only_with_socket_lb_all() {
     }
 }
 
-/// What `status` counts under this outcome.
+/// Packets with this outcome, from `status`.
 fn outcome(bed: &Bed, name: &str) -> u64 {
     let outcomes = &status(bed)["outcomes"];
     let entry = outcomes.as_array().unwrap().iter().find(|entry| entry["outcome"] == name).unwrap();
     entry["packets"].as_u64().unwrap()
 }
 
-/// How many connections the kernel tracks packet by packet.
+/// Number of flows in the connection table.
 fn conntrack(bed: &Bed) -> usize {
     let output = bed.agent.as_ref().unwrap().ask(&["conntrack", "list", "-o", "json"]).unwrap();
     let flows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -1,5 +1,5 @@
-//! One UDP socket keeps sending while its service changes: what was translated for endpoints that are gone, or before
-//! there were any, must not stay.
+//! UDP sockets keep sending while their service changes: flows to endpoints that are gone, or from before
+//! there were any, must not persist.
 
 use std::{
     io,
@@ -22,13 +22,13 @@ use crate::lan::{
     Lan, Protocol,
 };
 
-/// How soon a flow finds its new backend.
+/// Time limit until a flow reaches its new backend.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-/// How long one waits for an answer that may not come, before it asks again.
+/// Wait for a reply that may not come, before the next datagram.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Who answers, where somebody has to, however busy this machine is.
+/// The server of a reply that must come.
 fn certain(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
     let answer = echo(socket, b"again");
@@ -36,11 +36,11 @@ fn certain(socket: &UdpSocket) -> io::Result<String> {
     Ok(answer?.server)
 }
 
-/// Sockets that stay the same all the time.
+/// Long-lived sockets, each with a description.
 struct Senders(Vec<(String, UdpSocket)>);
 
 impl Senders {
-    /// Through every kind of address in both families, from outside and from pods; through both nodes.
+    /// Sockets to every kind of address in both families, of the external client and of pods, through both nodes.
     fn everywhere(lan: &Lan, number: u8) -> Self {
         let mut all = Vec::new();
         for family in [0, 1] {
@@ -55,7 +55,7 @@ impl Senders {
         Self(all)
     }
 
-    /// Through a node port of node 1, from outside.
+    /// Sockets of the external client to a node port of node 1.
     fn node_port(lan: &Lan, number: u8) -> Self {
         let to = |family| NodePort(1).of(number, (Protocol::Udp, family));
         Self([0, 1].map(|family| Self::one(lan, "client", to(family))).into())
@@ -67,20 +67,20 @@ impl Senders {
         (format!("{who} → {to}"), socket)
     }
 
-    /// Sends once through each socket; nobody needs to answer.
+    /// Sends one datagram through each socket and expects no reply.
     fn send(&self) {
         for (_, socket) in &self.0 {
             let _perhaps_refused = socket.send(b"?");
         }
     }
 
-    /// Keeps sending until every socket gets its answers from one of these servers; later ones count, too.
+    /// Keeps sending until every socket gets replies from one of these servers, and asserts that it stays so.
     #[track_caller]
     fn reach(&self, servers: &[&str]) {
         for (what, socket) in &self.0 {
             let mut last = None;
             let asked = wait_for(PROMPTLY, || {
-                forget_answers(socket);
+                discard_replies(socket);
                 let answer = echo(socket, b"?").map(|answer| answer.server);
                 let right = answer.as_ref().is_ok_and(|server| servers.contains(&server.as_str()));
                 last = Some(answer);
@@ -89,7 +89,7 @@ impl Senders {
             assert!(asked.is_some(), "{what}: expected one of {servers:?}, but {last:?}");
         }
         for (what, socket) in &self.0 {
-            forget_answers(socket);
+            discard_replies(socket);
             for _ in 0..3 {
                 let server = certain(socket);
                 let right = server.as_ref().is_ok_and(|server| servers.contains(&server.as_str()));
@@ -98,20 +98,20 @@ impl Senders {
         }
     }
 
-    /// Keeps sending until no socket gets an answer any more.
+    /// Keeps sending until no socket gets a reply.
     #[track_caller]
-    fn reach_nobody(&self) {
+    fn get_no_replies(&self) {
         for (what, socket) in &self.0 {
-            let nobody = |result: io::Result<_>| result.is_err().then_some(());
+            let failed = |result: io::Result<_>| result.is_err().then_some(());
             // The first one may be the refusal of an earlier datagram.
-            let silent = || nobody(echo(socket, b"?")).and_then(|()| nobody(echo(socket, b"?")));
+            let silent = || failed(echo(socket, b"?")).and_then(|()| failed(echo(socket, b"?")));
             assert!(wait_for(PROMPTLY, silent).is_some(), "{what} still gets answers");
         }
     }
 }
 
-/// Answers to what was sent when nobody waited.
-fn forget_answers(socket: &UdpSocket) {
+/// Discards replies to earlier datagrams.
+fn discard_replies(socket: &UdpSocket) {
     socket.set_nonblocking(true).unwrap();
     while socket.recv(&mut [0; 128]).is_ok() {}
     socket.set_nonblocking(false).unwrap();
@@ -131,7 +131,7 @@ fn udp_flows_follow_a_replaced_endpoint() {
         lan.apply(&[lan.service(1, &[pod])]);
         senders.reach(&[pod]);
     }
-    // Those whose backend stays do not move.
+    // Flows whose backend stays do not move.
     lan.apply(&[lan.service(1, &["pod2", "pod3"])]);
     senders.reach(&["pod2"]);
 }
@@ -142,10 +142,10 @@ fn udp_flows_follow_endpoint_readiness() {
     let service = lan.service(1, &["pod2"]);
     lan.apply(&[unready(service.clone())]);
     let senders = Senders::everywhere(&lan, 1);
-    senders.reach_nobody();
+    senders.get_no_replies();
     lan.apply(from_ref(&service));
     senders.reach(&["pod2"]);
-    // Without another endpoint there is nowhere to go: the flows stay (as with kube-proxy).
+    // Without another endpoint the flows stay (as with kube-proxy).
     lan.apply(&[unready(service)]);
     senders.reach(&["pod2"]);
     let mut other = lan.service(1, &["pod2", "pod3"]);
@@ -162,7 +162,7 @@ fn udp_flows_reach_the_first_endpoint() {
     senders.send();
     lan.apply(&[lan.service(1, &[])]);
     senders.send();
-    senders.reach_nobody();
+    senders.get_no_replies();
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
 }
@@ -191,11 +191,11 @@ fn udp_flows_follow_a_recreated_service() {
     let senders = Senders::everywhere(&lan, 1);
     senders.reach(&["pod2"]);
     lan.remove(1);
-    // Flows outlive their service (as with kube-proxy), but not its return.
+    // Flows outlive their service (as with kube-proxy), but not its recreation.
     senders.reach(&["pod2"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
-    // And once more, with a time without endpoints between.
+    // Again, with a period without endpoints in between.
     lan.remove(1);
     lan.apply(&[lan.service(1, &[])]);
     senders.send();
@@ -223,7 +223,7 @@ fn udp_flows_follow_a_replaced_endpoint_under_local_policies() {
         outside.reach(&[pod]);
     }
     inside.reach(&["pod1"]);
-    // Policies switched: the flow goes where it now belongs.
+    // The policies change: the flows follow.
     lan.apply(&[service(&["pod3"])]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     outside.reach(&["pod3"]);
@@ -246,7 +246,7 @@ fn udp_flows_of_internal_clients_follow_a_replaced_endpoint_under_a_local_policy
             .into(),
     );
     inside.reach(&["pod3"]);
-    // No endpoint is local; then some are, and those that the flows have stay.
+    // Without local endpoints the flows go to a remote one, where they stay when local ones appear.
     lan.apply(&[service(&["pod4"])]);
     inside.reach(&["pod4"]);
     lan.apply(&[service(&["pod2", "pod4"])]);
@@ -254,12 +254,12 @@ fn udp_flows_of_internal_clients_follow_a_replaced_endpoint_under_a_local_policy
 }
 
 impl Senders {
-    /// Keeps sending, longer than an agent takes to forget a flow; all answers come from this server.
+    /// Keeps sending for longer than an agent takes to delete a flow; all replies must come from this server.
     #[track_caller]
     fn stay_with(&self, server: &str) {
         for _ in 0..5 {
             for (what, socket) in &self.0 {
-                forget_answers(socket);
+                discard_replies(socket);
                 let answer = certain(socket);
                 assert!(answer.as_ref().is_ok_and(|answer| answer == server), "{what}: {answer:?}");
             }
@@ -268,7 +268,7 @@ impl Senders {
     }
 }
 
-/// A service with pod2, which the senders get, and pod3.
+/// A service with pod2 and pod3, and senders whose flows go to pod2.
 fn two_pods(lan: &Lan) -> (Service, Senders) {
     lan.apply(&[lan.service(1, &["pod2"])]);
     let senders = Senders::everywhere(lan, 1);
@@ -288,7 +288,7 @@ fn udp_flows_stay_with_a_serving_terminating_endpoint() {
     lan.apply(&[terminating(service, 0)]);
     senders.stay_with("pod2");
     Senders::everywhere(&lan, 1).reach(&["pod3"]);
-    // No frontend has led to it since; its end must be noticed nevertheless.
+    // No frontend leads to it any more; the agent must still notice its removal.
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
 }
@@ -328,8 +328,8 @@ fn udp_flows_stay_with_a_remote_endpoint_when_a_local_policy_is_set() {
     Senders::node_port(&lan, 1).reach(&["pod1"]);
 }
 
-/// Whoever forgets flows to what is gone waits for a grace period first. What came in that time must not be taken for something
-/// that is gone, too. (The node's port that a backend sees is another one after that.)
+/// The agent deletes stale flows after a grace period. It must not delete flows to an endpoint that was added during
+/// that period. (A deleted flow would show as another masquerade port at the backend.)
 #[test]
 fn udp_flows_survive_rapid_endpoint_replacement() {
     let lan = Lan::with(&[]);
@@ -346,7 +346,7 @@ fn udp_flows_survive_rapid_endpoint_replacement() {
             change(pod);
             wait_for(PROMPTLY, || ask().filter(|(_, answer)| answer.server == pod)).unwrap();
         }
-        // Some of these flows begin while those to pod3 wait to be forgotten.
+        // Some of these flows begin while the flows to pod3 await deletion.
         let flows: Vec<_> = (0..40).map(|_| ask().expect("an answer")).collect();
         thread::sleep(Duration::from_millis(100));
         for (socket, answer) in &flows {

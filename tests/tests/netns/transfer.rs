@@ -1,4 +1,4 @@
-//! Much data: TCP with segmentation offload, UDP in fragments.
+//! Large transfers: TCP with segmentation offload, UDP in fragments.
 
 use lb_tests::{
     client::{Connection, ask_udp, echo, udp_socket},
@@ -8,7 +8,7 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// Octets in each direction.
+/// Bytes in each direction.
 const LARGE: u64 = 64 << 20;
 
 fn large_transfers(who: &str, backend: &str) {
@@ -46,9 +46,9 @@ fn udp_datagrams_up_to_60_kilobytes_pass_in_fragments() {
         let bed = Bed::with_web(&[backend]);
         for who in ["client", "pod1"] {
             for vip in WEB {
-                for octets in [0, 1, 1_500, 8_192, 60_000] {
-                    let answer = ask_udp(bed.netns(who), udp(vip), octets).unwrap();
-                    assert_eq!(answer.server, backend, "{octets} octets from {who} to {vip}");
+                for bytes in [0, 1, 1_500, 8_192, 60_000] {
+                    let answer = ask_udp(bed.netns(who), udp(vip), bytes).unwrap();
+                    assert_eq!(answer.server, backend, "{bytes} bytes from {who} to {vip}");
                 }
             }
         }
@@ -60,11 +60,11 @@ fn udp_with_ip_options_and_extension_headers_passes() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     for who in ["client", "pod1"] {
         for vip in WEB {
-            for octets in [64, 8_192] {
+            for bytes in [64, 8_192] {
                 let socket = udp_socket(bed.netns(who), udp(vip)).unwrap();
                 lengthen_headers(&socket).unwrap();
-                let answer = echo(&socket, pattern::at(0, octets)).unwrap();
-                assert_eq!(answer.seen, answer.local, "{octets} octets from {who} to {vip}");
+                let answer = echo(&socket, pattern::at(0, bytes)).unwrap();
+                assert_eq!(answer.seen, answer.local, "{bytes} bytes from {who} to {vip}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Clients of backends on other nodes are served at XDP, where the wires can have it.
+//! XDP forwards external clients to backends on other nodes.
 
 use std::{io, ops::Deref, slice::from_ref, thread, time::Duration};
 
@@ -21,14 +21,14 @@ use crate::lan::{
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
 
-/// Nodes on wires like real ones. The programs at the other ends go when it is dropped.
+/// Nodes on wires that support XDP. Dropping it detaches the programs at the other ends.
 pub(crate) struct Wires {
     lan: Lan,
     ends: Vec<Ebpf>,
 }
 
 impl Wires {
-    /// The cluster, and what has to live as long.
+    /// The cluster, and the programs that must live as long.
     pub(crate) fn lan_and_ends(self) -> (Lan, Vec<Ebpf>) {
         (self.lan, self.ends)
     }
@@ -42,8 +42,8 @@ impl Deref for Wires {
     }
 }
 
-/// Frames have their checksums, and the other ends take what XDP sends. Service 1 has a backend on node 1, service 2 one on
-/// node 2.
+/// Frames carry checksums, and the other ends accept frames that XDP sends. Service 1 has a backend on node 1, service
+/// 2 on node 2.
 pub(crate) fn wires(mode: &str) -> Wires {
     let mut lan = Lan::without_agents(WIRING);
     let router = lan.cluster.router.as_ref().unwrap();
@@ -58,8 +58,8 @@ pub(crate) fn wires(mode: &str) -> Wires {
     Wires { lan, ends: ends.into() }
 }
 
-/// A veth takes frames of an XDP program at its other end only if it has one itself. (Ours, for want of another: with maps
-/// of its own, which are empty, it passes everything.)
+/// Attaches a program to a veth, which accepts frames of an XDP program at its other end only with one of its own. (A
+/// copy of ours: with empty maps it passes every packet.)
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in
@@ -86,7 +86,7 @@ fn counted(lan: &Lan, outcome: &str) -> u64 {
     found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
 }
 
-/// How the XDP program of a device of node 1 is run, as status says it.
+/// XDP mode of a device of node 1, from `status`.
 fn mode(lan: &Lan, device: &str) -> serde_json::Value {
     let status = status(lan, 1);
     let devices = status["agent"]["devices"].as_array().unwrap();
@@ -99,9 +99,9 @@ fn transfers(lan: &Lan, frontend: Frontend) {
         let mut connection = Connection::open(lan.netns("client"), http).unwrap();
         assert_eq!(connection.download(16 << 20).unwrap(), "pod3", "{http}");
         assert_eq!(connection.upload(16 << 20).unwrap().server, "pod3", "{http}");
-        for octets in [0, 1_400, 8_192, 60_000] {
+        for bytes in [0, 1_400, 8_192, 60_000] {
             let udp = frontend.of(2, (Protocol::Udp, family));
-            assert_eq!(ask_udp(lan.netns("client"), udp, octets).unwrap().server, "pod3", "{udp}, {octets}");
+            assert_eq!(ask_udp(lan.netns("client"), udp, bytes).unwrap().server, "pod3", "{udp}, {bytes}");
         }
     }
 }
@@ -110,7 +110,7 @@ fn transfers(lan: &Lan, frontend: Frontend) {
 fn xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack() {
     for how in ["native", "generic"] {
         let lan = wires(how);
-        assert_eq!(mode(&lan, "eth0"), "native", "a veth has its own mode");
+        assert_eq!(mode(&lan, "eth0"), "native", "a veth supports native XDP");
         for (number, pod) in [(1, "pod2"), (2, "pod3")] {
             let frontends = [NodePort(1), LoadBalancer, ExternalIp];
             lan.check(&["client", "client2"], number, &frontends, Expect::Answer(&[pod], Seen::Node(1)));
@@ -128,7 +128,7 @@ fn xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack() {
 
 #[test]
 fn generic_xdp_forwards_to_remote_backends() {
-    // A bridge has no mode of its own.
+    // A bridge has no native XDP.
     let lan = Lan::without_agents(WIRING);
     let node = lan.cluster.node(1);
     let (v4, v6) = (node_addresses(1)[0], node_addresses(1)[1]);
@@ -182,11 +182,11 @@ fn xdp_flows_survive_backend_edits_and_neighbour_flushes() {
         Connection::open(lan.netns("client"), NodePort(1).of(2, (Protocol::Tcp, 0))).unwrap();
     assert_eq!(connection.ask().unwrap().server, "pod3");
     lan.apply(&[lan.service(2, &["pod4"])]);
-    assert_eq!(connection.ask().unwrap().server, "pod3", "it stays where it is");
+    assert_eq!(connection.ask().unwrap().server, "pod3", "the connection keeps its backend");
     for how in EVERY {
         assert_eq!(lan.server("client", 2, NodePort(1), how), "pod4");
     }
-    // Neighbours are forgotten, and found again.
+    // The neighbour table is flushed; the hop is resolved again.
     lan.cluster.node(1).ip("neighbour flush dev eth0\n").unwrap();
     thread::sleep(Duration::from_millis(1_200));
     assert_eq!(connection.ask().unwrap().server, "pod3");
