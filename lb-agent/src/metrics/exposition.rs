@@ -1,7 +1,7 @@
-//! The text format of Prometheus (0.0.4), which kube-proxy speaks and every scraper reads, from the OpenMetrics text
-//! that the library writes. They differ in a few lines of meta data.
+//! Converts the OpenMetrics text that the library writes to the text format of Prometheus (0.0.4), which kube-proxy serves and
+//! every scraper reads. They differ in a few lines of metadata.
 
-/// The same metrics.
+/// Converts OpenMetrics text to the text format of Prometheus.
 pub(super) fn prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -12,14 +12,14 @@ pub(super) fn prometheus(open_metrics: &str) -> String {
                 Some(("HELP", rest)) => help = rest.split_once(' '),
                 Some(("TYPE", rest)) => {
                     let Some((name, kind)) = rest.split_once(' ') else { continue };
-                    // A counter's name ends so only in the samples of OpenMetrics.
+                    // In OpenMetrics only the samples of a counter have the suffix, not its metadata.
                     let suffix = if kind == "counter" { "_total" } else { "" };
                     if let Some((_, help)) = help.take() {
                         push(&mut text, &["# HELP ", name, suffix, " ", help]);
                     }
                     push(&mut text, &["# TYPE ", name, suffix, " ", kind]);
                 }
-                // Units and the end of the file.
+                // Units, and the end of the text.
                 _ => {}
             },
         }

@@ -1,6 +1,6 @@
 //! kube-proxy's metrics: its names, types, labels and buckets (`pkg/proxy/metrics/metrics.go`).
 //!
-//! Both families are written by one task in one go: what is measured for one is measured for the other.
+//! One task writes both address families together, so every measurement is recorded for both.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -39,12 +39,12 @@ struct PerPolicy {
 
 type Histograms = Family<PerFamily, Histogram, fn() -> Histogram>;
 
-/// How much of the kernel a synchronisation has looked at.
+/// The Services that a synchronisation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Every Service: the first time, or because the node has changed.
+    /// All: the first time, or because the node has changed.
     Full,
-    /// The Services that have changed.
+    /// Those that have changed.
     Partial,
 }
 
@@ -71,7 +71,7 @@ fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// From an instant to five minutes. The first bucket, 0, is kube-proxy's, too.
+/// Buckets from 0 to five minutes, as kube-proxy has them.
 fn programming_times() -> Histogram {
     let coarse = linear_buckets(60.0, 5.0, 12).chain(linear_buckets(120.0, 30.0, 7));
     Histogram::new([0.0, 0.25, 0.5].into_iter().chain(linear_buckets(1.0, 1.0, 59)).chain(coarse))
@@ -109,19 +109,23 @@ impl KubeProxy {
         self.register_synchronisation(registry);
         self.register_changes(registry);
         let name = "sync_proxy_rules_no_local_endpoints_total";
-        let help = "Service ports with a Local traffic policy and no endpoint on this node";
+        let help = "Service ports with traffic policy Local and no endpoint on this node";
         registry.register(name, help, self.no_local_endpoints.clone());
         let name = "conntrack_reconciler_sync_duration_seconds";
-        let help = "How long it took to forget flows to endpoints that are gone";
+        let help = "Duration of a search for flows to removed endpoints";
         registry.register(name, help, self.conntrack_sync.clone());
         let name = "conntrack_reconciler_deleted_entries";
-        registry.register(name, "Flows that were forgotten so", self.conntrack_deleted.clone());
-        registry.register("proxy_healthz", "Answers of /healthz by their code", self.healthz.clone());
-        registry.register("proxy_livez", "Answers of /livez by their code", self.livez.clone());
+        registry.register(
+            name,
+            "Flows to removed endpoints that were deleted",
+            self.conntrack_deleted.clone(),
+        );
+        registry.register("proxy_healthz", "Responses of /healthz by status code", self.healthz.clone());
+        registry.register("proxy_livez", "Responses of /livez by status code", self.livez.clone());
         self.begin();
     }
 
-    /// Shows what has not happened yet as 0: only what is there from the start can be seen to grow.
+    /// Exports series that have no events yet as 0, so that a query sees their first increase.
     fn begin(&self) {
         let Self { sync, full_sync, partial_sync, programming, conntrack_sync, .. } = self;
         for family in both() {
@@ -138,37 +142,41 @@ impl KubeProxy {
 
     fn register_synchronisation(&self, registry: &mut Registry) {
         for (name, help, metric) in [
-            ("sync_proxy_rules_duration_seconds", "How long a synchronisation took", &self.sync),
-            ("sync_full_proxy_rules_duration_seconds", "How long one of every Service took", &self.full_sync),
+            ("sync_proxy_rules_duration_seconds", "Duration of a synchronisation", &self.sync),
+            (
+                "sync_full_proxy_rules_duration_seconds",
+                "Duration of a synchronisation of all Services",
+                &self.full_sync,
+            ),
             (
                 "sync_partial_proxy_rules_duration_seconds",
-                "How long one of the Services that had changed took",
+                "Duration of a synchronisation of changed Services",
                 &self.partial_sync,
             ),
             (
                 "network_programming_duration_seconds",
-                "Time from the cause of a change in the cluster to its presence in the kernel",
+                "Time from a change in the cluster until it is in the kernel",
                 &self.programming,
             ),
         ] {
             registry.register(name, help, metric.clone());
         }
         let name = "sync_proxy_rules_last_timestamp_seconds";
-        registry.register(name, "When the kernel last was what it should be", self.last_sync.clone());
+        registry.register(name, "Time of the last complete synchronisation", self.last_sync.clone());
         let name = "sync_proxy_rules_last_queued_timestamp_seconds";
-        registry.register(name, "When a change last arrived", self.last_queued.clone());
+        registry.register(name, "Time when the last change arrived", self.last_queued.clone());
     }
 
     fn register_changes(&self, registry: &mut Registry) {
         let name = "sync_proxy_rules_service_changes";
-        registry.register(name, "Changes of Services that arrived", self.service_changes.clone());
+        registry.register(name, "Service changes received", self.service_changes.clone());
         let name = "sync_proxy_rules_service_changes_pending";
-        let help = "Changes of Services that are not in the kernel yet";
+        let help = "Service changes that are not in the kernel yet";
         registry.register(name, help, self.service_changes_pending.clone());
         let name = "sync_proxy_rules_endpoint_changes";
-        registry.register(name, "Changes of EndpointSlices that arrived", self.endpoint_changes.clone());
+        registry.register(name, "EndpointSlice changes received", self.endpoint_changes.clone());
         let name = "sync_proxy_rules_endpoint_changes_pending";
-        let help = "Changes of EndpointSlices that are not in the kernel yet";
+        let help = "EndpointSlice changes that are not in the kernel yet";
         registry.register(name, help, self.endpoint_changes_pending.clone());
     }
 }
@@ -194,7 +202,7 @@ impl Metrics {
         }
     }
 
-    /// An attempt to bring the kernel up to date took so long, whether it succeeded or not.
+    /// A synchronisation has ended, with success or without.
     pub(crate) fn attempted(&self, extent: Extent, took: Duration) {
         let metrics = &self.kube_proxy;
         let of_extent = match extent {
@@ -207,7 +215,7 @@ impl Metrics {
         }
     }
 
-    /// The kernel is what it should be.
+    /// A synchronisation was complete.
     pub(crate) fn synchronised(&self) {
         for family in both() {
             self.kube_proxy.last_sync.get_or_create(&family).set(now());
@@ -215,13 +223,13 @@ impl Metrics {
         self.nothing_pending();
     }
 
-    /// No change waits any more.
+    /// No received change is pending.
     pub(crate) fn nothing_pending(&self) {
         self.kube_proxy.service_changes_pending.set(0);
         self.kube_proxy.endpoint_changes_pending.set(0);
     }
 
-    /// What a trigger has led to is in the kernel now.
+    /// The change that `trigger` describes is in the kernel.
     pub(crate) fn programmed(&self, trigger: Trigger) {
         let label = PerFamily { ip_family: trigger.family.as_str() };
         // The clock of another machine may be ahead of ours.
@@ -229,7 +237,7 @@ impl Metrics {
         self.kube_proxy.programming.get_or_create(&label).observe(took.as_secs_f64());
     }
 
-    /// So many Service ports have a Local policy, and endpoints only on other nodes.
+    /// Sets the numbers of service ports with traffic policy Local and endpoints only on other nodes.
     pub(crate) fn set_no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, ports) in [("internal", internal), ("external", external)] {
             let label = PerPolicy { ip_family: family.as_str(), traffic_policy };
@@ -237,7 +245,7 @@ impl Metrics {
         }
     }
 
-    /// Flows to endpoints that are gone were looked for; so many were found, v4 and v6.
+    /// A search for flows to removed endpoints is over; `deleted` counts IPv4 and IPv6 flows.
     pub(crate) fn conntrack_reconciled(&self, took: Duration, deleted: [usize; 2]) {
         for (family, deleted) in both().into_iter().zip(deleted) {
             self.kube_proxy.conntrack_sync.get_or_create(&family).observe(took.as_secs_f64());

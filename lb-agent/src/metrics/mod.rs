@@ -1,5 +1,5 @@
-//! What the agent counts: under the names of kube-proxy what it has too ([`kube_proxy`]), `lb_…` what is our own
-//! ([`own`]). `docs/metrics.md` describes each; a test keeps it complete.
+//! Metrics of the agent: those of kube-proxy under its names ([`kube_proxy`]), others as `lb_…` ([`own`]).
+//! `docs/metrics.md` describes each; a test keeps it complete.
 
 mod exposition;
 mod kube_proxy;
@@ -19,7 +19,7 @@ pub use self::serve::router;
 pub(crate) use self::traffic::{Counted, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 
-/// Everything the tasks count. Values that live in the kernel are read when somebody asks.
+/// All metrics of the tasks. Values in the kernel are read on each scrape.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -29,7 +29,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// All metrics, those of the kernel read through `packets`, those of services through `traffic`, if they are wanted.
+    /// Registers all metrics. `packets` reads the packet counters, `traffic` the counters of Services, unless they are disabled.
     pub(crate) fn new(packets: impl PacketCounters, traffic: Option<impl TrafficSource>) -> Self {
         let (kube_proxy, own) = (KubeProxy::default(), Own::default());
         let mut registry = Registry::default();
@@ -42,7 +42,7 @@ impl Metrics {
         Self { registry, kube_proxy, own, slis: Slis::new() }
     }
 
-    /// A health check of this component was done with this result.
+    /// Records the result of a health check of the agent.
     pub(crate) fn record_health_check(&self, success: bool) {
         self.slis.record(success);
     }
@@ -69,13 +69,13 @@ fn now() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// Where the counters of the data plane are read; `None` where they cannot be at this moment.
+/// A source of the packet counters.
 pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
-    /// Packets by [`Outcome`] since the maps were made.
+    /// Packets by [`Outcome`] since the maps were made; `None` if they cannot be read at this moment.
     fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
 }
 
-/// No data plane.
+/// Counters of a test without a data plane.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct NoPackets;
@@ -87,7 +87,7 @@ impl PacketCounters for NoPackets {
     }
 }
 
-/// No Services.
+/// Counters of a test without Services.
 #[cfg(test)]
 impl TrafficSource for NoPackets {
     fn traffic(&self) -> Vec<(Counted, lb_core::traffic::Tally)> {

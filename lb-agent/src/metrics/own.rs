@@ -1,4 +1,4 @@
-//! Our own metrics.
+//! The metrics that kube-proxy does not have, under `lb_…`.
 
 use std::{fmt, time::Duration};
 
@@ -71,45 +71,44 @@ impl Default for Own {
 impl Own {
     pub(super) fn register(&self, registry: &mut Registry) {
         let name = "sync_latency_seconds";
-        let help = "Time from the arrival of the first change of a batch to its presence in the kernel";
+        let help = "Time from the arrival of the first change of a batch until the batch is in the kernel";
         registry.register(name, help, self.sync_latency.clone());
-        let help = "Attempts that the kernel refused in part";
+        let help = "Synchronisations in which the kernel refused a map update";
         registry.register("sync_failures", help, self.sync_failures.clone());
-        let help = "Changes of maps that are not in the kernel yet";
+        let help = "Map updates that are not in the kernel yet";
         registry.register("sync_pending_steps", help, self.pending.clone());
         registry.register("service_ports", "Service ports in the kernel", self.service_ports.clone());
         registry.register("backends", "Backends of all service ports in the kernel", self.backends.clone());
-        registry.register("map_entries", "Entries of a map that are in use", self.map_entries.clone());
-        registry.register("map_capacity", "Entries a map can hold", self.map_capacity.clone());
-        registry.register("devices", "Devices with our programs", self.devices.clone());
+        registry.register("map_entries", "Used entries of a map", self.map_entries.clone());
+        registry.register("map_capacity", "Capacity of a map in entries", self.map_capacity.clone());
+        registry.register("devices", "Network interfaces that have the BPF programs", self.devices.clone());
         registry.register(
             "conntrack_flows",
-            "Flows tracked at the last sweep; a connection that is masqueraded through the stack is two",
+            "Flows at the last garbage collection; a connection masqueraded through the stack counts as two",
             self.flows.clone(),
         );
-        let help = "Connections forgotten after their timeout";
+        let help = "Connections that expired";
         registry.register("conntrack_expired", help, self.flows_expired.clone());
-        let help = "Connections forgotten before their timeout, because the map was nearly full";
+        let help = "Connections evicted before their timeout because the map was nearly full";
         registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
-        let help =
-            "Clients whose session affinity was forgotten before its timeout, because the map was full";
+        let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());
-        let help = "Services that keep what they have because a map has no room for what they should be";
+        let help = "Services that keep their old state because a map has no room for the new one";
         registry.register("services_waiting", help, self.waiting.clone());
-        let help = "Addresses where a healthCheckNodePort is served";
+        let help = "Listening sockets for healthCheckNodePorts";
         registry.register("health_check_servers", help, self.health_check_servers.clone());
-        let help = "Addresses where a healthCheckNodePort should be served and cannot be";
+        let help = "Listening sockets for healthCheckNodePorts that could not be opened";
         registry.register("health_check_servers_failed", help, self.health_check_failures.clone());
     }
 }
 
 impl Metrics {
-    /// Changes are in the kernel, this long after the first of them arrived.
+    /// A batch of changes is in the kernel, `latency` after its first change arrived.
     pub(crate) fn observe_sync_latency(&self, latency: Duration) {
         self.own.sync_latency.observe(latency.as_secs_f64());
     }
 
-    /// The kernel has refused something.
+    /// The kernel has refused a map update.
     pub(crate) fn count_sync_failure(&self) {
         self.own.sync_failures.inc();
     }
@@ -129,31 +128,31 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// A sweep through the tracked connections is over; `early` of those that have expired would have had time left.
+    /// A garbage collection is over: it deleted `expired` connections, `early` of them before their timeout.
     pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
         self.own.flows_expired_early.inc_by(early as u64);
     }
 
-    /// So many clients were pushed out of AFFINITY by others.
+    /// `clients` were evicted from AFFINITY.
     pub(crate) fn count_evicted_clients(&self, clients: usize) {
         self.own.affinity_evicted.inc_by(clients as u64);
     }
 
-    /// So many Services wait for room in this map.
+    /// `services` wait for room in this map.
     pub(crate) fn set_waiting(&self, map: &'static str, services: usize) {
         self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
     }
 
-    /// So many addresses serve the health of Services, so many cannot.
+    /// `serving` addresses listen for health checks of Services, `failed` could not be opened.
     pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
         self.own.health_check_servers.set(gauge(serving));
         self.own.health_check_failures.set(gauge(failed));
     }
 }
 
-/// The counters of the data plane, read when somebody asks.
+/// The packet counters of the data plane, read on each scrape.
 #[derive(Debug)]
 pub(super) struct Packets<C>(pub(super) C);
 
@@ -161,8 +160,7 @@ impl<C: PacketCounters> Collector for Packets<C> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(packets) = self.0.packets() else { return Ok(()) };
         let kind = ConstCounter::new(0u64).metric_type();
-        let mut family =
-            encoder.encode_descriptor("lb_packets", "Packets by what became of them", None, kind)?;
+        let mut family = encoder.encode_descriptor("lb_packets", "Packets by outcome", None, kind)?;
         for (outcome, count) in Outcome::ALL.into_iter().zip(packets) {
             let label = [("outcome", outcome.as_str())];
             ConstCounter::new(count).encode(family.encode_family(&label)?)?;

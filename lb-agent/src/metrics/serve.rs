@@ -16,7 +16,7 @@ use super::{Metrics, encode, exposition};
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What scrapers ask for.
+/// Routes of the metrics.
 pub fn router(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/metrics", get(scrape)).route("/metrics/slis", get(slis)).with_state(metrics)
 }
@@ -29,7 +29,7 @@ async fn slis(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Resp
     response(&metrics.slis.registry, &headers)
 }
 
-/// In the format of Prometheus, as kube-proxy answers; as OpenMetrics for whoever asks for that.
+/// The text format of Prometheus, as kube-proxy answers, or OpenMetrics if the request accepts it.
 fn response(registry: &Registry, headers: &HeaderMap) -> Response {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let open_metrics = accepted.into_iter().any(|types| types.contains("application/openmetrics-text"));

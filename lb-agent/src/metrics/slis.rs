@@ -30,14 +30,14 @@ impl Slis {
     pub(super) fn new() -> Self {
         let mut slis =
             Self { registry: Registry::default(), last: Family::default(), all: Family::default() };
-        let help = "The result of the last health check: 1 for success";
+        let help = "Result of the last health check: 1 for success, else 0";
         slis.registry.register("kubernetes_healthcheck", help, slis.last.clone());
-        let help = "Health checks by their result";
+        let help = "Health checks by result";
         slis.registry.register("kubernetes_healthchecks", help, slis.all.clone());
         slis
     }
 
-    /// The check `ping` of `/healthz`.
+    /// Records a result of the check `ping` of `/healthz`.
     pub(super) fn record(&self, success: bool) {
         let (name, r#type) = ("ping", "healthz");
         let status = if success { "success" } else { "error" };

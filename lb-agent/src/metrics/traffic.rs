@@ -1,4 +1,4 @@
-//! What services and backends do.
+//! Traffic of service ports and backends.
 
 use std::{
     fmt::{self, Debug},
@@ -17,22 +17,22 @@ use prometheus_client::{
 
 use super::gauge;
 
-/// What a sum is of.
+/// The subject of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     /// The service port.
     pub(crate) service: ServicePortName,
-    /// One of its backends; else it is the sum of all.
+    /// One of its backends; `None` for the sum of all.
     pub(crate) backend: Option<SocketAddr>,
 }
 
-/// Where the sums are read.
+/// A source of the sums.
 pub(crate) trait TrafficSource: Debug + Send + Sync + 'static {
-    /// Each sum; those of service ports first.
+    /// All sums, those of service ports first.
     fn traffic(&self) -> Vec<(Counted, Tally)>;
 }
 
-/// The sums, read when somebody asks.
+/// The sums, read on each scrape.
 #[derive(Debug)]
 pub(super) struct Traffic<S>(pub(super) S);
 
@@ -80,13 +80,13 @@ fn encode(
     if sums.is_empty() {
         return Ok(());
     }
-    let (name, help) = (format!("{prefix}_active_flows"), format!("Flows of {whose} that are not over"));
+    let (name, help) = (format!("{prefix}_active_flows"), format!("Active flows of {whose}"));
     let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
     for (labels, tally) in sums {
         let active = gauge(usize::try_from(tally.active).unwrap_or(usize::MAX));
         ConstGauge::new(active).encode(family.encode_family(labels)?)?;
     }
-    let (name, help) = (format!("{prefix}_new_flows"), format!("Flows of {whose} that have begun"));
+    let (name, help) = (format!("{prefix}_new_flows"), format!("New flows of {whose}"));
     let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
     for (labels, tally) in sums {
         ConstCounter::new(tally.total.flows).encode(family.encode_family(labels)?)?;
@@ -103,7 +103,8 @@ fn encode_volume(
     sums: &[(Labels<'_>, Tally)],
     of: fn(&Volume) -> u64,
 ) -> fmt::Result {
-    let (name, help) = (format!("{prefix}_{what}"), format!("Network layer {what} of flows of {whose}"));
+    let (name, help) =
+        (format!("{prefix}_{what}"), format!("{what} of flows of {whose}, as the network layer counts them"));
     let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
     for (labels, tally) in sums {
         for (direction, volume) in [("sent", &tally.total.sent), ("answered", &tally.total.answered)] {
