@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    cli::{Cli, PlaceArgs, RunArgs},
+    cli::{Cli, KernelArgs, RunArgs},
     config::Config,
     daemon::socket,
 };
@@ -225,9 +225,9 @@ fn the_configuration_is_taken_and_probed_where_it_says() {
 
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join(key), text).unwrap();
-    let place = PlaceArgs { config: Some(dir.path().join(key)), ..PlaceArgs::default() };
+    let kernel = KernelArgs { config: Some(dir.path().join(key)), ..KernelArgs::default() };
     let run = RunArgs { manifests: Some("/".into()), ..RunArgs::default() };
-    let config = Config::new(place, run).unwrap();
+    let config = Config::new(kernel, run).unwrap();
     assert_probed(&daemon_set, config.healthz.unwrap().port());
 }
 

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use lb_agent::{
-    cli::{CleanupArgs, Cli, Command, LogFormat, PlaceArgs},
+    cli::{CleanupArgs, Cli, Command, KernelArgs, LogFormat},
     commands,
-    config::{Config, ConfigError, Place},
+    config::{Config, ConfigError, KernelPaths},
     daemon::{self, ConfigFile},
 };
 
@@ -21,39 +21,39 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(Cli { place, command }: Cli) -> anyhow::Result<()> {
+fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
     match command {
         Command::Run(typed) => {
             let file = ConfigFile {
-                path: place.config.clone(),
-                read: Box::new(move || Config::new(place.clone(), (*typed).clone())),
+                path: kernel.config.clone(),
+                read: Box::new(move || Config::new(kernel.clone(), (*typed).clone())),
             };
             let config = (file.read)()?;
             daemon::logging::init(config.log_filter.as_deref(), "info", config.log_format);
             daemon::run(config, file)
         }
-        Command::Status(args) => commands::status(&looked_at(place)?, args.output),
-        Command::Service(command) => commands::service(&looked_at(place)?, command),
-        Command::Conntrack(command) => commands::conntrack(&looked_at(place)?, command),
-        Command::Explain(args) => commands::explain(&looked_at(place)?, &args),
-        Command::Profile(args) => commands::profile(&looked_at(place)?, &args),
-        Command::Bugreport(args) => commands::bugreport(&looked_at(place)?, &args),
-        Command::Monitor(args) => commands::monitor(&looked_at(place)?, args),
-        Command::Top(args) => commands::top(&looked_at(place)?, &args),
-        Command::Check(args) => commands::check(&looked_at(place)?, args.output),
+        Command::Status(args) => commands::status(&paths(kernel)?, args.output),
+        Command::Service(command) => commands::service(&paths(kernel)?, command),
+        Command::Conntrack(command) => commands::conntrack(&paths(kernel)?, command),
+        Command::Explain(args) => commands::explain(&paths(kernel)?, &args),
+        Command::Profile(args) => commands::profile(&paths(kernel)?, &args),
+        Command::Bugreport(args) => commands::bugreport(&paths(kernel)?, &args),
+        Command::Monitor(args) => commands::monitor(&paths(kernel)?, args),
+        Command::Top(args) => commands::top(&paths(kernel)?, &args),
+        Command::Check(args) => commands::check(&paths(kernel)?, args.output),
         Command::Cleanup(CleanupArgs { kube_proxy: true, dry_run }) => {
-            looked_at(place)?;
+            paths(kernel)?;
             commands::cleanup_kube_proxy(dry_run)
         }
-        Command::Cleanup(_) => commands::cleanup(&looked_at(place)?),
+        Command::Cleanup(_) => commands::cleanup(&paths(kernel)?),
         Command::Completions { shell } => commands::completions(shell),
     }
 }
 
-/// The place a command looks at; it logs only what is wrong.
-fn looked_at(typed: PlaceArgs) -> Result<Place, ConfigError> {
+/// The paths that a command other than `run` works on. Such a command logs warnings and errors only.
+fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     daemon::logging::init(None, "warn", LogFormat::Human);
-    Place::new(typed)
+    KernelPaths::new(given)
 }
 
 /// The error and its causes. Some errors tell their cause themselves; that is not said twice.

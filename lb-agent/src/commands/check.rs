@@ -8,7 +8,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use super::output::{Mood, cell, print_json, print_table, table};
-use crate::{cli::TableOrJson, config::Place, leftovers};
+use crate::{cli::TableOrJson, config::KernelPaths, leftovers};
 use lb_datapath::{Probe, ProbeResult};
 
 #[derive(Debug, Serialize)]
@@ -29,8 +29,8 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 ///
 /// # Errors
 /// Something is missing that the data plane needs.
-pub fn check(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
-    let probes = lb_datapath::check(&place.bpffs);
+pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
+    let probes = lb_datapath::check(&paths.bpffs);
     match output {
         TableOrJson::Table => print_table(&probe_table(&probes))?,
         TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,

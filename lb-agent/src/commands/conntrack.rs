@@ -11,10 +11,9 @@ use serde::Serialize;
 
 use super::{
     output::{NOTHING, print, print_json, print_table, table},
-    service::split_name,
     service_view::protocol_name,
 };
-use crate::cli::{FlowFilter, TableOrJson};
+use crate::cli::{FlowFilter, TableOrJson, split_name};
 use lb_datapath::Connection;
 
 /// One flow.

@@ -1,6 +1,6 @@
 //! `explain`: what becomes of a packet, and why.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, bail};
 use lb_common::{Address, conntrack::Tuple};
@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::output::{print, print_json};
 use crate::{
-    cli::{At, ExplainArgs, TableOrJson},
-    config::Place,
+    cli::{ExplainArgs, HookContext, TableOrJson},
+    config::KernelPaths,
     explain::{
         self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, step_in_words,
         verdict_in_words,
@@ -44,8 +44,8 @@ struct StepView<'a> {
 ///
 /// # Errors
 /// There is no data plane, it cannot be read, or the question makes no sense.
-pub fn explain(place: &Place, args: &ExplainArgs) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&place.bpffs)?;
+pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&paths.bpffs)?;
     let mut routes = Routes::open()?;
     let device = entrance(&mut routes, args)?;
     let attached = Attached::of(&pinned, device)?;
@@ -112,10 +112,10 @@ impl Attached {
 /// The hook that was named, or the first one that such a packet meets.
 fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
-        Some(At::TcIngress) => HookPoint::Ingress,
-        Some(At::TcEgress) => HookPoint::Egress,
-        Some(At::Xdp) => HookPoint::Xdp,
-        Some(At::Socket) => HookPoint::Socket,
+        Some(HookContext::TcIngress) => HookPoint::Ingress,
+        Some(HookContext::TcEgress) => HookPoint::Egress,
+        Some(HookContext::Xdp) => HookPoint::Xdp,
+        Some(HookContext::Socket) => HookPoint::Socket,
         None if args.device.is_none() && attached.sockets && routes.is_own(args.from.ip)? => {
             HookPoint::Socket
         }
@@ -185,56 +185,4 @@ fn text(args: &ExplainArgs, explanation: &Explanation, question: &Question, devi
     let verdict = verdict_in_words(&explanation.verdict, question);
     text.push_str(&format!("\n  => {}\n", verdict.join("\n     ")));
     text
-}
-
-/// A client: an address, and perhaps a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Client {
-    /// The address.
-    pub ip: IpAddr,
-    /// The port.
-    pub port: Option<u16>,
-}
-
-impl std::str::FromStr for Client {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse() {
-            return Ok(Self { ip, port: None });
-        }
-        match text.parse::<SocketAddr>() {
-            Ok(socket) => Ok(Self { ip: socket.ip(), port: Some(socket.port()) }),
-            Err(_) => Err("expected ADDR, ADDR:PORT or [ADDR]:PORT".to_owned()),
-        }
-    }
-}
-
-impl std::fmt::Display for Client {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.port {
-            Some(port) => SocketAddr::new(self.ip, port).fmt(f),
-            None => self.ip.fmt(f),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_has_a_port_or_none() {
-        let parsed = |text: &str| text.parse::<Client>().map(|client| client.to_string());
-        for (text, said) in [
-            ("10.0.0.1", "10.0.0.1"),
-            ("10.0.0.1:80", "10.0.0.1:80"),
-            ("fd00::1", "fd00::1"),
-            ("[fd00::1]", "fd00::1"),
-            ("[fd00::1]:80", "[fd00::1]:80"),
-        ] {
-            assert_eq!(parsed(text).as_deref(), Ok(said));
-        }
-        assert!(parsed("web:80").is_err() && parsed("10.0.0.1:").is_err());
-    }
 }

@@ -19,28 +19,20 @@ use clap::CommandFactory as _;
 
 use crate::{
     cli::{Cli, ConntrackCommand, FlowFilter, MonitorArgs, ServiceCommand, TableOrJson, TopArgs},
-    config::Place,
+    config::KernelPaths,
     daemon::socket,
     leftovers,
 };
 use lb_datapath::{Conntrack, Pinned, Removed};
 
-pub(crate) use self::event_view::parse_network;
-pub use self::{
-    bugreport::bugreport,
-    check::check,
-    event_view::{EventVerdict, ServiceFilter},
-    explain::{Client, explain},
-    profile::profile,
-    status::status,
-};
+pub use self::{bugreport::bugreport, check::check, explain::explain, profile::profile, status::status};
 
 /// Runs `service`.
 ///
 /// # Errors
 /// There is no data plane, it cannot be read, or it has no such Service.
-pub fn service(place: &Place, command: ServiceCommand) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&place.bpffs)?;
+pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&paths.bpffs)?;
     let mut services = service_view::services(&pinned.maps().contents()?);
     match command {
         ServiceCommand::List { output, namespace } => service::list(services, namespace.as_deref(), output),
@@ -55,8 +47,8 @@ pub fn service(place: &Place, command: ServiceCommand) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// There is no data plane, or it cannot be read or written.
-pub fn conntrack(place: &Place, command: ConntrackCommand) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&place.bpffs)?;
+pub fn conntrack(paths: &KernelPaths, command: ConntrackCommand) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&paths.bpffs)?;
     match command {
         ConntrackCommand::List { output, filter } => list_flows(&pinned, output, &filter),
         ConntrackCommand::Flush { output } => conntrack::flushed(pinned.conntrack().flush()?, output),
@@ -75,29 +67,29 @@ fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyh
 ///
 /// # Errors
 /// There is no data plane, another monitor listens to it, or standard output cannot be written to.
-pub fn monitor(place: &Place, args: MonitorArgs) -> anyhow::Result<()> {
-    monitor::run(&Pinned::open(&place.bpffs)?, args)
+pub fn monitor(paths: &KernelPaths, args: MonitorArgs) -> anyhow::Result<()> {
+    monitor::run(&Pinned::open(&paths.bpffs)?, args)
 }
 
 /// Runs `top`.
 ///
 /// # Errors
 /// There is no data plane, it cannot be read, or the terminal cannot be used.
-pub fn top(place: &Place, args: &TopArgs) -> anyhow::Result<()> {
-    top::run(&Pinned::open(&place.bpffs)?, args)
+pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
+    top::run(&Pinned::open(&paths.bpffs)?, args)
 }
 
 /// Runs `cleanup`.
 ///
 /// # Errors
 /// An agent runs, or something cannot be removed.
-pub fn cleanup(place: &Place) -> anyhow::Result<()> {
+pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
     // An agent that still runs has the lock; its socket must stay.
-    if !Pinned::open(&place.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
-        socket::unbind(&place.bpffs);
+    if !Pinned::open(&paths.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
+        socket::unbind(&paths.bpffs);
     }
-    let Removed { attachments, programs, maps, ports, unmounted } = lb_datapath::cleanup(&place.bpffs)?;
-    let bpffs = place.bpffs.display();
+    let Removed { attachments, programs, maps, ports, unmounted } = lb_datapath::cleanup(&paths.bpffs)?;
+    let bpffs = paths.bpffs.display();
     let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),
         (_, unmounted) => format!(

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::output::{Mood, cell, print_json, print_table, table};
 use crate::{
     cli::{ProfileArgs, TableOrJson},
-    config::Place,
+    config::KernelPaths,
 };
 use lb_datapath::{Pinned, RunTime, Work, work};
 
@@ -46,8 +46,8 @@ struct ProgramProfile {
 ///
 /// # Errors
 /// There is no data plane, it cannot be read, or the kernel does not count.
-pub fn profile(place: &Place, args: &ProfileArgs) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&place.bpffs)?;
+pub fn profile(paths: &KernelPaths, args: &ProfileArgs) -> anyhow::Result<()> {
+    let pinned = Pinned::open(&paths.bpffs)?;
     let profile = count(&pinned, Duration::from_secs(args.seconds), wait)?;
     match args.output {
         TableOrJson::Json => print_json(&profile),

@@ -9,12 +9,7 @@ use super::{
     output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, scaled, table},
     service_view::{BackendView, FrontendView, ServiceView},
 };
-use crate::cli::ServiceOutput;
-
-/// Splits `NAMESPACE/NAME`; a name alone is in the namespace `default`.
-pub(super) fn split_name(name: &str) -> (&str, &str) {
-    name.split_once('/').unwrap_or(("default", name))
-}
+use crate::cli::{ServiceOutput, split_name};
 
 /// Prints all `services`, or those of one namespace.
 pub(super) fn list(
@@ -296,11 +291,5 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
     fn a_service_without_backends_says_what_that_means() {
         let services = service_view::services(&testdata::contents());
         assert!(page(&services[1..], false).ends_with("No backends: new connections are refused.\n"));
-    }
-
-    #[test]
-    fn a_name_alone_is_in_the_default_namespace() {
-        assert_eq!(split_name("web"), ("default", "web"));
-        assert_eq!(split_name("shop/web"), ("shop", "web"));
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::output::{Mood, NOTHING, cell, print, print_json, render, table};
 use crate::{
     cli::TableOrJson,
-    config::Place,
+    config::KernelPaths,
     daemon::{
         shortage::ShortageReport,
         socket,
@@ -98,8 +98,8 @@ struct OutcomeView {
 ///
 /// # Errors
 /// There is no data plane, or it cannot be read.
-pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
-    let status = look(place, &Pinned::open(&place.bpffs)?)?;
+pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
+    let status = look(paths, &Pinned::open(&paths.bpffs)?)?;
     match output {
         TableOrJson::Json => print_json(&status),
         TableOrJson::Table => print(&page(&status, Timestamp::now())),
@@ -107,8 +107,8 @@ pub fn status(place: &Place, output: TableOrJson) -> anyhow::Result<()> {
 }
 
 /// Everything that `status` shows.
-pub(super) fn look(place: &Place, pinned: &Pinned) -> anyhow::Result<Status> {
-    let agent = agent(place, pinned);
+pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
+    let agent = agent(paths, pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
     Ok(Status {
         programs: programs(pinned, devices)?,
@@ -126,9 +126,9 @@ fn degraded_view(probe: Probe) -> DegradedView {
     DegradedView { name: probe.name, detail: probe.detail }
 }
 
-fn agent(place: &Place, pinned: &Pinned) -> Agent {
+fn agent(paths: &KernelPaths, pinned: &Pinned) -> Agent {
     let process = pinned.agent();
-    let (report, silent) = match socket::ask(&place.bpffs) {
+    let (report, silent) = match socket::ask(&paths.bpffs) {
         Ok(report) => (report, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
@@ -298,12 +298,12 @@ fn node_lines(node: &NodeReport) -> [String; 5] {
         (true, false) => format!("devices {}", some_of(&node.inside_devices)),
         (true, true) => "nobody".to_owned(),
     };
-    let NodeReport { addresses, node_port_addresses, primary, detect_local, .. } = node;
+    let NodeReport { addresses, nodeport_addresses, primary, detect_local, .. } = node;
     let (mode, tunnel) = (&node.north_south_mode, &node.dsr_encapsulation);
     let (first, last) = (node.masquerade_first_port, node.masquerade_last_port);
     [
         format!("Node      {}", some_of(addresses)),
-        format!("NodePorts {}", some_of(node_port_addresses)),
+        format!("NodePorts {}", some_of(nodeport_addresses)),
         format!("Inside    {inside} (detect-local-mode {detect_local})"),
         format!("Masq      from {}, ports {first}-{last}", some_of(primary)),
         format!(
@@ -409,7 +409,7 @@ mod tests {
         let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
         NodeReport {
             addresses: ips(&["10.244.0.1", "192.0.2.1", "2001:db8::1"]),
-            node_port_addresses: ips(&["127.0.0.1", "192.0.2.1"]),
+            nodeport_addresses: ips(&["127.0.0.1", "192.0.2.1"]),
             primary: ips(&["192.0.2.1", "2001:db8::1"]),
             detect_local: "ClusterCIDR".into(),
             inside_networks: vec!["10.244.0.0/16".into()],

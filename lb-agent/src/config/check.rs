@@ -195,7 +195,7 @@ fn device(setting: &'static str, given: Option<String>) -> Result<String, Config
     Ok(name)
 }
 
-pub(super) fn node_port_addresses(given: Option<Vec<String>>) -> Result<NodePortAddresses, ConfigError> {
+pub(super) fn nodeport_addresses(given: Option<Vec<String>>) -> Result<NodePortAddresses, ConfigError> {
     const SETTING: &str = "--nodeport-addresses";
     let given = given.unwrap_or_default();
     if let [only] = given.as_slice()

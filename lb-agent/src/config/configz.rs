@@ -31,7 +31,7 @@ impl Config {
             "logging": { "format": match self.log_format { LogFormat::Human => "text", LogFormat::Json => "json" } },
             "metricsBindAddress": address(self.metrics),
             "nftables": { "masqueradeAll": self.masquerade_all },
-            "nodePortAddresses": match &self.node_port_addresses {
+            "nodePortAddresses": match &self.nodeport_addresses {
                 NodePortAddresses::All => Vec::new(),
                 NodePortAddresses::Primary => vec!["primary".to_owned()],
                 NodePortAddresses::Networks(networks) => networks.iter().map(ToString::to_string).collect(),

@@ -16,8 +16,8 @@ impl Config {
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
         let mut flags = self.node_flags();
         flags.extend([
-            ("bpffs", path(&self.place.bpffs)),
-            ("cgroup", self.place.cgroup.as_deref().map(path).unwrap_or_default()),
+            ("bpffs", path(&self.kernel.bpffs)),
+            ("cgroup", self.kernel.cgroup.as_deref().map(path).unwrap_or_default()),
             ("node-name", self.node_name.clone()),
             ("wire-device", list(&self.devices.wire)),
             ("workload-device", list(&self.devices.workload)),
@@ -60,7 +60,7 @@ impl Config {
                 "InterfaceNamePrefix"
             }
         };
-        let node_ports = match &self.node_port_addresses {
+        let node_ports = match &self.nodeport_addresses {
             NodePortAddresses::All => String::new(),
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
@@ -167,7 +167,7 @@ mod tests {
         let run = ["lb-agent", "run"].into_iter().map(str::to_owned);
         let cli = Cli::try_parse_from(run.chain(arguments.iter().cloned())).unwrap();
         let Command::Run(run) = cli.command else { panic!("not run") };
-        Config::new(cli.place, *run).unwrap()
+        Config::new(cli.kernel, *run).unwrap()
     }
 
     #[test]

@@ -7,8 +7,7 @@ use lb_common::Scheduler;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::file::{File, List};
-use crate::cli::{DetectLocalMode, LogFormat};
+use crate::cli::{DetectLocalMode, FileSettings, List, LogFormat};
 
 /// `kind` of such a file.
 pub(super) const KIND: &str = "KubeProxyConfiguration";
@@ -146,7 +145,7 @@ enum Mode {
 ///
 /// # Errors
 /// What is wrong, and where: it is no YAML, of another version, or a field has a value of a wrong type.
-pub(super) fn parse(text: &str) -> Result<File, String> {
+pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     remove_nulls(&mut value);
     let mut unused = Vec::new();
@@ -161,7 +160,7 @@ pub(super) fn parse(text: &str) -> Result<File, String> {
     for path in &unused {
         asked_for(path, value.pointer(&format!("/{}", path.replace('.', "/"))), &mut without_effect);
     }
-    Ok(config.into_file(without_effect))
+    Ok(config.into_settings(without_effect))
 }
 
 /// In Go, null leaves a field as it is.
@@ -211,7 +210,8 @@ impl KubeProxyConfiguration {
         (self.mode == Mode::Ipvs).then(|| name.to_owned())
     }
 
-    fn into_file(self, mut without_effect: Vec<String>) -> File {
+    /// The settings, and the names of the fields without effect.
+    fn into_settings(self, mut without_effect: Vec<String>) -> (FileSettings, Vec<String>) {
         if self.mode == Mode::Ipvs {
             without_effect.push("mode".to_owned());
         }
@@ -221,7 +221,7 @@ impl KubeProxyConfiguration {
         }
         without_effect.sort_unstable();
         let nftables = self.mode == Mode::Nftables;
-        File {
+        let settings = FileSettings {
             kubeconfig: said(self.client_connection.kubeconfig).map(Into::into),
             node_name: said(self.hostname_override),
             bind_address: said(self.bind_address),
@@ -248,9 +248,9 @@ impl KubeProxyConfiguration {
                 Format::Text => None,
                 Format::Json => Some(LogFormat::Json),
             },
-            without_effect,
-            ..File::default()
-        }
+            ..FileSettings::default()
+        };
+        (settings, without_effect)
     }
 }
 
@@ -264,46 +264,54 @@ mod tests {
 
     const EMPTY: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-    fn parsed(text: &str) -> File {
+    fn parsed(text: &str) -> (FileSettings, Vec<String>) {
         parse(&format!("{EMPTY}{text}")).unwrap()
+    }
+
+    fn settings(text: &str) -> FileSettings {
+        parsed(text).0
+    }
+
+    fn without_effect(text: &str) -> Vec<String> {
+        parsed(text).1
     }
 
     #[test]
     fn what_kubeadm_writes_is_taken_without_a_word() {
         let file = parse(include_str!("testdata/kubeadm.yaml")).unwrap();
-        let taken = File {
+        let taken = FileSettings {
             kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()),
             bind_address: Some("0.0.0.0".to_owned()),
             cluster_cidr: Some(List::Text("10.244.0.0/16".to_owned())),
             detect_local_mode: Some(DetectLocalMode::ClusterCidr),
-            ..File::default()
+            ..FileSettings::default()
         };
-        assert_eq!(file, taken);
+        assert_eq!(file, (taken, Vec::new()));
     }
 
     #[test]
     fn what_kube_proxy_writes_as_its_defaults_is_taken_without_a_word() {
         let file = parse(include_str!("testdata/defaults.yaml")).unwrap();
-        let taken = File {
+        let taken = FileSettings {
             bind_address: Some("0.0.0.0".to_owned()),
             detect_local_mode: Some(DetectLocalMode::ClusterCidr),
             healthz_bind_address: Some("0.0.0.0:10256".to_owned()),
             metrics_bind_address: Some("127.0.0.1:10249".to_owned()),
-            ..File::default()
+            ..FileSettings::default()
         };
-        assert_eq!(file, taken);
+        assert_eq!(file, (taken, Vec::new()));
     }
 
     #[test]
     fn every_field_that_counts_is_used() {
-        let file = parsed(
+        let file = settings(
             "bindAddress: 192.0.2.1\nclientConnection: {kubeconfig: /k}\nclusterCIDR: '10.0.0.0/16,fd00::/48'\n\
              detectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}\n\
              detectLocalMode: InterfaceNamePrefix\nhealthzBindAddress: '[::]:1'\nhostnameOverride: Node-A\n\
              iptables: {masqueradeAll: true}\nlogging: {format: json, verbosity: 4}\n\
              metricsBindAddress: 127.0.0.1\nnodePortAddresses: [192.0.2.0/24]\n",
         );
-        let used = File {
+        let used = FileSettings {
             bind_address: Some("192.0.2.1".to_owned()),
             kubeconfig: Some("/k".into()),
             cluster_cidr: Some(List::Text("10.0.0.0/16,fd00::/48".to_owned())),
@@ -317,28 +325,28 @@ mod tests {
             log_level: Some("info,lb_agent=debug,lb_datapath=debug".to_owned()),
             metrics_bind_address: Some("127.0.0.1".to_owned()),
             nodeport_addresses: Some(List::Items(vec!["192.0.2.0/24".to_owned()])),
-            ..File::default()
+            ..FileSettings::default()
         };
         assert_eq!(file, used);
     }
 
     #[test]
     fn the_mode_decides_which_section_and_which_default_count() {
-        let masquerades = |text| parsed(text).masquerade_all;
+        let masquerades = |text| settings(text).masquerade_all;
         assert!(masquerades("mode: nftables\nnftables: {masqueradeAll: true}\n"));
         assert!(!masquerades("mode: nftables\niptables: {masqueradeAll: true}\n"));
         assert!(!masquerades("nftables: {masqueradeAll: true}\n"));
         assert!(masquerades("mode: ipvs\niptables: {masqueradeAll: true}\n"));
         let primary = Some(List::Text("primary".to_owned()));
-        assert_eq!(parsed("mode: nftables\n").nodeport_addresses, primary);
-        assert_eq!(parsed("mode: iptables\n").nodeport_addresses, None);
+        assert_eq!(settings("mode: nftables\n").nodeport_addresses, primary);
+        assert_eq!(settings("mode: iptables\n").nodeport_addresses, None);
     }
 
     #[test]
     fn the_scheduler_of_mode_ipvs_is_ours() {
         let scheduler = |text| {
-            let file = parsed(text);
-            (file.scheduler, file.without_effect)
+            let (settings, without_effect) = parsed(text);
+            (settings.scheduler, without_effect)
         };
         let rr = Some("rr".to_owned());
         let ignored = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
@@ -357,7 +365,6 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_named_if_it_asks_for_something() {
-        let names = |text| parsed(text).without_effect;
         let file = "mode: ipvs\nipvs: {strictARP: true, scheduler: lc, syncPeriod: 30s}\nfeatureGates: {A: true}\n\
                     conntrack: {min: 0, maxPerCore: 1000}\niptables: {localhostNodePorts: false}\n\
                     winkernel: {enableDSR: true, networkName: ''}\n";
@@ -369,9 +376,9 @@ mod tests {
             "mode",
             "winkernel",
         ];
-        assert_eq!(names(file), named);
+        assert_eq!(without_effect(file), named);
         let unknown = "udpIdleTimeout: 250ms\nipvs: {new: {field: 1}}\n";
-        assert_eq!(names(unknown), ["ipvs.new.field (unknown)", "udpIdleTimeout (unknown)"]);
+        assert_eq!(without_effect(unknown), ["ipvs.new.field (unknown)", "udpIdleTimeout (unknown)"]);
     }
 
     #[test]

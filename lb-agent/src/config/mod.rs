@@ -22,17 +22,13 @@ use lb_common::{Scheduler, hash::DEFAULT_SEED};
 use lb_core::{model::Policy, north_south::NorthSouthMode, tables::Maglev};
 
 pub use self::error::ConfigError;
-use self::{
-    check::Detect,
-    error::refused,
-    file::{File, List},
-};
+use self::{check::Detect, error::refused, file::File};
 pub use crate::{
     cli::{DsrEncapsulation, ServiceMetrics, SocketLb},
     node::{DetectLocal, NodePortAddresses},
 };
 use crate::{
-    cli::{LogFormat, PlaceArgs, RunArgs},
+    cli::{KernelArgs, List, LogFormat, RunArgs},
     kubernetes::ApiServer,
 };
 use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
@@ -46,7 +42,7 @@ const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
 /// What every command needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct KernelPaths {
     /// Mount point of the BPF file system.
     pub bpffs: PathBuf,
     /// Control group of the sockets to serve; `None` is the root of the cgroup2 mount.
@@ -56,8 +52,8 @@ pub struct Place {
 /// What `run` needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where in the kernel.
-    pub place: Place,
+    /// What every command needs to know.
+    pub kernel: KernelPaths,
     /// Where Services come from.
     pub source: Source,
     /// Name of this node.
@@ -78,7 +74,7 @@ pub struct Config {
     /// Source ports of masqueraded packets.
     pub masquerade_ports: RangeInclusive<u16>,
     /// Which addresses of the node serve node ports.
-    pub node_port_addresses: NodePortAddresses,
+    pub nodeport_addresses: NodePortAddresses,
     /// How backends are chosen where a Service says nothing.
     pub scheduler: Scheduler,
     /// How Maglev tables are made, and what all schedulers that hash do that with.
@@ -124,17 +120,21 @@ pub enum Source {
     ApiServer(ApiServer),
 }
 
-impl Place {
+impl KernelPaths {
     /// What holds for a command that only looks at the kernel or cleans up.
     ///
     /// # Errors
     /// The file is unreadable, or any of its settings is refused.
-    pub fn new(typed: PlaceArgs) -> Result<Self, ConfigError> {
+    pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
         let file = File::read(typed.config.as_deref())?;
-        Self::merge(typed, file.bpffs, file.cgroup)
+        Self::merge(typed, file.settings.bpffs, file.settings.cgroup)
     }
 
-    fn merge(typed: PlaceArgs, bpffs: Option<PathBuf>, cgroup: Option<PathBuf>) -> Result<Self, ConfigError> {
+    fn merge(
+        typed: KernelArgs,
+        bpffs: Option<PathBuf>,
+        cgroup: Option<PathBuf>,
+    ) -> Result<Self, ConfigError> {
         let bpffs = typed.bpffs.or(bpffs).unwrap_or_else(|| DEFAULT_BPFFS.into());
         if !bpffs.is_absolute() {
             return Err(refused("--bpffs", bpffs.display(), "give an absolute path"));
@@ -148,10 +148,10 @@ impl Config {
     ///
     /// # Errors
     /// The file is unreadable, a setting is refused, or there is no source of Services.
-    pub fn new(place: PlaceArgs, run: RunArgs) -> Result<Self, ConfigError> {
-        let file = File::read(place.config.as_deref())?;
-        let place = Place::merge(place, file.bpffs, file.cgroup)?;
-        if let Some(cgroup) = &place.cgroup {
+    pub fn new(kernel: KernelArgs, run: RunArgs) -> Result<Self, ConfigError> {
+        let File { settings: file, without_effect } = File::read(kernel.config.as_deref())?;
+        let kernel = KernelPaths::merge(kernel, file.bpffs, file.cgroup)?;
+        if let Some(cgroup) = &kernel.cgroup {
             check::cgroup(cgroup)?;
         }
         let typed = (run.manifests, run.kubeconfig);
@@ -172,7 +172,7 @@ impl Config {
         let defaults = Capacities::default();
         let connections = size(run.max_connections, file.max_connections);
         Ok(Self {
-            place,
+            kernel,
             detect_local: check::detect_local(detect, &source)?,
             source,
             node_name: check::node_name(run.node_name.or(file.node_name))?,
@@ -188,7 +188,7 @@ impl Config {
             service_ranges: given_ranges.or_else(default_ranges).map(check::service_ranges).transpose()?,
             masquerade_all: run.masquerade_all || file.masquerade_all,
             masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,
-            node_port_addresses: check::node_port_addresses(list(
+            nodeport_addresses: check::nodeport_addresses(list(
                 run.nodeport_addresses,
                 file.nodeport_addresses,
             ))?,
@@ -222,7 +222,7 @@ impl Config {
                 affinity: size(run.max_affinity_clients, file.max_affinity_clients)
                     .unwrap_or(defaults.affinity),
             },
-            without_effect: file.without_effect,
+            without_effect,
         })
     }
 

@@ -11,22 +11,22 @@ fn file(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-fn with(file: &tempfile::NamedTempFile) -> PlaceArgs {
-    PlaceArgs { config: Some(file.path().to_owned()), ..PlaceArgs::default() }
+fn with(file: &tempfile::NamedTempFile) -> KernelArgs {
+    KernelArgs { config: Some(file.path().to_owned()), ..KernelArgs::default() }
 }
 
 fn minimal() -> RunArgs {
     RunArgs { manifests: Some("/".into()), node_name: Some("a".into()), ..RunArgs::default() }
 }
 
-fn refusal(place: PlaceArgs, run: RunArgs) -> String {
-    Config::new(place, run).unwrap_err().to_string()
+fn refusal(kernel: KernelArgs, run: RunArgs) -> String {
+    Config::new(kernel, run).unwrap_err().to_string()
 }
 
 #[test]
 fn defaults_are_those_of_kube_proxy() {
-    let config = Config::new(PlaceArgs::default(), minimal()).unwrap();
-    assert_eq!(config.place, Place { bpffs: "/sys/fs/bpf".into(), cgroup: None });
+    let config = Config::new(KernelArgs::default(), minimal()).unwrap();
+    assert_eq!(config.kernel, KernelPaths { bpffs: "/sys/fs/bpf".into(), cgroup: None });
     assert_eq!(config.healthz.unwrap().to_string(), "0.0.0.0:10256");
     assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
     let ranges: Vec<_> = config.service_ranges.iter().flatten().map(ToString::to_string).collect();
@@ -34,7 +34,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert!(!config.drops_unknown_vips, "other machines may be in a range that nobody has given");
     assert_eq!(config.devices, DevicePatterns::default());
     assert_eq!(config.detect_local, DetectLocal::Never);
-    assert_eq!(config.node_port_addresses, NodePortAddresses::All);
+    assert_eq!(config.nodeport_addresses, NodePortAddresses::All);
     assert_eq!((config.masquerade_ports.clone(), config.socket_lb), (10_000..=29_999, SocketLb::Host));
     let policy = Policy { node_name: "a".into(), ..Policy::default() };
     assert_eq!(config.policy(), policy);
@@ -46,10 +46,10 @@ fn defaults_are_those_of_kube_proxy() {
 fn with_an_api_server_ranges_of_cluster_ips_are_those_that_are_given() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let run = || RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..minimal() };
-    let named = Config::new(PlaceArgs::default(), run()).unwrap();
+    let named = Config::new(KernelArgs::default(), run()).unwrap();
     assert_eq!((named.service_ranges, named.drops_unknown_vips), (None, true));
     let given = RunArgs { service_cluster_ip_range: Some(vec!["10.0.0.0/16".into()]), ..run() };
-    let ranges = Config::new(PlaceArgs::default(), given).unwrap().service_ranges;
+    let ranges = Config::new(KernelArgs::default(), given).unwrap().service_ranges;
     assert_eq!(ranges, Some(vec!["10.0.0.0/16".parse().unwrap()]));
 }
 
@@ -67,7 +67,7 @@ fn what_was_typed_wins_over_the_file() {
     };
     let config = Config::new(with(&file), run).unwrap();
     assert_eq!(config.node_name, "typed");
-    assert_eq!(config.place.bpffs, Path::new("/from/file"));
+    assert_eq!(config.kernel.bpffs, Path::new("/from/file"));
     let names = |patterns: &[Pattern]| patterns.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(names(&config.devices.wire), ["wg0"]);
     assert_eq!(names(&config.devices.workload), ["a", "b"]);
@@ -75,33 +75,6 @@ fn what_was_typed_wins_over_the_file() {
     let capacities = Capacities { backends: 50, conntrack: 200, ..Capacities::default() };
     assert_eq!(config.capacities, capacities);
     assert_eq!(config.metrics, None);
-}
-
-#[test]
-fn every_flag_of_run_is_a_key_of_the_file() {
-    use clap::CommandFactory as _;
-    let mut command = crate::cli::Cli::command();
-    command.build();
-    let run = command.find_subcommand("run").unwrap();
-    let flags =
-        run.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !["help", "config"].contains(flag));
-    for flag in flags {
-        let value = match flag {
-            "log-format" => "json",
-            "bpf-log" => "info",
-            flag if flag.starts_with("max-") || flag.starts_with("maglev-") => "7",
-            "masquerade-all" => "true",
-            "detect-local-mode" => "NodeCIDR",
-            "socket-lb" | "xdp" => "off",
-            "dsr-encapsulation" => "gue",
-            "forwarding" => "direct",
-            "syn-retries" => "2",
-            "service-metrics" => "backend",
-            _ => "x",
-        };
-        let read = File::read(Some(file(&format!("{flag}: {value}\n")).path()));
-        assert!(read.is_ok(), "{flag}: {read:?}");
-    }
 }
 
 #[test]
@@ -118,7 +91,7 @@ fn an_unknown_key_is_named() {
     let file = file("node-name: a\nnode-nmae: b\n");
     let error = refusal(with(&file), minimal());
     assert!(error.contains("node-nmae") && error.contains(&file.path().display().to_string()), "{error}");
-    assert!(Place::new(with(&file)).is_err(), "also for commands that need only a part of the file");
+    assert!(KernelPaths::new(with(&file)).is_err(), "also for commands that need only a part of the file");
 }
 
 #[test]
@@ -202,7 +175,7 @@ fn every_refusal_names_setting_and_value() {
         ("--node-name", "", RunArgs { node_name: Some(" ".into()), ..minimal() }),
     ];
     for (setting, value, run) in refusals {
-        let error = refusal(PlaceArgs::default(), run);
+        let error = refusal(KernelArgs::default(), run);
         assert!(error.starts_with(&format!("{setting}: {value:?}")), "{error}");
     }
 }
@@ -213,7 +186,7 @@ fn one_range_of_each_family() {
         service_cluster_ip_range: Some(vec!["10.0.0.0/16".into(), "10.1.0.0/16".into()]),
         ..minimal()
     };
-    assert!(refusal(PlaceArgs::default(), run).contains("second range"));
+    assert!(refusal(KernelArgs::default(), run).contains("second range"));
 }
 
 #[test]
@@ -231,7 +204,7 @@ fn in_a_pod_the_api_server_of_the_cluster_is_the_default() {
 #[test]
 fn one_source_at_most() {
     let run = RunArgs { kubeconfig: Some("/k".into()), ..minimal() };
-    let error = refusal(PlaceArgs::default(), run);
+    let error = refusal(KernelArgs::default(), run);
     assert!(error.contains("--manifests /") && error.contains("--kubeconfig /k"), "{error}");
 }
 
@@ -248,7 +221,7 @@ fn a_typed_source_wins_over_one_in_the_file() {
 fn a_bind_address_may_be_a_host_alone() {
     for (text, bound) in [("::1", "[::1]:10256"), ("127.0.0.1", "127.0.0.1:10256"), ("[::]:80", "[::]:80")] {
         let config = Config::new(
-            PlaceArgs::default(),
+            KernelArgs::default(),
             RunArgs { healthz_bind_address: Some(text.into()), ..minimal() },
         );
         assert_eq!(config.unwrap().healthz.unwrap().to_string(), bound);
@@ -259,7 +232,7 @@ fn a_bind_address_may_be_a_host_alone() {
 fn clients_inside_are_told_by_what_the_mode_says() {
     let detected = |mode, run: RunArgs| {
         let run = RunArgs { detect_local_mode: Some(mode), ..run };
-        Config::new(PlaceArgs::default(), run).unwrap().detect_local
+        Config::new(KernelArgs::default(), run).unwrap().detect_local
     };
     let run = RunArgs {
         cluster_cidr: Some(vec!["10.1.2.3/16".into(), "fd00::/48".into(), String::new()]),
@@ -283,7 +256,7 @@ fn node_ports_are_served_where_it_was_said() {
     let serving = |texts: &[&str]| {
         let texts = texts.iter().map(ToString::to_string).collect();
         let run = RunArgs { nodeport_addresses: Some(texts), ..minimal() };
-        Config::new(PlaceArgs::default(), run).unwrap().node_port_addresses
+        Config::new(KernelArgs::default(), run).unwrap().nodeport_addresses
     };
     assert_eq!(serving(&["primary"]), NodePortAddresses::Primary);
     assert_eq!(serving(&[""]), NodePortAddresses::All);
@@ -301,7 +274,7 @@ fn configz_tells_what_holds_and_can_be_read_again() {
         log_format: Some(LogFormat::Json),
         ..minimal()
     };
-    let config = Config::new(PlaceArgs::default(), run).unwrap();
+    let config = Config::new(KernelArgs::default(), run).unwrap();
     let told = config.configz();
     let told = &told["kubeproxy.config.k8s.io"];
     assert_eq!(told["clusterCIDR"], "10.0.0.0/16,fd00::/48");

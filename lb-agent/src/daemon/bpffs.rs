@@ -1,4 +1,4 @@
-//! Noticing that the BPF file system is not where it was, see [`Anchor`].
+//! Detects that the BPF file system was unmounted or covered, see [`Anchor`].
 
 use std::{
     convert::Infallible,
@@ -12,11 +12,11 @@ use tokio::{task, time};
 use super::state::State;
 use lb_datapath::Anchor;
 
-/// How often that is looked at: two system calls.
+/// Interval between two checks, of two system calls each.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs as long as it is there. Where it is not, the agent pins everything anew and ends, to be started again as after a crash. As
-/// long as it cannot do that it must not end: the data plane would end with it.
+/// Runs while the BPF file system is in place. When it is gone, the task pins everything on the one that is there now and ends, so
+/// that the agent is restarted. While that fails the task keeps running: without pins the data plane ends with the agent.
 pub(super) async fn run(anchor: Anchor, state: Arc<State>) -> anyhow::Result<Infallible> {
     let bpffs = anchor.bpffs().display();
     loop {
@@ -26,13 +26,13 @@ pub(super) async fn run(anchor: Anchor, state: Arc<State>) -> anyhow::Result<Inf
         } else {
             match task::block_in_place(|| anchor.rescue()) {
                 Ok(rescued) => bail!(
-                    "the BPF file system at {bpffs} was unmounted or covered; all {} pins are on the one that is there now: start the agent \
-                     again; the data plane stays in place",
+                    "the BPF file system at {bpffs} was unmounted or covered; all {} pins were copied to the one that is there \
+                     now: restart the agent; the data plane stays in place",
                     rescued.pins
                 ),
                 Err(error) => Some(format!(
-                    "the BPF file system at {bpffs} was unmounted or covered, and the data plane ends when this agent does: have a BPF file \
-                     system there that it can pin everything on; {error}"
+                    "the BPF file system at {bpffs} was unmounted or covered, and the data plane ends when this agent does: mount a \
+                     BPF file system there (mount -t bpf bpf {bpffs}); {error}"
                 )),
             }
         };

@@ -1,5 +1,5 @@
-//! What happens when the file of `--config` changes: as kube-proxy, the agent ends, to be started again with it by what
-//! keeps it running. Other than kube-proxy it does so only for settings that differ and can be used.
+//! Watches the file of `--config`. As kube-proxy does, the agent ends when the file changes, so that its supervisor restarts it.
+//! Unlike kube-proxy, it ends only if a setting changes and the new configuration is valid.
 
 use std::{future, path::PathBuf, time::Duration};
 
@@ -8,28 +8,28 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError};
 
-/// How often the file is read. It must be the same twice: whoever writes it may not have finished.
+/// Interval between two reads. A change counts once two reads agree, because a writer may not have finished.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The file of a running agent.
+/// The configuration file of a running agent.
 pub struct ConfigFile {
-    /// Where it is; `None` where there is none, and nothing to watch.
+    /// The path; `None` without a file.
     pub path: Option<PathBuf>,
-    /// What holds when the agent starts now.
+    /// Reads the configuration that a restart would use.
     pub read: Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>,
 }
 
 impl ConfigFile {
-    /// Waits until the file leads to another configuration than the one that runs; its path.
+    /// Waits until the file holds another valid configuration than `running`; its path.
     pub(super) async fn changed(self, running: &Config) -> PathBuf {
         self.changed_within(running, PERIOD).await
     }
 
     async fn changed_within(self, running: &Config, period: Duration) -> PathBuf {
-        // A pipe has nothing more to say.
+        // A pipe can be read only once.
         let Some(path) = self.path.filter(|path| path.is_file()) else { return future::pending().await };
         let mut last = fs::read(&path).await.ok();
-        // What is there now may be newer than what runs: the agent has loaded its programs since it read it.
+        // The file may have changed while the agent loaded its programs, so the first read is compared as well.
         let mut judged = None;
         loop {
             time::sleep(period).await;
@@ -43,11 +43,13 @@ impl ConfigFile {
             match (self.read)() {
                 Ok(config) if config == *running => {
                     if !is_first {
-                        info!("{} has changed, but no setting", path.display());
+                        info!("{} has changed, but no setting in it", path.display());
                     }
                 }
                 Ok(_) => return path,
-                Err(error) => warn!("the agent goes on as it was started: {error}"),
+                Err(error) => warn!(
+                    "the agent goes on as it was started, because the new configuration is invalid: {error}"
+                ),
             }
         }
     }
@@ -58,7 +60,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::cli::{PlaceArgs, RunArgs};
+    use crate::cli::{KernelArgs, RunArgs};
 
     const FAST: Duration = Duration::from_millis(2);
     const LONG: Duration = Duration::from_millis(200);
@@ -77,18 +79,18 @@ mod tests {
         }
 
         fn read(path: PathBuf) -> Result<Config, ConfigError> {
-            let place = PlaceArgs { config: Some(path), ..PlaceArgs::default() };
-            Config::new(place, RunArgs { manifests: Some("/".into()), ..RunArgs::default() })
+            let kernel = KernelArgs { config: Some(path), ..KernelArgs::default() };
+            Config::new(kernel, RunArgs { manifests: Some("/".into()), ..RunArgs::default() })
         }
 
-        /// Whether the agent would end when the file gets this text.
+        /// Whether the agent ends when the file gets this text.
         async fn ends_with(&self, text: &str) -> bool {
             let path = self.dir.path().join("config");
             let file = path.clone();
             let file = ConfigFile { path: Some(path), read: Box::new(move || Self::read(file.clone())) };
             let changes = async {
                 time::sleep(FAST * 5).await;
-                // As the kubelet does it, and careful people.
+                // As the kubelet replaces files.
                 std::fs::write(self.dir.path().join("new"), text).unwrap();
                 std::fs::rename(self.dir.path().join("new"), self.dir.path().join("config")).unwrap();
                 future::pending::<()>().await;
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_agent_ends_for_other_settings_only() {
+    async fn agent_ends_only_if_a_setting_changes() {
         let bed = Bed::new("node-name: a\n");
         assert!(!bed.ends_with("node-name: a\n").await, "the same");
         assert!(!bed.ends_with("# a comment\nnode-name: a\n").await, "nothing that counts");
@@ -114,14 +116,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_while_the_agent_starts_counts() {
+    async fn change_during_start_counts() {
         let bed = Bed::new("node-name: a\n");
         std::fs::write(bed.dir.path().join("config"), "node-name: b\n").unwrap();
         assert!(bed.ends_with("node-name: b\n").await);
     }
 
     #[tokio::test]
-    async fn without_a_file_there_is_nothing_to_watch() {
+    async fn without_a_file_nothing_is_watched() {
         let file = ConfigFile { path: None, read: Box::new(|| unreachable!()) };
         let running = Bed::new("node-name: a\n").running;
         assert!(timeout(LONG, file.changed_within(&running, FAST)).await.is_err());

@@ -1,4 +1,4 @@
-//! Forgetting connections: those whose time is over, and UDP flows and sockets whose backend has gone.
+//! Garbage collection (GC) of connections: expired ones, and UDP flows and sockets whose backend is gone.
 
 use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
 
@@ -19,84 +19,84 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{shortage::Tally, state::State, traffic::ServiceTraffic};
+use super::{shortage_watch::Tally, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, GcReport, Recount, UdpSockets, grace};
 
-/// From one sweep to the next, and when the map is nearly full.
+/// Interval between two GC runs, and the one while the map is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Entries that a flow may take, see docs/maps.md.
+/// Most entries that one flow takes, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
-/// Whom the sweeps tell what they have found.
+/// Receivers of the results of GC.
 #[derive(Debug)]
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
     pub(super) state: Arc<State>,
-    /// The counters that flows have.
+    /// The counters that flows use.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
-    /// What services do, if that is wanted.
+    /// Traffic of Services, if it is counted.
     pub(super) traffic: Option<ServiceTraffic>,
 }
 
-/// What tells which UDP flows and sockets are stale.
+/// The data that decide which UDP flows and sockets are stale.
 #[derive(Debug)]
 pub(super) struct Udp {
     pub(super) sockets: UdpSockets,
-    /// Frontends that have lost endpoints, once the kernel has lost them, too.
-    pub(super) moved: mpsc::UnboundedReceiver<StaleFrontends>,
-    /// What serves them.
+    /// Frontends that have lost endpoints, sent once the maps are up to date.
+    pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
+    /// The current endpoints of the frontends.
     pub(super) served: ServedUdp,
 }
 
-/// Runs for ever. `tally` says how many flows have begun.
+/// Runs GC. `tally` counts new flows.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
     mut tally: watch::Receiver<Tally>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
-    let Udp { sockets, mut moved, served } = udp;
+    let Udp { sockets, mut stale_udp, served } = udp;
     let mut fill = Fill::default();
     let mut recount = Recount::default();
-    let mut trouble = Trouble::default();
+    let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
-    // What is left to do: packets first, since after the grace period there no program connects sockets either.
+    // Frontends to check: flows first, because after the grace period there no program connects sockets to old backends either.
     let (mut packets_of, mut sockets_of) = (StaleFrontends::new(), StaleFrontends::new());
     loop {
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
-            frontends = moved.recv() => packets_of.extend(frontends.context("the writer has ended")?),
+            frontends = stale_udp.recv() => packets_of.extend(frontends.context("the writer has ended")?),
             looked = tally.changed() => {
-                looked.context("nobody counts packets any more")?;
+                looked.context("the task that counts packets has ended")?;
                 if !fill.may_be_pressed(*tally.borrow_and_update(), conntrack.table().capacity()) {
                     continue;
                 }
                 next_sweep = next_sweep.min(Instant::now());
             }
         }
-        while let Ok(more) = moved.try_recv() {
+        while let Ok(more) = stale_udp.try_recv() {
             packets_of.extend(more);
         }
         let mut result = Ok(());
         if !packets_of.is_empty() {
             let stale = Stale { frontends: packets_of.clone(), served: served.clone() };
-            result = forget(conntrack.clone(), stale, &observers.metrics).await?;
+            result = delete_flows(conntrack.clone(), stale, &observers.metrics).await?;
             if result.is_ok() {
                 sockets_of.append(&mut packets_of);
             }
         }
         if !sockets_of.is_empty() {
             let stale = Stale { frontends: sockets_of.clone(), served: served.clone() };
-            let ended = end_sockets(sockets.clone(), stale).await?;
-            if ended.is_ok() {
+            let closed = close_sockets(sockets.clone(), stale).await?;
+            if closed.is_ok() {
                 sockets_of.clear();
             }
-            result = result.and(ended);
+            result = result.and(closed);
         }
-        // However often backends move: what is due must not be put off.
+        // Frequent changes of backends must not delay this.
         if next_sweep <= Instant::now() {
             fill.tally = *tally.borrow();
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
@@ -106,38 +106,38 @@ pub(super) async fn run(
             result = result.and(swept);
             next_sweep = Instant::now() + if fill.pressure == Pressure::NONE { CALM } else { PRESSED };
         }
-        trouble.note(result);
+        log.note(result);
     }
 }
 
-/// What cannot be forgotten, said once.
+/// Logs an error once until it changes or ends.
 #[derive(Debug, Default)]
-struct Trouble(Option<String>);
+struct ErrorLog(Option<String>);
 
-impl Trouble {
+impl ErrorLog {
     fn note(&mut self, result: Result<(), DatapathError>) {
         let error = result.err().map(|error| error.to_string());
         if let Some(error) = &error
             && self.0.as_ref() != Some(error)
         {
-            warn!("connections cannot be forgotten: {error}; trying again");
+            warn!("cannot delete connections: {error}; retrying");
         }
         self.0 = error;
     }
 }
 
-/// How full the map was when it was last swept.
+/// Fill of the map after the last GC run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// What was counted then.
+    /// The counters at that time.
     tally: Tally,
 }
 
 impl Fill {
-    /// Whether flows that have begun since may have filled the map. A flood does that long before the next sweep in calm.
-    /// (Under pressure sweeps are frequent enough.)
+    /// Whether new flows may have filled the map since. A flood fills it long before the next run; while the map is nearly full
+    /// runs are frequent enough.
     fn may_be_pressed(&self, tally: Tally, capacity: u32) -> bool {
         let begun = tally.begun.saturating_sub(self.tally.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);
@@ -170,12 +170,12 @@ async fn sweep(
     let left = sweep.entries_left();
     observers.metrics.set_map("CONNTRACK", left, capacity);
     observers.metrics.swept(sweep.flows_left(), expired, evicted);
-    debug!(entries, expired, evicted, restored, orphans, "collected expired connections");
+    debug!(entries, expired, evicted, restored, orphans, "garbage collection of connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
-            "CONNTRACK is nearly full, {entries} of {capacity} entries: connections that are half open or over are forgotten \
-             early, and new ones are dropped when it is full; start anew with a larger --max-connections (after `lb-agent \
-             cleanup`), or find out who opens so many (`lb-agent conntrack list`)"
+            "CONNTRACK is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and new \
+             ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
+             the clients that open so many (`lb-agent conntrack list`)"
         )
     });
     let now = std::time::Instant::now();
@@ -184,14 +184,14 @@ async fn sweep(
     Ok(Ok(()))
 }
 
-/// Forgets UDP flows to backends that their frontend does not have any more, once no program can make new ones.
-async fn forget(
+/// Deletes UDP flows to backends that their frontend has lost, after a grace period in which programs may still create them.
+async fn delete_flows(
     conntrack: Conntrack,
     stale: Stale,
     metrics: &Metrics,
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let started = Instant::now();
-    let forgotten = task::spawn_blocking(move || {
+    let deleted = task::spawn_blocking(move || {
         grace::wait()?;
         let mut of_family = [0, 0];
         conntrack.purge(|key, flow| {
@@ -202,31 +202,31 @@ async fn forget(
         })?;
         Ok(of_family)
     });
-    Ok(forgotten.await?.map(|of_family| {
+    Ok(deleted.await?.map(|of_family| {
         metrics.conntrack_reconciled(started.elapsed(), of_family);
         let flows: usize = of_family.iter().sum();
         if flows > 0 {
-            info!(flows, "forgot UDP flows to backends that are gone");
+            info!(flows, "deleted UDP flows to removed backends");
         }
     }))
 }
 
-/// Ends UDP sockets that are connected to backends that their frontend does not have any more.
-async fn end_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
-    let ended = task::spawn_blocking(move || {
+/// Closes UDP sockets that are connected to backends that their frontend has lost.
+async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
+    let closed = task::spawn_blocking(move || {
         sockets.destroy(|vip, backend| {
             stale.is(&ServiceKey::new(vip.address, vip.port, protocol::UDP), (backend.address, backend.port))
         })
     });
-    Ok(ended.await?.map(|sockets| {
+    Ok(closed.await?.map(|sockets| {
         if sockets > 0 {
-            info!(sockets, "ended UDP sockets whose backend is gone");
+            info!(sockets, "closed UDP sockets of removed backends");
         }
     }))
 }
 
-/// What is stale: whatever leads from one of these frontends to an endpoint that does not serve it, at the moment when that is
-/// asked. Others may have come since they have moved.
+/// Decides what is stale: flows and sockets from one of these frontends to an endpoint that does not serve it at the moment of the
+/// check.
 struct Stale {
     frontends: StaleFrontends,
     served: ServedUdp,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_noticed_before_the_next_sweep_in_calm() {
+    fn flood_starts_gc_early() {
         let fill = Fill { entries: 100, tally: Tally { begun: 1000, refused: 5 }, ..Fill::default() };
         let pressed = |begun, refused| fill.may_be_pressed(Tally { begun, refused }, 1600);
         assert!(!pressed(1000, 5));

@@ -1,4 +1,4 @@
-//! Keeping our programs on the devices of the node, which come and go with its pods.
+//! Keeps the BPF programs on the interfaces of the node, which come and go with its pods.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -12,9 +12,9 @@ use lb_datapath::{
     InternalDevices, Network, SyncReport, XdpAttacher,
 };
 
-/// How often devices are looked at without a reason: others may have detached our programs.
+/// Interval between two checks without an event: other software may have detached the programs.
 const ROUTINE: Duration = Duration::from_secs(30);
-/// How soon after a failure.
+/// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// State of the task.
@@ -28,11 +28,11 @@ pub(super) struct Devices {
     metrics: Arc<Metrics>,
     inside: Inside,
     network: watch::Sender<Network>,
-    /// What failed last time, so that it is said once.
+    /// Attachments that failed last time, so that each failure is logged once.
     failed: Vec<AttachPoint>,
 }
 
-/// The devices of clients inside the cluster: which they are, and where the programs look them up.
+/// The interfaces of internal clients: how they are recognised, and the map that the programs read.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) detect: DetectLocal,
@@ -40,7 +40,7 @@ pub(super) struct Inside {
 }
 
 impl Devices {
-    /// Watches this network namespace.
+    /// Starts to watch this network namespace.
     pub(super) fn new(
         (attacher, xdp, map): (Attacher, XdpAttacher, DeviceMap),
         patterns: DevicePatterns,
@@ -53,15 +53,15 @@ impl Devices {
         Ok(Self { watcher, attacher, xdp, map, state, metrics, inside, network, failed: Vec::new() })
     }
 
-    /// The network namespace, now and whenever it changes.
+    /// Links and addresses of the network namespace, updated on each change.
     pub(super) fn network(&self) -> watch::Receiver<Network> {
         self.network.subscribe()
     }
 
-    /// Puts the programs where they belong now; whether all are there.
+    /// Attaches and detaches programs as the current interfaces need it. Returns whether all are attached.
     pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
         let network = self.watcher.network()?;
-        // Before the programs, so that they know where the first packet of a new device comes from.
+        // Before the programs, so that they classify the first packet of a new interface.
         self.inside.map.set(&self.inside.detect.devices(&network))?;
         self.network.send_if_modified(|known| {
             let modified = *known != network;
@@ -72,7 +72,7 @@ impl Devices {
         });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
-        // When tc is there: what XDP leaves alone is handled by it.
+        // After tc, which handles the packets that XDP passes.
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, |index| self.xdp.mode_of(index))?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
@@ -85,7 +85,7 @@ impl Devices {
             if self.failed.contains(place) {
                 debug!("{error}");
             } else {
-                warn!("{error}; trying again");
+                warn!("{error}; retrying");
             }
         }
         for kind in [DeviceKind::Wire, DeviceKind::Workload] {
@@ -102,23 +102,23 @@ impl Devices {
         Ok(self.failed.is_empty())
     }
 
-    /// Runs for ever, after a first [`Self::sync`].
+    /// Runs after a first [`Self::sync`].
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
-        let mut well = true;
+        let mut complete = true;
         loop {
-            if well {
+            if complete {
                 tokio::select! {
                     changed = self.watcher.changed() => changed?,
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // What failed counts as changed until it is read: waiting for a change would be no pause.
+                // A failed change stays readable: waiting for a change would return at once.
                 time::sleep(RETRY).await;
             }
-            well = match task::block_in_place(|| self.sync()) {
-                Ok(well) => well,
+            complete = match task::block_in_place(|| self.sync()) {
+                Ok(complete) => complete,
                 Err(error) => {
-                    warn!("{error}; trying again");
+                    warn!("{error}; retrying");
                     false
                 }
             };

@@ -1,4 +1,4 @@
-//! Serving HTTP on an address that may not be free yet.
+//! HTTP servers that wait for a busy address.
 
 use std::{
     convert::Infallible,
@@ -17,22 +17,21 @@ use tracing::{info, warn};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// How long to wait before a busy address is tried again.
+/// Pause before a busy address is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Serves `router` on `address` for ever. Like kube-proxy this keeps trying where it cannot: the data plane is worth
-/// more than its health check. It is said once.
+/// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: it logs one warning and retries.
 pub(super) async fn serve(
     what: &'static str,
     address: SocketAddr,
     router: Router,
 ) -> anyhow::Result<Infallible> {
-    let mut said = false;
+    let mut warned = false;
     loop {
         let error = match listen(address) {
             Ok(listener) => {
                 info!(%address, "serving {what}");
-                said = false;
+                warned = false;
                 match axum::serve(listener, router.clone()).await {
                     Ok(()) => continue,
                     Err(error) => error,
@@ -40,20 +39,19 @@ pub(super) async fn serve(
             }
             Err(error) => error,
         };
-        if !said {
-            said = true;
-            warn!(%address, %error, "cannot serve {what}: free the address or give another one; trying again");
+        if !warned {
+            warned = true;
+            warn!(%address, %error, "cannot serve {what}: free the address or configure another one; retrying");
         }
         time::sleep(PAUSE).await;
     }
 }
 
-/// Listens on the address. `0.0.0.0` and `::` both mean every address of either family, as they do for kube-proxy: probes
-/// come over IPv6, too.
+/// Listens on the address. As in kube-proxy, `0.0.0.0` and `::` both stand for every address of both families.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
-            // A kernel may have no IPv6.
+            // Kernels without IPv6.
             bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
         }
         SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),
@@ -80,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether somebody listens there, over IPv4 and over IPv6.
+    /// Whether a connection succeeds over IPv4 and over IPv6.
     async fn reached(address: &str) -> [bool; 2] {
         let listener = listen(address.parse().unwrap()).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -90,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unspecified_address_is_every_address_of_both_families() {
+    async fn unspecified_address_serves_both_families() {
         assert_eq!(reached("0.0.0.0:0").await, [true, true]);
         assert_eq!(reached("[::]:0").await, [true, true]);
         assert_eq!(reached("127.0.0.1:0").await, [true, false]);

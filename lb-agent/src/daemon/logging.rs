@@ -1,4 +1,4 @@
-//! Log lines on stderr.
+//! The log, on standard error.
 
 use std::io::{self, IsTerminal as _};
 
@@ -6,13 +6,13 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
-/// The modules of the BPF programs. How much they log is decided when they are loaded, so all of it is wanted.
+/// Log lines of the BPF programs. Their level is set when they are loaded, so no line is filtered here.
 const BPF: &str = "lb::=trace";
-/// The client of the API server logs every attempt that fails; the source says once what that means.
+/// The client of the API server logs every failed attempt; the source of Services logs the problem once.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
 
-/// Starts to log: what `filter` says, else what `RUST_LOG` says, else what `default` says; and all that the BPF
-/// programs log. The client of the API server is silent unless the filter names it.
+/// Starts the log with `filter`, else `RUST_LOG`, else `default`. All lines of the BPF programs are logged, those of the client of
+/// the API server only if the filter names it.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
     let filter =
@@ -33,7 +33,7 @@ mod tests {
     use tracing_subscriber::filter::Directive;
 
     #[test]
-    fn the_filters_of_our_own_are_some() {
+    fn built_in_filters_are_valid() {
         for filter in super::KUBE.iter().chain([&super::BPF]) {
             assert!(filter.parse::<Directive>().is_ok(), "{filter}");
         }

@@ -1,13 +1,13 @@
-//! Keeping the agent small.
+//! Settings of the heap.
 
-/// One heap for all threads. glibc gives each thread its own, where what one allocates and another frees leaves
-/// holes: with 10,000 Services that is a quarter of the agent's memory. Nothing here allocates in a hot path.
+/// Makes all threads share one heap. glibc gives each thread its own, and memory that one thread allocates and another frees leaves
+/// holes: with 10,000 Services a quarter of the agent's memory. No hot path of the agent allocates.
 #[cfg(target_env = "gnu")]
 pub(super) fn use_one_heap() {
-    // SAFETY: mallopt may be called at any time; a value it does not like it ignores.
+    // SAFETY: mallopt may be called at any time; it ignores invalid values.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Other C libraries have one heap anyway.
+/// Other C libraries have one heap for all threads.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn use_one_heap() {}

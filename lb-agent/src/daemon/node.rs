@@ -1,5 +1,5 @@
-//! Keeping the data plane and the plan in step with what is known of this node: its addresses, its Node object, the
-//! cluster's ranges of addresses.
+//! Updates the settings of the data plane and the plan when addresses of the node, its Node object or the address ranges of the
+//! cluster change.
 
 use std::{
     collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
@@ -27,81 +27,77 @@ use crate::{
 };
 use lb_datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards};
 
-/// How often what the kernel does not announce is looked at, such as whether it forwards packets.
+/// Interval between two checks of settings without events, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
-/// How soon after a failure.
+/// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What was decided when the agent started.
+/// The configuration of the task.
 #[derive(Clone, Debug)]
 pub(super) struct NodeOptions {
     /// Name of its Node object.
     pub(super) name: Arc<str>,
-    /// The address by which others know the node, if it was given.
+    /// `--bind-address`, if it is the address of the node.
     pub(super) node_ip: Option<IpAddr>,
-    /// Which addresses serve node ports.
-    pub(super) node_ports: NodePortAddresses,
-    /// Who is inside the cluster.
+    /// `--nodeport-addresses`
+    pub(super) nodeport_addresses: NodePortAddresses,
+    /// How internal clients are recognised.
     pub(super) detect: DetectLocal,
-    /// Ranges of cluster IPs; `None` for those that the API server names.
+    /// Ranges of cluster IPs; `None` to use those that the API server names.
     pub(super) service_ranges: Option<Vec<IpNet>>,
-    /// Whether what is sent to an address of these ranges that no Service has is dropped.
+    /// Whether packets to unassigned addresses in these ranges are dropped.
     pub(super) drops_unknown_vips: bool,
     /// Source ports of masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
-    /// Who may send packets through a tunnel to backends here.
+    /// Nodes that may send packets to backends on this node through a tunnel.
     pub(super) peers: Vec<IpNet>,
-    /// How packets get to backends elsewhere.
+    /// How packets of external clients reach backends on other nodes.
     pub(super) north_south: NorthSouthMode,
-    /// Whether tunnels there take UDP.
+    /// Whether tunnels are GUE instead of IP in IP.
     pub(super) gue: bool,
-    /// Whether an API server knows this node.
+    /// Whether Services come from an API server.
     pub(super) has_api_server: bool,
 }
 
-/// What changes while it runs. A channel whose sender is gone has said everything.
+/// Inputs that change. A channel whose sender is gone keeps its last value.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
     /// The Node object.
     pub(super) info: watch::Receiver<NodeInfo>,
-    /// What the API server says of ranges of cluster IPs; empty as long as it has not said anything.
+    /// Ranges of cluster IPs that the API server names; empty until it has named some.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
-    /// Whether everything was in the kernel once.
+    /// Whether a synchronisation has been complete.
     pub(super) synchronised: watch::Receiver<bool>,
 }
 
-/// What the writer should know of the node.
+/// The facts about the node that the writer needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     addresses: NodeAddresses,
-    /// In which families clients inside the cluster can be told from others.
+    /// Families in which internal clients can be recognised.
     detects_inside: Families,
 }
 
 impl Facts {
-    /// How the writer is told. It does nothing about what is as it was.
+    /// The facts as events for the writer, which ignores unchanged ones.
     pub(super) fn events(&self) -> [SourceEvent; 2] {
         [SourceEvent::NodeAddresses(self.addresses.clone()), SourceEvent::DetectsInside(self.detects_inside)]
     }
 
-    fn log_news(&self, earlier: &Self) {
+    fn log_changes(&self, earlier: &Self) {
         let Self { addresses, detects_inside } = self;
         if *addresses != earlier.addresses {
-            info!(count = addresses.own.len(), "the node has other addresses");
+            info!(count = addresses.own.len(), "the addresses of the node have changed");
         }
         if *detects_inside != earlier.detects_inside {
             let Families { v4, v6 } = detects_inside;
-            info!(
-                ipv4 = v4,
-                ipv6 = v6,
-                "pods can be told from clients outside of the cluster in other families"
-            );
+            info!(ipv4 = v4, ipv6 = v6, "the families in which internal clients are recognised have changed");
         }
     }
 }
 
-/// Where this is written to.
+/// Outputs in the kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
@@ -114,11 +110,11 @@ pub(super) struct Node {
     options: NodeOptions,
     sources: Sources,
     kernel: Kernel,
-    /// Where the health of Services is served: as node ports are.
+    /// Addresses that serve health checks of Services: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
     state: Arc<State>,
-    /// Problems that were logged, so that each is said once.
-    said: BTreeSet<String>,
+    /// Conditions that were logged, so that each is logged once.
+    logged: BTreeSet<String>,
 }
 
 impl Node {
@@ -129,10 +125,10 @@ impl Node {
         listen: watch::Sender<BTreeSet<IpAddr>>,
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, kernel, listen, state, said: BTreeSet::new() }
+        Self { options, sources, kernel, listen, state, logged: BTreeSet::new() }
     }
 
-    /// Brings the settings up to date; what the writer should know.
+    /// Updates the settings in the kernel. Returns the facts for the writer.
     pub(super) fn update(&mut self) -> Result<Facts, DatapathError> {
         let earlier = self.kernel.settings.get()?;
         let network = self.sources.network.borrow_and_update().clone();
@@ -142,9 +138,9 @@ impl Node {
 
         let named = preferred(&info, self.options.has_api_server, &earlier);
         let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
-        let addresses = Addresses::new(&network, &self.options.node_ports, &preferred);
+        let addresses = Addresses::new(&network, &self.options.nodeport_addresses, &preferred);
         self.listen.send_if_modified(|listen| {
-            let earlier = std::mem::replace(listen, self.options.node_ports.listen(&addresses.node));
+            let earlier = std::mem::replace(listen, self.options.nodeport_addresses.listen(&addresses.node));
             earlier != *listen
         });
         let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
@@ -157,21 +153,21 @@ impl Node {
             peers: self.options.peers.clone(),
             gue: self.options.gue,
         };
-        let (settings, mut problems) = known.settings(&earlier);
-        problems.extend(self.reserve_ports());
+        let (settings, mut conditions) = known.settings(&earlier);
+        conditions.extend(self.reserve_ports());
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
-        problems.extend(not_forwarding(in_use));
-        problems.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
+        conditions.extend(not_forwarding(in_use));
+        conditions.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
         let NodeOptions { name, detect, .. } = &self.options;
         let detects_inside = detect.families(&networks(&settings.internal));
-        problems.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
+        conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
-        self.tell(problems);
+        self.set_conditions(conditions);
         self.report(&network, &addresses, &settings);
         Ok(Facts { addresses: addresses.node, detects_inside })
     }
 
-    /// Runs for ever, after a first [`Self::update`] that the writer has heard of.
+    /// Runs after a first [`Self::update`], whose facts the writer has received.
     pub(super) async fn run(
         mut self,
         mut sent: Facts,
@@ -189,43 +185,44 @@ impl Node {
             }
             match task::block_in_place(|| self.update()) {
                 Ok(facts) if facts != sent => {
-                    facts.log_news(&sent);
+                    facts.log_changes(&sent);
                     for event in facts.events() {
-                        events.send(event).await.context("the writer does not listen")?;
+                        events.send(event).await.context("the writer has ended")?;
                     }
                     sent = facts;
                     pause = ROUTINE;
                 }
                 Ok(_) => pause = ROUTINE,
                 Err(error) => {
-                    warn!("{error}; trying again");
+                    warn!("{error}; retrying");
                     pause = RETRY;
                 }
             }
         }
     }
 
-    /// What is wrong if sockets of the node may get our ports.
+    /// Reserves the source ports of masqueraded packets; the condition if sockets of the node may get them.
     fn reserve_ports(&self) -> Option<String> {
         let ports = &self.options.ports;
         let error = self.kernel.reservation.keep(ports).err()?;
         Some(format!(
-            "sockets of the node may get source ports of masqueraded packets, and break connections: {error}; have \
-             {first}-{last} in net.ipv4.ip_local_reserved_ports, or give --masquerade-ports outside of \
+            "sockets of the node may get source ports of masqueraded packets, which breaks connections: {error}; add \
+             {first}-{last} to net.ipv4.ip_local_reserved_ports, or move --masquerade-ports out of \
              net.ipv4.ip_local_port_range",
             first = ports.start(),
             last = ports.end(),
         ))
     }
 
-    fn tell(&mut self, problems: Vec<String>) {
-        for problem in &problems {
-            if !self.said.contains(problem) {
-                warn!("{problem}");
+    /// Logs new conditions and replaces those of the node.
+    fn set_conditions(&mut self, conditions: Vec<String>) {
+        for condition in &conditions {
+            if !self.logged.contains(condition) {
+                warn!("{condition}");
             }
         }
-        self.said = problems.iter().cloned().collect();
-        self.state.set_node_problems(problems);
+        self.logged = conditions.iter().cloned().collect();
+        self.state.set_node_conditions(conditions);
     }
 
     fn report(&self, network: &Network, addresses: &Addresses, settings: &Settings) {
@@ -235,7 +232,7 @@ impl Node {
         let Addresses { node, primary } = addresses;
         self.state.set_node(NodeReport {
             addresses: node.own.clone(),
-            node_port_addresses: node.node_ports.clone(),
+            nodeport_addresses: node.node_ports.clone(),
             primary: primary.iter().collect(),
             detect_local: detect.as_str().to_owned(),
             inside_networks: texts(&settings.internal),
@@ -251,7 +248,7 @@ impl Node {
     }
 }
 
-/// The families that the node has and Services may have.
+/// The families of the addresses of the node that Services can have as well.
 fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
     let of_node: Families = own.iter().copied().map(Family::of).collect();
     let of_services: Families = service_ranges.iter().map(|net| Family::of(net.addr())).collect();
@@ -259,26 +256,25 @@ fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
 }
 
 fn not_forwarding(in_use: Families) -> Vec<String> {
-    let mut problems = Vec::new();
+    let mut conditions = Vec::new();
     let sysctls = [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")];
     for (family, sysctl) in sysctls {
         let ipv4 = family == Family::V4;
         if in_use.contains(family) && forwards(ipv4).is_ok_and(|forwards| !forwards) {
-            problems.push(format!(
+            conditions.push(format!(
                 "{sysctl} is 0: the kernel does not route packets to pods and other nodes; set it to 1, or let the CNI \
                  plugin do it"
             ));
         }
     }
-    problems
+    conditions
 }
 
 fn texts(list: &Networks) -> Vec<String> {
     networks(list).iter().map(ToString::to_string).collect()
 }
 
-/// What the primary addresses shall be. An agent that starts while the API server is away takes those of the agent
-/// before it.
+/// The preferred primary addresses: those of the Node object, or those of the previous agent while the API server is unreachable.
 fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<IpAddr> {
     if info.internal_ips.is_empty() && has_api_server {
         let sources: [Address; 2] = [earlier.source_v4, earlier.source_v6];
@@ -287,7 +283,7 @@ fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<I
     info.internal_ips.clone()
 }
 
-/// Waits for news; for ever where there will not be any.
+/// Waits for a change; forever if the sender is gone.
 async fn changed<T>(source: &mut watch::Receiver<T>) {
     if source.changed().await.is_err() {
         future::pending::<()>().await;

@@ -1,5 +1,5 @@
-//! The status socket: who connects gets the agent's [`Report`] as JSON. A path in the file system, so that it can be
-//! reached from any network namespace, named after the folder of pins, so that it belongs to one data plane.
+//! The status socket: each connection receives the agent's [`Report`] as JSON. It has a path in the file system, so that it is
+//! reachable from any network namespace, and the path depends on the directory of pins, so that it belongs to one data plane.
 
 use std::{
     convert::Infallible,
@@ -17,22 +17,21 @@ use tracing::{debug, warn};
 use super::state::{Report, State};
 use crate::kubernetes::NodeInfo;
 
-/// Where the sockets are. The chart mounts a writable volume there.
+/// Directory of the sockets. The chart mounts a writable volume there.
 pub const FOLDER: &str = "/run/lb-agent";
-/// A socket younger than this may belong to an agent that is just about to listen.
+/// A socket younger than this may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
-/// How long to wait for an agent that does not answer.
+/// Timeout of one report, for either side.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The socket of the agent that works in `bpffs`. Named by device and inode of the folder of pins: the path of a
-/// BPF file system means another one in another mount namespace.
+/// Path of the socket of the agent of `bpffs`. It consists of device and inode of the directory of pins, because the same path is
+/// another BPF file system in another mount namespace.
 fn path(bpffs: &Path) -> io::Result<PathBuf> {
     let pins = fs::metadata(bpffs.join("lb"))?;
     Ok(Path::new(FOLDER).join(format!("{:x}-{:x}.sock", pins.dev(), pins.ino())))
 }
 
-/// Serves reports for ever. Where that is impossible, such as on a read-only file system, it is said once and only
-/// `status` is poorer for it.
+/// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs it and works without.
 pub(super) async fn serve(
     bpffs: PathBuf,
     state: Arc<State>,
@@ -41,7 +40,7 @@ pub(super) async fn serve(
     let listener = match bind(&bpffs) {
         Ok(listener) => listener,
         Err(error) => {
-            warn!(folder = FOLDER, %error, "no status socket: `lb-agent status` will not see this agent");
+            warn!(folder = FOLDER, %error, "cannot create the status socket: `lb-agent status` will not show the state of this agent; make the folder writable");
             return std::future::pending().await;
         }
     };
@@ -53,8 +52,8 @@ pub(super) async fn serve(
                 tokio::spawn(async move {
                     match time::timeout(PATIENCE, stream.write_all(&report)).await {
                         Ok(Ok(())) => {}
-                        Ok(Err(error)) => debug!(%error, "a client of the status socket went away"),
-                        Err(_) => debug!("a client of the status socket does not read"),
+                        Ok(Err(error)) => debug!(%error, "a client closed the status socket early"),
+                        Err(_) => debug!("a client of the status socket did not read its report"),
                     }
                 });
             }
@@ -66,7 +65,7 @@ pub(super) async fn serve(
     }
 }
 
-/// The lock of the folder of pins makes sure that a socket found here has no living owner.
+/// Binds the socket. The agent holds the lock of the directory of pins, so an existing socket belongs to no running agent.
 fn bind(bpffs: &Path) -> io::Result<UnixListener> {
     let path = path(bpffs)?;
     fs::create_dir_all(FOLDER)?;
@@ -75,7 +74,7 @@ fn bind(bpffs: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Removes what agents left behind that were killed and never started again.
+/// Removes the sockets of agents that were killed.
 fn remove_dead() {
     let is_dead = |path: &Path| {
         let age = fs::metadata(path)
@@ -89,16 +88,16 @@ fn remove_dead() {
     let paths = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
     for path in paths.filter(|path| is_dead(path)) {
         if let Err(error) = remove(&path) {
-            debug!(path = %path.display(), %error, "the socket of a dead agent stays behind");
+            debug!(path = %path.display(), %error, "cannot remove the socket of a killed agent");
         }
     }
 }
 
-/// Removes the socket of an agent that stops, or has been killed.
+/// Removes the socket of an agent that has ended.
 pub fn unbind(bpffs: &Path) {
     let Ok(path) = path(bpffs) else { return };
     if let Err(error) = remove(&path) {
-        debug!(path = %path.display(), %error, "the status socket stays behind");
+        debug!(path = %path.display(), %error, "cannot remove the status socket");
     }
 }
 
@@ -109,10 +108,10 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Asks the agent that works in `bpffs`; `None` when there is none.
+/// Requests the report of the agent of `bpffs`; `None` if no agent listens.
 ///
 /// # Errors
-/// An agent is there but does not answer, or with something else than a report.
+/// An agent listens but sends no valid report.
 pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
     let mut stream = match path(bpffs).and_then(UnixStream::connect) {
         Ok(stream) => stream,

@@ -1,4 +1,4 @@
-//! What the tasks of the agent know of each other: how far synchronisation is. Read by health, metrics and `status`.
+//! State that the tasks of the agent share: how far synchronisation is. Health, metrics and `status` read it.
 
 use std::{
     net::IpAddr,
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::shortage::{ShortageReport, Shortages};
 use crate::health::{Freshness, Health, Moment};
 
-/// The agent's side of `lb-agent status`; what the status socket hands out.
+/// The agent's part of `lb-agent status`, sent through the status socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -24,14 +24,14 @@ pub struct Report {
     pub node_name: String,
     /// When the agent started.
     pub started: Timestamp,
-    /// Whether everything that existed at the start is in the kernel.
+    /// Whether all objects that existed at the start are in the kernel.
     pub synchronised: bool,
-    /// Whether everything is in the kernel, or has not waited for long. `/healthz` says 200 then, if the node is eligible.
+    /// Whether the kernel is up to date, or changes have not waited for long. If the node is eligible, `/healthz` then answers 200.
     pub healthy: bool,
     /// Whether load balancers may send to the node: it is neither being deleted nor about to be removed.
     #[serde(default = "yes")]
     pub node_eligible: bool,
-    /// When the kernel last was what it should be.
+    /// Time of the last complete synchronisation.
     pub last_sync: Option<Timestamp>,
     /// Service ports in the kernel.
     pub services: usize,
@@ -39,46 +39,47 @@ pub struct Report {
     pub endpoints: usize,
     /// Changes that are not in the kernel yet.
     pub pending: usize,
-    /// Since when changes have been waiting.
+    /// When the oldest pending change arrived.
     pub pending_since: Option<Timestamp>,
-    /// What the kernel refused at the last attempt.
+    /// Errors of the last synchronisation.
     pub failures: Vec<String>,
-    /// What is wrong: bad documents, addresses that two Services claim, a node that does not forward packets.
+    /// Conditions that need attention: invalid manifests, addresses that two Services claim, a node that does not forward packets.
     pub problems: Vec<String>,
-    /// The devices that are served.
+    /// The interfaces that are served.
     pub devices: Vec<DeviceReport>,
-    /// What is known of the node.
+    /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// What there is too little of. (An agent of another version may not tell.)
+    /// Full maps and exhausted ports. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
 }
 
-/// What the agent knows of its node, and makes of it.
+/// Addresses and settings of the node, as `status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
     /// All of its addresses, without those of loopback scope.
     pub addresses: Vec<IpAddr>,
-    /// Those that serve node ports; `127.0.0.1` and `::1` may be among them.
-    pub node_port_addresses: Vec<IpAddr>,
-    /// The one of each family that masqueraded packets come from where the routing table names none.
+    /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
+    #[serde(rename = "nodePortAddresses")]
+    pub nodeport_addresses: Vec<IpAddr>,
+    /// One for each family: the source of masqueraded packets if the routing table names none.
     pub primary: Vec<IpAddr>,
-    /// How clients inside the cluster are told from others: kube-proxy's name of the mode, or `none`.
+    /// How internal clients are recognised: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
-    /// Networks of the clients inside the cluster.
+    /// Networks of internal clients.
     pub inside_networks: Vec<String>,
-    /// Devices that clients inside the cluster send through.
+    /// Interfaces of internal clients.
     pub inside_devices: Vec<String>,
     /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
-    /// Whether packets to an address of these ranges that nobody has are dropped.
+    /// Whether packets to unassigned addresses in these ranges are dropped.
     pub drops_unknown_vips: bool,
-    /// How clients from outside reach backends on other nodes where a Service says nothing: a name of `--north-south-mode`.
+    /// How packets of external clients reach backends on other nodes by default: a value of `--north-south-mode`.
     pub north_south_mode: String,
-    /// Through which tunnel, if so: a name of `--dsr-encapsulation`.
+    /// Tunnel of the modes dsr and hybrid: a value of `--dsr-encapsulation`.
     pub dsr_encapsulation: String,
-    /// Networks of the nodes that may send packets through a tunnel to backends here.
+    /// Networks of the nodes that may send packets to backends on this node through a tunnel.
     pub dsr_peers: Vec<String>,
     /// First source port of masqueraded packets.
     pub masquerade_first_port: u16,
@@ -86,12 +87,12 @@ pub struct NodeReport {
     pub masquerade_last_port: u16,
 }
 
-/// An agent of before did not say; no other would be.
+/// Older agents did not report it.
 const fn yes() -> bool {
     true
 }
 
-/// A device that the agent serves.
+/// An interface that the agent serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
@@ -101,22 +102,22 @@ pub struct DeviceReport {
     pub name: String,
     /// `wire` or `workload`
     pub kind: String,
-    /// Who runs the XDP program, `native` (the driver) or `generic` (the kernel); none where everything is served at tc.
+    /// Mode of the XDP program: `native` (run by the driver) or `generic` (run by the kernel); `None` if the interface is served at tc only.
     pub xdp: Option<String>,
 }
 
-/// What the writer has to say after an attempt to bring the kernel up to date.
+/// Result of a synchronisation.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Steps that the kernel refused, and Services that wait for room.
+    /// Map updates that the kernel refused, and Services that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
 }
 
-/// Shared by all tasks.
+/// The state.
 #[derive(Debug)]
 pub struct State {
     node_name: String,
@@ -128,8 +129,8 @@ pub struct State {
 struct Inner {
     freshness: Freshness,
     progress: Progress,
-    source_problems: Vec<String>,
-    node_problems: Vec<String>,
+    source_conditions: Vec<String>,
+    node_conditions: Vec<String>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
     shortages: Shortages,
@@ -141,47 +142,47 @@ impl State {
         Self { node_name, started: Timestamp::now(), inner: Mutex::default() }
     }
 
-    /// A panic while the lock is held ends the process anyway; what is inside is valid at any time.
+    /// A panic while the lock is held ends the agent; the state is valid at any time.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes have come that are not in the kernel yet.
+    /// Changes have arrived that are not in the kernel yet.
     pub(super) fn changed(&self) {
         self.lock().freshness.queued(Moment::now());
     }
 
-    /// The changes that have come are without consequences for the kernel.
+    /// The changes that have arrived need no map update.
     pub(super) fn nothing_to_do(&self) {
         self.lock().freshness.nothing_to_do();
     }
 
-    /// What is wrong with the objects, as their source sees it; replaces what it said before.
-    pub(super) fn set_source_problems(&self, problems: Vec<String>) {
-        self.lock().source_problems = problems;
+    /// Replaces the conditions of the source of Services, such as invalid objects.
+    pub(super) fn set_source_conditions(&self, conditions: Vec<String>) {
+        self.lock().source_conditions = conditions;
     }
 
-    /// What is wrong with the node; replaces what was wrong before.
-    pub(super) fn set_node_problems(&self, problems: Vec<String>) {
-        self.lock().node_problems = problems;
+    /// Replaces the conditions of the node.
+    pub(super) fn set_node_conditions(&self, conditions: Vec<String>) {
+        self.lock().node_conditions = conditions;
     }
 
-    /// What is known of the node.
+    /// Addresses and settings of the node.
     pub(super) fn set_node(&self, node: NodeReport) {
         self.lock().node = node;
     }
 
-    /// The devices that are served; replaces those before.
+    /// Replaces the interfaces that are served.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
     }
 
-    /// Looks at what there is too little of, or changes it.
+    /// Reads or changes the shortages.
     pub(super) fn with_shortages<T>(&self, with: impl FnOnce(&mut Shortages) -> T) -> T {
         with(&mut self.lock().shortages)
     }
 
-    /// The kernel has been brought as far as possible.
+    /// A synchronisation has ended.
     pub(super) fn progressed(&self, progress: Progress) {
         let mut inner = self.lock();
         if progress.failures.is_empty() {
@@ -190,12 +191,12 @@ impl State {
         inner.progress = progress;
     }
 
-    /// How healthy the agent is.
+    /// The health of the agent.
     pub fn health(&self) -> Health {
         self.lock().freshness.health(Moment::now())
     }
 
-    /// Everything `status` shows.
+    /// The report that `status` shows.
     pub fn report(&self, node_eligible: bool) -> Report {
         let inner = self.lock();
         let Inner { freshness, progress, .. } = &*inner;
@@ -213,7 +214,7 @@ impl State {
             pending: progress.pending,
             pending_since: freshness.waiting_since(),
             failures: progress.failures.clone(),
-            problems: [&*inner.source_problems, &progress.conflicts, &inner.node_problems].concat(),
+            problems: [&*inner.source_conditions, &progress.conflicts, &inner.node_conditions].concat(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             shortages: inner.shortages.report(Instant::now()),
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn healthy_only_after_everything_was_in_the_kernel_once() {
+    fn agent_is_unhealthy_until_its_first_complete_synchronisation() {
         let refused = || Progress { pending: 3, failures: vec!["no".to_owned()], ..Progress::default() };
         let state = State::new("a".to_owned());
         assert!(!state.health().healthy);
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_waits_for_room_does_not_make_the_agent_unhealthy() {
+    fn service_that_waits_for_room_does_not_make_the_agent_unhealthy() {
         let state = State::new("a".to_owned());
         state.changed();
         state.progressed(Progress { pending: 1, ..Progress::default() });

@@ -1,19 +1,19 @@
-//! One line of log for each synchronisation, but not for each of hundreds in a second.
+//! The log line of a synchronisation; frequent ones are summed up in one line.
 
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// How far apart lines are at least.
+/// Minimum interval between two lines.
 const APART: Duration = Duration::from_secs(1);
 
-/// What happened since the last line.
+/// Events since the last line.
 #[derive(Debug, Default)]
 pub(super) struct SyncLog {
     synchronisations: usize,
-    /// Changes of objects.
+    /// Changed objects.
     changes: usize,
-    /// Changes of maps.
+    /// Map updates.
     steps: usize,
     slowest: Duration,
     services: usize,
@@ -30,8 +30,8 @@ impl SyncLog {
         self.steps += steps;
     }
 
-    /// Everything that had changed is in the kernel, `took` after the first change arrived; so many service ports
-    /// and backends are there now.
+    /// A synchronisation is complete, `took` after its first change arrived. `services` and `endpoints` are the service ports and
+    /// backends in the kernel.
     pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
         self.synchronisations += 1;
         self.slowest = self.slowest.max(took);
@@ -41,7 +41,7 @@ impl SyncLog {
         }
     }
 
-    /// When the next line may be written, if there is something to say.
+    /// When the next line is due; `None` if there is nothing to log.
     pub(super) fn due(&self) -> Option<Instant> {
         let last = self.last_line.filter(|_| self.synchronisations > 0)?;
         Some(last + APART)
@@ -66,13 +66,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_comes_at_once_and_the_next_ones_are_gathered() {
+    fn first_line_is_immediate_and_later_ones_are_summed_up() {
         let mut log = SyncLog::default();
         assert_eq!(log.due(), None);
         log.count_changes(3);
         log.synchronised(Duration::from_millis(2), 1, 2);
-        assert_eq!((log.synchronisations, log.changes), (0, 0), "it was written");
-        assert_eq!(log.due(), None, "nothing to say");
+        assert_eq!((log.synchronisations, log.changes), (0, 0), "the line was written");
+        assert_eq!(log.due(), None, "nothing to log");
         log.synchronised(Duration::from_millis(2), 1, 2);
         log.synchronised(Duration::from_millis(5), 1, 3);
         assert_eq!((log.synchronisations, log.slowest), (2, Duration::from_millis(5)));

@@ -1,4 +1,4 @@
-//! What services do, for whoever scrapes the metrics: counted by the task that forgets connections, named when somebody asks.
+//! Traffic of Services for the metrics. The connection tracking task counts it; names are looked up on each scrape.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{
 };
 use lb_datapath::{Datapath, DatapathError, Ledger, ServiceMaps};
 
-/// The sums since the agent started. Cloning shares them.
+/// Sums since the agent started. Clones share them.
 #[derive(Clone)]
 pub(super) struct ServiceTraffic {
     ledger: Arc<Mutex<Ledger>>,
@@ -31,25 +31,25 @@ impl fmt::Debug for ServiceTraffic {
 }
 
 impl ServiceTraffic {
-    /// Begins to count, if anything is to be counted.
+    /// Starts to count; `None` if `--service-metrics` is `none`.
     pub(super) fn begin(of: ServiceMetrics, datapath: &Datapath) -> Result<Option<Self>, DatapathError> {
         if of == ServiceMetrics::None {
             return Ok(None);
         }
         let mut ledger = Ledger::default();
-        // What connections have done before is not of this life.
+        // Traffic before the start of the agent does not count.
         datapath.conntrack().tally(&mut ledger)?;
         let of_backends = of == ServiceMetrics::Backend;
         Ok(Some(Self { ledger: Arc::new(Mutex::new(ledger)), maps: datapath.maps().clone(), of_backends }))
     }
 
-    /// The sums, for the one who walks through the entries.
+    /// The sums, for the walk through the entries of CONNTRACK.
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Sums are whole between any two statements that could panic.
+        // A panic while the lock is held leaves the sums valid.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sums of each service port, then of each backend if those are wanted, by id.
+    /// The sums of each service port, then of each backend if configured, by id.
     fn sums(&self) -> Vec<(u32, Option<SocketAddr>, Tally)> {
         let ledger = self.ledger();
         let services = ledger.services().into_iter().map(|(id, tally)| (id, None, tally));
@@ -72,12 +72,9 @@ impl TrafficSource for ServiceTraffic {
         for (id, backend, tally) in self.sums() {
             let name = names.entry(id).or_insert_with(|| {
                 let labels = self.maps.labels_of(id);
-                labels
-                    .inspect_err(|error| warn!("a scrape goes without service {id}: {error}"))
-                    .ok()
-                    .flatten()
+                labels.inspect_err(|error| warn!("a scrape lacks service {id}: {error}")).ok().flatten()
             });
-            // Services without a name are gone.
+            // A Service without a name has been deleted.
             if let Some(labels) = name {
                 named.push((Counted { service: labels.name.clone(), backend }, tally));
             }

@@ -1,7 +1,7 @@
-//! The one task that writes Services to the kernel.
+//! The only task that writes Services to the kernel.
 //!
-//! It takes changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
-//! before slots are used again. A lone change is applied at once; what has arrived meanwhile is applied together.
+//! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period before it
+//! reuses slots. It applies a single change at once, and changes that arrive meanwhile together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,20 +40,20 @@ use crate::{
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
-/// Pauses between attempts at what the kernel refused, doubled every time.
+/// Pauses before a refused update is retried; each pause is twice as long as the last one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// As many causes of changes are remembered, for the latency that is measured, however long the kernel refuses them.
+/// Limit of remembered triggers, whose latency is measured, while the kernel refuses updates.
 const TRIGGERS: usize = 10_000;
 
-/// Whom the writer tells what it has done.
+/// Receivers of the results of the writer.
 #[derive(Debug)]
 pub(super) struct Listeners {
     /// UDP frontends that have lost endpoints.
-    pub(super) moved: mpsc::UnboundedSender<StaleFrontends>,
-    /// What `healthCheckNodePort` says.
+    pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
+    /// Answers of the servers of `healthCheckNodePort`.
     pub(super) checks: watch::Sender<Checks>,
-    /// Whether everything was in the kernel once.
+    /// Whether a synchronisation has been complete.
     pub(super) synchronised: watch::Sender<bool>,
 }
 
@@ -66,22 +66,22 @@ pub(super) struct Writer {
     metrics: Arc<Metrics>,
     listeners: Listeners,
     log: SyncLog,
-    /// Whether the source has sent everything there is. Nothing is written before.
+    /// Whether the source has sent all objects. Nothing is written before.
     source_ready: bool,
-    /// Whether there was a plan; the first one is due even if nothing has changed.
+    /// Whether a plan was made; the first one is due even without a change.
     planned: bool,
-    /// What the last attempt left to do.
+    /// Steps that the last synchronisation left undone.
     pending: usize,
-    /// How much the next plan looks at.
+    /// The Services that the next plan covers.
     next_extent: Extent,
-    /// When the first change arrived that is not in the kernel yet.
+    /// When the oldest pending change arrived.
     waiting_since: Option<Instant>,
-    /// What the changes that wait are the consequence of.
+    /// Triggers of the pending changes.
     triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
-    /// Problems that were logged, so that each is said once.
-    said: BTreeSet<String>,
+    /// Problems that were logged, so that each is logged once.
+    logged: BTreeSet<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ struct Retry {
 }
 
 impl Writer {
-    /// Takes over what the kernel holds.
+    /// Takes over the `contents` of the maps.
     pub(super) fn new(
         datapath: Datapath,
         contents: Contents,
@@ -116,21 +116,21 @@ impl Writer {
             triggered: Vec::new(),
             retry: None,
             grace: None,
-            said: BTreeSet::new(),
+            logged: BTreeSet::new(),
         }
     }
 
-    /// What serves each UDP frontend, whenever that is asked.
+    /// The current endpoints of each UDP frontend.
     pub(super) fn served(&self) -> ServedUdp {
         self.reconciler.served().clone()
     }
 
-    /// The counters of flows that an earlier life has left.
+    /// Takes over the flow counters of an earlier agent.
     pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, Counted>) {
         self.reconciler.adopt_counters(counters);
     }
 
-    /// Runs for ever. `counters` are those that flows have, as of the last sweep.
+    /// Runs the task. `counters` are those that flows used at the last GC run.
     pub(super) async fn run(
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,
@@ -145,7 +145,7 @@ impl Writer {
                     }
                 }
                 swept = counters.changed() => {
-                    swept.context("nobody counts flows any more")?;
+                    swept.context("the task that counts flows has ended")?;
                     self.reconciler.flows_are_counted_by(&counters.borrow_and_update());
                 }
                 epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
@@ -159,7 +159,7 @@ impl Writer {
 
     fn take(&mut self, event: SourceEvent) {
         self.source_ready |= matches!(event, SourceEvent::Synchronised);
-        // What comes before waits for its source, not for us.
+        // Earlier changes wait for their source, not for the writer.
         if self.source_ready {
             self.state.changed();
         }
@@ -193,7 +193,7 @@ impl Writer {
         }
     }
 
-    /// Brings the kernel up to date if something has changed, and it is time.
+    /// Synchronises if something has changed and no pause is running.
     fn work(&mut self) {
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
         if !self.source_ready || held_back {
@@ -203,13 +203,13 @@ impl Writer {
             self.planned = true;
             task::block_in_place(|| {
                 self.synchronise();
-                // What is gone now may have made room for what waits.
+                // Deleted entries may have made room for Services that wait.
                 if self.retry.is_none() && self.reconciler.needs_plan() {
                     self.synchronise();
                 }
             });
         } else if self.retry.is_none() {
-            // What has come changes nothing, such as an object that is what it was. It must not seem to wait.
+            // The changes need no update, such as an unchanged object, and must not count as pending.
             self.waiting_since = None;
             self.triggered.clear();
             self.metrics.nothing_pending();
@@ -217,7 +217,7 @@ impl Writer {
         }
     }
 
-    /// Brings the kernel up to date as far as it lets us.
+    /// Plans and applies; the kernel may refuse some of the steps.
     fn synchronise(&mut self) {
         let started = Instant::now();
         let Plan { steps, .. } = self.reconciler.plan();
@@ -227,10 +227,10 @@ impl Writer {
             self.reconciler.applied(step);
         }
         self.log.count_steps(applied);
-        self.forget_moved_flows();
+        self.delete_stale_flows();
         let failure = result.err();
-        // A Service that waits for slots is not in the kernel as it should be either. That is a problem of this Service,
-        // not of an agent that is behind: all nodes have it at once, and none may call itself unhealthy for it.
+        // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this problem
+        // at the same time.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
@@ -239,8 +239,8 @@ impl Writer {
             Some(error) => self.put_off(error),
             None => self.succeeded(started),
         }
-        self.tell(failure.map(|error| error.to_string()));
-        self.tell_health_checks();
+        self.report(failure.map(|error| error.to_string()));
+        self.publish_health_checks();
     }
 
     fn succeeded(&mut self, started: Instant) {
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// What has to wait until the maps are complete for the first time.
+    /// Steps that wait for the first complete synchronisation.
     fn complete_datapath(&self) {
         if let Err(error) = self.datapath.attach_sockets() {
             error!("processes of the node do not reach Services: {error}");
@@ -267,22 +267,22 @@ impl Writer {
         }
     }
 
-    /// What the kernel refuses is planned anew after a pause.
+    /// Plans refused steps again after a pause.
     fn put_off(&mut self, error: &ApplyError) {
         let pending = self.pending;
         self.reconciler.failed();
         self.metrics.count_sync_failure();
         let pause = self.retry.map_or(FIRST_PAUSE, |retry| LONGEST_PAUSE.min(retry.pause * 2));
         if self.retry.is_none() {
-            error!(pending, "{error}; the rest waits and is tried again");
+            error!(pending, "{error}; the remaining updates wait and are retried");
         } else {
             debug!(pending, ?pause, "{error}");
         }
         self.retry = Some(Retry { at: Instant::now() + pause, pause });
     }
 
-    /// Tells everyone how far we are.
-    fn tell(&mut self, failure: Option<String>) {
+    /// Updates metrics, the log and the shared state.
+    fn report(&mut self, failure: Option<String>) {
         let pending = self.pending;
         let contents = self.reconciler.contents();
         let (services, endpoints) = (contents.service_labels.len(), contents.backends.len());
@@ -294,18 +294,18 @@ impl Writer {
         for (map, arena) in [("BACKENDS", arena), ("TABLES", tables)] {
             self.metrics.set_map(map, (arena.slots() - arena.free_slots()) as usize, arena.slots());
         }
-        self.tell_shortages();
-        let said = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
-        let said: BTreeSet<String> = said.map(ToString::to_string).collect();
-        warn_few(said.difference(&self.said));
-        self.said = said;
+        self.report_shortages();
+        let problems = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
+        let problems: BTreeSet<String> = problems.map(ToString::to_string).collect();
+        warn_few(problems.difference(&self.logged));
+        self.logged = problems;
         let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
         let failures = failure.into_iter().collect();
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
     }
 
-    /// Tells which maps have no room for some Service.
-    fn tell_shortages(&self) {
+    /// Reports the maps that have no room for some Service.
+    fn report_shortages(&self) {
         let mut waiting: BTreeMap<&str, Vec<&Condition>> =
             Condition::MAPS.into_iter().map(|map| (map, Vec::new())).collect();
         for problem in self.reconciler.problems() {
@@ -323,16 +323,16 @@ impl Writer {
         }
     }
 
-    /// Tells load balancers and administrators which endpoints are on this node: also where the kernel refused
-    /// something, since that makes the agent unhealthy soon, and no reason to let all other Services be out of date.
-    fn tell_health_checks(&self) {
+    /// Publishes which Services have endpoints on this node, also after the kernel refused steps: that makes the agent unhealthy
+    /// soon, and must not leave other Services out of date.
+    fn publish_health_checks(&self) {
         let checks = self.reconciler.health_checks();
-        self.listeners.checks.send_if_modified(|told| {
-            let news = told != checks;
-            if news {
-                told.clone_from(checks);
+        self.listeners.checks.send_if_modified(|published| {
+            let changed = published != checks;
+            if changed {
+                published.clone_from(checks);
             }
-            news
+            changed
         });
         for family in Family::ALL {
             let NoLocalEndpoints { internal, external } = self.reconciler.no_local_endpoints(family);
@@ -340,17 +340,16 @@ impl Writer {
         }
     }
 
-    /// Lets UDP flows be forgotten whose backend is gone; once, when the agent starts, those of all frontends, because
-    /// an agent before this one may have been killed before it could.
-    fn forget_moved_flows(&mut self) {
-        let moved = self.reconciler.take_stale_frontends();
-        if !moved.is_empty() && self.listeners.moved.send(moved).is_err() {
-            debug!("nobody forgets flows any more: the agent is stopping");
+    /// Has stale UDP flows deleted. The first time this checks all frontends, because a killed agent may have left some.
+    fn delete_stale_flows(&mut self) {
+        let stale = self.reconciler.take_stale_frontends();
+        if !stale.is_empty() && self.listeners.stale_udp.send(stale).is_err() {
+            debug!("stale UDP flows stay: the agent is stopping");
         }
     }
 
-    /// Waits for a grace period in the background if slots were released; one at a time, so that under churn the
-    /// next one serves all that was released meanwhile.
+    /// Starts a grace period in the background if slots were released. Only one runs at a time; the next one covers all slots
+    /// released meanwhile.
     fn start_grace(&mut self) {
         if self.grace.is_none()
             && let Some(epoch) = self.reconciler.end_epoch()
@@ -365,13 +364,13 @@ impl Writer {
             Ok(epoch) => self.reconciler.grace_elapsed(epoch),
             // The slots of this epoch stay in quarantine until a later grace period succeeds.
             Err(error) => {
-                error!("{error}; slots of BACKENDS and TABLES that were released cannot be used again yet");
+                error!("{error}; released slots of BACKENDS and TABLES cannot be reused yet");
             }
         }
     }
 }
 
-/// The outcome of the grace period that is under way, if any. May be cancelled.
+/// Waits for the running grace period; forever if none runs. Cancel safe.
 async fn elapsed(
     grace: &mut Option<JoinHandle<Result<Epoch, DatapathError>>>,
 ) -> anyhow::Result<Result<Epoch, DatapathError>> {
@@ -381,7 +380,7 @@ async fn elapsed(
     }
 }
 
-/// Sleeps until then; for ever when there is no then.
+/// Sleeps until `then`; forever without one.
 async fn at(then: Option<Instant>) {
     match then {
         Some(then) => sleep_until(then.into()).await,

@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::{check, conntrack, output, profile, service_view, status};
 use crate::{
     cli::{BugreportArgs, FlowFilter},
-    config::Place,
+    config::KernelPaths,
 };
 use lb_datapath::{Conntrack, Pinned};
 
@@ -61,13 +61,13 @@ impl Collection {
 ///
 /// # Errors
 /// The archive cannot be written.
-pub fn bugreport(place: &Place, args: &BugreportArgs) -> anyhow::Result<()> {
+pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
     // Before all the work: there is no use in it if it cannot be kept.
     let file = archive::create(&path)?;
-    let mut collection = collect(place, args, now);
+    let mut collection = collect(paths, args, now);
     let errors = collection.errors.clone();
     collection.add_text("errors.txt", Ok(said(&errors)));
     archive::write(file, &name, &collection.files, now)
@@ -90,13 +90,13 @@ fn summary(path: &Path, files: usize, errors: &[String]) -> String {
     text
 }
 
-fn collect(place: &Place, args: &BugreportArgs, now: Timestamp) -> Collection {
+fn collect(paths: &KernelPaths, args: &BugreportArgs, now: Timestamp) -> Collection {
     let mut collection = Collection::default();
     collection.add_text("version.txt", Ok(version(now)));
-    collection.add_json("check.json", check::value(&place.bpffs).map_err(Into::into));
-    match Pinned::open(&place.bpffs) {
+    collection.add_json("check.json", check::value(&paths.bpffs).map_err(Into::into));
+    match Pinned::open(&paths.bpffs) {
         Ok(pinned) => {
-            collection.add_json("status.json", status::look(place, &pinned));
+            collection.add_json("status.json", status::look(paths, &pinned));
             data_plane(&mut collection, &pinned);
         }
         Err(error) => collection.errors.push(format!("data plane: {error}")),

@@ -1,0 +1,214 @@
+//! Arguments of the commands other than `run`.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use clap::{Args, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use lb_core::model::Protocol;
+
+use super::values::{Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_protocol};
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Source of the packet. Without a port the packet is the first one of a new connection
+    #[arg(long, value_name = "ADDR[:PORT]")]
+    pub from: Client,
+    /// Destination of the packet, such as a virtual address and its port
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub to: SocketAddr,
+    /// Protocol of the packet. A TCP packet is a SYN, an SCTP packet an INIT
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol, default_value = "tcp")]
+    pub protocol: Protocol,
+    /// Hook that handles the packet [default: the first one that the packet meets: socket for processes of this node, xdp
+    /// on devices with an XDP program, else tc-ingress]
+    #[arg(long, value_name = "HOOK")]
+    pub at: Option<HookContext>,
+    /// Interface that the packet arrives on [default: the one that the route to its source uses]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// The hook whose decision `explain` shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum HookContext {
+    /// The packet enters the node, at tc
+    TcIngress,
+    /// The packet leaves the node
+    TcEgress,
+    /// The packet enters the node through a wire device with an XDP program
+    Xdp,
+    /// A process of this node calls connect() or sendmsg()
+    Socket,
+}
+
+/// Arguments of `profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Duration of the measurement. Meanwhile every BPF program on this machine runs some nanoseconds longer
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `monitor`. An event is shown if it meets every condition.
+#[derive(Debug, Clone, Args)]
+pub struct MonitorArgs {
+    /// Only events of this Service or virtual address: [NAMESPACE/]NAME[:PORT] or ADDR[:PORT]
+    #[arg(long, value_name = "NAME|ADDR")]
+    pub service: Option<ServiceFilter>,
+    /// Only events of this client, or of clients in this network
+    #[arg(long, value_name = "ADDR|CIDR", value_parser = parse_network)]
+    pub client: Option<IpNet>,
+    /// Only events with this verdict
+    #[arg(long, value_name = "VERDICT")]
+    pub verdict: Option<EventVerdict>,
+    /// Output format: one line for each event, as text (times are UTC) or as a JSON object
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `bugreport`.
+#[derive(Debug, Args)]
+pub struct BugreportArgs {
+    /// Archive to write; it must not exist yet [default: lb-agent-bugreport-TIME.tar.gz in the current directory]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Address where the agent serves its metrics
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10249")]
+    pub metrics_address: String,
+}
+
+/// Arguments of `top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// Seconds between two updates
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
+    pub interval: f64,
+    /// Print one table for one interval and exit; the default if the output is not a terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Output format; json implies --once
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `cleanup`.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    /// Remove only the rules that a stopped kube-proxy left behind (iptables, nftables, IPVS). The agent may be running
+    #[arg(long)]
+    pub kube_proxy: bool,
+    /// Only list what would be removed
+    #[arg(long, requires = "kube_proxy")]
+    pub dry_run: bool,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// The commands of `service`.
+#[derive(Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// List every service port with its frontends
+    List {
+        /// Output format
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: ServiceOutput,
+        /// Only Services in this namespace
+        #[arg(short, long)]
+        namespace: Option<String>,
+    },
+    /// Show all ports of one Service with their backends
+    Show {
+        /// [NAMESPACE/]NAME; the default namespace is `default`
+        name: String,
+        /// Output format; wide adds ids, slots and weights
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: ServiceOutput,
+    },
+}
+
+/// The commands of `conntrack`.
+#[derive(Debug, Subcommand)]
+pub enum ConntrackCommand {
+    /// List the flows, one on each line
+    List {
+        /// Output format
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+        /// Conditions.
+        #[command(flatten)]
+        filter: FlowFilter,
+    },
+    /// Delete all flows. Established connections through virtual addresses break
+    Flush {
+        /// Output format of the summary
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+    },
+}
+
+/// Conditions of `conntrack list`. A flow is shown if it meets every condition.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FlowFilter {
+    /// Only flows of this client
+    #[arg(long, value_name = "ADDR")]
+    pub client: Option<IpAddr>,
+    /// Only flows to this virtual address
+    #[arg(long, value_name = "ADDR")]
+    pub vip: Option<IpAddr>,
+    /// Only flows to this backend
+    #[arg(long, value_name = "ADDR")]
+    pub backend: Option<IpAddr>,
+    /// Only flows of this protocol
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol)]
+    pub protocol: Option<Protocol>,
+    /// Only flows of this Service: [NAMESPACE/]NAME; the default namespace is `default`
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+}
+
+/// Output formats of most commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TableOrJson {
+    /// Text for people
+    Table,
+    /// JSON for programs
+    Json,
+}
+
+/// Output formats of `service`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ServiceOutput {
+    /// Text for people
+    Table,
+    /// Text with all columns
+    Wide,
+    /// JSON for programs
+    Json,
+    /// The content of json as YAML
+    Yaml,
+}

@@ -1,0 +1,102 @@
+//! The grammar of the command line: commands, flags and the types of their values. [`crate::config`] checks and completes
+//! what `run` is given.
+
+mod commands;
+mod settings;
+mod values;
+
+use clap::{Parser, Subcommand};
+
+pub use self::{
+    commands::{
+        BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, ExplainArgs, FlowFilter, HookContext,
+        MonitorArgs, ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs,
+    },
+    settings::{
+        BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs, List, LogFormat,
+        RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
+    },
+    values::{Client, EventVerdict, ServiceFilter, split_name},
+};
+
+/// Kubernetes Services in the kernel: an eBPF load balancer for a node, with or without Kubernetes.
+///
+/// Exit codes: 0 success, 1 runtime failure, 2 bad usage or configuration.
+#[derive(Debug, Parser)]
+#[command(name = "lb-agent", version, max_term_width = 110)]
+pub struct Cli {
+    /// Settings of every command.
+    #[command(flatten)]
+    pub kernel: KernelArgs,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: write Services into the kernel and keep them up to date
+    ///
+    /// Services come from a directory (--manifests) or from an API server (--kubeconfig). In a Pod the default is the API
+    /// server of the cluster. SIGTERM stops the agent; its programs and maps stay in the kernel and keep serving.
+    Run(Box<RunArgs>),
+    /// Show the state of the agent, attached programs, map fill and packet counters
+    Status(StatusArgs),
+    /// Show the Services that the kernel holds
+    #[command(subcommand)]
+    Service(ServiceCommand),
+    /// List or delete tracked connections
+    #[command(subcommand)]
+    Conntrack(ConntrackCommand),
+    /// Show what the data plane would do with a packet, step by step, and why
+    Explain(ExplainArgs),
+    /// Measure how often each BPF program runs, and for how long
+    Profile(ProfileArgs),
+    /// Write an archive for a bug report: state of the data plane, network, kernel; no credentials
+    Bugreport(BugreportArgs),
+    /// Print new flows with their backends, and dropped or rejected packets, as they happen
+    ///
+    /// Ends on SIGINT or SIGTERM. The BPF programs emit events, which costs time, only while this command runs.
+    Monitor(MonitorArgs),
+    /// Show the rates of new flows, packets and bytes of each Service, and its active flows
+    ///
+    /// Keys: Enter shows the backends of a Service, Esc goes back; s, n, p, b, a sort by a column, / filters, q quits
+    Top(TopArgs),
+    /// Check whether this kernel and machine can run the agent, and list what is missing
+    Check(CheckArgs),
+    /// Remove every program, map and device that any version of the agent made, or the rules of kube-proxy
+    Cleanup(CleanupArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn clap_accepts_the_grammar() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_accept_repeated_flags_and_commas() {
+        let typed = ["lb-agent", "run", "--wire-device", "eth0,bond*", "--wire-device", "wg0", "eth1"];
+        let cli = Cli::try_parse_from(typed).unwrap();
+        let Command::Run(run) = cli.command else { panic!("parsed as {:?}", cli.command) };
+        assert_eq!(run.wire_device.unwrap(), ["eth0", "bond*", "wg0", "eth1"]);
+    }
+
+    #[test]
+    fn settings_of_every_command_stand_before_or_after_the_command() {
+        for typed in [["lb-agent", "--bpffs", "/b", "cleanup"], ["lb-agent", "cleanup", "--bpffs", "/b"]] {
+            assert_eq!(Cli::try_parse_from(typed).unwrap().kernel.bpffs.unwrap().to_str(), Some("/b"));
+        }
+    }
+}

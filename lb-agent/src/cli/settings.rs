@@ -1,0 +1,433 @@
+//! The table of settings. One entry declares the flag, its help, its environment variable and its keys in the file of
+//! `--config`; `docs/settings.md` is made from it.
+
+use std::{num::NonZeroU32, path::PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+/// Names of one setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The flag without dashes, which is also the key in the file.
+    pub flag: &'static str,
+    /// The environment variable.
+    pub environment: &'static str,
+    /// The second key in the file: camelCase, or the name that a KubeProxyConfiguration gives the same setting.
+    pub alias: &'static str,
+}
+
+/// Declares settings: `"flag" "ENVIRONMENT" "alias" field: type of the flag | type in the file, clap arguments`.
+macro_rules! settings {
+    (
+        $(
+            $(#[$struct_attribute:meta])*
+            struct $name:ident {
+                $(
+                    $(#[$attribute:meta])*
+                    $flag:literal $environment:literal $alias:literal $field:ident: $typed:ty | $in_file:ty, ($($arg:tt)*);
+                )*
+                $(also { $($also:tt)* })?
+            }
+        )*
+    ) => {
+        $(
+            #[derive(Debug, Clone, Default, Args)]
+            $(#[$struct_attribute])*
+            pub struct $name {
+                $(
+                    $(#[$attribute])*
+                    #[arg(long = $flag, env = $environment, hide_env_values = true, $($arg)*)]
+                    pub $field: $typed,
+                )*
+                $($($also)*)?
+            }
+        )*
+
+        /// Settings in the file of `--config`, each under the name of its flag or its alias.
+        #[derive(Debug, Default, Deserialize, PartialEq)]
+        #[serde(deny_unknown_fields, default)]
+        #[expect(missing_docs, reason = "the flags of the same names have docs")]
+        pub struct FileSettings {
+            $($(
+                #[serde(rename = $flag, alias = $alias)]
+                pub $field: $in_file,
+            )*)*
+        }
+
+        /// Every setting, in the order of `lb-agent run --help`.
+        pub const SETTINGS: &[Setting] = &[
+            $($(Setting { flag: $flag, environment: $environment, alias: $alias },)*)*
+        ];
+    };
+}
+
+settings! {
+    /// Settings of every command.
+    #[command(next_help_heading = "Settings of every command")]
+    struct KernelArgs {
+        /// BPF file system for pinned maps and programs; `run` mounts one there if there is none [default: /sys/fs/bpf]
+        "bpffs" "LB_AGENT_BPFFS" "bpffs"
+        bpffs: Option<PathBuf> | Option<PathBuf>, (global = true, value_name = "DIR");
+        /// cgroup2 directory to attach socket programs to, see --socket-lb [default: the root of the cgroup2 mount]
+        "cgroup" "LB_AGENT_CGROUP" "cgroup"
+        cgroup: Option<PathBuf> | Option<PathBuf>, (global = true, value_name = "DIR");
+        also {
+            /// YAML file of settings, each named as its flag, or a KubeProxyConfiguration. Flags override the environment,
+            /// which overrides the file
+            #[arg(long, global = true, value_name = "FILE", env = "LB_AGENT_CONFIG", hide_env_values = true)]
+            pub config: Option<PathBuf>,
+        }
+    }
+
+    /// Settings of `run`. Lists are given as several values, by repeating the flag, or with commas.
+    struct RunArgs {
+        /// Directory of YAML manifests with Services, EndpointSlices and Endpoints; changes are applied at once
+        "manifests" "LB_AGENT_MANIFESTS" "manifests"
+        manifests: Option<PathBuf> | Option<PathBuf>, (value_name = "DIR");
+        /// Kubeconfig of the API server to read Services and EndpointSlices from [default in a Pod: its service account]
+        "kubeconfig" "LB_AGENT_KUBECONFIG" "kubeconfig"
+        kubeconfig: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
+        /// Name of this node, as in the nodeName of endpoints [default: the host name]
+        "node-name" "LB_AGENT_NODE_NAME" "nodeName"
+        node_name: Option<String> | Option<String>, (value_name = "NAME");
+        /// IP address of this node. With 0.0.0.0 or :: the Node object gives the address, and this one only selects the
+        /// default family of the health and metrics servers [default: 0.0.0.0]
+        "bind-address" "LB_AGENT_BIND_ADDRESS" "bindAddress"
+        bind_address: Option<String> | Option<String>, (value_name = "ADDR");
+        /// Interfaces towards other machines [default: those with a default route or a global address of the node]
+        "wire-device" "LB_AGENT_WIRE_DEVICE" "wireDevice"
+        wire_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
+        /// Host-side interfaces of pods [default: veth devices whose other end is in another network namespace]
+        "workload-device" "LB_AGENT_WORKLOAD_DEVICE" "workloadDevice"
+        workload_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
+        /// Ranges of cluster IPs, one for each address family at most. Packets to unassigned addresses are dropped in ranges
+        /// that are given here or named by the API server, but not in the default ones
+        /// [default: with --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
+        "service-cluster-ip-range" "LB_AGENT_SERVICE_CLUSTER_IP_RANGE" "serviceClusterIPRange"
+        service_cluster_ip_range: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
+        "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
+        detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
+        /// Pod networks, for --detect-local-mode ClusterCIDR [default: none, and every client is internal]
+        "cluster-cidr" "LB_AGENT_CLUSTER_CIDR" "clusterCIDR"
+        cluster_cidr: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// Bridge of the pods' interfaces, for --detect-local-mode BridgeInterface
+        "pod-bridge-interface" "LB_AGENT_POD_BRIDGE_INTERFACE" "podBridgeInterface"
+        pod_bridge_interface: Option<String> | Option<String>, (value_name = "NAME");
+        /// Prefix of the names of the pods' interfaces, for --detect-local-mode InterfaceNamePrefix
+        "pod-interface-name-prefix" "LB_AGENT_POD_INTERFACE_NAME_PREFIX" "podInterfaceNamePrefix"
+        pod_interface_name_prefix: Option<String> | Option<String>, (value_name = "PREFIX");
+        /// Masquerade all clients of cluster IPs, including internal ones
+        "masquerade-all" "LB_AGENT_MASQUERADE_ALL" "masqueradeAll"
+        masquerade_all: bool | bool, ();
+        /// Source ports of masqueraded packets; no socket of the node may use them [default: 10000-29999]
+        "masquerade-ports" "LB_AGENT_MASQUERADE_PORTS" "masqueradePorts"
+        masquerade_ports: Option<String> | Option<String>, (value_name = "FIRST-LAST");
+        /// Node addresses that serve node ports: those in these networks, or `primary` for the primary address of each family
+        /// [default: all]
+        "nodeport-addresses" "LB_AGENT_NODEPORT_ADDRESSES" "nodePortAddresses"
+        nodeport_addresses: Option<Vec<String>> | Option<List>, (value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',');
+        /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or mh
+        /// [default: random]
+        "scheduler" "LB_AGENT_SCHEDULER" "scheduler"
+        scheduler: Option<String> | Option<String>, (value_name = "NAME");
+        /// Entries in the lookup table of each Service with the scheduler mh: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749,
+        /// 65521 or 131071. A hundred entries for each backend spread flows evenly [default: 16381]
+        "maglev-table-size" "LB_AGENT_MAGLEV_TABLE_SIZE" "maglevTableSize"
+        maglev_table_size: Option<u32> | Option<u32>, (value_name = "PRIME");
+        /// Hash seed of the schedulers mh, sh and dh. Nodes choose the same backend only with the same seed
+        /// [default: a fixed number]
+        "maglev-seed" "LB_AGENT_MAGLEV_SEED" "maglevSeed"
+        maglev_seed: Option<u64> | Option<u64>, (value_name = "NUMBER");
+        /// How packets of external clients reach backends on other nodes, for Services without the annotation
+        /// lb.dev/north-south-mode: snat (masqueraded with the node's address), dsr (through a tunnel; the backend answers
+        /// the client directly) or hybrid (dsr for TCP, snat for other protocols) [default: snat]
+        "north-south-mode" "LB_AGENT_NORTH_SOUTH_MODE" "northSouthMode"
+        north_south_mode: Option<String> | Option<String>, (value_name = "MODE");
+        /// Tunnel of the modes dsr and hybrid [default: ipip]
+        "dsr-encapsulation" "LB_AGENT_DSR_ENCAPSULATION" "dsrEncapsulation"
+        dsr_encapsulation: Option<DsrEncapsulation> | Option<DsrEncapsulation>, (value_name = "KIND");
+        /// Nodes that may send packets to backends on this node through a tunnel, in every --north-south-mode [default: none]
+        "dsr-peers" "LB_AGENT_DSR_PEERS" "dsrPeers"
+        dsr_peers: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// Which processes get Service addresses translated at connect() and sendmsg() instead of per packet [default: host]
+        "socket-lb" "LB_AGENT_SOCKET_LB" "socketLb"
+        socket_lb: Option<SocketLb> | Option<SocketLb>, (value_name = "WHOSE");
+        /// Which wire devices are served at XDP, before the kernel allocates an skb [default: auto]
+        "xdp" "LB_AGENT_XDP" "xdp"
+        xdp: Option<Xdp> | Option<Xdp>, (value_name = "MODE");
+        /// Move a connection to another backend after this many retransmissions of a SYN that its backend does not answer;
+        /// 0: never [default: 0]
+        "syn-retries" "LB_AGENT_SYN_RETRIES" "synRetries"
+        syn_retries: Option<u16> | Option<u16>, (value_name = "NUMBER");
+        /// How packets of Services get from interface to interface [default: stack]
+        "forwarding" "LB_AGENT_FORWARDING" "forwarding"
+        forwarding: Option<Forwarding> | Option<Forwarding>, (value_name = "HOW");
+        /// Address that serves /healthz and /livez; empty: none [default: 0.0.0.0:10256]
+        "healthz-bind-address" "LB_AGENT_HEALTHZ_BIND_ADDRESS" "healthzBindAddress"
+        healthz_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
+        /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
+        "metrics-bind-address" "LB_AGENT_METRICS_BIND_ADDRESS" "metricsBindAddress"
+        metrics_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
+        /// What /metrics counts flows, packets and bytes of [default: service]
+        "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
+        service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
+        /// Log level, or a filter in the syntax of RUST_LOG [default: RUST_LOG, else info]
+        "log-level" "LB_AGENT_LOG_LEVEL" "logLevel"
+        log_level: Option<String> | Option<String>, (value_name = "FILTER");
+        /// Format of log lines [default: human]
+        "log-format" "LB_AGENT_LOG_FORMAT" "logFormat"
+        log_format: Option<LogFormat> | Option<LogFormat>, (value_name = "FORMAT");
+        /// Capacity for frontends, each a virtual address with a port [default: 262144]
+        "max-frontends" "LB_AGENT_MAX_FRONTENDS" "maxFrontends"
+        max_frontends: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
+        /// Capacity for backends, counted for each service port; during an update old and new ones need room
+        /// [default: 524288]
+        "max-backends" "LB_AGENT_MAX_BACKENDS" "maxBackends"
+        max_backends: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
+        /// Capacity for entries of the tables of schedulers; during an update old and new ones need room
+        /// [default: 1048576]
+        "max-table-slots" "LB_AGENT_MAX_TABLE_SLOTS" "maxTableSlots"
+        max_table_slots: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
+        /// Capacity for connections; at capacity new ones are dropped until others end [default: 262144]
+        "max-connections" "LB_AGENT_MAX_CONNECTIONS" "maxConnections"
+        max_connections: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30));
+        /// Capacity for clients of Services with session affinity; beyond it, the client idle for longest is evicted and
+        /// rebalanced [default: 65536]
+        "max-affinity-clients" "LB_AGENT_MAX_AFFINITY_CLIENTS" "maxAffinityClients"
+        max_affinity_clients: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
+        /// Log level of the BPF programs; logging costs time for every packet [default: off]
+        "bpf-log" "LB_AGENT_BPF_LOG" "bpfLog"
+        bpf_log: Option<BpfLog> | Option<BpfLog>, (value_name = "LEVEL");
+    }
+}
+
+/// A list in the file: a YAML list, or one text with commas, as for a flag.
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
+pub enum List {
+    /// One text with commas.
+    Text(String),
+    /// A YAML list.
+    Items(Vec<String>),
+}
+
+impl List {
+    /// The items.
+    pub fn items(self) -> Vec<String> {
+        match self {
+            Self::Text(text) => text.split(',').map(str::to_owned).collect(),
+            Self::Items(items) => items,
+        }
+    }
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// Text for people
+    Human,
+    /// One JSON object on each line
+    Json,
+}
+
+/// How internal clients are recognised; the values have kube-proxy's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+pub enum DetectLocalMode {
+    /// The address of the client is in --cluster-cidr
+    #[value(name = "ClusterCIDR")]
+    #[serde(rename = "ClusterCIDR", alias = "")]
+    ClusterCidr,
+    /// The address of the client is in a pod network that the Node object of this node names
+    #[value(name = "NodeCIDR")]
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// Packets of the client arrive through --pod-bridge-interface
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// Packets of the client arrive on an interface whose name begins with --pod-interface-name-prefix
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
+}
+
+/// The processes whose sockets are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketLb {
+    /// Processes of the node, and pods in its network namespace
+    Host,
+    /// Also pods with network namespaces of their own; their packets are then neither translated nor masqueraded
+    All,
+    /// None; processes of the node reach no Service
+    Off,
+}
+
+/// The tunnel through which packets of clients reach backends on other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DsrEncapsulation {
+    /// IP in IP: IPv4 in IPv4, IPv6 in IPv6
+    Ipip,
+    /// IP in UDP to port 6080 (GUE); each flow has its own source port, so that network cards and routers spread flows
+    Gue,
+}
+
+/// How packets of Services get from interface to interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forwarding {
+    /// Through the node's network stack, with its routing and netfilter rules. Packets between wire devices that XDP serves
+    /// bypass it
+    Stack,
+    /// Bypass the stack wherever the next hop is known, which is faster. Netfilter rules of the node, and network policies
+    /// written with them, do not apply to these packets
+    Direct,
+}
+
+/// What /metrics counts flows, packets and bytes of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServiceMetrics {
+    /// Nothing
+    None,
+    /// Service ports
+    Service,
+    /// Service ports and each of their backends, which can be many series
+    Backend,
+}
+
+/// The wire devices that are served at XDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Xdp {
+    /// Those whose drivers support native mode, except veth: there the other end would need an XDP program as well
+    Auto,
+    /// Those whose drivers support native mode, including veth
+    Native,
+    /// All: in native mode if the driver supports it, else in generic mode, which works on copies of packets
+    Generic,
+    /// None; all packets are handled at tc
+    Off,
+}
+
+/// Log level of the BPF programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum BpfLog {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+
+    use clap::{Arg, CommandFactory as _};
+
+    use super::*;
+    use crate::cli::Cli;
+
+    /// Aliases that a KubeProxyConfiguration spells in its own way.
+    const OF_KUBE_PROXY: [(&str, &str); 3] = [
+        ("cluster-cidr", "clusterCIDR"),
+        ("nodeport-addresses", "nodePortAddresses"),
+        ("service-cluster-ip-range", "serviceClusterIPRange"),
+    ];
+
+    fn camel_case(flag: &str) -> String {
+        if let Some((_, alias)) = OF_KUBE_PROXY.iter().find(|(name, _)| *name == flag) {
+            return (*alias).to_owned();
+        }
+        let mut words = flag.split('-');
+        let mut alias = words.next().unwrap().to_owned();
+        for word in words {
+            alias.push_str(&word[..1].to_uppercase());
+            alias.push_str(&word[1..]);
+        }
+        alias
+    }
+
+    /// The flags of `lb-agent run`.
+    fn run_flags() -> Vec<Arg> {
+        let mut command = Cli::command();
+        command.build();
+        command.find_subcommand("run").unwrap().get_arguments().cloned().collect()
+    }
+
+    #[test]
+    fn every_flag_of_run_has_its_environment_variable_and_keys() {
+        let flags = run_flags();
+        let with_key =
+            flags.iter().filter_map(Arg::get_long).filter(|flag| !["help", "config"].contains(flag));
+        let declared: BTreeSet<&str> = SETTINGS.iter().map(|setting| setting.flag).collect();
+        assert_eq!(with_key.collect::<BTreeSet<_>>(), declared);
+        for Setting { flag, environment, alias } in SETTINGS {
+            let arg = flags.iter().find(|arg| arg.get_long() == Some(flag)).unwrap();
+            assert_eq!(arg.get_env().unwrap(), *environment);
+            assert_eq!(*environment, format!("LB_AGENT_{}", flag.replace('-', "_").to_uppercase()));
+            assert_eq!(*alias, camel_case(flag));
+            assert_eq!(arg.get_id().as_str(), flag.replace('-', "_"), "the field has the name of the flag");
+        }
+    }
+
+    /// A value that the file accepts for the flag.
+    fn value(arg: &Arg) -> String {
+        let possible = arg.get_possible_values();
+        match (possible.first(), arg.get_long().unwrap()) {
+            (Some(first), _) => first.get_name().to_owned(),
+            (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
+            (None, "syn-retries") => "2".to_owned(),
+            (None, "masquerade-all") => "true".to_owned(),
+            (None, _) => "x".to_owned(),
+        }
+    }
+
+    #[test]
+    fn both_keys_of_every_setting_are_read_from_the_file() {
+        for setting in SETTINGS {
+            let arg = run_flags().into_iter().find(|arg| arg.get_long() == Some(setting.flag)).unwrap();
+            let read = |key: &str| -> FileSettings {
+                let text = format!("{key}: {}\n", value(&arg));
+                serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+            };
+            let by_flag = read(setting.flag);
+            assert_eq!(by_flag, read(setting.alias), "{setting:?}");
+            assert_ne!(by_flag, FileSettings::default(), "{setting:?}");
+        }
+    }
+
+    /// `docs/settings.md` as the table makes it.
+    fn page() -> String {
+        let mut page = "# Settings\n\n\
+            Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\
+            Each setting can be a flag, an environment variable, or a key in the YAML file of `--config`, which also takes the\n\
+            second key. A flag overrides the environment, which overrides the file. `lb-agent run --help` describes the values.\n\n\
+            | flag | environment | second key | meaning |\n| --- | --- | --- | --- |\n"
+            .to_owned();
+        let flags = run_flags();
+        for Setting { flag, environment, alias } in SETTINGS {
+            let arg = flags.iter().find(|arg| arg.get_long() == Some(flag)).unwrap();
+            let help = arg.get_help().unwrap().to_string().replace('|', "\\|");
+            let alias = if alias == flag { String::new() } else { format!("`{alias}`") };
+            writeln!(page, "| `--{flag}` | `{environment}` | {alias} | {help} |").unwrap();
+        }
+        page
+    }
+
+    #[test]
+    fn docs_list_every_setting() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/settings.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            fs::write(&path, page()).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, page(), "UPDATE_DOCS=1 cargo test -p lb-agent settings writes it");
+    }
+}

@@ -1,0 +1,163 @@
+//! Values of flags and arguments that have a syntax of their own.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use clap::ValueEnum;
+use ipnet::IpNet;
+use lb_core::model::Protocol;
+use serde::Serialize;
+
+/// The source of a packet: an address, and perhaps a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// The address.
+    pub ip: IpAddr,
+    /// The port.
+    pub port: Option<u16>,
+}
+
+impl FromStr for Client {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse() {
+            return Ok(Self { ip, port: None });
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(socket) => Ok(Self { ip: socket.ip(), port: Some(socket.port()) }),
+            Err(_) => Err("expected ADDR, ADDR:PORT or [ADDR]:PORT".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.ip, port).fmt(f),
+            None => self.ip.fmt(f),
+        }
+    }
+}
+
+/// What the data plane did with a packet or system call, as `monitor` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EventVerdict {
+    /// First packets of flows, and new connections of sockets
+    New,
+    /// Packets that were rejected with an answer to the sender
+    Reject,
+    /// Dropped packets
+    Drop,
+}
+
+/// A Service or a virtual address, and perhaps one port of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServiceFilter {
+    /// A virtual address with any port.
+    Vip(IpAddr),
+    /// A virtual address with one port.
+    Socket(SocketAddr),
+    /// A Service.
+    Named {
+        /// `metadata.namespace`
+        namespace: String,
+        /// `metadata.name`
+        name: String,
+        /// Name or number of the service port.
+        port: Option<String>,
+    },
+}
+
+impl FromStr for ServiceFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(socket) = text.parse() {
+            return Ok(Self::Socket(socket));
+        }
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Vip(address));
+        }
+        let (service, port) =
+            text.split_once(':').map_or((text, None), |(service, port)| (service, Some(port)));
+        let (namespace, name) = split_name(service);
+        if namespace.is_empty() || name.is_empty() || port == Some("") {
+            return Err("expected [NAMESPACE/]NAME[:PORT] or ADDR[:PORT]".to_owned());
+        }
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Ok(Self::Named { namespace, name, port: port.map(str::to_owned) })
+    }
+}
+
+/// Splits `NAMESPACE/NAME`; a name alone is in the namespace `default`.
+pub fn split_name(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or(("default", name))
+}
+
+/// Parses an address or a network.
+pub(super) fn parse_network(text: &str) -> Result<IpNet, String> {
+    text.parse()
+        .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))
+        .map_err(|_error| "expected an address or a network such as 192.0.2.0/24".to_owned())
+}
+
+pub(super) fn parse_interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected a number from 0.1 to 3600".to_owned())
+}
+
+pub(super) fn parse_protocol(text: &str) -> Result<Protocol, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Protocol::Tcp),
+        "udp" => Ok(Protocol::Udp),
+        "sctp" => Ok(Protocol::Sctp),
+        _ => Err("expected tcp, udp or sctp".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_port_is_optional() {
+        let parsed = |text: &str| text.parse::<Client>().map(|client| client.to_string());
+        for (text, said) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("fd00::1", "fd00::1"),
+            ("[fd00::1]", "fd00::1"),
+            ("[fd00::1]:80", "[fd00::1]:80"),
+        ] {
+            assert_eq!(parsed(text).as_deref(), Ok(said));
+        }
+        assert!(parsed("web:80").is_err() && parsed("10.0.0.1:").is_err());
+    }
+
+    #[test]
+    fn service_name_without_namespace_is_in_default() {
+        assert_eq!(split_name("web"), ("default", "web"));
+        assert_eq!(split_name("shop/web"), ("shop", "web"));
+    }
+
+    #[test]
+    fn malformed_filters_are_rejected() {
+        for text in ["", "/web", "web:", "default/"] {
+            assert!(text.parse::<ServiceFilter>().is_err(), "{text}");
+        }
+        assert!(parse_network("192.0.2.0/33").is_err() && parse_network("here").is_err());
+    }
+
+    #[test]
+    fn networks_are_given_as_cidrs_or_addresses() {
+        let parsed = |text| parse_network(text).map(|network| network.to_string());
+        assert_eq!(parsed("192.0.2.0/24").as_deref(), Ok("192.0.2.0/24"));
+        assert_eq!(parsed("192.0.2.1").as_deref(), Ok("192.0.2.1/32"));
+        assert_eq!(parsed("2001:db8::/32").as_deref(), Ok("2001:db8::/32"));
+    }
+}

@@ -1,0 +1,129 @@
+//! The task that detects shortages: it reads the packet counters and sweeps AFFINITY.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lb_common::Outcome;
+use tokio::{sync::watch, task, time};
+use tracing::{debug, warn};
+
+use super::state::State;
+use crate::metrics::Metrics;
+use lb_datapath::{AffinityReport, AffinityTable, Stats};
+
+/// Interval between two reads of the packet counters.
+const LOOK: Duration = Duration::from_secs(1);
+/// Interval between two sweeps through the clients with affinity.
+const AFFINITY: Duration = Duration::from_secs(5);
+
+/// Counters of flows that start a garbage collection of CONNTRACK early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Tally {
+    /// New flows since the maps were made.
+    pub(super) begun: u64,
+    /// Packets dropped because CONNTRACK was full.
+    pub(super) refused: u64,
+}
+
+impl Tally {
+    fn of(packets: &[u64; Outcome::COUNT]) -> Self {
+        let beginnings =
+            [Outcome::NewFlow, Outcome::NewRoutedFlow, Outcome::NewTunnelledFlow, Outcome::NewDirectFlow];
+        Self {
+            begun: beginnings.iter().map(|outcome| packets[*outcome as usize]).sum(),
+            refused: packets[Outcome::ConntrackFull as usize],
+        }
+    }
+}
+
+/// Outcomes that mean a shortage: outcome, name and text of the shortage.
+const DROPS: [(Outcome, &str, &str); 2] = [
+    (
+        Outcome::ConntrackFull,
+        "CONNTRACK",
+        "CONNTRACK is full: new connections are dropped, established ones stay. Run `lb-agent cleanup` and restart with a larger \
+         --max-connections, or find the clients that open so many (`lb-agent conntrack list`)",
+    ),
+    (
+        Outcome::NoSourcePort,
+        "ports",
+        "no source port is free for masqueraded connections to some backend: new ones are dropped. Configure more ports \
+         (--masquerade-ports), or add endpoints to the Service",
+    ),
+];
+
+const EVICTED: &str = "AFFINITY is full: clients of Services with session affinity are evicted before their timeout and rebalanced. \
+                       Run `lb-agent cleanup` and restart with a larger --max-affinity-clients";
+
+/// Detects shortages and logs them.
+pub(super) async fn run(
+    stats: Stats,
+    mut affinity: AffinityTable,
+    state: Arc<State>,
+    metrics: Arc<Metrics>,
+    tally: watch::Sender<Tally>,
+) -> anyhow::Result<Infallible> {
+    let mut before = None;
+    let mut look = time::interval(LOOK);
+    look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    let mut next_sweep = Instant::now();
+    loop {
+        look.tick().await;
+        match stats.read() {
+            Ok(packets) => {
+                tally.send_replace(Tally::of(&packets));
+                note_drops(&state, &packets, before.as_ref());
+                before = Some(packets);
+            }
+            Err(error) => debug!("{error}"),
+        }
+        if next_sweep <= Instant::now() {
+            affinity = sweep_affinity(affinity, &state, &metrics).await?;
+            next_sweep = Instant::now() + AFFINITY;
+        }
+        for line in state.with_shortages(|shortages| shortages.lines(Instant::now())) {
+            warn!("{line}");
+        }
+    }
+}
+
+/// Notes new drops. Drops before the first read do not count.
+fn note_drops(state: &State, packets: &[u64; Outcome::COUNT], before: Option<&[u64; Outcome::COUNT]>) {
+    for (outcome, of, text) in DROPS {
+        let dropped = packets[outcome as usize];
+        let new = dropped.saturating_sub(before.map_or(dropped, |before| before[outcome as usize]));
+        if new > 0 {
+            state.with_shortages(|shortages| shortages.refused(of, new, text, Instant::now()));
+        }
+    }
+}
+
+async fn sweep_affinity(
+    mut affinity: AffinityTable,
+    state: &State,
+    metrics: &Metrics,
+) -> anyhow::Result<AffinityTable> {
+    let (affinity, swept) = task::spawn_blocking(move || {
+        let swept = affinity.collect_garbage();
+        (affinity, swept)
+    })
+    .await?;
+    match swept {
+        Ok(AffinityReport { clients, removed, evicted }) => {
+            metrics.set_map("AFFINITY", clients, affinity.capacity());
+            metrics.count_evicted_clients(evicted);
+            if evicted > 0 {
+                let count = evicted as u64;
+                state.with_shortages(|shortages| {
+                    shortages.refused("AFFINITY", count, EVICTED, Instant::now());
+                });
+            }
+            debug!(clients, removed, evicted, "deleted expired clients from AFFINITY");
+        }
+        Err(error) => debug!("cannot delete expired clients from AFFINITY: {error}"),
+    }
+    Ok(affinity)
+}

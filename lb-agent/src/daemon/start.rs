@@ -1,0 +1,390 @@
+//! Starting the agent: open the data plane, wire the tasks to each other, spawn them.
+
+use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc};
+
+use anyhow::{Context as _, anyhow};
+use ipnet::IpNet;
+use jiff::Timestamp;
+use lb_common::Outcome;
+use lb_core::{model::SourceEvent, plan::Contents, stale_udp::StaleFrontends};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{mpsc, watch},
+};
+use tracing::{info, warn};
+
+use super::{
+    bpffs, conntrack,
+    devices::{Devices, Inside},
+    http,
+    node::{Facts, Kernel, Node, NodeOptions, Sources},
+    shortage_watch::{self, Tally},
+    socket,
+    state::State,
+    tasks::Tasks,
+    traffic::ServiceTraffic,
+    writer::{Listeners, Writer},
+};
+use crate::{
+    cli::{DsrEncapsulation, SocketLb},
+    config::{Config, Source},
+    health::{self, Checks, Servers},
+    kubernetes::{self, Events, NodeInfo, Published, events},
+    manifests::{self, ManifestsOptions},
+    metrics::{self, Metrics, PacketCounters},
+    zpages::{self, About},
+};
+use lb_datapath::{BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, cgroup_root};
+
+/// Batches of changes that may wait for the writer.
+const QUEUE: usize = 64;
+
+/// Opens the data plane and starts every task.
+pub(super) fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
+    let opened = Opened::new(&config)?;
+    let (senders, receivers) = wire();
+    spawn(config, opened, senders, receivers, tasks)
+}
+
+/// The data plane, and what all tasks share.
+struct Opened {
+    datapath: Datapath,
+    /// Services and backends in the maps, from an earlier agent.
+    contents: Contents,
+    traffic: Option<ServiceTraffic>,
+    metrics: Arc<Metrics>,
+    state: Arc<State>,
+}
+
+impl Opened {
+    fn new(config: &Config) -> anyhow::Result<Self> {
+        let options = Options {
+            bpf_log: config.bpf_log,
+            capacities: config.capacities,
+            sockets: sockets(config),
+            xdp: config.xdp,
+            forwarding: config.forwarding,
+            syn_retries: config.syn_retries,
+            hash_seed: config.maglev.seed,
+            ..Options::new(&config.kernel.bpffs)
+        };
+        let datapath = Datapath::open(&options)?;
+        let contents = datapath.maps().contents()?;
+        let adopted = contents.service_labels.len();
+        info!(bpffs = %config.kernel.bpffs.display(), services = adopted, "opened the data plane");
+        let traffic = ServiceTraffic::begin(config.service_metrics, &datapath)?;
+        Ok(Self {
+            contents,
+            metrics: Arc::new(Metrics::new(datapath.stats()?, traffic.clone())),
+            traffic,
+            state: Arc::new(State::new(config.node_name.clone())),
+            datapath,
+        })
+    }
+}
+
+/// The sending ends of the channels between tasks.
+struct Senders {
+    /// From the API server to the node task.
+    node_info: watch::Sender<NodeInfo>,
+    service_cidrs: watch::Sender<Vec<IpNet>>,
+    /// From the writer to the node task.
+    synchronised: watch::Sender<bool>,
+    /// From the node task to the health checks of Services.
+    listen: watch::Sender<BTreeSet<IpAddr>>,
+    /// From the writer to the health checks of Services.
+    checks: watch::Sender<Checks>,
+    /// From the writer to connection tracking.
+    stale_udp: mpsc::UnboundedSender<StaleFrontends>,
+    /// From connection tracking to the writer.
+    counters: watch::Sender<BTreeSet<u32>>,
+    /// From the shortage task to connection tracking.
+    tally: watch::Sender<Tally>,
+    /// From the source of Services and the node task to the writer.
+    events: mpsc::Sender<SourceEvent>,
+}
+
+/// The receiving ends of [`Senders`].
+struct Receivers {
+    node_info: watch::Receiver<NodeInfo>,
+    service_cidrs: watch::Receiver<Vec<IpNet>>,
+    synchronised: watch::Receiver<bool>,
+    listen: watch::Receiver<BTreeSet<IpAddr>>,
+    checks: watch::Receiver<Checks>,
+    stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
+    counters: watch::Receiver<BTreeSet<u32>>,
+    tally: watch::Receiver<Tally>,
+    events: mpsc::Receiver<SourceEvent>,
+}
+
+/// Makes the channels. Without an API server the values of `node_info` and `service_cidrs` never change.
+fn wire() -> (Senders, Receivers) {
+    let (node_info_sender, node_info) = watch::channel(NodeInfo::default());
+    let (service_cidrs_sender, service_cidrs) = watch::channel(Vec::new());
+    let (synchronised_sender, synchronised) = watch::channel(false);
+    let (listen_sender, listen) = watch::channel(BTreeSet::new());
+    let (checks_sender, checks) = watch::channel(Checks::new());
+    let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
+    let (counters_sender, counters) = watch::channel(BTreeSet::new());
+    let (tally_sender, tally) = watch::channel(Tally::default());
+    let (events_sender, events) = mpsc::channel(QUEUE);
+    let senders = Senders {
+        node_info: node_info_sender,
+        service_cidrs: service_cidrs_sender,
+        synchronised: synchronised_sender,
+        listen: listen_sender,
+        checks: checks_sender,
+        stale_udp: stale_udp_sender,
+        counters: counters_sender,
+        tally: tally_sender,
+        events: events_sender,
+    };
+    let receivers = Receivers {
+        node_info,
+        service_cidrs,
+        synchronised,
+        listen,
+        checks,
+        stale_udp,
+        counters,
+        tally,
+        events,
+    };
+    (senders, receivers)
+}
+
+/// Spawns every task. The servers come after the devices: an agent that answers has its programs on every device.
+fn spawn(
+    config: Config,
+    mut opened: Opened,
+    senders: Senders,
+    receivers: Receivers,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    if let Some(logger) = opened.datapath.take_logger() {
+        tasks.spawn("log of the BPF programs", forward_log(logger));
+    }
+    let node_sources = |network| Sources {
+        network,
+        info: receivers.node_info.clone(),
+        service_cidrs: receivers.service_cidrs,
+        synchronised: receivers.synchronised,
+    };
+    let (node, facts) = spawn_devices(&config, &mut opened, node_sources, senders.listen, tasks)?;
+    spawn_servers(&config, &opened, receivers.node_info.clone(), tasks)?;
+    let report = health_report(spawn_events(&config, tasks), &config, &opened);
+    tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
+    for event in facts.events() {
+        senders.events.try_send(event)?;
+    }
+    tasks.spawn("node", node.run(facts, senders.events.clone()));
+    let policy = config.policy();
+    let from_api_server = (senders.node_info, senders.service_cidrs);
+    spawn_source(config, &opened, senders.events, from_api_server, tasks);
+
+    let counted = opened.datapath.conntrack().active_flows_slots()?;
+    let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
+    let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.udp_sockets()?);
+    let Opened { datapath, contents, traffic, metrics, state } = opened;
+    let shortages =
+        shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.tally);
+    tasks.spawn("shortages", shortages);
+    let observers = conntrack::Observers {
+        metrics: Arc::clone(&metrics),
+        state: Arc::clone(&state),
+        counters: senders.counters,
+        traffic,
+    };
+    let listeners = Listeners {
+        stale_udp: senders.stale_udp,
+        checks: senders.checks,
+        synchronised: senders.synchronised,
+    };
+    let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
+    writer.adopt_counters(counted);
+    let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
+    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.tally, observers));
+    tasks.spawn("writer", writer.run(receivers.events, receivers.counters));
+    Ok(())
+}
+
+/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there. Returns the
+/// node task, which the caller spawns once the writer's channel has the facts.
+fn spawn_devices(
+    config: &Config,
+    opened: &mut Opened,
+    sources: impl FnOnce(watch::Receiver<Network>) -> Sources,
+    listen: watch::Sender<BTreeSet<IpAddr>>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<(Node, Facts)> {
+    let Opened { datapath, metrics, state, .. } = opened;
+    let inside = Inside { detect: config.detect_local.clone(), map: datapath.internal_devices()? };
+    let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
+    let patterns = config.devices.clone();
+    let mut devices = Devices::new(attachers, patterns, inside, Arc::clone(state), Arc::clone(metrics))?;
+    let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
+    let sources = sources(devices.network());
+    let mut node = Node::new(node_options(config), sources, kernel, listen, Arc::clone(state));
+    let facts = node.update()?;
+    devices.sync()?;
+    datapath.finish_handover()?;
+    tasks.spawn("devices", devices.run());
+    Ok((node, facts))
+}
+
+/// The part of the configuration that the node task uses.
+fn node_options(config: &Config) -> NodeOptions {
+    NodeOptions {
+        name: config.node_name.as_str().into(),
+        node_ip: config.node_ip(),
+        nodeport_addresses: config.nodeport_addresses.clone(),
+        detect: config.detect_local.clone(),
+        service_ranges: config.service_ranges.clone(),
+        drops_unknown_vips: config.drops_unknown_vips,
+        ports: config.masquerade_ports.clone(),
+        peers: config.dsr_peers.clone(),
+        north_south: config.north_south,
+        gue: config.dsr_encapsulation == DsrEncapsulation::Gue,
+        has_api_server: matches!(config.source, Source::ApiServer(_)),
+    }
+}
+
+/// Spawns what answers to others: `/healthz`, `/metrics`, the status socket; and the watch over the BPF file system.
+fn spawn_servers(
+    config: &Config,
+    opened: &Opened,
+    node_info: watch::Receiver<NodeInfo>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Opened { datapath, metrics, state, .. } = opened;
+    tasks.spawn("BPF file system", bpffs::run(datapath.anchor()?, Arc::clone(state)));
+    if let Some(address) = config.healthz {
+        let (state, node_info) = (Arc::clone(state), node_info.clone());
+        let eligible = move || node_info.borrow().eligible;
+        let router = health::router(move || state.health(), eligible, Arc::clone(metrics));
+        tasks.spawn("healthz", http::serve("/healthz", address, router));
+    }
+    if let Some(address) = config.metrics {
+        let about = About {
+            configz: config.configz(),
+            flagz: config.flagz(),
+            started: Timestamp::now(),
+            metrics: Arc::clone(metrics),
+        };
+        let router = metrics::router(Arc::clone(metrics)).merge(zpages::router(about));
+        tasks.spawn("metrics", http::serve("/metrics", address, router));
+    }
+    let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
+    tasks.spawn("status socket", socket);
+    Ok(())
+}
+
+/// Spawns the task that writes Events to the API server; without one, Events go nowhere.
+fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
+    let Source::ApiServer(server) = &config.source else { return Events::default() };
+    let (events, outbox) = Events::channel();
+    let (server, node_name) = (server.clone(), config.node_name.clone());
+    tasks.spawn("events", async move { Ok(events::run(server, &node_name, outbox).await?) });
+    events.starting();
+    events
+}
+
+/// What the servers of `healthCheckNodePort` read and report.
+fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
+    let state = Arc::clone(&opened.state);
+    health::Report {
+        healthy: Arc::new(move || state.health().healthy),
+        failed: Box::new(move |service, why| events.health_check_failed(service.clone(), why)),
+        metrics: Arc::clone(&opened.metrics),
+        node_name: config.node_name.as_str().into(),
+    }
+}
+
+/// Spawns the source of Services: the manifests or the API server.
+fn spawn_source(
+    config: Config,
+    opened: &Opened,
+    events: mpsc::Sender<SourceEvent>,
+    (node, service_cidrs): (watch::Sender<NodeInfo>, watch::Sender<Vec<IpNet>>),
+    tasks: &mut Tasks,
+) {
+    let state = Arc::clone(&opened.state);
+    match config.source {
+        Source::Manifests(dir) => {
+            let options = ManifestsOptions {
+                dir,
+                cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
+                node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
+            };
+            // The allocator reads from the maps which addresses and node ports were given out.
+            let given_out = Contents {
+                frontends: opened.contents.frontends.clone(),
+                service_labels: opened.contents.service_labels.clone(),
+                ..Contents::default()
+            };
+            let (problem_sender, problems) = watch::channel(Vec::new());
+            tasks.spawn("conditions", follow_conditions(problems, state));
+            tasks.spawn("manifests", async move {
+                manifests::run(options, &given_out, events, problem_sender).await?;
+                Err(anyhow!("the writer has ended"))
+            });
+        }
+        Source::ApiServer(server) => {
+            let (problem_sender, problems) = watch::channel(Vec::new());
+            tasks.spawn("conditions", follow_conditions(problems, state));
+            let published = Published { node, service_cidrs, problems: problem_sender };
+            let node_name = config.node_name;
+            tasks.spawn("kubernetes", async move {
+                kubernetes::run(server, &node_name, events, published).await?;
+                Err(anyhow!("the writer has ended"))
+            });
+        }
+    }
+}
+
+async fn follow_conditions<P: ToString + Send + Sync + 'static>(
+    mut problems: watch::Receiver<Vec<P>>,
+    state: Arc<State>,
+) -> anyhow::Result<Infallible> {
+    loop {
+        problems.changed().await.context("the source of Services has ended")?;
+        let texts = problems.borrow_and_update().iter().map(ToString::to_string).collect();
+        state.set_source_conditions(texts);
+    }
+}
+
+async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
+    // SAFETY: the logger owns the descriptor of its ring buffer and keeps it open as long as it lives.
+    let mut logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
+        .map_err(|refused| refused.into_parts().1)?;
+    loop {
+        let mut ready = logger.readable_mut().await?;
+        ready.get_inner_mut().flush();
+        ready.clear_ready();
+    }
+}
+
+/// The control group whose sockets are served; none if socket load balancing is off, or there is no cgroup2.
+fn sockets(config: &Config) -> Option<SocketOptions> {
+    let scope = match config.socket_lb {
+        SocketLb::Host => SocketScope::Node,
+        SocketLb::All => SocketScope::All,
+        SocketLb::Off => return None,
+    };
+    if let Some(cgroup) = config.kernel.cgroup.clone() {
+        return Some(SocketOptions { cgroup, scope });
+    }
+    let reason = match cgroup_root() {
+        Ok(Some(cgroup)) => return Some(SocketOptions { cgroup, scope }),
+        Ok(None) => "no cgroup2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified)".to_owned(),
+        Err(error) => format!("cannot find the cgroup2 mount: {error}"),
+    };
+    warn!("processes of the node do not reach Services: {reason}");
+    None
+}
+
+impl PacketCounters for Stats {
+    fn packets(&self) -> Option<[u64; Outcome::COUNT]> {
+        self.read().inspect_err(|error| warn!("a scrape lacks the packet counters: {error}")).ok()
+    }
+}
