@@ -32,7 +32,7 @@ pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 /// Bytes that a slow download reads between two pauses.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// A slow download leaves one in so many bytes unread until it is hurried: it never ends by itself, however slow the
+/// A slow download leaves one in this many bytes unread until it is hurried: it never ends by itself, however slow the
 /// machine. For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
 const HELD_BACK: u64 = 4;
 

@@ -1,4 +1,4 @@
-//! The standard cluster: a client outside, two nodes, two pods on each.
+//! The standard cluster: an external client, two nodes, two pods on each.
 //!
 //! | link | IPv4 | IPv6 |
 //! |---|---|---|

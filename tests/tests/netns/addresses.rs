@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::{
     bed::{RANGES, vips},
-    lan::{EVERY, Lan, Verdict, external, knock, knock_briefly, node_addresses},
+    lan::{EVERY, Lan, Verdict, external, node_addresses, probe, probe_briefly},
 };
 
 /// A port of no service.
@@ -24,11 +24,11 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
     let lan = Lan::with(&RANGES);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for (protocol, family) in EVERY {
-        for who in ["client", "pod1", "pod4"] {
+        for source in ["client", "pod1", "pod4"] {
             for number in [1, 2] {
                 let unlisted = SocketAddr::new(vips(number)[family], UNLISTED);
-                let verdict = knock(lan.netns(who), unlisted, protocol);
-                assert_eq!(verdict, Verdict::Refused, "{who} → {unlisted}");
+                let verdict = probe(lan.netns(source), unlisted, protocol);
+                assert_eq!(verdict, Verdict::Refused, "{source} → {unlisted}");
             }
         }
     }
@@ -36,9 +36,13 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
     std::thread::scope(|scope| {
         for (protocol, family) in EVERY {
             let (lan, to) = (&lan, SocketAddr::new(vips(99)[family], 80));
-            for who in ["client", "pod1", "pod4"] {
+            for source in ["client", "pod1", "pod4"] {
                 scope.spawn(move || {
-                    assert_eq!(knock_briefly(lan.netns(who), to, protocol), Verdict::Silent, "{who} → {to}");
+                    assert_eq!(
+                        probe_briefly(lan.netns(source), to, protocol),
+                        Verdict::Silent,
+                        "{source} → {to}"
+                    );
                 });
             }
         }
@@ -59,14 +63,14 @@ fn packets_to_the_router(lan: &Lan) -> u64 {
 fn virtual_addresses_answer_pings() {
     let lan = Lan::with(&[]);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
-    for who in ["client", "pod1", "pod4"] {
+    for source in ["client", "pod1", "pod4"] {
         for number in [1, 2] {
             // Cluster IP, load balancer.
             for addresses in [vips(number), external(number)] {
                 for address in addresses {
                     for bytes in [0, 56, 1_400] {
-                        let answered = ping(lan.netns(who), address, bytes).unwrap();
-                        assert_eq!(answered, address, "{bytes} bytes from {who}");
+                        let answered = ping(lan.netns(source), address, bytes).unwrap();
+                        assert_eq!(answered, address, "{bytes} bytes from {source}");
                     }
                 }
             }

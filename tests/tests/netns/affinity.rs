@@ -19,10 +19,10 @@ fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
 }
 
 /// The server of each protocol and family. Asks five times each and fails if the server changes.
-fn chosen(lan: &Lan, who: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
+fn chosen(lan: &Lan, source: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
     let of = |how| {
-        let servers: BTreeSet<String> = (0..5).map(|_| lan.server(who, number, frontend, how)).collect();
-        assert_eq!(servers.len(), 1, "{who} → {frontend:?} {how:?}: {servers:?}");
+        let servers: BTreeSet<String> = (0..5).map(|_| lan.server(source, number, frontend, how)).collect();
+        assert_eq!(servers.len(), 1, "{source} → {frontend:?} {how:?}: {servers:?}");
         servers.into_iter().next().unwrap()
     };
     EVERY.into_iter().map(of).collect()
@@ -37,12 +37,12 @@ fn affinity_pins_a_client_to_one_backend_through_every_kind_of_address() {
         service
     };
     lan.apply(&[sticky(&lan, 1, &PODS, 600), local]);
-    for who in ["client", "client2", "pod1"] {
+    for source in ["client", "client2", "pod1"] {
         // Affinity holds per Service port, across all its addresses.
-        let all: BTreeSet<_> = FRONTENDS.iter().map(|frontend| chosen(&lan, who, 1, *frontend)).collect();
+        let all: BTreeSet<_> = FRONTENDS.iter().map(|frontend| chosen(&lan, source, 1, *frontend)).collect();
         assert_eq!(all.len(), 1, "{all:?}");
         // Each node keeps its own affinity.
-        chosen(&lan, who, 1, NodePort(2));
+        chosen(&lan, source, 1, NodePort(2));
     }
     for server in chosen(&lan, "client", 2, NodePort(1)) {
         assert!(["pod1", "pod2"].contains(&&*server), "{server} is on the other node");

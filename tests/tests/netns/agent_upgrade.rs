@@ -157,11 +157,11 @@ fn downgrade_to_another_layout_keeps_every_connection() {
 /// Traffic to node ports of a remote backend: masqueraded in the stack, and by XDP.
 fn exposed_traffic(lan: &Lan) -> Traffic {
     let mut clients = Vec::new();
-    for (number, who) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
+    for (number, source) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
         for how in EVERY {
             let to: SocketAddr = NodePort(1).of(number, how);
             let kinds = if how.0 == Protocol::Tcp { Kind::TCP } else { Kind::UDP };
-            clients.extend(kinds.map(|kind| (lan.netns(who), kind, to)));
+            clients.extend(kinds.map(|kind| (lan.netns(source), kind, to)));
         }
     }
     Traffic::start(clients).unwrap()

@@ -35,9 +35,9 @@ fn assert_even(counts: &BTreeMap<String, u32>) {
 #[test]
 fn connections_spread_evenly_over_the_backends() {
     let bed = Bed::with_web(&PODS);
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for vip in WEB {
-            assert_even(&count(|| ask_http(bed.netns(who), http(vip))));
+            assert_even(&count(|| ask_http(bed.netns(source), http(vip))));
         }
     }
 }
@@ -69,14 +69,14 @@ fn a_flow_stays_with_its_backend() {
 fn backends_on_both_nodes_see_the_address_of_internal_and_external_clients() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("far", vips(11), &["pod3"]);
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for (backend, addresses) in [("pod2", WEB), ("pod3", vips(11))] {
             for vip in addresses {
-                let over_tcp = eventually(|| ask_http(bed.netns(who), http(vip)));
-                let over_udp = ask_udp(bed.netns(who), udp(vip), 64).unwrap();
+                let over_tcp = eventually(|| ask_http(bed.netns(source), http(vip)));
+                let over_udp = ask_udp(bed.netns(source), udp(vip), 64).unwrap();
                 for answer in [over_tcp, over_udp] {
-                    assert_eq!(answer.server, backend, "{who} → {vip}");
-                    assert_eq!(answer.seen, answer.local, "{who} → {vip}");
+                    assert_eq!(answer.server, backend, "{source} → {vip}");
+                    assert_eq!(answer.seen, answer.local, "{source} → {vip}");
                 }
             }
         }
@@ -91,12 +91,12 @@ fn eventually(ask: impl Fn() -> io::Result<Answer>) -> Answer {
 fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     let bed = Bed::with_web(&PODS);
     let _agent = bed.cluster.start_agent(2).unwrap();
-    for who in ["pod1", "pod3"] {
+    for source in ["pod1", "pod3"] {
         for vip in WEB {
             // A pod that is its own backend is hairpin traffic, which has separate tests.
             for _ in 0..20 {
-                let answer = ask_http(bed.netns(who), http(vip)).unwrap();
-                assert!(answer.server == who || answer.seen == answer.local, "{answer:?}");
+                let answer = ask_http(bed.netns(source), http(vip)).unwrap();
+                assert!(answer.server == source || answer.seen == answer.local, "{answer:?}");
             }
         }
     }
@@ -113,10 +113,10 @@ fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
 #[test]
 fn replies_come_from_the_virtual_address() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for vip in WEB {
             for _ in 0..10 {
-                assert_eq!(answer_source(bed.netns(who), udp(vip)), udp(vip));
+                assert_eq!(answer_source(bed.netns(source), udp(vip)), udp(vip));
             }
         }
     }
@@ -147,8 +147,8 @@ fn one_client_port_reaches_one_backend_through_two_services() {
 #[test]
 fn session_affinity_follows_edits_live() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
-    let servers = |who: &str| -> BTreeSet<String> {
-        (0..30).map(|_| ask_http(bed.netns(who), http(WEB[0])).unwrap().server).collect()
+    let servers = |source: &str| -> BTreeSet<String> {
+        (0..30).map(|_| ask_http(bed.netns(source), http(WEB[0])).unwrap().server).collect()
     };
     assert!(servers("client").len() > 1);
     let yaml = bed.service("web", WEB, &["pod1", "pod2", "pod3", "pod4"]).yaml();

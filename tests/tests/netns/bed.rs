@@ -103,8 +103,8 @@ impl Bed {
     }
 
     /// The namespace of the client or of a pod.
-    pub(crate) fn netns(&self, who: &str) -> &Netns {
-        if who == "client" { &self.cluster.client } else { &self.cluster.pod(who).unwrap().netns }
+    pub(crate) fn netns(&self, source: &str) -> &Netns {
+        if source == "client" { &self.cluster.client } else { &self.cluster.pod(source).unwrap().netns }
     }
 }
 

@@ -30,9 +30,9 @@ const BYTES: u64 = 100_000_000;
 fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     let mut all = Vec::new();
     for family in [0, 1] {
-        for (who, frontend) in [("client", NodePort(1)), ("client", LoadBalancer), ("pod1", NodePort(1))] {
+        for (source, frontend) in [("client", NodePort(1)), ("client", LoadBalancer), ("pod1", NodePort(1))] {
             let to = frontend.of(number, (Protocol::Tcp, family));
-            let open = || Connection::open(lan.netns(who), to).unwrap();
+            let open = || Connection::open(lan.netns(source), to).unwrap();
             let mut connection = open();
             let server = connection.ask().unwrap().server;
             all.push((connection, server, open().download_slowly(BYTES)));
@@ -120,18 +120,18 @@ fn out_of_window_segments_break_no_connections() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
     for (number, pod) in [(1, "pod2"), (2, "pod3")] {
         for frontend in crate::lan::FRONTENDS {
-            for (who, family) in [("client", 0), ("client", 1), ("pod1", 0), ("pod1", 1)] {
+            for (source, family) in [("client", 0), ("client", 1), ("pod1", 0), ("pod1", 1)] {
                 let to = frontend.of(number, (Protocol::Tcp, family));
-                let mut connection = Connection::open(lan.netns(who), to).unwrap();
+                let mut connection = Connection::open(lan.netns(source), to).unwrap();
                 let answer = connection.ask().unwrap();
                 let backend = lan.cluster.pod(pod).unwrap();
                 for reset in [false, true] {
                     inject(&backend.netns, backend.http(to.ip()), answer.seen, reset).unwrap();
-                    inject(lan.netns(who), answer.local, to, reset).unwrap();
+                    inject(lan.netns(source), answer.local, to, reset).unwrap();
                 }
                 sleep(Duration::from_millis(20));
                 let still = connection.ask();
-                assert!(still.as_ref().is_ok_and(|still| *still == answer), "{who} → {to}: {still:?}");
+                assert!(still.as_ref().is_ok_and(|still| *still == answer), "{source} → {to}: {still:?}");
                 assert_eq!(connection.download(1 << 20).unwrap(), pod);
             }
         }

@@ -19,7 +19,7 @@ use crate::{
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
         Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-        Lan, Protocol, Seen, Verdict, knock, knock_briefly,
+        Lan, Protocol, Seen, Verdict, probe, probe_briefly,
     },
     xdp::passing_program,
 };
@@ -178,7 +178,7 @@ fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
         for (protocol, family) in [Protocol::Tcp, Protocol::Udp].map(|p| [(p, 0), (p, 1)]).concat() {
             let to = LoadBalancer.of(1, (protocol, family));
             let ask = || {
-                if let Verdict::Answered(answer) = knock_briefly(&far, to, protocol) {
+                if let Verdict::Answered(answer) = probe_briefly(&far, to, protocol) {
                     Some(answer)
                 } else {
                     None
@@ -207,7 +207,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
         for family in [0, 1] {
             for frontend in [NodePort(1), LoadBalancer, ExternalIp] {
                 let to = frontend.of(number, (protocol, family));
-                let Verdict::Answered(answer) = knock(nodes.netns("client"), to, protocol) else {
+                let Verdict::Answered(answer) = probe(nodes.netns("client"), to, protocol) else {
                     panic!("{to} {protocol:?} does not answer")
                 };
                 let source = nodes.source(1, &answer.server, to.ip());

@@ -14,22 +14,22 @@ use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 const PROMPTLY: Duration = Duration::from_secs(1);
 
 /// Servers that answer 40 new connections.
-fn who_answers(bed: &Bed) -> BTreeSet<String> {
+fn answering_servers(bed: &Bed) -> BTreeSet<String> {
     (0..40).map(|_| ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server).collect()
 }
 
 #[test]
 fn new_service_is_served_within_a_second() {
     let bed = Bed::with_web(&["pod1"]);
-    for (number, who) in [(11, "client"), (12, "pod1")] {
+    for (number, source) in [(11, "client"), (12, "pod1")] {
         for vip in vips(number) {
-            assert_eq!(ask_briefly(bed.netns(who), vip), None);
+            assert_eq!(ask_briefly(bed.netns(source), vip), None);
         }
         let stopwatch = Stopwatch::start();
         bed.put("new", vips(number), &["pod2"]);
         for vip in vips(number) {
-            let server = wait_for(PROMPTLY, || ask_briefly(bed.netns(who), vip));
-            assert_eq!(server.as_deref(), Some("pod2"), "{who} → {vip}");
+            let server = wait_for(PROMPTLY, || ask_briefly(bed.netns(source), vip));
+            assert_eq!(server.as_deref(), Some("pod2"), "{source} → {vip}");
         }
         assert!(stopwatch.elapsed() < PROMPTLY, "{:?}", stopwatch.elapsed());
     }
@@ -51,8 +51,8 @@ fn established_flows_survive_the_removal_of_their_backend() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     let mut connections = Vec::new();
     for vip in WEB {
-        for who in ["client", "pod1"] {
-            let mut connection = Connection::open(bed.netns(who), http(vip)).unwrap();
+        for source in ["client", "pod1"] {
+            let mut connection = Connection::open(bed.netns(source), http(vip)).unwrap();
             let first = connection.ask().unwrap();
             connections.push((connection, first));
         }
@@ -61,7 +61,7 @@ fn established_flows_survive_the_removal_of_their_backend() {
         let others: Vec<&str> =
             ["pod1", "pod2", "pod3", "pod4"].into_iter().filter(|pod| *pod != first.server).collect();
         bed.put("web", WEB, &others);
-        wait_for(PROMPTLY, || (!who_answers(&bed).contains(&first.server)).then_some(())).unwrap();
+        wait_for(PROMPTLY, || (!answering_servers(&bed).contains(&first.server)).then_some(())).unwrap();
     }
     for (connection, first) in &mut connections {
         assert_eq!(&connection.ask().unwrap(), first);
@@ -86,13 +86,13 @@ fn large_download_survives_the_removal_of_its_backend() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     for vip in WEB {
         bed.put("web", WEB, &["pod2", "pod3"]);
-        wait_for(PROMPTLY, || (who_answers(&bed).len() == 2).then_some(())).unwrap();
+        wait_for(PROMPTLY, || (answering_servers(&bed).len() == 2).then_some(())).unwrap();
         let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();
         let server = connection.ask().unwrap().server;
         let transfer = connection.download_slowly(100_000_000);
         let other = if server == "pod2" { "pod3" } else { "pod2" };
         bed.put("web", WEB, &[other]);
-        wait_for(PROMPTLY, || (!who_answers(&bed).contains(&server)).then_some(())).unwrap();
+        wait_for(PROMPTLY, || (!answering_servers(&bed).contains(&server)).then_some(())).unwrap();
         assert!(!transfer.is_finished(), "the download has ended early");
         assert_eq!(transfer.join().unwrap(), server);
     }
@@ -112,7 +112,7 @@ fn terminating_backend_keeps_its_flows() {
         }
     }
     bed.cluster.manifests.put(&service).unwrap();
-    wait_for(PROMPTLY, || (!who_answers(&bed).contains(&first.server)).then_some(())).unwrap();
+    wait_for(PROMPTLY, || (!answering_servers(&bed).contains(&first.server)).then_some(())).unwrap();
     assert_eq!(connection.ask().unwrap(), first);
     if datagram.server != first.server {
         assert_eq!(lb_tests::client::echo(&socket, b"?").unwrap(), datagram);

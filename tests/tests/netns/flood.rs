@@ -69,7 +69,7 @@ fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
 }
 
 /// Routes replies to forged addresses from a node to the client, which drops them.
-pub(crate) fn lead_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
+pub(crate) fn route_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
     let routes = FORGED.iter().zip([gateways.0.to_string(), gateways.1.to_string()]);
     let commands: String = routes.map(|(network, via)| format!("route add {network} via {via}\n")).collect();
     node.ip(&commands).unwrap();

@@ -8,7 +8,7 @@ use lb_tests::client::Connection;
 use crate::lan::{
     Expect,
     Frontend::{ClusterIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, knock,
+    Lan, Protocol, Seen, Verdict, probe,
 };
 
 const DIRECT: [&str; 2] = ["--forwarding", "direct"];
@@ -23,8 +23,8 @@ fn counted(lan: &Lan, names: &[&str]) -> u64 {
 }
 
 /// Transfers data in both directions, enough that nearly all packets belong to the established connection.
-fn transfer(lan: &Lan, who: &str, to: SocketAddr) -> io::Result<String> {
-    let mut connection = Connection::open(lan.netns(who), to)?;
+fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
+    let mut connection = Connection::open(lan.netns(source), to)?;
     connection.download(8 << 20)?;
     connection.upload(8 << 20).map(|answer| answer.server)
 }
@@ -35,7 +35,7 @@ fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
     // Replies of a masqueraded connection are translated a second time at egress, also when they bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
-    for (who, number, frontend, through_stack) in [
+    for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
         ("pod1", 2, ClusterIp, plain),
         ("client", 1, LoadBalancer, masqueraded),
@@ -46,12 +46,12 @@ fn direct_forwarding_bypasses_the_stack_in_both_directions() {
             let counts = || [&["direct", "routed"], through_stack].map(|names| counted(&lan, names));
             let before = counts();
             let to = frontend.of(number, (Protocol::Tcp, family));
-            transfer(&lan, who, to).unwrap();
+            transfer(&lan, source, to).unwrap();
             let after = counts();
             let [direct, stack] = [0, 1].map(|way| after[way] - before[way]);
             assert!(
                 direct > 100 && direct > 10 * stack,
-                "{who} to {to} of service {number}: {direct} packets bypassed the stack, {stack} passed it"
+                "{source} to {to} of service {number}: {direct} packets bypassed the stack, {stack} passed it"
             );
         }
     }
@@ -81,7 +81,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         transfer(&lan, "pod1", to).unwrap();
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());
-        let verdict = knock(lan.netns("pod1"), to, Protocol::Tcp);
+        let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
         assert_eq!(matches!(verdict, Verdict::Answered(_)), passes, "{arguments:?}: {verdict:?}");
     }
 }

@@ -16,7 +16,7 @@ use lb_tests::{
 use crate::bed::{Bed, WEB};
 
 const PORT: u16 = 32_000;
-/// node1 as the client outside reaches it.
+/// Addresses of node1 towards the external client.
 const NODE1: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
@@ -46,7 +46,7 @@ fn check(bed: &Bed, node: IpAddr, port: u16) -> io::Result<Answer> {
 }
 
 /// Waits until the health check of both families reports this number of endpoints.
-fn assert_told(bed: &Bed, port: u16, local_endpoints: usize) {
+fn assert_reports(bed: &Bed, port: u16, local_endpoints: usize) {
     for node in NODE1 {
         let weight = Some(local_endpoints.to_string());
         let mut last = None;
@@ -93,7 +93,7 @@ fn health_check_node_port_reports_the_number_of_ready_local_endpoints() {
         (vec![pod2], 1),
     ] {
         bed.cluster.manifests.put(&exposed(&bed, endpoints)).unwrap();
-        assert_told(&bed, PORT, count);
+        assert_reports(&bed, PORT, count);
     }
 }
 
@@ -104,10 +104,10 @@ fn health_check_node_port_follows_its_service() {
     let mut service = exposed(&bed, vec![endpoint(&bed, "pod1")]);
     let put = |service: &Service| bed.cluster.manifests.put(service).unwrap();
     put(&service);
-    assert_told(&bed, PORT, 1);
+    assert_reports(&bed, PORT, 1);
     service.exposure.health_check_node_port = Some(PORT + 1);
     put(&service);
-    assert_told(&bed, PORT + 1, 1);
+    assert_reports(&bed, PORT + 1, 1);
     assert_refused(&bed, PORT);
 
     // A change of the policy: the API server then releases the health check port.
@@ -116,7 +116,7 @@ fn health_check_node_port_follows_its_service() {
     assert_refused(&bed, PORT + 1);
     (service.exposure.external_local, service.exposure.health_check_node_port) = (true, Some(PORT));
     put(&service);
-    assert_told(&bed, PORT, 1);
+    assert_reports(&bed, PORT, 1);
     bed.cluster.manifests.remove("web").unwrap();
     assert_refused(&bed, PORT);
 }
@@ -137,7 +137,7 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     drop(taken);
     let served = || check(&bed, NODE1[0], PORT).is_ok().then_some(());
     wait_for(Duration::from_secs(5), served).unwrap_or_else(|| panic!("{}", agent.log()));
-    assert_told(&bed, PORT, 1);
+    assert_reports(&bed, PORT, 1);
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 0.0);
 }
 

@@ -23,7 +23,7 @@ use lb_tests::{
 
 use crate::bed::{HTTP, UDP, vips};
 
-/// How long [`knock_briefly`] waits for an answer.
+/// How long [`probe_briefly`] waits for an answer.
 const SHORT: Duration = Duration::from_millis(700);
 /// `--cluster-cidr` of the testbed's pods.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
@@ -120,17 +120,17 @@ impl From<io::Result<Answer>> for Verdict {
 
 /// What a client gets that asks once. A SYN or datagram that is lost shows: by its retransmission, or because the
 /// answer is missing.
-pub(crate) fn knock(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
-    knock_for(limit(), netns, to, protocol)
+pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+    probe_for(limit(), netns, to, protocol)
 }
 
-/// As [`knock`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask
+/// As [`probe`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask
 /// repeatedly.
-pub(crate) fn knock_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
-    knock_for(SHORT * patience().min(4), netns, to, protocol)
+pub(crate) fn probe_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+    probe_for(SHORT * patience().min(4), netns, to, protocol)
 }
 
-fn knock_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+fn probe_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     match protocol {
         Protocol::Tcp => {
             let stream = netns.run(|| connect_by_first_syn(to, limit));
@@ -140,7 +140,7 @@ fn knock_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol)
             let ask = || {
                 let socket = udp_socket(netns, to)?;
                 socket.set_read_timeout(Some(limit))?;
-                echo(&socket, b"who is there?")
+                echo(&socket, b"?")
             };
             ask().into()
         }
@@ -270,23 +270,23 @@ impl Lan {
     }
 
     /// The namespace of `client`, `client2` or a pod.
-    pub(crate) fn netns(&self, who: &str) -> &Netns {
-        match who {
+    pub(crate) fn netns(&self, source: &str) -> &Netns {
+        match source {
             "client" => &self.cluster.client,
             "client2" => self.cluster.other_client.as_ref().unwrap(),
             pod => &self.cluster.pod(pod).unwrap().netns,
         }
     }
 
-    /// Asserts that each client of `who` gets the expected result from the service in both protocols and families.
+    /// Asserts that each client of `source` gets the expected result from the service in both protocols and families.
     #[track_caller]
-    pub(crate) fn check(&self, who: &[&str], number: u8, frontends: &[Frontend], expected: Expect<'_>) {
+    pub(crate) fn check(&self, source: &[&str], number: u8, frontends: &[Frontend], expected: Expect<'_>) {
         let wrong: Vec<String> = thread::scope(|scope| {
             let mut threads = Vec::new();
-            for who in who {
+            for source in source {
                 for frontend in frontends {
                     for how in EVERY {
-                        let ask = move || self.try_one(who, number, *frontend, how, expected);
+                        let ask = move || self.try_one(source, number, *frontend, how, expected);
                         threads.push(scope.spawn(ask));
                     }
                 }
@@ -299,15 +299,15 @@ impl Lan {
     /// Makes one request; describes its result if it is not the expected one.
     fn try_one(
         &self,
-        who: &str,
+        source: &str,
         number: u8,
         frontend: Frontend,
         how: (Protocol, usize),
         expected: Expect<'_>,
     ) -> Option<String> {
         let to = frontend.of(number, how);
-        let knock = if expected == Expect::Silence { knock_briefly } else { knock };
-        let verdict = knock(self.netns(who), to, how.0);
+        let probe = if expected == Expect::Silence { probe_briefly } else { probe };
+        let verdict = probe(self.netns(source), to, how.0);
         let right = match (&verdict, expected) {
             (Verdict::Refused, Expect::Refused) | (Verdict::Silent, Expect::Silence) => true,
             (Verdict::Answered(answer), Expect::Answer(servers, seen)) => {
@@ -315,7 +315,7 @@ impl Lan {
             }
             _ => false,
         };
-        (!right).then(|| format!("{who} → {frontend:?} {to} {:?}: {verdict:?}", how.0))
+        (!right).then(|| format!("{source} → {frontend:?} {to} {:?}: {verdict:?}", how.0))
     }
 
     fn is_seen(&self, answer: &Answer, to: SocketAddr, seen: Seen) -> bool {
@@ -338,15 +338,21 @@ impl Lan {
     }
 
     /// Servers that answer 30 requests of each protocol and family.
-    pub(crate) fn servers(&self, who: &str, number: u8, frontend: Frontend) -> BTreeSet<String> {
-        (0..120).map(|n| self.server(who, number, frontend, EVERY[n % 4])).collect()
+    pub(crate) fn servers(&self, source: &str, number: u8, frontend: Frontend) -> BTreeSet<String> {
+        (0..120).map(|n| self.server(source, number, frontend, EVERY[n % 4])).collect()
     }
 
     /// The server that answers; fails if none does.
-    pub(crate) fn server(&self, who: &str, number: u8, frontend: Frontend, how: (Protocol, usize)) -> String {
-        let verdict = knock(self.netns(who), frontend.of(number, how), how.0);
+    pub(crate) fn server(
+        &self,
+        source: &str,
+        number: u8,
+        frontend: Frontend,
+        how: (Protocol, usize),
+    ) -> String {
+        let verdict = probe(self.netns(source), frontend.of(number, how), how.0);
         let Verdict::Answered(answer) = verdict else {
-            panic!("{who} → {frontend:?} {how:?}: {verdict:?}")
+            panic!("{source} → {frontend:?} {how:?}: {verdict:?}")
         };
         answer.server
     }

@@ -49,10 +49,10 @@ fn service_is_served_only_at_the_addresses_of_its_type() {
         lan.cluster.router.as_ref().unwrap().ip(&route).unwrap();
     }
     let _proxy = server::http(&proxy, "proxy", 80).unwrap();
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for family in [0, 1] {
-            let answer = ask_http(lan.netns(who), LoadBalancer.of(3, (Protocol::Tcp, family))).unwrap();
-            assert_eq!((answer.server.as_str(), answer.seen), ("proxy", answer.local), "{who}");
+            let answer = ask_http(lan.netns(source), LoadBalancer.of(3, (Protocol::Tcp, family))).unwrap();
+            assert_eq!((answer.server.as_str(), answer.seen), ("proxy", answer.local), "{source}");
         }
     }
 }

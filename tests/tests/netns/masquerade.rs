@@ -19,8 +19,8 @@ const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 /// Asserts that the backend sees the node's address for these of [`CLIENTS`], and the others' own address. pod4's node
 /// has no agent, so that its packets come over the wire like the client's.
 #[track_caller]
-fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], who: &[&str]) {
-    let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| who.contains(*client));
+fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
+    let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
     lan.check(&behind, number, frontends, Expect::Answer(&[pod], Seen::Node(1)));
     lan.check(&open, number, frontends, Expect::Answer(&[pod], Seen::Client));
 }
@@ -80,7 +80,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
             assert!((20_000..=20_003).contains(&seen), "{seen}");
         }
         let before = outcome(agent, "no_source_port");
-        let fifth = crate::lan::knock_briefly(lan.netns("client"), to, Protocol::Tcp);
+        let fifth = crate::lan::probe_briefly(lan.netns("client"), to, Protocol::Tcp);
         assert_eq!(fifth, crate::lan::Verdict::Silent);
         assert!(outcome(agent, "no_source_port") > before);
         // Open connections continue; UDP and the other family have separate ports.
@@ -112,15 +112,17 @@ fn concurrent_clients_get_distinct_source_ports() {
     let lan = Lan::with(&[]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let to = |family| NodePort(1).of(1, (Protocol::Tcp, family));
-    let ask = |who: &str, family| -> io::Result<Vec<SocketAddr>> {
-        let mut open =
-            (0..100).map(|_| Connection::open(lan.netns(who), to(family))).collect::<io::Result<Vec<_>>>()?;
+    let ask = |source: &str, family| -> io::Result<Vec<SocketAddr>> {
+        let mut open = (0..100)
+            .map(|_| Connection::open(lan.netns(source), to(family)))
+            .collect::<io::Result<Vec<_>>>()?;
         open.iter_mut().map(|connection| Ok(connection.ask()?.seen)).collect()
     };
     let seen: Vec<SocketAddr> = thread::scope(|scope| {
-        let all = ["client", "client2", "pod1", "pod4"].into_iter().flat_map(|who| [(who, 0), (who, 1)]);
+        let all =
+            ["client", "client2", "pod1", "pod4"].into_iter().flat_map(|source| [(source, 0), (source, 1)]);
         let ask = &ask;
-        let threads: Vec<_> = all.map(|(who, family)| scope.spawn(move || ask(who, family))).collect();
+        let threads: Vec<_> = all.map(|(source, family)| scope.spawn(move || ask(source, family))).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
     });
     assert_eq!(seen.len(), 800);

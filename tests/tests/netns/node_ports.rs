@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use crate::lan::{
     EVERY, EXTERNAL, Expect, FRONTENDS,
     Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, external, knock, names, node_addresses, node_port,
+    Lan, Protocol, Seen, Verdict, external, names, node_addresses, node_port, probe,
 };
 
 /// Service 1 has a backend on node 1, service 2 one on node 2, service 3 some on both.
@@ -46,20 +46,24 @@ fn assert_main_paths(lan: &Lan) {
 }
 
 /// Asserts large transfers in both directions.
-fn assert_transfers(lan: &Lan, who: &str, number: u8, pod: &str) {
+fn assert_transfers(lan: &Lan, source: &str, number: u8, pod: &str) {
     for family in [0, 1] {
         let http = NodePort(1).of(number, (Protocol::Tcp, family));
-        let mut connection = Connection::open(lan.netns(who), http).unwrap();
-        assert_eq!(connection.download(16 << 20).unwrap(), pod, "{who} ← {http}");
-        assert_eq!(connection.upload(16 << 20).unwrap().server, pod, "{who} → {http}");
+        let mut connection = Connection::open(lan.netns(source), http).unwrap();
+        assert_eq!(connection.download(16 << 20).unwrap(), pod, "{source} ← {http}");
+        assert_eq!(connection.upload(16 << 20).unwrap().server, pod, "{source} → {http}");
         for bytes in [0, 1_500, 8_192, 60_000] {
             let udp = NodePort(1).of(number, (Protocol::Udp, family));
-            let answer = ask_udp(lan.netns(who), udp, bytes);
-            assert_eq!(answer.unwrap().server, pod, "{bytes} bytes, {who} → {udp}");
+            let answer = ask_udp(lan.netns(source), udp, bytes);
+            assert_eq!(answer.unwrap().server, pod, "{bytes} bytes, {source} → {udp}");
             // With IP options, or an extension header.
-            let socket = udp_socket(lan.netns(who), udp).unwrap();
+            let socket = udp_socket(lan.netns(source), udp).unwrap();
             lengthen_headers(&socket).unwrap();
-            assert_eq!(echo(&socket, pattern::at(0, bytes.min(8_192))).unwrap().server, pod, "{who} → {udp}");
+            assert_eq!(
+                echo(&socket, pattern::at(0, bytes.min(8_192))).unwrap().server,
+                pod,
+                "{source} → {udp}"
+            );
         }
     }
 }
@@ -80,8 +84,8 @@ fn every_kind_of_address_masquerades_clients_of_local_and_remote_backends() {
 #[test]
 fn masquerade_carries_large_transfers_and_fragments() {
     let lan = lan(POINT_TO_POINT);
-    for who in ["client", "pod1", "pod4"] {
-        assert_transfers(&lan, who, 2, "pod3");
+    for source in ["client", "pod1", "pod4"] {
+        assert_transfers(&lan, source, 2, "pod3");
     }
     assert_transfers(&lan, "client", 1, "pod2");
 }
@@ -101,8 +105,8 @@ fn node_ports_work_with_bridged_pods() {
         assert_main_paths(&lan);
         assert_hairpins(&lan);
         // Pods on one bridge reply to each other without the node's routing.
-        for (who, number, pod) in [("pod1", 1, "pod2"), ("client", 2, "pod3"), ("client", 1, "pod2")] {
-            assert_transfers(&lan, who, number, pod);
+        for (source, number, pod) in [("pod1", 1, "pod2"), ("client", 2, "pod3"), ("client", 1, "pod2")] {
+            assert_transfers(&lan, source, number, pod);
         }
         // A service with the pod itself, its neighbour and others among the backends.
         for frontend in FRONTENDS {
@@ -152,13 +156,17 @@ fn node_address_serves_as_external_ip() {
     lan.apply(&[service]);
     for (protocol, family) in EVERY {
         let to = SocketAddr::new(node_addresses(1)[family], LoadBalancer.of(4, (protocol, family)).port());
-        for who in ["client", "pod1", "pod4"] {
-            let verdict = knock(lan.netns(who), to, protocol);
-            assert!(matches!(verdict, Verdict::Answered(_)), "{who} → {to}: {verdict:?}");
+        for source in ["client", "pod1", "pod4"] {
+            let verdict = probe(lan.netns(source), to, protocol);
+            assert!(matches!(verdict, Verdict::Answered(_)), "{source} → {to}: {verdict:?}");
             // Other ports of the address remain the node's own.
-            assert_eq!(ping(lan.netns(who), to.ip(), 56).unwrap(), to.ip());
+            assert_eq!(ping(lan.netns(source), to.ip(), 56).unwrap(), to.ip());
             let unlisted = SocketAddr::new(to.ip(), 79);
-            assert_eq!(knock(lan.netns(who), unlisted, protocol), Verdict::Refused, "{who} → {unlisted}");
+            assert_eq!(
+                probe(lan.netns(source), unlisted, protocol),
+                Verdict::Refused,
+                "{source} → {unlisted}"
+            );
         }
     }
 }
@@ -208,7 +216,7 @@ fn services_share_a_backend_and_protocols_share_a_port() {
     }
     for (protocol, family) in EVERY {
         let to = SocketAddr::new(external(5)[family], 7);
-        let verdict = knock(lan.netns("client"), to, protocol);
+        let verdict = probe(lan.netns("client"), to, protocol);
         assert!(matches!(verdict, Verdict::Answered(_)), "{protocol:?} {to}: {verdict:?}");
     }
 }
@@ -277,13 +285,13 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
     let pod3 = lan.cluster.pod("pod3").unwrap();
     for (family, client) in CLIENT.into_iter().enumerate() {
         let at = |frontend: Frontend, protocol| frontend.of(2, (protocol, family));
-        for who in ["client", "pod1"] {
+        for source in ["client", "pod1"] {
             narrow(&lan.cluster.node2, pod3.address(client), "pod3");
             for frontend in [NodePort(1), LoadBalancer] {
                 let http = at(frontend, Protocol::Tcp);
-                let mut connection = Connection::open(lan.netns(who), http).unwrap();
-                assert_eq!(connection.upload(4 << 20).unwrap().server, "pod3", "{who} → {http}");
-                assert_eq!(known_mtu(lan.netns(who), http), 1400, "{who} → {http}");
+                let mut connection = Connection::open(lan.netns(source), http).unwrap();
+                assert_eq!(connection.upload(4 << 20).unwrap().server, "pod3", "{source} → {http}");
+                assert_eq!(known_mtu(lan.netns(source), http), 1400, "{source} → {http}");
             }
         }
         // A datagram with "don't fragment": the ICMP error comes from the address that the sender used.

@@ -12,11 +12,15 @@ use crate::bed::{Bed, WEB, http};
 fn pings_to_pods_and_nodes_pass() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for like in CLIENT {
-        for who in ["client", "pod1"] {
+        for source in ["client", "pod1"] {
             for pod in ["pod2", "pod3"] {
                 let to = bed.cluster.pod(pod).unwrap().address(like);
                 for bytes in [0, 56, 8_192] {
-                    assert_eq!(ping(bed.netns(who), to, bytes).unwrap(), to, "{bytes} bytes from {who}");
+                    assert_eq!(
+                        ping(bed.netns(source), to, bytes).unwrap(),
+                        to,
+                        "{bytes} bytes from {source}"
+                    );
                 }
             }
         }
@@ -30,9 +34,9 @@ fn pings_to_pods_and_nodes_pass() {
 fn direct_connections_to_backends_pass_untranslated() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for like in CLIENT {
-        for who in ["client", "pod1"] {
+        for source in ["client", "pod1"] {
             for pod in &bed.cluster.pods {
-                let netns = bed.netns(who);
+                let netns = bed.netns(source);
                 let answer = ask_http(netns, pod.http(like)).unwrap();
                 assert_eq!((&answer.server, answer.seen), (&pod.name, answer.local));
                 assert_eq!(ask_udp(netns, pod.udp(like), 8_192).unwrap().server, pod.name);
@@ -62,8 +66,8 @@ fn pods_reach_external_servers() {
     let bed = Bed::with_web(&["pod1"]);
     let _server = lb_tests::server::http(&bed.cluster.client, "client", 80).unwrap();
     for client in CLIENT {
-        for who in ["pod1", "pod3"] {
-            let answer = ask_http(bed.netns(who), (client, 80).into()).unwrap();
+        for source in ["pod1", "pod3"] {
+            let answer = ask_http(bed.netns(source), (client, 80).into()).unwrap();
             assert_eq!((answer.server.as_str(), answer.seen), ("client", answer.local));
         }
     }

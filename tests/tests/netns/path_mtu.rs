@@ -29,13 +29,13 @@ fn known_mtu(netns: &Netns, to: IpAddr) -> u32 {
 #[test]
 fn tcp_uploads_discover_a_narrow_hop_before_the_backend() {
     let bed = Bed::with_web(&["pod3"]);
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for vip in WEB {
-            let netns = bed.netns(who);
+            let netns = bed.netns(source);
             assert_eq!(known_mtu(netns, vip), 1500);
             narrow(&bed.cluster.node2, bed.cluster.pod("pod3").unwrap().address(vip), "dev pod3");
             assert_eq!(Connection::open(netns, http(vip)).unwrap().upload(4 << 20).unwrap().server, "pod3");
-            assert_eq!(known_mtu(netns, vip), 1400, "{who} has learned the MTU of the way to {vip}");
+            assert_eq!(known_mtu(netns, vip), 1400, "{source} has learned the path MTU to {vip}");
         }
     }
 }
@@ -93,11 +93,11 @@ fn closed_target_port_refuses_clients_of_the_virtual_address() {
         Port { name: "udp", protocol: "UDP", port: UDP, target_port: CLOSED_PORT, node_port: None },
     ];
     bed.cluster.manifests.put(&service).unwrap();
-    for who in ["client", "pod1"] {
+    for source in ["client", "pod1"] {
         for vip in vips(11) {
-            let netns = bed.netns(who);
+            let netns = bed.netns(source);
             let refused = || ask_http(netns, http(vip)).is_err_and(|error| error.kind() == REFUSED);
-            assert!(wait_for(PATIENCE, || refused().then_some(())).is_some(), "TCP from {who} to {vip}");
+            assert!(wait_for(PATIENCE, || refused().then_some(())).is_some(), "TCP from {source} to {vip}");
             let socket = udp_socket(netns, udp(vip)).unwrap();
             queue_errors(&socket).unwrap();
             socket.send(b"?").unwrap();

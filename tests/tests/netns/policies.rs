@@ -12,7 +12,7 @@ use lb_tests::manifests::Service;
 use crate::lan::{
     CLUSTER_CIDR, EVERY, EXTERNAL, Expect, FRONTENDS,
     Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, knock, names,
+    Lan, Protocol, Seen, Verdict, names, probe,
 };
 
 /// The service with these pods not ready.
@@ -166,7 +166,7 @@ fn under_traffic(lan: &Lan, change: impl Fn()) {
     thread::scope(|scope| {
         let (stop, asked) = (&stop, &asked);
         let ask = |how: (Protocol, usize)| {
-            let verdict = knock(lan.netns("client"), NodePort(1).of(1, how), how.0);
+            let verdict = probe(lan.netns("client"), NodePort(1).of(1, how), how.0);
             let Verdict::Answered(answer) = verdict else { panic!("{how:?}: {verdict:?}") };
             let node = lan.source(1, &answer.server, answer.seen.ip());
             assert!(answer.seen == answer.local || answer.seen.ip() == node, "{answer:?}");

@@ -76,7 +76,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--max-connections", &ROOM.to_string()]);
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
-    flood::lead_back(&bed.cluster.node1, (v4, v6));
+    flood::route_back(&bed.cluster.node1, (v4, v6));
     let client = bed.cluster.client.clone();
     let mut idle: Vec<Connection> =
         WEB.into_iter().cycle().take(40).map(|vip| Connection::open(&client, http(vip)).unwrap()).collect();

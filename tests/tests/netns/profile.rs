@@ -54,10 +54,10 @@ fn profile_counts_program_runs_only_while_it_runs() {
     assert!((0.9..took).contains(&seconds), "{seconds} s of a command that took {took} s");
     assert!(
         programs.iter().any(|program| program["program"] == "sock_connect4"),
-        "programs of sockets, too: {profile:#}"
+        "socket programs are included: {profile:#}"
     );
 
-    // A killed profile stops the kernel's counting, too.
+    // Killing a profile also stops the kernel's counting.
     let id = of("tc_ingress")["programId"].as_u64().unwrap();
     let settings = bed.cluster.agent_settings(1);
     let mut command = bed.cluster.node1.command(agent::binary());
@@ -73,5 +73,5 @@ fn profile_counts_program_runs_only_while_it_runs() {
     child.wait().unwrap();
     let after = runs(id);
     ask_for(&bed, Duration::from_millis(100));
-    assert_eq!(runs(id), after, "the kernel goes on counting");
+    assert_eq!(runs(id), after, "the kernel still counts runs");
 }

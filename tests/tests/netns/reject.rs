@@ -6,14 +6,14 @@ use lb_tests::client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp};
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// Asserts that connections and datagrams from `who` are rejected at once: the first SYN and the only datagram are
+/// Asserts that connections and datagrams from `source` are rejected at once: the first SYN and the only datagram are
 /// answered.
-fn assert_rejected(bed: &Bed, who: &str) {
+fn assert_rejected(bed: &Bed, source: &str) {
     for vip in WEB {
-        let over_tcp = ask_http_by_first_syn(bed.netns(who), http(vip)).unwrap_err();
-        assert_eq!(over_tcp.kind(), REFUSED, "TCP from {who} to {vip}: {over_tcp}");
-        let over_udp = ask_udp(bed.netns(who), udp(vip), 64).unwrap_err();
-        assert_eq!(over_udp.kind(), REFUSED, "UDP from {who} to {vip}: {over_udp}");
+        let over_tcp = ask_http_by_first_syn(bed.netns(source), http(vip)).unwrap_err();
+        assert_eq!(over_tcp.kind(), REFUSED, "TCP from {source} to {vip}: {over_tcp}");
+        let over_udp = ask_udp(bed.netns(source), udp(vip), 64).unwrap_err();
+        assert_eq!(over_udp.kind(), REFUSED, "UDP from {source} to {vip}: {over_udp}");
     }
 }
 

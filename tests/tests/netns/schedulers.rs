@@ -189,7 +189,7 @@ fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
 /// The server of a datagram from this address.
 pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String {
     let socket = client.run(|| udp_socket_from(source, to)).unwrap();
-    echo(&socket, b"who?").unwrap().server
+    echo(&socket, b"?").unwrap().server
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Soak {
         let vips = vips(FIRST + u8::try_from(which).unwrap());
         if self.rng.u8(..4) == 0 && self.served.remove(&which).is_some() {
             self.bed.cluster.manifests.remove(NAMES[which]).unwrap();
-            return self.wait_told(which, None);
+            return self.wait_served(which, None);
         }
         let pods: BTreeSet<&str> = PODS.into_iter().filter(|_| self.rng.bool()).collect();
         let mut service = self.bed.service(NAMES[which], vips, &pods.iter().copied().collect::<Vec<_>>());
@@ -67,12 +67,12 @@ impl Soak {
             )];
         }
         self.bed.cluster.manifests.put(&service).unwrap();
-        self.wait_told(which, Some(&pods));
+        self.wait_served(which, Some(&pods));
         self.served.insert(which, pods);
     }
 
     /// Waits until the kernel holds a Service with these pods behind each port, or (with none) does not hold it.
-    fn wait_told(&self, which: usize, pods: Option<&BTreeSet<&str>>) {
+    fn wait_served(&self, which: usize, pods: Option<&BTreeSet<&str>>) {
         let addresses = |pods: &BTreeSet<&str>| -> BTreeSet<String> {
             let of =
                 |pod: &&str| self.bed.cluster.pod(pod).unwrap().addresses.map(|address| address.to_string());
@@ -139,7 +139,7 @@ impl Soak {
     }
 
     /// Resident bytes and open descriptors of the agent.
-    fn weight(&self) -> (u64, usize) {
+    fn memory_and_descriptors(&self) -> (u64, usize) {
         let pid = self.bed.agent.as_ref().unwrap().pid();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -182,7 +182,7 @@ fn churn_fails_no_request_and_leaks_nothing() {
         }
     }
     // From here on the agent is not restarted, so that a leak would show.
-    let middle = soak.weight();
+    let middle = soak.memory_and_descriptors();
     while start.elapsed() < time {
         soak.change();
         soak.ask();
@@ -193,7 +193,7 @@ fn churn_fails_no_request_and_leaks_nothing() {
     let clean = || (soak.maps() == before).then_some(());
     wait_for(Duration::from_secs(20), clean)
         .unwrap_or_else(|| panic!("maps had {before:?} and have {:?}", soak.maps()));
-    let end = soak.weight();
+    let end = soak.memory_and_descriptors();
     assert!(end.0 <= middle.0 + GROWTH, "{} bytes of memory, then {}", middle.0, end.0);
     assert!(end.1 <= middle.1 + 2, "{} descriptors, then {}", middle.1, end.1);
     let report = traffic.stop();

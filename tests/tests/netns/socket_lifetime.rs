@@ -53,7 +53,7 @@ fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
         assert_eq!(echo(socket, b"?").unwrap().server, "pod1", "connected without a service");
     }
     for connection in &mut connections {
-        assert_eq!(connection.ask().unwrap().server, "pod1", "TCP goes on while the pod lives");
+        assert_eq!(connection.ask().unwrap().server, "pod1", "TCP connections stay while the pod lives");
     }
 }
 

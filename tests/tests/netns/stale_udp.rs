@@ -29,7 +29,7 @@ const PROMPTLY: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
 
 /// The server of a reply that must come.
-fn certain(socket: &UdpSocket) -> io::Result<String> {
+fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
     let answer = echo(socket, b"again");
     socket.set_read_timeout(Some(POLL))?;
@@ -44,9 +44,9 @@ impl Senders {
     fn everywhere(lan: &Lan, number: u8) -> Self {
         let mut all = Vec::new();
         for family in [0, 1] {
-            let mut add = |who: &str, frontend: crate::lan::Frontend| {
+            let mut add = |source: &str, frontend: crate::lan::Frontend| {
                 let to = frontend.of(number, (Protocol::Udp, family));
-                all.push(Self::one(lan, who, to));
+                all.push(Self::one(lan, source, to));
             };
             FRONTENDS.into_iter().chain([NodePort(2)]).for_each(|frontend| add("client", frontend));
             [ClusterIp, NodePort(1), LoadBalancer].into_iter().for_each(|frontend| add("pod1", frontend));
@@ -61,10 +61,10 @@ impl Senders {
         Self([0, 1].map(|family| Self::one(lan, "client", to(family))).into())
     }
 
-    fn one(lan: &Lan, who: &str, to: SocketAddr) -> (String, UdpSocket) {
-        let socket = udp_socket(lan.netns(who), to).unwrap();
+    fn one(lan: &Lan, source: &str, to: SocketAddr) -> (String, UdpSocket) {
+        let socket = udp_socket(lan.netns(source), to).unwrap();
         socket.set_read_timeout(Some(POLL)).unwrap();
-        (format!("{who} → {to}"), socket)
+        (format!("{source} → {to}"), socket)
     }
 
     /// Sends one datagram through each socket and expects no reply.
@@ -91,7 +91,7 @@ impl Senders {
         for (what, socket) in &self.0 {
             discard_replies(socket);
             for _ in 0..3 {
-                let server = certain(socket);
+                let server = expect_reply(socket);
                 let right = server.as_ref().is_ok_and(|server| servers.contains(&server.as_str()));
                 assert!(right, "{what}: moved on from {servers:?} to {server:?}");
             }
@@ -260,7 +260,7 @@ impl Senders {
         for _ in 0..5 {
             for (what, socket) in &self.0 {
                 discard_replies(socket);
-                let answer = certain(socket);
+                let answer = expect_reply(socket);
                 assert!(answer.as_ref().is_ok_and(|answer| answer == server), "{what}: {answer:?}");
             }
             thread::sleep(Duration::from_millis(50));
