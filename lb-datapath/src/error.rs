@@ -1,35 +1,35 @@
 use std::{io, path::PathBuf};
 
-/// What can go wrong between the agent and the kernel.
+/// An operation of the agent on the kernel that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// A file or folder on the bpffs.
+    /// An operation on a file, a folder or a pin failed.
     #[error("cannot {action} {path}: {source}{}", hint(source))]
     File {
-        /// What was tried, a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// On what.
+        /// The file, folder or pin.
         path: PathBuf,
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// Another agent works with the same folder.
-    #[error("another lb-agent ({holder}) works in {folder}: stop it, or give this one its own --bpffs")]
+    /// Another agent has locked the folder.
+    #[error("another lb-agent ({holder}) uses {folder}: stop it, or give this one its own --bpffs")]
     Locked {
         /// `DIR/lb`
         folder: PathBuf,
-        /// Who it is, as far as the kernel tells.
+        /// Its pid and command, as far as `/proc` shows them.
         holder: String,
     },
-    /// Somebody listens to the events already.
-    #[error("another monitor ({0}) listens: end it, or look on there")]
+    /// Another monitor reads the events already.
+    #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
-    /// There is nothing to read.
+    /// No data plane is pinned there.
     #[error(
         "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"
     )]
     Absent(PathBuf),
-    /// A pinned map is not what this version works with.
+    /// A pinned map has another type or other sizes than this version uses.
     #[error(
         "pinned map {path} is a {found}, this lb-agent needs a {wanted}: \
          run `lb-agent cleanup` to remove the old data plane, then start again"
@@ -37,18 +37,20 @@ pub enum DatapathError {
     Layout {
         /// The pin.
         path: PathBuf,
-        /// Type and sizes it has.
+        /// Its type and sizes.
         found: String,
-        /// Type and sizes it must have.
+        /// The type and sizes that this version needs.
         wanted: String,
     },
-    /// The BPF object that was built into this binary is not the one its code expects.
-    #[error("the BPF object in this binary does not fit it: {0}; this is a bug of the build")]
+    /// The BPF object that was built into this binary does not match the code.
+    #[error(
+        "the BPF object in this binary does not match its code: {0}; this is a bug of the build: build lb-agent again"
+    )]
     Object(String),
-    /// The maps could not be made.
+    /// The maps could not be created.
     #[error("cannot create the BPF maps: {0}; run `lb-agent check`")]
     Maps(#[from] aya::EbpfError),
-    /// The kernel refused a program.
+    /// The verifier or the loader refused a program.
     #[error("the kernel refused BPF program {program}: {reason}; run `lb-agent check`")]
     Program {
         /// Its name.
@@ -59,60 +61,65 @@ pub enum DatapathError {
     /// An operation on a map failed.
     #[error("cannot {action} BPF map {map}: {source}{}", hint(source))]
     Map {
-        /// What was tried, a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// Which map.
         map: &'static str,
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A question to the kernel's network configuration failed.
+    /// A request over rtnetlink or sock_diag failed.
     #[error("netlink: cannot {action}: {source}{}", hint(source))]
     Netlink {
-        /// What was tried, a verb and its object.
+        /// The operation, as a verb and its object.
         action: String,
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A program could not be attached to, or detached from, a device.
+    /// A program could not be attached to a device, or the programs on it could not be listed.
     #[error("cannot {action} {hook} on {device}: {source}{}", hint(source))]
     Attach {
-        /// What was tried, a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// Where, such as `tcx ingress`.
+        /// The hook, such as `tcx ingress`.
         hook: String,
         /// Name or index of the device.
         device: String,
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The number of the network namespace, by which the programs know sockets of the node.
-    #[error("cannot ask for the number of this network namespace: {0}; kernel 5.14 and newer tell it")]
+    /// The cookie of the network namespace is unknown; the programs recognise the node's sockets by it.
+    #[error(
+        "cannot read the cookie of this network namespace (SO_NETNS_COOKIE): {0}; it takes kernel 5.14 or newer"
+    )]
     Netns(#[source] io::Error),
     /// Programs that are not pinned cannot be opened.
     #[error("cannot open programs of earlier agents: {}; run as root with CAP_SYS_ADMIN", with_causes(.0))]
     Programs(aya::programs::ProgramError),
-    /// The kernel does not count runs of programs.
+    /// The kernel does not count runs of programs (`BPF_ENABLE_STATS`).
     #[error(
-        "cannot have the kernel count runs of BPF programs: {source}; it takes kernel 5.8 or newer, and root with CAP_SYS_ADMIN"
+        "cannot count runs of BPF programs: {source}; it takes kernel 5.8 or newer, and root with CAP_SYS_ADMIN"
     )]
     RunTime {
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A control group cannot be used.
+    /// A control group cannot be opened, or a program cannot be attached to it.
     #[error("cannot {action} control group {path}: {source}{}", hint(source))]
     Cgroup {
-        /// What was tried, a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// Its folder.
+        /// The folder of the group.
         path: PathBuf,
-        /// Why not.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The kernel offers no way to wait until no program looks at old records any more.
-    #[error("cannot wait for running BPF programs: {0}")]
-    Grace(#[source] io::Error),
+    /// Waiting for a grace period failed; see [`crate::grace`].
+    #[error("cannot wait for running BPF programs to end: {source}{}", hint(source))]
+    Grace {
+        /// The error of the kernel.
+        source: io::Error,
+    },
 }
 
 impl DatapathError {
@@ -125,14 +132,14 @@ impl DatapathError {
     }
 }
 
-/// What to do about an error of the kernel, where that can be said.
+/// What to do about an error of the kernel, where that is known.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",
         Some(libc::E2BIG) => {
-            " (the map is full, see `lb-agent status`: after `lb-agent cleanup` start with a larger --max-…)"
+            " (the map is full: find its flag with `lb-agent status`, then run `lb-agent cleanup` and start with a larger --max-…)"
         }
-        Some(libc::ENOMEM) => " (the kernel has no memory for it)",
+        Some(libc::ENOMEM) => " (the kernel is out of memory)",
         _ => "",
     }
 }

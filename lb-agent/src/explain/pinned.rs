@@ -25,7 +25,14 @@ impl PinnedTables {
     /// # Errors
     /// The maps cannot be opened.
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
-        Ok(Self { maps: pinned.program_view()?, routes: RefCell::new(Routes::open()?), device })
+        let maps = pinned.program_view()?;
+        if let Some(error) = &maps.globals_error {
+            // Without this an agent with another hash seed would get a wrong answer.
+            eprintln!(
+                "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
+            );
+        }
+        Ok(Self { maps, routes: RefCell::new(Routes::open()?), device })
     }
 }
 

@@ -1,8 +1,8 @@
-//! A BPF file system that somebody unmounts under a running agent.
+//! Surviving the unmount of the BPF file system under a running agent.
 //!
-//! The kernel refuses that as long as the agent has a folder there open, unless it is to be lazy (`umount -l`). Then what was pinned
-//! lives on, programs on devices included, but nobody else finds it, and it dies with the last process that has the folder
-//! open. So the agent pins everything anew before it ends.
+//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the pinned
+//! objects live on, programs on devices included, but no other process finds them, and they end with the last process that
+//! has the folder open. So the agent pins everything again before it ends.
 
 use std::{
     fs,
@@ -20,19 +20,19 @@ use crate::{
     error::DatapathError,
 };
 
-/// The folder of the data plane, held open: it stays what it is, whatever becomes of its path.
+/// The folder of the data plane, held open: it stays reachable when its path is unmounted or covered.
 #[derive(Debug)]
 pub struct Anchor {
     folder: Folder,
     root: OwnedFd,
 }
 
-/// What was pinned anew.
+/// The result of [`Anchor::rescue`].
 #[derive(Debug)]
 pub struct Rescued {
     /// Number of pins.
     pub pins: usize,
-    /// Keeps others out as long as it lives.
+    /// Keeps other agents out as long as it lives.
     _lock: Lock,
 }
 
@@ -50,27 +50,28 @@ impl Anchor {
         self.folder.bpffs()
     }
 
-    /// Whether the folder is where it was.
+    /// Whether the path still leads to the folder.
     pub fn holds(&self) -> bool {
         let ours = rustix::fs::fstat(&self.root).map(|status| (status.st_dev, status.st_ino));
         let found = rustix::fs::stat(self.folder.root()).map(|status| (status.st_dev, status.st_ino));
         ours.is_ok() && ours == found
     }
 
-    /// Pins everything on the file system that is there now; mounts one if there is none.
+    /// Pins everything on the file system that is at the path now; mounts one if there is none.
     ///
     /// # Errors
-    /// None can be mounted, another agent works there, or something cannot be pinned. Pins that were made stay; try again.
+    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were made stay; the call
+    /// can be repeated.
     pub fn rescue(&self) -> Result<Rescued, DatapathError> {
         let folder = Folder::create(self.folder.bpffs())?;
         let lock = folder.lock()?;
-        // The only path that still leads there.
+        // The only path that still leads to the open folder.
         let lost = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         Ok(Rescued { pins: pin_again(&lost, &folder.root())?, _lock: lock })
     }
 }
 
-/// Pins whatever is pinned below `from` below `to`, too; how many pins those are.
+/// Pins every object that is pinned below `from` also below `to`. Returns the number of pins below `to`.
 fn pin_again(from: &Path, to: &Path) -> Result<usize, DatapathError> {
     let mut pins = 0;
     for path in bpffs::entries(from)? {

@@ -1,12 +1,12 @@
-//! Where everything is pinned: `DIR/lb/vN/` on a BPF file system, one `N` for each layout of the maps.
+//! The pins: `DIR/lb/vN/` on a BPF file system, one `N` for each layout of the maps.
 //!
 //! ```text
 //! DIR/lb/v1/SERVICES …             maps
-//! DIR/lb/v1/LAYOUT                 a map that describes them, see `handover`
-//! DIR/lb/v1/programs/tc_ingress …  programs, so that they can be looked at while no device needs them
+//! DIR/lb/v1/LAYOUT                 a map that describes them, see `state/handover.rs`
+//! DIR/lb/v1/programs/tc_ingress …  programs, so that commands can read them while no device has them
 //! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
-//! DIR/lb/clsact/7                  a folder: we made the clsact qdisc of device 7
-//! DIR/lb/ports/10000-29999         a folder: we added these ports to those that the kernel gives to no socket
+//! DIR/lb/clsact/7                  a folder: an agent made the clsact qdisc of device 7
+//! DIR/lb/ports/10000-29999         a folder: an agent added these ports to ip_local_reserved_ports
 //! ```
 
 use std::{
@@ -32,7 +32,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
 const MOUNT_SOURCE: &str = "lb-agent";
 
-/// How often and how long apart the lock is tried.
+/// Attempts to get the lock, and the pause between them.
 const LOCK_ATTEMPTS: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -58,19 +58,19 @@ impl Folder {
             info!(path = %bpffs.display(), "mounted a BPF file system");
         }
         let folder = Self { bpffs: bpffs.to_owned() };
-        folder.make()?;
+        folder.create_folders()?;
         Ok(folder)
     }
 
-    /// Makes the folders of this version, where they are missing.
-    pub(crate) fn make(&self) -> Result<(), DatapathError> {
+    /// Creates the missing folders of this layout version.
+    pub(crate) fn create_folders(&self) -> Result<(), DatapathError> {
         for path in [self.programs(), self.links(), self.clsact()] {
             fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", &path, error))?;
         }
         Ok(())
     }
 
-    /// The folder, if a data plane of any version is there.
+    /// The folder, if a data plane of any layout version is pinned there.
     pub(crate) fn find(bpffs: &Path) -> Option<Self> {
         let folder = Self { bpffs: bpffs.to_owned() };
         folder.root().is_dir().then_some(folder)
@@ -85,12 +85,12 @@ impl Folder {
         self.bpffs.join("lb")
     }
 
-    /// `DIR/lb/vN` of the layout of this version.
+    /// `DIR/lb/vN` of this layout version.
     pub(crate) fn current(&self) -> PathBuf {
         self.root().join(format!("v{LAYOUT_VERSION}"))
     }
 
-    /// `DIR/lb/v*`, of all versions that ever ran and are still there.
+    /// `DIR/lb/v*` of every layout version that is still there, sorted by name.
     pub(crate) fn versions(&self) -> Result<Vec<PathBuf>, DatapathError> {
         let is_version = |path: &PathBuf| {
             let name =
@@ -120,16 +120,20 @@ impl Folder {
         self.root().join("ports")
     }
 
-    /// Who has locked the folder, if anybody has.
+    /// The process that has locked the folder, such as `pid 17 lb-agent`.
     pub(crate) fn holder(&self) -> Option<String> {
+        // A folder that cannot be opened or locked for another reason has no holder that could be shown; what needs the
+        // folder reports the error.
         match self.try_lock(FlockOperation::NonBlockingLockShared) {
             Err(DatapathError::Locked { holder, .. }) => Some(holder),
             Ok(_) | Err(_) => None,
         }
     }
 
-    /// Keeps other monitors out, or says who is one. That is a lock of the folder of this version: agents have one of the
-    /// folder above.
+    /// Locks the events for one monitor. Monitors lock the folder of this layout version, agents the folder above it.
+    ///
+    /// # Errors
+    /// [`DatapathError::Watched`] if another monitor has the lock.
     pub(crate) fn lock_monitor(&self) -> Result<Lock, DatapathError> {
         match try_lock(&self.current(), FlockOperation::NonBlockingLockExclusive) {
             Err(DatapathError::Locked { holder, .. }) => Err(DatapathError::Watched(holder)),
@@ -137,8 +141,11 @@ impl Folder {
         }
     }
 
-    /// Locks the folder, or says who has. A command that looks whether an agent runs has it for a moment, hence
-    /// the attempts.
+    /// Locks the folder for one agent. A command that checks whether an agent runs holds the lock for a moment, so it is
+    /// tried several times.
+    ///
+    /// # Errors
+    /// [`DatapathError::Locked`] if another agent has the lock.
     pub(crate) fn lock(&self) -> Result<Lock, DatapathError> {
         for _ in 0..LOCK_ATTEMPTS {
             match self.try_lock(FlockOperation::NonBlockingLockExclusive) {
@@ -153,11 +160,11 @@ impl Folder {
         try_lock(&self.root(), operation)
     }
 
-    /// Unmounts the BPF file system if the agent has mounted it and nobody else uses it; whether it did.
+    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it did.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
-        // The kernel itself puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
-        let is_kernels = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
-        if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_kernels) {
+        // The kernel puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
+        let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
+        if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_iterator) {
             return Ok(false);
         }
         rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
@@ -179,7 +186,7 @@ fn try_lock(path: &Path, operation: FlockOperation) -> Result<Lock, DatapathErro
     }
 }
 
-/// The paths in a folder, sorted; none where there is no such folder.
+/// The paths in a folder, sorted; none if there is no such folder.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
     let read = |folder: &Path| -> io::Result<Vec<PathBuf>> {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
@@ -194,7 +201,7 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
     }
 }
 
-/// Removes a pin; whether there was one.
+/// Removes a pin. Returns whether there was one.
 pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -205,7 +212,8 @@ pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
 
 /// Whether `path` lies on a BPF file system.
 pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
-    let statistics = rustix::fs::statfs(path).map_err(|error| DatapathError::file("look at", path, error))?;
+    let statistics = rustix::fs::statfs(path)
+        .map_err(|error| DatapathError::file("find the type of the file system at", path, error))?;
     // The type is signed on some architectures and unsigned on others.
     Ok(u64::try_from(statistics.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
@@ -213,7 +221,7 @@ pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
 /// Whether a file system that the agent has mounted is the topmost one at `path`.
 fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
     const MOUNTS: &str = "/proc/thread-self/mountinfo";
-    let path = fs::canonicalize(path).map_err(|error| DatapathError::file("look at", path, error))?;
+    let path = fs::canonicalize(path).map_err(|error| DatapathError::file("resolve", path, error))?;
     let mounts = fs::read_to_string(MOUNTS).map_err(|error| DatapathError::file("read", MOUNTS, error))?;
     Ok(mounts
         .lines()
@@ -222,7 +230,7 @@ fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
         .is_some_and(|mount| mount.kind == "bpf" && mount.source == MOUNT_SOURCE))
 }
 
-/// Where the first file system of this kind is mounted, from the text of `/proc/thread-self/mountinfo`.
+/// The mount point of the first file system of this type, from the text of `/proc/thread-self/mountinfo`.
 pub(crate) fn mount_of_kind<'a>(mounts: &'a str, kind: &str) -> Option<&'a str> {
     mounts.lines().filter_map(Mount::parse).find(|mount| mount.kind == kind).map(|mount| mount.point)
 }
@@ -242,12 +250,13 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// Who holds the lock of a folder, from `/proc/locks`.
+/// The process that holds the lock of a folder, from `/proc/locks`, for an error message: whatever cannot be read is left
+/// out.
 fn holder(folder: &OwnedFd) -> String {
     let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
         fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))
     });
-    let Some(pid) = pid else { return "a process that cannot be seen from here".to_owned() };
+    let Some(pid) = pid else { return "a process in another PID namespace".to_owned() };
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("pid {pid} {}", command.trim()).trim_end().to_owned()
 }
@@ -268,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_lock_is_found() {
+    fn lock_holder_is_the_writer_of_this_inode() {
         let locks = "1: POSIX  ADVISORY  WRITE 77 00:1f:17 0 EOF\n\
                      2: FLOCK  ADVISORY  WRITE 88 00:1f:16 0 EOF\n\
                      3: FLOCK  ADVISORY  WRITE 99 00:1f:17 0 EOF\n\
@@ -278,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_mountinfo_is_read() {
+    fn mountinfo_line_gives_point_type_and_source() {
         let line = "36 35 0:33 / /sys/fs/bpf rw,nosuid shared:9 - bpf lb-agent rw,mode=700";
         let mount = Mount::parse(line).unwrap();
         assert_eq!((mount.point, mount.kind, mount.source), ("/sys/fs/bpf", "bpf", "lb-agent"));

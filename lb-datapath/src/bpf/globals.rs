@@ -1,29 +1,32 @@
-//! What was written into the programs when they were loaded: their `.rodata`, which the kernel keeps as a frozen array.
+//! The constants that the loader wrote into the programs: their `.rodata`, which the kernel keeps as a frozen array.
 
-use std::os::fd::AsFd as _;
+use std::{io, os::fd::AsFd as _};
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use lb_common::hash;
-use object::{Object as _, ObjectSymbol as _};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
-use crate::bpf::{
-    bpffs::Folder,
-    layout::{PROGRAMS, Shape},
-    loader::OBJECT,
-    raw_map::RawMap,
+use crate::{
+    bpf::{
+        bpffs::Folder,
+        layout::{PROGRAMS, Shape},
+        loader::OBJECT,
+        raw_map::RawMap,
+    },
+    error::{DatapathError, with_causes},
 };
 
-/// The name of the section, and of the map that it becomes.
+/// The name of the section, and of the map that the loader makes of it.
 const SECTION: &str = ".rodata";
 
-/// What the agent wrote into the programs when it loaded them.
+/// The options that the agent wrote into the programs when it loaded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Globals {
-    /// What hashing schedulers hash with.
+    /// The seed of hashing schedulers.
     pub hash_seed: u64,
-    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    /// Retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
-    /// Whether packets go past the stack wherever the way is known.
+    /// Whether packets bypass the stack wherever their route is known.
     pub direct: bool,
 }
 
@@ -33,42 +36,68 @@ impl Default for Globals {
     }
 }
 
-/// The constants of the programs in the kernel.
-#[derive(Debug)]
-pub(crate) struct Constants {
-    octets: Vec<u8>,
+impl Globals {
+    /// The constants of the pinned programs; the defaults if none are pinned.
+    ///
+    /// # Errors
+    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or another build has loaded the programs.
+    pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
+        let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
+        let [direct] = section.constant("DIRECT")?;
+        Ok(Self {
+            hash_seed: u64::from_ne_bytes(section.constant("HASH_SEED")?),
+            syn_retries: u16::from_ne_bytes(section.constant("SYN_RETRIES")?),
+            direct: direct != 0,
+        })
+    }
 }
 
-impl Constants {
-    /// Those of the pinned programs; nothing where there are none, or where they are another version's, whose constants lie
-    /// elsewhere.
-    pub(crate) fn read(folder: &Folder) -> Option<Self> {
+/// The section of a loaded program, and the object that says where each constant lies in it.
+struct Section {
+    object: object::File<'static>,
+    bytes: Vec<u8>,
+}
+
+impl Section {
+    fn read(folder: &Folder) -> Result<Option<Self>, DatapathError> {
         let path = folder.programs().join(PROGRAMS[0]);
-        let ids = ProgramInfo::from_pin(&path).ok()?.map_ids().ok()??;
-        let info = ids
-            .into_iter()
-            .filter_map(|id| MapInfo::from_id(id).ok())
-            .find(|info| info.name_as_str() == Some(SECTION))?;
-        let fd = info.fd().ok()?.as_fd().try_clone_to_owned().ok()?;
-        let map = RawMap::new(SECTION, fd, Shape::of(&info).ok()?);
-        // An array of one.
-        let mut octets = vec![0; section_size()?];
-        map.get(&0u32.to_ne_bytes(), &mut octets).ok().filter(|found| *found)?;
-        Some(Self { octets })
+        if !path.exists() {
+            return Ok(None);
+        }
+        let failed = |error: &dyn std::error::Error| {
+            DatapathError::file("read the constants of", &path, io::Error::other(with_causes(error)))
+        };
+        let program = ProgramInfo::from_pin(&path).map_err(|error| failed(&error))?;
+        let maps = program.map_ids().map_err(|error| failed(&error))?.unwrap_or_default();
+        for id in maps {
+            let info = MapInfo::from_id(id).map_err(|error| failed(&error))?;
+            if info.name_as_str() == Some(SECTION) {
+                let fd = info.fd().map_err(|error| failed(&error))?.as_fd().try_clone_to_owned();
+                let fd = fd.map_err(|error| failed(&error))?;
+                let map = RawMap::new(SECTION, fd, Shape::of(&info).map_err(|error| failed(&error))?);
+                return Self::of_map(&map).map(Some);
+            }
+        }
+        Err(DatapathError::file("find the constants of", &path, io::Error::other("no map is named .rodata")))
     }
 
-    /// The octets of a constant.
-    pub(crate) fn get<const N: usize>(&self, name: &str) -> Option<[u8; N]> {
-        let object = object::File::parse(OBJECT).ok()?;
-        let symbol = object.symbols().find(|symbol| symbol.name() == Ok(name))?;
-        let start = usize::try_from(symbol.address()).ok()?;
-        self.octets.get(start..start.checked_add(N)?)?.try_into().ok()
+    fn of_map(map: &RawMap) -> Result<Self, DatapathError> {
+        let object = object::File::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
+        let size = object.section_by_name(SECTION).and_then(|section| usize::try_from(section.size()).ok());
+        let size = size.ok_or_else(|| DatapathError::Object(format!("section {SECTION} is missing")))?;
+        // The map is an array of one element. Another build may have another size: then reading fails.
+        let mut bytes = vec![0; size];
+        map.get(&0u32.to_ne_bytes(), &mut bytes)?;
+        Ok(Self { object, bytes })
     }
-}
 
-fn section_size() -> Option<usize> {
-    use object::ObjectSection as _;
-
-    let object = object::File::parse(OBJECT).ok()?;
-    usize::try_from(object.section_by_name(SECTION)?.size()).ok()
+    /// The bytes of a constant, in the byte order of this machine.
+    fn constant<const N: usize>(&self, name: &str) -> Result<[u8; N], DatapathError> {
+        let symbol = self.object.symbols().find(|symbol| symbol.name() == Ok(name));
+        let start = symbol.and_then(|symbol| usize::try_from(symbol.address()).ok());
+        let bytes = start.and_then(|start| self.bytes.get(start..start.checked_add(N)?));
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or_else(|| DatapathError::Object(format!("constant {name} is missing")))
+    }
 }

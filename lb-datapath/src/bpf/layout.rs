@@ -1,7 +1,7 @@
-//! The maps and programs of the BPF object, and the check that what is pinned has their shape.
+//! The maps and programs of the BPF object, and the check that pinned maps have their types and sizes.
 //!
-//! aya reuses whatever is pinned under a name and trusts the object for its sizes; writing a 24-byte value into a
-//! map of 16-byte values would then read beyond a buffer. So every pin is looked at before it is used.
+//! aya reuses any map that is pinned under a name and takes its sizes from the object. A 24-byte value, written into a map
+//! with other sizes, would then make the kernel read beyond a buffer. So every pin is checked before it is used.
 
 use std::{fmt, io, path::Path};
 
@@ -48,20 +48,20 @@ impl Shape {
         }
     }
 
-    /// What is pinned at `path`; none where nothing is.
+    /// The shape of the map pinned at `path`; `None` if there is no pin.
     pub(crate) fn of_pin(path: &Path) -> Result<Option<Self>, DatapathError> {
-        // Opened here as well, because the error of `MapInfo::from_pin` does not tell absent from forbidden.
+        // Opened here first: the error of `MapInfo::from_pin` does not distinguish a missing pin from a forbidden one.
         match sys::open_pin(path) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(DatapathError::file("open the pinned map", path, error)),
         }
-        let read = |error| DatapathError::file("look at the pinned map", path, io::Error::other(error));
+        let read = |error| DatapathError::file("inspect the pinned map", path, io::Error::other(error));
         let info = MapInfo::from_pin(path).map_err(read)?;
         Self::of(&info).map(Some).map_err(read)
     }
 
-    /// That of an open map.
+    /// The shape of an open map.
     pub(crate) fn of(info: &MapInfo) -> Result<Self, MapError> {
         Ok(Self {
             kind: info.map_type()?,
@@ -71,7 +71,7 @@ impl Shape {
         })
     }
 
-    /// Whether each key has one value, of the size that is said: neither one for each CPU, nor without keys.
+    /// Whether each key has one value of [`Self::value_size`] bytes: not for per-CPU maps and maps without keys.
     pub(crate) const fn has_single_values(&self) -> bool {
         use MapType::{Array, Hash, LpmTrie, LruHash};
 
@@ -79,14 +79,14 @@ impl Shape {
     }
 }
 
-/// A map that outlives the agent.
+/// A pinned map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapSpec {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
-    /// What its keys look like.
+    /// Fields of its keys.
     pub(crate) key: fn() -> Layout,
-    /// What its values look like.
+    /// Fields of its values.
     pub(crate) value: fn() -> Layout,
 }
 
@@ -96,12 +96,12 @@ impl MapSpec {
         Self { name, shape, key: Layout::of::<K>, value: Layout::of::<V> }
     }
 
-    /// Whether all its elements are always there.
+    /// Whether the map is an array, which always has all its elements.
     pub(crate) fn is_array(&self) -> bool {
         self.shape.kind == MapType::Array
     }
 
-    /// Refuses a pinned map of another shape. Another number of entries is the administrator's choice.
+    /// Fails for a pinned map of another type or other sizes. Another number of entries is the administrator's choice.
     pub(crate) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
         if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
             return Ok(());
@@ -142,10 +142,10 @@ pub(crate) const DEVICES: MapSpec =
     MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
 pub(crate) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
-/// What the programs of another layout do meanwhile: see [`lb_common::handover`].
+/// Which of the two data planes begins flows during an upgrade: see [`lb_common::handover`].
 pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
-/// Room for one in every socket: such a map has no number of entries.
+/// One entry in every socket: such a map has no maximum number of entries.
 pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
 pub(crate) const SOCKET_BACKENDS: MapSpec =
     MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);
@@ -155,7 +155,7 @@ pub(crate) const SOCKET_VIPS: MapSpec =
 pub(crate) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
-/// A ring buffer has neither keys nor values, and octets in place of entries.
+/// A ring buffer has no keys or values; its `max_entries` is its size in bytes.
 pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
@@ -196,7 +196,7 @@ pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketHook {
     pub(crate) program: &'static str,
-    /// Of `enum bpf_attach_type`.
+    /// From `enum bpf_attach_type`.
     pub(crate) attach_type: u32,
 }
 
@@ -206,8 +206,8 @@ impl SocketHook {
     }
 }
 
-/// Programs for system calls on sockets, in the order in which they are attached: nobody is sent to a backend before what
-/// comes back is translated.
+/// Programs for system calls on sockets, in the order in which they are attached: replies are translated before the first
+/// socket is sent to a backend.
 pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
     SocketHook::new("sock_recvmsg4", 19),
     SocketHook::new("sock_recvmsg6", 20),
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_size_is_refused_and_another_capacity_is_not() {
+    fn pinned_map_may_differ_in_capacity_but_not_in_sizes() {
         let path = Path::new("/sys/fs/bpf/lb/v5/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());

@@ -1,4 +1,4 @@
-//! How the data plane is to be opened: [`Options`] and the choices in it.
+//! How to open the data plane: [`Options`] and the choices in it.
 
 use std::path::PathBuf;
 
@@ -6,34 +6,34 @@ use lb_common::hash::DEFAULT_SEED;
 
 use crate::bpf::layout::{self, MapSpec};
 
-/// How much the programs log; every level includes those before it. The values are those of `aya_log::Level`.
+/// How much the programs log; every level includes the ones before it. The values are those of `aya_log::Level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum BpfLogLevel {
-    /// What should never happen.
+    /// Conditions that should never occur.
     Error = 1,
-    /// What an administrator should know.
+    /// Conditions that an administrator should know.
     Warn = 2,
-    /// What happens now and then.
+    /// Rare events.
     Info = 3,
     /// New flows.
     Debug = 4,
-    /// Everything there is.
+    /// Everything.
     Trace = 5,
 }
 
-/// Sizes of the maps in entries; they count only for maps that are not pinned yet.
+/// Sizes of the maps in entries. A map that is pinned already keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
     /// Frontends.
     pub services: u32,
     /// Slots of the backend arena.
     pub backends: u32,
-    /// Slots of the arena of schedulers' tables.
+    /// Slots of the arena of scheduler tables.
     pub tables: u32,
-    /// Entries of connection tracking, two for each flow.
+    /// Entries of connection tracking: two for each flow, one for a flow in a tunnel.
     pub conntrack: u32,
-    /// Clients of services with affinity.
+    /// Clients of Services with session affinity.
     pub affinity: u32,
 }
 
@@ -65,28 +65,28 @@ impl Capacities {
 /// How to open the data plane.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The BPF file system; mounted there if there is none.
+    /// Mount point of the BPF file system; it is mounted if there is none.
     pub bpffs: PathBuf,
-    /// What the programs log; nothing costs nothing.
+    /// What the programs log. With `None` the verifier removes all logging code.
     pub bpf_log: Option<BpfLogLevel>,
     /// Sizes of new maps.
     pub capacities: Capacities,
-    /// How to attach; otherwise what the kernel does best.
+    /// How to attach to tc; by default with tcx if the kernel has it.
     pub attach: Option<AttachMode>,
-    /// Which sockets are served; none, if nothing is said.
+    /// Which sockets are served; `None`: no sockets.
     pub sockets: Option<SocketOptions>,
-    /// Which wire devices get the XDP program; none, if nothing is said.
+    /// Which wire devices get the XDP program.
     pub xdp: XdpOption,
-    /// How packets get from device to device.
+    /// How packets of Services are forwarded between devices.
     pub forwarding: Forwarding,
-    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    /// Retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
-    /// What schedulers hash flows with; nodes that share the work of a service need the same.
+    /// Seed of hashing schedulers. Nodes that share the flows of a Service need the same seed.
     pub hash_seed: u64,
 }
 
 impl Options {
-    /// The defaults, on this BPF file system.
+    /// The default options for this BPF file system.
     pub fn new(bpffs: impl Into<PathBuf>) -> Self {
         Self {
             bpffs: bpffs.into(),
@@ -102,7 +102,7 @@ impl Options {
     }
 }
 
-/// What holds programs on devices.
+/// How programs are attached to the tc hooks of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttachMode {
     /// tcx links, kernel 6.6 and newer.
@@ -124,42 +124,42 @@ impl AttachMode {
 /// Which wire devices get the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Those whose drivers run it themselves, but no veth: what is sent out there is lost unless the other end has an XDP
-    /// program, too.
+    /// Devices whose drivers run XDP, except veth devices: a veth drops redirected frames unless its other end has an XDP
+    /// program.
     Auto,
-    /// Those whose drivers run it themselves.
+    /// Devices whose drivers run XDP.
     Native,
-    /// All: where the driver does not run it, the kernel does, on copies of packets.
+    /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,
     /// None.
     #[default]
     Off,
 }
 
-/// Whose sockets are served.
+/// Which processes' sockets are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketScope {
-    /// Those of the agent's network namespace: processes of the node, and pods in its network.
+    /// Sockets of the agent's network namespace: processes of the node and hostNetwork pods.
     Node,
-    /// Those of every network namespace, which are in the control group.
+    /// Sockets of all network namespaces.
     All,
 }
 
 /// Which sockets are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// The folder of the control group.
+    /// Folder of the control group (cgroup v2); only its processes are served.
     pub cgroup: PathBuf,
-    /// Which of its sockets.
+    /// Which sockets of those processes.
     pub scope: SocketScope,
 }
 
-/// How packets of services get from device to device.
+/// How packets of Services are forwarded between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Forwarding {
-    /// Through the stack, as those of other connections; between wires that XDP serves, past it.
+    /// Through the stack, as packets of other connections; between wires that XDP serves, bypassing the stack.
     #[default]
     Stack,
-    /// Past the stack wherever the way is known.
+    /// Bypassing the stack wherever the route is known.
     Direct,
 }

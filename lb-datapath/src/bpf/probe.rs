@@ -1,4 +1,4 @@
-//! What helpers of this kernel can do, found out by a program of a few instructions that runs once, on nothing.
+//! Whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on an empty frame.
 
 use std::io;
 
@@ -6,11 +6,11 @@ use crate::bpf::sys::{self, Instruction};
 
 /// `BPF_FUNC_fib_lookup`.
 const FIB_LOOKUP: i32 = 69;
-/// Octets of `struct bpf_fib_lookup`.
+/// Size of `struct bpf_fib_lookup` in bytes.
 const ROUTE: i16 = 64;
 /// `AF_INET`.
 const IPV4: i32 = 2;
-/// What a helper returns for a flag that it does not know.
+/// The return value of a helper for a flag that it does not know.
 const EINVAL: u32 = 22_u32.wrapping_neg();
 
 /// `BPF_FIB_LOOKUP_SKIP_NEIGH`.
@@ -18,23 +18,26 @@ pub(crate) const SKIP_NEIGHBOUR: i32 = 1 << 2;
 /// `BPF_FIB_LOOKUP_SRC`.
 pub(crate) const SOURCE: i32 = 1 << 4;
 
-/// A flag that no kernel has.
+/// A flag that no kernel knows.
 const NO_FLAG: i32 = 1 << 30;
 
-/// Whether `bpf_fib_lookup` takes these flags.
+/// Whether `bpf_fib_lookup` accepts these flags.
+///
+/// # Errors
+/// The program cannot be loaded or run, or the kernel accepts every flag, so that the probe says nothing.
 pub(crate) fn takes_route_flags(flags: i32) -> io::Result<bool> {
     let takes = |flags| sys::run_once(&route_lookup(flags)).map(|result| result != EINVAL);
     if takes(NO_FLAG)? {
         return Err(io::Error::other(
-            "the kernel takes flags that do not exist, so that nothing can be told from it",
+            "bpf_fib_lookup accepts flags that do not exist: its answer says nothing about this one",
         ));
     }
     takes(flags)
 }
 
-/// Looks for a route to 0.0.0.0 in a structure on the stack, and returns what the helper says of it.
+/// A program that calls `bpf_fib_lookup` for 0.0.0.0 on interface 1 and returns the helper's return value.
 fn route_lookup(flags: i32) -> Vec<Instruction> {
-    // r6 := context; the structure is all zeros but for the family.
+    // r6 := context. The parameters are zeros on the stack, except the family and, at byte 8, the interface index.
     let mut program = vec![Instruction::copy(6, 1)];
     program.extend((1..=ROUTE / 8).map(|word| Instruction::store(8, 10, -8 * word, 0)));
     program.extend([

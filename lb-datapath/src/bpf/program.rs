@@ -1,10 +1,10 @@
-//! A program that this process has loaded.
+//! A BPF program that this process has loaded.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use crate::bpf::layout::PROGRAMS;
 
-/// One loaded program; keeps it in the kernel.
+/// One loaded program. The kernel keeps the program at least as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct LoadedProgram {
     pub(crate) name: &'static str,

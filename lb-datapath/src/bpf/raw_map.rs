@@ -1,6 +1,6 @@
-//! A map as the kernel has it: its elements are octets, read and written one or many for each system call.
+//! A map of untyped elements: byte strings, read and written one or many for each system call.
 //!
-//! [`crate::bpf::table::Table`] gives them their types; the maps of a layout that this version does not know stay as they are.
+//! [`crate::bpf::table::Table`] adds the types. Maps of other layout versions are read untyped: see `state/handover.rs`.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use bytemuck::Zeroable as _;
 use crate::{
     bpf::{
         layout::Shape,
-        sys::{self, Batch, Command, Element},
+        sys::{self, Batch, Command, Element, is_unsupported},
     },
     error::DatapathError,
 };
@@ -25,22 +25,20 @@ use crate::{
 pub(crate) const ANY: u64 = 0;
 /// `BPF_NOEXIST`: create only.
 pub(crate) const NO_EXIST: u64 = 1;
-/// The kernel's own ENOTSUPP, which no libc knows.
-const ENOTSUPP: i32 = 524;
-/// Elements for each batch call: large enough that the system call costs nothing beside them.
+/// Elements for each batch call: enough that the cost of the system call does not matter.
 pub(crate) const CHUNK: usize = 4096;
-/// How often, and how long apart, a call is repeated that failed for want of something that comes back: the
-/// allocator of maps without preallocation is refilled in the background.
+/// Retries, and the pause between them, of a call that failed for lack of memory: the kernel refills the allocator of maps
+/// without preallocation in the background.
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Where a batch begins, or ended. The kernel uses four octets for our map types: the bucket of a hash map, the index in
-/// an array.
+/// The position at which a batch begins or has ended. The kernel uses four bytes for our map types: the bucket of a hash
+/// map, the index in an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor([u8; 64]);
 
 impl Cursor {
-    /// For the batch that begins after `index` of an array.
+    /// The cursor of a batch that begins after `index` of an array.
     pub(crate) fn after(index: u32) -> Self {
         let mut cursor = [0; 64];
         cursor[..4].copy_from_slice(&index.to_ne_bytes());
@@ -48,11 +46,11 @@ impl Cursor {
     }
 }
 
-/// How a write of many elements ended early.
-pub(crate) enum Trouble {
+/// Why a batch ended before its last element.
+pub(crate) enum BatchError {
     /// The kernel has no batches for this map.
     Unsupported,
-    /// At the element with this place, for a reason that doing it alone will tell.
+    /// The element with this index failed. The kernel does not say why: writing it alone does.
     At(usize),
 }
 
@@ -62,21 +60,21 @@ type See<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), DatapathError> + 'a;
 /// An open map.
 #[derive(Debug)]
 pub(crate) struct RawMap {
-    /// For errors.
+    /// For error messages.
     name: &'static str,
     fd: OwnedFd,
-    /// As the kernel says.
+    /// Type and sizes as the kernel reports them.
     pub(crate) shape: Shape,
     batches: AtomicBool,
 }
 
 impl RawMap {
-    /// `shape` is what the kernel says of `fd`.
+    /// `shape` must be what the kernel reports for `fd`: buffers are checked against it.
     pub(crate) const fn new(name: &'static str, fd: OwnedFd, shape: Shape) -> Self {
         Self { name, fd, shape, batches: AtomicBool::new(true) }
     }
 
-    /// What is pinned at `path`, if anything is.
+    /// Opens the map that is pinned at `path`; `None` if there is no pin.
     pub(crate) fn open(name: &'static str, path: &Path) -> Result<Option<Self>, DatapathError> {
         let Some(shape) = Shape::of_pin(path)? else { return Ok(None) };
         let fd =
@@ -84,7 +82,7 @@ impl RawMap {
         Ok(Some(Self::new(name, fd, shape)))
     }
 
-    /// Pins it at another place, too.
+    /// Pins the map at one more path.
     pub(crate) fn pin(&self, path: &Path) -> Result<(), DatapathError> {
         sys::pin(self.fd(), path).map_err(|error| DatapathError::file("pin the map at", path, error))
     }
@@ -114,43 +112,46 @@ impl RawMap {
         self.shape.value_size as usize
     }
 
-    /// No pointer goes to the kernel with less behind it than it reads or writes: `yes` says that keys and values are as large as
-    /// the map's.
-    fn fits(&self, yes: bool) -> io::Result<()> {
-        if yes && self.shape.has_single_values() {
+    /// Fails unless `sizes_match`: the kernel must never read or write beyond a buffer. Fails also for map types whose values
+    /// are larger than reported (one for each CPU).
+    fn check_sizes(&self, sizes_match: bool) -> io::Result<()> {
+        if sizes_match && self.shape.has_single_values() {
             return Ok(());
         }
-        Err(io::Error::other(format!("it is a {}, read and written as something else", self.shape)))
+        Err(io::Error::other(format!(
+            "it is a {}, and is used as another type of map; this is a bug",
+            self.shape
+        )))
     }
 
-    /// Reads the value of `key`; whether there is one.
+    /// Reads the value of `key`. Returns whether there is one.
     pub(crate) fn get(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
         self.read(Command::MapLookup, Some(key), value).map_err(|error| self.error("read from", error))
     }
 
-    /// Reads what follows `key`, or the first key; whether there is one.
+    /// Reads the key after `key`, or the first key. Returns whether there is one.
     fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<bool, DatapathError> {
-        self.read(Command::MapNextKey, key, next).map_err(|error| self.error("walk through", error))
+        self.read(Command::MapNextKey, key, next).map_err(|error| self.error("list the keys of", error))
     }
 
-    /// A command that reads a value, or a key.
+    /// Runs a command that reads a value or a key.
     fn read(&self, command: Command, key: Option<&[u8]>, out: &mut [u8]) -> io::Result<bool> {
         let size = if command == Command::MapNextKey { self.key_size() } else { self.value_size() };
-        self.fits(out.len() == size && key.is_none_or(|key| key.len() == self.key_size()))?;
+        self.check_sizes(out.len() == size && key.is_none_or(|key| key.len() == self.key_size()))?;
         let mut attr = Element {
             map: sys::raw(self.fd()),
             key: key.map_or(0, |key| sys::pointer(key.as_ptr())),
             value: sys::pointer(out.as_mut_ptr()),
             ..Element::zeroed()
         };
-        // SAFETY: `key` and `out` have the sizes that the kernel says the map has.
+        // SAFETY: `key` and `out` have the sizes that the kernel reports for the map.
         found(unsafe { sys::bpf(command, &mut attr) })
     }
 
     /// Writes one element; `flags` are [`ANY`] or [`NO_EXIST`].
     pub(crate) fn update(&self, key: &[u8], value: &[u8], flags: u64) -> io::Result<()> {
-        self.fits(key.len() == self.key_size() && value.len() == self.value_size())?;
-        patiently(|| {
+        self.check_sizes(key.len() == self.key_size() && value.len() == self.value_size())?;
+        retry_while_busy(|| {
             let mut attr = Element {
                 map: sys::raw(self.fd()),
                 key: sys::pointer(key.as_ptr()),
@@ -158,28 +159,28 @@ impl RawMap {
                 flags,
                 ..Element::zeroed()
             };
-            // SAFETY: `key` and `value` have the sizes that the kernel says the map has.
+            // SAFETY: `key` and `value` have the sizes that the kernel reports for the map.
             unsafe { sys::bpf(Command::MapUpdate, &mut attr) }.map(drop)
         })
     }
 
-    /// Removes one element; whether it was there.
+    /// Deletes one element. Returns whether it was there.
     pub(crate) fn delete(&self, key: &[u8]) -> io::Result<bool> {
-        self.fits(key.len() == self.key_size())?;
-        found(patiently(|| {
+        self.check_sizes(key.len() == self.key_size())?;
+        found(retry_while_busy(|| {
             let mut attr =
                 Element { map: sys::raw(self.fd()), key: sys::pointer(key.as_ptr()), ..Element::zeroed() };
-            // SAFETY: `key` has the size that the kernel says the map's keys have.
+            // SAFETY: `key` has the size that the kernel reports for keys of the map.
             unsafe { sys::bpf(Command::MapDelete, &mut attr) }
         }))
     }
 
-    /// Updates or, where there are no `values`, deletes many elements at once.
-    pub(crate) fn write_batch(&self, keys: &[u8], values: Option<&[u8]>) -> Result<(), Trouble> {
+    /// Updates many elements with one system call, or deletes them if there are no `values`.
+    pub(crate) fn write_batch(&self, keys: &[u8], values: Option<&[u8]>) -> Result<(), BatchError> {
         let count = keys.len().checked_div(self.key_size()).unwrap_or(0);
-        let fits = self.fits(values.is_none_or(|values| values.len() == count * self.value_size()));
-        let Some(wanted) = u32::try_from(count).ok().filter(|_| fits.is_ok()) else {
-            return Err(Trouble::At(0));
+        let checked = self.check_sizes(values.is_none_or(|values| values.len() == count * self.value_size()));
+        let Some(wanted) = u32::try_from(count).ok().filter(|_| checked.is_ok()) else {
+            return Err(BatchError::At(0));
         };
         let command = if values.is_some() { Command::MapUpdateBatch } else { Command::MapDeleteBatch };
         let mut attr = Batch {
@@ -192,13 +193,13 @@ impl RawMap {
         // SAFETY: there are `count` keys and, where the command reads them, as many values, of the map's sizes.
         match unsafe { sys::bpf(command, &mut attr) } {
             Ok(_) => Ok(()),
-            Err(error) if is_unsupported(&error) => Err(Trouble::Unsupported),
+            Err(error) if is_unsupported(&error) => Err(BatchError::Unsupported),
             // A kernel that fails before the first element leaves `count` as it was.
-            Err(_) => Err(Trouble::At(if attr.count < wanted { attr.count as usize } else { 0 })),
+            Err(_) => Err(BatchError::At(if attr.count < wanted { attr.count as usize } else { 0 })),
         }
     }
 
-    /// Reads as many elements as both buffers have room for; how many it read, also on failure.
+    /// Reads as many elements as fit into both buffers. Returns how many were read, also on failure.
     pub(crate) fn read_batch(
         &self,
         from: Option<&Cursor>,
@@ -206,7 +207,7 @@ impl RawMap {
         keys: &mut [u8],
         values: &mut [u8],
     ) -> Result<usize, (usize, io::Error)> {
-        self.fits(true).map_err(|error| (0, error))?;
+        self.check_sizes(true).map_err(|error| (0, error))?;
         let room = (keys.len() / self.key_size()).min(values.len() / self.value_size());
         let mut attr = Batch {
             in_cursor: from.map_or(0, |cursor| sys::pointer(cursor.0.as_ptr())),
@@ -217,13 +218,13 @@ impl RawMap {
             map: sys::raw(self.fd()),
             ..Batch::zeroed()
         };
-        // SAFETY: there is room for `count` keys and values of the map's sizes, and for more than a cursor.
+        // SAFETY: both buffers hold `count` elements of the map's sizes, and `to` is larger than a cursor.
         let result = unsafe { sys::bpf(Command::MapLookupBatch, &mut attr) };
         let count = room.min(attr.count as usize);
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Every element, each at least once if it is there from beginning to end; `see` may change the map.
+    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the map.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -255,11 +256,13 @@ impl RawMap {
         }
     }
 
-    /// The slow way of [`Self::for_each`]: the keys first, because a walk starts again when its key vanishes.
+    /// [`Self::for_each`] without batches. It lists all keys first, because the kernel restarts a walk from the first key if
+    /// the present one has been deleted.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {
             keys.push(key.clone());
+            // A walk that was restarted shows keys twice: this ends one that restarts for ever.
             if keys.len() > self.shape.max_entries as usize {
                 break;
             }
@@ -282,12 +285,8 @@ fn found(result: io::Result<i32>) -> io::Result<bool> {
     }
 }
 
-pub(crate) fn is_unsupported(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | ENOTSUPP | libc::EOPNOTSUPP))
-}
-
-/// Repeats what fails for want of something that comes back.
-fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats an attempt that fails because the kernel is busy or short of memory for a moment.
+fn retry_while_busy<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..RETRIES {
         match attempt() {
             Err(error)

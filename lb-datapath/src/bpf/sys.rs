@@ -1,7 +1,8 @@
-//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries.
+//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries; and the cookie of the network
+//! namespace.
 //!
-//! The attributes are the prefixes of `union bpf_attr` (include/uapi/linux/bpf.h) that each command reads; the
-//! kernel takes any size and treats what is missing as zero. Pointers are `u64`, as in the UAPI.
+//! Each attribute is the prefix of `union bpf_attr` (include/uapi/linux/bpf.h) that the command reads; the kernel accepts
+//! any size and treats missing bytes as zero. Pointers are `u64`, as in the UAPI.
 
 use std::{
     ffi::CString,
@@ -45,7 +46,7 @@ pub(crate) struct Element {
     pub(crate) map: u32,
     pub(crate) zero: u32,
     pub(crate) key: u64,
-    /// The value, or where the next key goes.
+    /// Address of the value, or of the buffer for the next key.
     pub(crate) value: u64,
     pub(crate) flags: u64,
 }
@@ -58,7 +59,7 @@ pub(crate) struct Batch {
     pub(crate) out_cursor: u64,
     pub(crate) keys: u64,
     pub(crate) values: u64,
-    /// In: how many; out: how many were done, also when an error is returned.
+    /// In: number of elements; out: number of elements done, also if the command fails.
     pub(crate) count: u32,
     pub(crate) map: u32,
     pub(crate) element_flags: u64,
@@ -81,7 +82,7 @@ struct MapCreate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Instruction {
     code: u8,
-    /// Destination, and source in the upper half.
+    /// Destination register in the lower four bits, source register in the upper four.
     registers: u8,
     offset: i16,
     value: i32,
@@ -103,7 +104,7 @@ impl Instruction {
         Self { code: 0x07, registers: to, offset: 0, value }
     }
 
-    /// Stores `size` octets (8, 4 or 1) at `base + offset`.
+    /// Stores `size` bytes (8, 4 or 1) at `base + offset`.
     pub(crate) const fn store(size: u8, base: u8, offset: i16, value: i32) -> Self {
         let width = match size {
             8 => 0x18,
@@ -118,7 +119,7 @@ impl Instruction {
         Self { code: 0x95, registers: 0, offset: 0, value: 0 }
     }
 
-    /// Calls a helper.
+    /// `r0 = helper(r1, …, r5)`
     pub(crate) const fn call(helper: i32) -> Self {
         Self { code: 0x85, registers: 0, offset: 0, value: helper }
     }
@@ -182,7 +183,7 @@ struct Query {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct LinkCreate {
     program: u32,
-    /// Or the descriptor of what else the program is attached to.
+    /// Interface index, or the descriptor of a control group.
     ifindex: u32,
     attach_type: u32,
     flags: u32,
@@ -240,7 +241,7 @@ pub(crate) struct XdpLinkInfo {
     zeros: u32,
 }
 
-/// Place of a program on a device. The values are those of `enum bpf_attach_type`.
+/// The tcx hook of a device. The values are those of `enum bpf_attach_type`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tcx {
@@ -248,7 +249,7 @@ pub(crate) enum Tcx {
     Egress = 47,
 }
 
-/// Where among the programs of a device: `BPF_F_BEFORE` and `BPF_F_AFTER` with nothing to relate to.
+/// Position among the programs of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER` without a program that it is relative to.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -267,10 +268,10 @@ pub(crate) struct TcxProgram {
 ///
 /// # Safety
 ///
-/// `attr` is the attribute of `command`: every pointer in it leads to memory that is as large as the kernel
-/// reads or writes and lives until this returns.
+/// `attr` is the attribute of `command`: every pointer in it is valid for as many bytes as the kernel reads or writes,
+/// until this returns.
 pub(crate) unsafe fn bpf<A: Pod>(command: Command, attr: &mut A) -> io::Result<i32> {
-    // SAFETY: `attr` is valid for reads and writes of its size; what it points to is the caller's promise.
+    // SAFETY: `attr` is valid for reads and writes of its size; the caller guarantees its pointers.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as libc::c_long, std::ptr::from_mut(attr), size_of::<A>())
     };
@@ -286,18 +287,26 @@ pub(crate) unsafe fn bpf<A: Pod>(command: Command, attr: &mut A) -> io::Result<i
 ///
 /// As [`bpf`], and `command` returns a file descriptor.
 unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     let fd = unsafe { bpf(command, attr) }?;
-    // SAFETY: the kernel has just made this descriptor (close-on-exec) for us alone.
+    // SAFETY: the kernel has just created this descriptor (close-on-exec); nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The number of a descriptor as attributes hold it.
+/// The kernel's own ENOTSUPP, which libc does not define.
+const ENOTSUPP: i32 = 524;
+
+/// Whether the kernel lacks the command, or has it for other map types only.
+pub(crate) fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | ENOTSUPP | libc::EOPNOTSUPP))
+}
+
+/// The number of a descriptor, as in an attribute.
 pub(crate) fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// The address of `value` as attributes hold it.
+/// The address of `value`, as in an attribute.
 pub(crate) fn pointer<T: ?Sized>(value: *const T) -> u64 {
     value.cast::<u8>().addr() as u64
 }
@@ -314,7 +323,7 @@ pub(crate) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     unsafe { bpf(Command::ObjectPin, &mut attr) }.map(drop)
 }
 
-/// Opens what is pinned at `path`.
+/// Opens the map, program or link that is pinned at `path`.
 pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: 0, flags: 0 };
@@ -322,21 +331,22 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     unsafe { bpf_fd(Command::ObjectGet, &mut attr) }
 }
 
-/// What the kernel knows of a tcx link.
+/// `struct bpf_link_info` of a tcx link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     object_info(link)
 }
 
-/// What the kernel knows of a link to a control group.
+/// `struct bpf_link_info` of a link to a control group.
 pub(crate) fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
     object_info(link)
 }
 
+/// `struct bpf_link_info` of a link to the XDP hook of a device.
 pub(crate) fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
     object_info(link)
 }
 
-/// The head of what the kernel knows of a link, as far as `T` goes.
+/// The first `size_of::<T>()` bytes of `struct bpf_link_info`.
 fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
     let mut info = T::zeroed();
     let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
@@ -346,7 +356,7 @@ fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
     Ok(info)
 }
 
-/// The id of a program, from the head of `struct bpf_prog_info`.
+/// The id of a program, from the first fields of `struct bpf_prog_info`.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = [0u32; 2];
     let length = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
@@ -357,8 +367,8 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(id)
 }
 
-/// Attaches `program` to a device of this network namespace, right `before` the program of another link if there is one. The
-/// link lives as long as a descriptor or a pin.
+/// Attaches `program` to a device of this network namespace: directly before the program of link `before`, or else at
+/// `order`. The link lives as long as a descriptor or a pin.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -366,7 +376,7 @@ pub(crate) fn attach_tcx(
     order: Order,
     before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
-    /// What it is relative to is the descriptor of a link.
+    /// `relative` is the descriptor of a link.
     const BPF_F_LINK: u32 = 1 << 13;
     let mut attr = LinkCreate {
         program: raw(program),
@@ -381,7 +391,7 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a control group, beside those of others. The link lives as long as a descriptor or a pin.
+/// Attaches `program` to a control group, in addition to other programs there. The link lives as long as a descriptor or a pin.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -396,7 +406,7 @@ pub(crate) fn attach_cgroup(
 /// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or a
 /// pin.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
-    /// Of `enum bpf_attach_type`.
+    /// From `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;
     let mut attr =
         LinkCreate { program: raw(program), ifindex, attach_type: BPF_XDP, flags, ..LinkCreate::zeroed() };
@@ -404,11 +414,11 @@ pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> i
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// The number of the network namespace of this thread, by which programs know it.
+/// The cookie of the network namespace of this thread (kernel 5.14 and newer), by which programs recognise it.
 pub(crate) fn netns_cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
-    // SAFETY: the kernel writes at most `length` octets to `cookie`, which is that large, and the length to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which is that large, and the length to `length`.
     let result = unsafe {
         let value = (&raw mut cookie).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut length)
@@ -419,14 +429,14 @@ pub(crate) fn netns_cookie() -> io::Result<u64> {
 /// `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Replaces the program of a link: every packet sees the old one or the new one.
+/// Replaces the program of a link atomically: every packet meets the old or the new program.
 pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
     // SAFETY: the attribute holds no pointers.
     unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
 }
 
-/// The programs on a tcx hook in the order they run. `EINVAL` means that the kernel has no tcx, `ENODEV` that
+/// The programs on a tcx hook, in the order in which they run. `EINVAL`: the kernel has no tcx (before 6.6); `ENODEV`:
 /// there is no such device.
 pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> {
     // The kernel allows 64 programs on a hook (BPF_MPROG_MAX).
@@ -439,13 +449,13 @@ pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> 
         count: 64,
         ..Query::zeroed()
     };
-    // SAFETY: both arrays have room for `count` numbers.
+    // SAFETY: both arrays hold `count` numbers.
     unsafe { bpf(Command::ProgramQuery, &mut attr) }?;
     let found = programs.into_iter().zip(links).take(attr.count as usize);
     Ok(found.map(|(program_id, link_id)| TcxProgram { program_id, link_id }).collect())
 }
 
-/// Makes an array whose only element is `value`.
+/// Creates an array map whose only element is `value`.
 pub(crate) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
     const ARRAY: u32 = 2;
     let value_size = u32::try_from(value.len()).map_err(io::Error::other)?;
@@ -460,12 +470,12 @@ pub(crate) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
         value: pointer(value.as_ptr()),
         ..Element::zeroed()
     };
-    // SAFETY: key and value have the sizes that the map was made with.
+    // SAFETY: key and value have the sizes that the map was created with.
     unsafe { bpf(Command::MapUpdate, &mut attr) }?;
     Ok(map)
 }
 
-/// Whether the kernel has batch commands for hash maps.
+/// Whether the kernel has batch commands for hash maps (5.6 and newer).
 pub(crate) fn has_batches() -> io::Result<bool> {
     const HASH: u32 = 1;
     let mut attr =
@@ -475,11 +485,15 @@ pub(crate) fn has_batches() -> io::Result<bool> {
     let (keys, values) = ([7u32], [7u32]);
     let (keys, values) = (pointer(keys.as_ptr()), pointer(values.as_ptr()));
     let mut attr = Batch { keys, values, count: 1, map: raw(map.as_fd()), ..Batch::zeroed() };
-    // SAFETY: there is one key and one value, of four bytes each as the map was made with.
-    Ok(unsafe { bpf(Command::MapUpdateBatch, &mut attr) }.is_ok())
+    // SAFETY: there is one key and one value, of four bytes each as the map was created with.
+    match unsafe { bpf(Command::MapUpdateBatch, &mut attr) } {
+        Ok(_) => Ok(true),
+        Err(error) if is_unsupported(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
-/// Loads a program for tc, runs it on an empty frame, and forgets it; what it returned.
+/// Loads a program for tc, runs it once on a frame of 64 zeros, and unloads it. Returns the program's return value.
 pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
     const SCHED_CLS: u32 = 3;
     let count = u32::try_from(program.len()).map_err(io::Error::other)?;
@@ -500,13 +514,13 @@ pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
         repeat: 1,
         ..TestRun::zeroed()
     };
-    // SAFETY: there are 64 octets of data, and nothing is to be written back but what is in the attribute.
+    // SAFETY: there are 64 bytes of data, and the kernel writes back to the attribute only.
     unsafe { bpf(Command::ProgramTestRun, &mut attr) }?;
     Ok(attr.result)
 }
 
-/// Returns once every BPF program that ran when this was called has ended: the kernel waits for them after each
-/// update of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+/// Returns when every BPF program that was running at the call has finished: the kernel waits for them after each update
+/// of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
 pub(crate) fn wait_for_programs() -> io::Result<()> {
     const ARRAY: u32 = 2;
     const ARRAY_OF_MAPS: u32 = 12;
@@ -524,6 +538,6 @@ pub(crate) fn wait_for_programs() -> io::Result<()> {
         value: pointer(&raw const value),
         ..Element::zeroed()
     };
-    // SAFETY: key and value are the four bytes each that the map was made with.
+    // SAFETY: key and value have four bytes each, as the map was created with.
     unsafe { bpf(Command::MapUpdate, &mut attr) }.map(drop)
 }

@@ -7,12 +7,13 @@ use bytemuck::{Pod, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut, pod_read
 use crate::{
     bpf::{
         layout::MapSpec,
-        raw_map::{ANY, CHUNK, Cursor, NO_EXIST, RawMap, Trouble, is_unsupported},
+        raw_map::{ANY, BatchError, CHUNK, Cursor, NO_EXIST, RawMap},
+        sys::is_unsupported,
     },
     error::DatapathError,
 };
 
-/// A map with keys `K` and values `V`, whose sizes are known to be the kernel's.
+/// A map with keys `K` and values `V`, whose sizes were compared with the kernel's. Cloning shares the map.
 #[derive(Debug)]
 pub struct Table<K, V> {
     map: Arc<RawMap>,
@@ -26,7 +27,7 @@ impl<K, V> Clone for Table<K, V> {
 }
 
 impl<K: Pod, V: Pod> Table<K, V> {
-    /// Opens the map pinned at `path` after checking that it is a `spec`.
+    /// Opens the map pinned at `path` and checks its type and sizes against `spec`.
     pub(crate) fn open(spec: &MapSpec, path: &Path) -> Result<Self, DatapathError> {
         let map = RawMap::open(spec.name, path)?.ok_or_else(|| DatapathError::Absent(path.to_owned()))?;
         spec.check(path, &map.shape)?;
@@ -37,13 +38,13 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(Self { map: Arc::new(map), types: PhantomData })
     }
 
-    /// How many elements it can hold.
+    /// How many elements the map can hold.
     pub fn capacity(&self) -> u32 {
         self.map.shape.max_entries
     }
 
-    /// Whether to use the kernel's batch commands (5.6 and newer), on by default. Without them, and where the
-    /// kernel has none, each element is a system call.
+    /// Whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel has none,
+    /// each element takes a system call.
     pub fn use_batches(&self, yes: bool) {
         self.map.use_batches(yes);
     }
@@ -52,14 +53,14 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.fd()
     }
 
-    /// The value of `key`.
+    /// The value of `key`, if there is one.
     pub fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
         let mut value = V::zeroed();
         let found = self.map.get(bytes_of(key), bytes_of_mut(&mut value))?;
         Ok(found.then_some(value))
     }
 
-    /// Creates `key` unless it exists; whether it did not.
+    /// Creates `key` unless it exists. Returns whether it was created.
     pub fn insert_new(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
         match self.map.update(bytes_of(key), bytes_of(value), NO_EXIST) {
             Ok(()) => Ok(true),
@@ -68,12 +69,12 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Removes `key`; whether it was there.
+    /// Deletes `key`. Returns whether it was there.
     pub fn remove(&self, key: &K) -> Result<bool, DatapathError> {
         self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
     }
 
-    /// Writes all elements in their order. On failure the number says how many were written.
+    /// Writes all elements in order. An error contains the number of elements that were written.
     pub fn update(&self, keys: &[K], values: &[V]) -> Result<(), (usize, DatapathError)> {
         debug_assert_eq!(keys.len(), values.len());
         let count = keys.len().min(values.len());
@@ -82,15 +83,15 @@ impl<K: Pod, V: Pod> Table<K, V> {
             .map_err(|(done, error)| (done, self.map.error("write to", error)))
     }
 
-    /// Removes all keys in their order; one that is not there counts as removed. On failure the number says how
-    /// many were removed.
+    /// Deletes all keys in order; a key that is not there counts as deleted. An error contains the number of keys that were
+    /// deleted.
     pub fn delete(&self, keys: &[K]) -> Result<(), (usize, DatapathError)> {
         let one = |at: usize| self.map.delete(bytes_of(&keys[at])).map(drop);
         self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
     }
 
-    /// Runs batches until all elements are done; the element at which one stops is tried by itself, which
-    /// tells whether it fails for good, and is right because every operation may be repeated.
+    /// Runs batches until all elements are done. The element at which a batch stops is written alone, which gives the error.
+    /// Repeating an element is harmless: every operation here is idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -100,19 +101,19 @@ impl<K: Pod, V: Pod> Table<K, V> {
         let mut done = 0;
         while done < keys.len() {
             let end = keys.len().min(done + CHUNK);
-            let trouble = if self.map.has_batches() {
+            let result = if self.map.has_batches() {
                 let values = values.map(|values| cast_slice(&values[done..end]));
                 self.map.write_batch(cast_slice(&keys[done..end]), values)
             } else {
-                Err(Trouble::Unsupported)
+                Err(BatchError::Unsupported)
             };
-            match trouble {
+            match result {
                 Ok(()) => {
                     done = end;
                     continue;
                 }
-                Err(Trouble::Unsupported) => self.use_batches(false),
-                Err(Trouble::At(place)) => done += place,
+                Err(BatchError::Unsupported) => self.use_batches(false),
+                Err(BatchError::At(index)) => done += index,
             }
             one(done).map_err(|error| (done, error))?;
             done += 1;
@@ -120,7 +121,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Every element, each at least once if it is there from beginning to end; `see` may change the map.
+    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the map.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
@@ -128,7 +129,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.for_each(&mut |key, value| see(&pod_read_unaligned(key), &pod_read_unaligned(value)))
     }
 
-    /// How many elements there are.
+    /// How many elements there are. Reads the whole map.
     pub fn count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.map.for_each(&mut |_, _| {
@@ -140,15 +141,15 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// The elements of an array from `base` on, `count` of them or as many as there are.
+    /// Up to `count` elements of an array from index `base` on; fewer if the array ends before.
     pub fn read_range(&self, base: u32, count: u32) -> Result<Vec<V>, DatapathError> {
         let count = count.min(self.capacity().saturating_sub(base));
         if self.map.has_batches() && count > 0 {
             let (mut keys, mut values) = (vec![0u32; count as usize], vec![V::zeroed(); count as usize]);
-            // The kernel continues after the index in the cursor.
+            // The kernel begins after the index in the cursor.
             let from = base.checked_sub(1).map(Cursor::after);
-            let (keys, octets) = (cast_slice_mut(&mut keys), cast_slice_mut(&mut values));
-            match self.map.read_batch(from.as_ref(), &mut Cursor::after(0), keys, octets) {
+            let (keys, bytes) = (cast_slice_mut(&mut keys), cast_slice_mut(&mut values));
+            match self.map.read_batch(from.as_ref(), &mut Cursor::after(0), keys, bytes) {
                 Ok(read) if read == values.len() => return Ok(values),
                 Err((read, error)) if read == values.len() && error.kind() == io::ErrorKind::NotFound => {
                     return Ok(values);
@@ -158,6 +159,7 @@ impl<V: Pod> Table<u32, V> {
                 Err((_, error)) => return Err(self.map.error("read from", error)),
             }
         }
+        // Every index of an array has a value.
         let one = |index| self.get(&index).map(|value| value.unwrap_or_else(V::zeroed));
         (base..base + count).map(one).collect()
     }

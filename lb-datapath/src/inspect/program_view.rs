@@ -8,12 +8,7 @@ use lb_common::{
 use std::sync::Arc;
 
 use crate::{
-    bpf::{
-        bpffs::Folder,
-        globals::{Constants, Globals},
-        layout,
-        table::Table,
-    },
+    bpf::{bpffs::Folder, globals::Globals, layout, table::Table},
     error::DatapathError,
     state::{active_flows::ActiveFlows, maps::ServiceMaps, settings::SettingsMap},
 };
@@ -36,12 +31,18 @@ pub struct ProgramView {
     pub devices: Table<u32, DeviceInfo>,
     /// The settings in force.
     pub settings: Settings,
-    /// The constants of the loaded programs.
+    /// The constants of the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
+    /// Why the constants could not be read. That takes `CAP_SYS_ADMIN`, the rest of the view does not.
+    pub globals_error: Option<DatapathError>,
 }
 
 impl ProgramView {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        let (globals, globals_error) = match Globals::read(folder) {
+            Ok(globals) => (globals, None),
+            Err(error) => (Globals::default(), Some(error)),
+        };
         Ok(Self {
             service_maps: ServiceMaps::open(folder)?,
             conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
@@ -50,19 +51,9 @@ impl ProgramView {
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
             settings: SettingsMap::open(folder)?.get()?,
-            globals: globals(folder),
+            globals,
+            globals_error,
         })
-    }
-}
-
-/// Where the programs do not tell, the defaults.
-fn globals(folder: &Folder) -> Globals {
-    let default = Globals::default();
-    let Some(constants) = Constants::read(folder) else { return default };
-    Globals {
-        hash_seed: constants.get("HASH_SEED").map_or(default.hash_seed, u64::from_ne_bytes),
-        syn_retries: constants.get("SYN_RETRIES").map_or(default.syn_retries, u16::from_ne_bytes),
-        direct: constants.get("DIRECT").is_some_and(|[direct]: [u8; 1]| direct != 0),
     }
 }
 

@@ -1,6 +1,6 @@
-//! The ways that packets take from this node, as the routing table and the neighbours say now.
+//! Routes of packets from this node, as the routing table and the neighbours are now.
 
-use std::{collections::BTreeMap, fs, net::IpAddr, sync::OnceLock};
+use std::{collections::BTreeMap, fs, io, net::IpAddr, sync::OnceLock};
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -14,20 +14,21 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The way to an address.
+/// The route to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Interface index of the device that leads there.
+    /// Interface index of the device that packets leave through.
     pub device: u32,
-    /// The address that the node itself would speak from; of [`Routes::look_up`] only where the kernel tells it to programs, too.
+    /// The source address that the node would use. [`Routes::look_up`] gives it only if `bpf_fib_lookup` reports it to
+    /// programs (kernel 6.7 and newer).
     pub source: Option<IpAddr>,
-    /// Octets of the largest packet that goes this way.
+    /// MTU of the route, in bytes of the IP packet.
     pub mtu: u32,
-    /// Whether the next hop's hardware address is known.
+    /// Whether the hardware address of the next hop is known.
     pub neighbour: bool,
 }
 
-/// Who is asked for them.
+/// Looks up routes in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Routes {
     netlink: Netlink,
@@ -36,10 +37,10 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Looks at the devices of the network namespace of this thread.
+    /// Opens a netlink socket and lists the devices. The list does not change afterwards.
     ///
     /// # Errors
-    /// Netlink does not answer.
+    /// The kernel does not answer over netlink.
     pub fn open() -> Result<Self, DatapathError> {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let links =
@@ -48,12 +49,12 @@ impl Routes {
         Ok(Self { netlink, devices })
     }
 
-    /// The interface index of a device.
+    /// The interface index of a device, by name.
     pub fn device(&self, name: &str) -> Option<u32> {
         self.devices.iter().find(|(_, (of, _))| of == name).map(|(index, _)| *index)
     }
 
-    /// The name of a device.
+    /// The name of a device, by interface index.
     pub fn name(&self, index: u32) -> Option<&str> {
         self.devices.get(&index).map(|(name, _)| name.as_str())
     }
@@ -66,37 +67,37 @@ impl Routes {
     /// Whether the address is one of this node's own.
     ///
     /// # Errors
-    /// Netlink does not answer.
+    /// The kernel does not answer over netlink.
     pub fn is_own(&mut self, address: IpAddr) -> Result<bool, DatapathError> {
         let addresses = network::addresses(&mut self.netlink)
             .map_err(|error| DatapathError::netlink("list addresses", error))?;
         Ok(addresses.values().flatten().any(|of| of.ip == address))
     }
 
-    /// The way that packets which came in through `entrance` take to another machine or pod; none where there is none, where
-    /// they are for this node, or where that device forwards nothing. (Rules that look at more than the destination are not
-    /// asked.)
+    /// The route of packets that came in through device `entrance` to another machine or pod. `None` if there is no route, if
+    /// `to` is an address of this node, or if the device does not forward. Policy rules that match more than the destination
+    /// are ignored.
     ///
     /// # Errors
-    /// Netlink does not answer.
+    /// The kernel does not answer over netlink.
     pub fn look_up(&mut self, entrance: u32, to: IpAddr) -> Result<Option<Route>, DatapathError> {
-        if !self.forwards(entrance, to) {
+        if !self.forwards(entrance, to)? {
             return Ok(None);
         }
         let route = self.to(to)?;
-        let source = |route: Route| route.source.filter(|_| programs_are_told_sources());
+        let source = |route: Route| route.source.filter(|_| programs_see_sources());
         Ok(route.map(|route| Route { source: source(route), ..route }))
     }
 
-    /// The way that packets of the node itself take.
+    /// The route of packets of the node itself; `None` if the address is unreachable or is one of the node's own.
     ///
     /// # Errors
-    /// Netlink does not answer.
+    /// The kernel does not answer over netlink.
     pub fn to(&mut self, to: IpAddr) -> Result<Option<Route>, DatapathError> {
         let answers = match self.netlink.ask(RouteNetlinkMessage::GetRoute(question(to))) {
             Ok(answers) => answers,
-            // Unreachable, prohibited, blackhole.
-            Err(_) => return Ok(None),
+            Err(error) if is_no_route(&error) => return Ok(None),
+            Err(error) => return Err(DatapathError::netlink(format!("look up the route to {to}"), error)),
         };
         let found = answers.into_iter().find_map(|answer| {
             if let RouteNetlinkMessage::NewRoute(message) = answer { hop(&message) } else { None }
@@ -109,11 +110,16 @@ impl Routes {
         Ok(Some(route))
     }
 
-    fn forwards(&self, device: u32, to: IpAddr) -> bool {
-        let Some(name) = self.name(device) else { return false };
+    fn forwards(&self, device: u32, to: IpAddr) -> Result<bool, DatapathError> {
+        let Some(name) = self.name(device) else { return Ok(false) };
         let family = if to.is_ipv4() { "ipv4" } else { "ipv6" };
         let path = format!("/proc/sys/net/{family}/conf/{name}/forwarding");
-        fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.trim() != "0"),
+            // The device is gone, or the kernel lacks the family.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(DatapathError::file("read", path, error)),
+        }
     }
 
     fn is_known(&mut self, device: u32, hop: IpAddr) -> Result<bool, DatapathError> {
@@ -130,11 +136,28 @@ impl Routes {
     }
 }
 
-/// Whether programs are told from which address the node would speak (6.7 and newer). Where that cannot be found out it is so: most
-/// kernels are newer.
-fn programs_are_told_sources() -> bool {
-    static TOLD: OnceLock<bool> = OnceLock::new();
-    *TOLD.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
+/// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). If the probe cannot run, for example without
+/// the privileges to load programs, the answer is yes: most kernels are newer.
+fn programs_see_sources() -> bool {
+    static SEEN: OnceLock<bool> = OnceLock::new();
+    *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
+}
+
+/// Whether the kernel has answered that there is no way to the address. The errors are those of `fib_props` and
+/// `ip6_rt_type_to_error`: no route, `unreachable`, `prohibit`, `blackhole`, `throw`; then a kernel without IPv6.
+fn is_no_route(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENETUNREACH
+                | libc::EHOSTUNREACH
+                | libc::EACCES
+                | libc::EINVAL
+                | libc::EAGAIN
+                | libc::EAFNOSUPPORT
+                | libc::EOPNOTSUPP
+        )
+    )
 }
 
 const fn family(address: IpAddr) -> AddressFamily {
@@ -153,7 +176,7 @@ fn question(to: IpAddr) -> RouteMessage {
     request
 }
 
-/// The way that an answer describes, and the gateway on it; the MTU is 0 where it is the device's.
+/// The route in an answer, and its gateway. The MTU is 0 if the route has none of its own.
 fn hop(message: &RouteMessage) -> Option<(Route, Option<IpAddr>)> {
     if message.header.kind != RouteType::Unicast {
         return None;
@@ -201,4 +224,19 @@ fn is_of(message: &NeighbourMessage, hop: IpAddr) -> bool {
         (NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)), IpAddr::V6(hop)) => *v6 == hop,
         _ => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_missing_routes_are_no_route() {
+        for code in [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL] {
+            assert!(is_no_route(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        for code in [libc::ENOBUFS, libc::EPERM, libc::ENOMEM] {
+            assert!(!is_no_route(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+    }
 }

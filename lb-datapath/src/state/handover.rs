@@ -162,7 +162,7 @@ impl Handover {
         let resumed = folder.map(DESCRIPTION).exists();
         if !resumed {
             cleanup::remove_version(&current)?;
-            folder.make()?;
+            folder.create_folders()?;
         }
         let mut handover = Self {
             folder: folder.clone(),
