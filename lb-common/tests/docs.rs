@@ -264,8 +264,8 @@ fn only_monotonic_clocks_decide() {
 
 /// Files that show the time of day to people or in metrics.
 const CALENDARS: [&str; 7] = [
-    "daemon/mod.rs",
     "daemon/shortage.rs",
+    "daemon/start.rs",
     "daemon/state.rs",
     "health/freshness.rs",
     "kubernetes/run.rs",
