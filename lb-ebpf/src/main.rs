@@ -1,5 +1,6 @@
-//! The BPF object: entry points of the data plane. Its maps and what touches them are in `datapath` for packets and in
-//! `sockets` for system calls, what can be computed without the kernel is in the library beside it.
+//! The BPF object: its entry points. They map the outcome of a packet to the verdict of their hook, and count it.
+//! `datapath` decides about packets, `sockets` about system calls; the library beside it computes everything that
+//! needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -51,38 +52,38 @@ mod programs {
     #[inline(always)]
     fn run(ctx: TcContext, hook: Hook, layer: Layer) -> i32 {
         let mut skb = Skb::new(ctx, layer);
-        let outcome = process(&mut skb, hook).unwrap_or_else(|early| early);
-        let outcome = finish(&mut skb, outcome);
+        let outcome = process(&mut skb, hook);
+        let outcome = send(&mut skb, outcome);
         stats::count(outcome);
         match outcome.verdict() {
             // The next program on the hook, then the stack.
             Verdict::Pass => TC_ACT_UNSPEC,
             Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
             Verdict::Drop => {
-                events::dropped(&skb.context(), outcome, hook.of_event());
+                events::dropped(&skb.context(), outcome, hook.event_hook());
                 TC_ACT_SHOT as i32
             }
         }
     }
 
-    /// Sends back what is to be sent back, and on what is to be routed.
+    /// Sends the packet back or on, as its outcome says; returns the outcome, or that this failed.
     #[inline(always)]
-    fn finish(skb: &mut Skb, outcome: Outcome) -> Outcome {
+    fn send(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {
-            Verdict::Bounce if skb.bounce().is_err() => Outcome::RewriteFailed,
+            Verdict::Bounce if skb.hairpin().is_err() => Outcome::RewriteFailed,
             Verdict::Route if skb.route().is_err() => Outcome::RewriteFailed,
             Verdict::Bounce | Verdict::Route | Verdict::Pass | Verdict::Drop => outcome,
         }
     }
 
-    /// Frames that come from the wire, before there is an skb.
+    /// Frames from the wire, before there is an skb.
     #[xdp(frags)]
     fn xdp_native(ctx: XdpContext) -> u32 {
         run_xdp(ctx)
     }
 
-    /// The same where the kernel runs it on skbs. Without support for fragments, because with it Linux gives tc a copy of
-    /// the packet whose `mac_len` is 0 (`skb_pp_cow_data`), at least up to 6.18.
+    /// As `xdp_native`, for devices where the kernel runs XDP on skbs. Without support for fragments: with it, Linux
+    /// up to at least 6.18 gives tc a copy of the packet whose `mac_len` is 0 (`skb_pp_cow_data`).
     #[xdp]
     fn xdp_generic(ctx: XdpContext) -> u32 {
         run_xdp(ctx)
@@ -91,13 +92,13 @@ mod programs {
     #[inline(always)]
     fn run_xdp(ctx: XdpContext) -> u32 {
         let mut xdp = Xdp::new(ctx);
-        let outcome = xdp::process(&mut xdp).unwrap_or_else(|early| early);
+        let outcome = xdp::process(&mut xdp);
         match outcome.verdict() {
-            // To tc, which counts it.
+            // tc handles and counts it.
             Verdict::Pass | Verdict::Bounce => xdp_action::XDP_PASS,
             Verdict::Route => {
                 stats::count(outcome);
-                xdp.leave()
+                xdp.send()
             }
             Verdict::Drop => {
                 stats::count(outcome);
@@ -107,7 +108,7 @@ mod programs {
         }
     }
 
-    /// "GPL" would do for the kernel; the dual licence is that of the repository.
+    /// The kernel demands a licence compatible with the GPL; this is that of the repository.
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
@@ -122,6 +123,6 @@ fn main() {
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
-    // Nothing panics; if something could, the verifier would refuse the endless loop.
+    // No code panics; if some could, the verifier would reject the endless loop.
     loop {}
 }

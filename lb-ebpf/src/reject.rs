@@ -1,4 +1,4 @@
-//! The answers to packets for services without backends, as headers.
+//! Headers of answers in place of a backend: RST, ICMP errors.
 
 use lb_common::{
     Address,
@@ -10,13 +10,13 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::parse::frame::TcpHeader;
 
-/// Octets of an IPv4 header, as its length field counts them.
+/// Bytes of an IPv4 header, as its length field counts them.
 const IPV4_HEADER: u16 = 20;
 
-/// NextHop limit of our answers: what Linux uses.
+/// Hop limit of packets that the programs build: the default of Linux.
 pub const HOP_LIMIT: u8 = 64;
 
-/// The network header of an answer with `payload` octets from `tuple.source` to `tuple.destination`.
+/// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
 #[inline(always)]
 pub fn ipv4_header(tuple: &Tuple, payload: u16) -> Ipv4Hdr {
     let mut header = Ipv4Hdr {
@@ -40,7 +40,7 @@ pub fn ipv4_header(tuple: &Tuple, payload: u16) -> Ipv4Hdr {
     header
 }
 
-/// The network header of an answer with `payload` octets from `tuple.source` to `tuple.destination`.
+/// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
 #[inline(always)]
 pub fn ipv6_header(tuple: &Tuple, payload: u16) -> Ipv6Hdr {
     Ipv6Hdr {
@@ -53,7 +53,7 @@ pub fn ipv6_header(tuple: &Tuple, payload: u16) -> Ipv6Hdr {
     }
 }
 
-/// The sum over the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1) of `length` octets of transport.
+/// The sum over the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1) of `length` bytes of transport.
 #[inline(always)]
 pub fn pseudo_header(tuple: &Tuple, length: u16) -> Sum {
     let sum = Sum::ZERO.add_word(length.to_be()).add_word(u16::from(tuple.protocol).to_be());
@@ -102,19 +102,19 @@ pub fn reset_sum(header: &TcpHeader) -> Sum {
         .add_word(u16::from_ne_bytes([header.data_offset, header.flags]))
 }
 
-/// The first 8 octets of an ICMP port unreachable, checksum still 0 (RFC 792; RFC 4443 §3.1).
+/// The first 8 bytes of an ICMP port unreachable, checksum still 0 (RFC 792; RFC 4443 §3.1).
 #[inline(always)]
 pub const fn port_unreachable(is_v4: bool) -> [u8; 8] {
     if is_v4 { [3, 3, 0, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0, 0, 0] }
 }
 
-/// The first 8 octets of an ICMP time exceeded in transit, checksum still 0 (RFC 792; RFC 4443 §3.3).
+/// The first 8 bytes of an ICMP time exceeded in transit, checksum still 0 (RFC 792; RFC 4443 §3.3).
 #[inline(always)]
 pub const fn time_exceeded(is_v4: bool) -> [u8; 8] {
     if is_v4 { [11, 0, 0, 0, 0, 0, 0, 0] } else { [3, 0, 0, 0, 0, 0, 0, 0] }
 }
 
-/// The first 8 octets of an ICMP error that tells the `mtu` in octets, checksum still 0: fragmentation needed (RFC 1191
+/// The first 8 bytes of an ICMP error that tells the `mtu` in bytes, checksum still 0: fragmentation needed (RFC 1191
 /// §4) or packet too big (RFC 4443 §3.2).
 #[inline(always)]
 pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
@@ -136,9 +136,9 @@ mod tests {
 
     use super::*;
 
-    /// The octets of a header.
-    fn octets<T: crate::parse::frame::Header>(header: &T) -> &[u8] {
-        // SAFETY: a `Header` is octets only, and the slice borrows it.
+    /// The bytes of a header.
+    fn bytes<T: crate::parse::frame::Header>(header: &T) -> &[u8] {
+        // SAFETY: a `Header` is bytes only, and the slice borrows it.
         unsafe { core::slice::from_raw_parts(core::ptr::from_ref(header).cast(), size_of::<T>()) }
     }
 
@@ -187,16 +187,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_ipv4_header_is_that_of_etherparse(tuple in v4_tuple(), payload in 0u16..2000) {
+        fn ipv4_header_matches_etherparse(tuple in v4_tuple(), payload in 0u16..2000) {
             let ours = ipv4_header(&tuple, payload);
             let (source, destination) = (tuple.source.v4_bytes(), tuple.destination.v4_bytes());
             let mut theirs = V4::new(payload, 64, IpNumber::TCP, source, destination).unwrap();
             theirs.header_checksum = theirs.calc_header_checksum();
-            prop_assert_eq!(octets::<Ipv4Hdr>(&ours), &theirs.to_bytes()[..]);
+            prop_assert_eq!(bytes::<Ipv4Hdr>(&ours), &theirs.to_bytes()[..]);
         }
 
         #[test]
-        fn an_ipv6_header_is_that_of_etherparse(tuple in v6_tuple(), payload: u16) {
+        fn ipv6_header_matches_etherparse(tuple in v6_tuple(), payload: u16) {
             let ours = ipv6_header(&tuple, payload);
             let theirs = V6 {
                 payload_length: payload,
@@ -206,21 +206,21 @@ mod tests {
                 destination: *tuple.destination.bytes(),
                 ..V6::default()
             };
-            prop_assert_eq!(octets::<Ipv6Hdr>(&ours), &theirs.to_bytes()[..]);
+            prop_assert_eq!(bytes::<Ipv6Hdr>(&ours), &theirs.to_bytes()[..]);
         }
 
         #[test]
-        fn a_reset_is_that_of_the_rfc(tuple in v4_tuple(), segment in segments()) {
+        fn reset_follows_rfc_9293(tuple in v4_tuple(), segment in segments()) {
             let ours = reset(&tuple, &segment);
             let theirs = expected_reset(&tuple, &segment);
-            prop_assert_eq!(octets(&ours), &theirs.to_bytes()[..]);
+            prop_assert_eq!(bytes(&ours), &theirs.to_bytes()[..]);
             let (source, destination) = (tuple.source.v4_bytes(), tuple.destination.v4_bytes());
             let scratch = theirs.calc_checksum_ipv4_raw(source, destination, &[]).unwrap();
             prop_assert_eq!(checksum(&tuple, &ours), scratch);
         }
 
         #[test]
-        fn the_checksum_of_a_reset_is_right_over_ipv6(tuple in v6_tuple(), segment in segments()) {
+        fn checksum_of_reset_is_valid_over_ipv6(tuple in v6_tuple(), segment in segments()) {
             let ours = reset(&tuple, &segment);
             let theirs = expected_reset(&tuple, &segment);
             let (source, destination) = (*tuple.source.bytes(), *tuple.destination.bytes());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_unreachable_is_that_of_etherparse() {
+    fn port_unreachable_matches_etherparse() {
         use etherparse::{
             Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, icmpv4::DestUnreachableHeader,
             icmpv6::DestUnreachableCode,

@@ -1,4 +1,4 @@
-//! Writing the addresses, ports and checksums of a flow straight into a packet.
+//! Rewriting packets in place: addresses, ports, hop limit, and the checksums over them.
 
 use lb_common::{Outcome, checksum::Sum, conntrack::Flow};
 use network_types::{
@@ -9,36 +9,38 @@ use network_types::{
 use crate::{
     parse::{
         Body, Headers, Packet,
-        frame::{Frame, Header, TcpHeader, half_word},
+        frame::{Frame, Header, TcpHeader, half_word, range_of},
     },
     reject::pseudo_header,
 };
 
-/// A packet that may be written to where it lies.
+/// A packet that may be written to in place.
 pub trait FrameMut: Frame {
-    /// The header that starts `offset` octets into the frame; see [`Frame::header`].
+    /// The header that starts `offset` bytes into the frame; see [`Frame::header`].
     ///
     /// # Errors
     ///
-    /// [`Outcome::Malformed`] where the frame ends before the header does.
+    /// [`Outcome::Malformed`] if the frame ends before the header does.
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome>;
 }
 
 impl FrameMut for [u8] {
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
-        let header: *const T = self.header(offset)?;
-        // SAFETY: within bounds, and borrowed as mutably as the slice that it is a part of.
-        Ok(unsafe { &mut *header.cast_mut() })
+        const { assert!(align_of::<T>() == 1) };
+        let bytes = self.get_mut(range_of::<T>(offset)?).ok_or(Outcome::Malformed)?;
+        // SAFETY: `bytes` is borrowed mutably as long as the result is, and exactly as long as `T`, which has
+        // alignment 1 and is valid for every bit pattern.
+        Ok(unsafe { &mut *bytes.as_mut_ptr().cast::<T>() })
     }
 }
 
-/// Whether the checksum of a TCP or UDP packet of `length` octets, from its network header on, is still to be computed, which
-/// frames of the same machine leave to the device. Nobody tells; but then the field holds the sum over the pseudo header. (Of
-/// the checksums that are right, one in 65,536 looks like that.)
+/// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be
+/// computed: frames of the same machine leave that to the device. Nothing marks them, but the field holds the sum
+/// over the pseudo header. (One in 65,536 correct checksums looks like that.)
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] where there is no whole transport header.
+/// [`Outcome::Malformed`] if the transport header is cut short.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the length is 16 bits in the pseudo header, too")]
 pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32) -> Result<bool, Outcome> {
@@ -49,12 +51,11 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
     Ok(found == pseudo_header(&packet.tuple, length).fold())
 }
 
-/// Gives a TCP or UDP packet the ports that packets of `flow` go on with, and the checksum that goes with them and with the
-/// addresses.
+/// Gives a TCP or UDP packet the ports of `flow.to`, and the checksum over them and the new addresses.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] where there is no whole transport header.
+/// [`Outcome::Malformed`] if the transport header is cut short.
 #[inline(always)]
 pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -77,12 +78,12 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     Ok(())
 }
 
-/// Gives a packet the addresses that packets of `flow` go on with, and takes `hops` (0 or 1) from its life. The caller has
-/// seen to it that it has more than that.
+/// Gives a packet the addresses of `flow.to`, and takes `hops` (0 or 1) from its hop limit. The caller has checked
+/// that it has more.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] where there is no whole network header.
+/// [`Outcome::Malformed`] if the network header is cut short.
 #[inline(always)]
 pub fn network<F: FrameMut + ?Sized>(
     frame: &mut F,
@@ -104,11 +105,11 @@ pub fn network<F: FrameMut + ?Sized>(
     Ok(())
 }
 
-/// Takes a hop from the life of the packet with this network header and more than one hop left.
+/// Takes a hop from the packet with this network header, which has more than one left.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] where there is no whole network header.
+/// [`Outcome::Malformed`] if the network header is cut short.
 #[inline(always)]
 pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Result<(), Outcome> {
     if is_v4 {
@@ -122,7 +123,7 @@ pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Re
     Ok(())
 }
 
-/// By how much fewer hops change the checksum of an IPv4 header, which has them in the upper octet of a word.
+/// The change of the checksum of an IPv4 header by fewer hops, which are the upper byte of a word.
 #[inline(always)]
 fn fewer(hops: u8) -> u16 {
     Sum::ZERO.sub_word((u16::from(hops) << 8).to_be()).fold()
@@ -159,80 +160,104 @@ mod tests {
         } else {
             ethernet.ipv6(*source.bytes(), *destination.bytes(), 64)
         };
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         if tuple.protocol == 6 {
             let tcp = network.tcp(tuple.source_port, tuple.destination_port, 1, 512);
-            tcp.write(&mut octets, payload).unwrap();
+            tcp.write(&mut bytes, payload).unwrap();
         } else {
             let udp = network.udp(tuple.source_port, tuple.destination_port);
-            udp.write(&mut octets, payload).unwrap();
+            udp.write(&mut bytes, payload).unwrap();
         }
-        octets
+        bytes
     }
 
     fn addresses() -> impl Strategy<Value = [Address; 4]> {
         prop_oneof![
-            any::<[[u8; 4]; 4]>().prop_map(|octets| octets.map(Address::from_v4)),
-            any::<[[u8; 15]; 4]>().prop_map(|octets| octets.map(|rest| {
-                let mut octets = [0x20; 16];
-                octets[1..].copy_from_slice(&rest);
-                Address::from_v6(octets)
+            any::<[[u8; 4]; 4]>().prop_map(|bytes| bytes.map(Address::from_v4)),
+            any::<[[u8; 15]; 4]>().prop_map(|bytes| bytes.map(|rest| {
+                let mut bytes = [0x20; 16];
+                bytes[1..].copy_from_slice(&rest);
+                Address::from_v6(bytes)
             })),
         ]
     }
 
     proptest! {
         #[test]
-        fn a_rewritten_packet_is_the_one_that_would_have_been_made(
+        fn rewritten_packet_equals_one_built_from_scratch(
             [a, b, c, d] in addresses(), ports in any::<[u16; 4]>(), protocol in prop_oneof![Just(6u8), Just(17)],
             payload in proptest::collection::vec(any::<u8>(), 0..40), hops in 0..2u8,
         ) {
             let from = Tuple::new(a, b, ports[0], ports[1], protocol);
             let to = Tuple::new(c, d, ports[2], ports[3], protocol);
             let flow = Flow::new(&from, &to, 1, 0, Tick(1));
-            let mut octets = frame(&from, &payload);
-            let packet = parse(octets.as_slice(), Layer::Ethernet).unwrap();
+            let mut bytes = frame(&from, &payload);
+            let packet = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
             prop_assert_eq!(packet.tuple, from);
-            transport(octets.as_mut_slice(), &packet, &flow).unwrap();
-            network(octets.as_mut_slice(), &packet.headers, &flow, hops).unwrap();
+            transport(bytes.as_mut_slice(), &packet, &flow).unwrap();
+            network(bytes.as_mut_slice(), &packet.headers, &flow, hops).unwrap();
 
             let hops_at = packet.headers.l3 as usize + if packet.headers.is_v4 { 8 } else { 7 };
-            prop_assert_eq!(octets[hops_at], 64 - hops);
+            prop_assert_eq!(bytes[hops_at], 64 - hops);
             if hops == 0 {
-                prop_assert_eq!(&octets, &frame(&to, &payload));
+                prop_assert_eq!(&bytes, &frame(&to, &payload));
             } else if packet.headers.is_v4 {
-                let sliced = SlicedPacket::from_ethernet(&octets).unwrap();
+                let sliced = SlicedPacket::from_ethernet(&bytes).unwrap();
                 let header = sliced.net.as_ref().and_then(|net| net.ipv4_ref()).unwrap().header().to_header();
                 prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
             }
         }
 
         #[test]
-        fn only_what_holds_the_pseudo_header_lacks_its_checksum(
+        fn only_pseudo_header_sum_marks_a_missing_checksum(
             [a, b, ..] in addresses(), payload in proptest::collection::vec(any::<u8>(), 0..40),
         ) {
             let tuple = Tuple::new(a, b, 1, 2, 6);
-            let mut octets = frame(&tuple, &payload);
-            let packet = parse(octets.as_slice(), Layer::Ethernet).unwrap();
+            let mut bytes = frame(&tuple, &payload);
+            let packet = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
             let length = packet.length;
             let sum = pseudo_header(&tuple, u16::try_from(20 + payload.len()).unwrap()).fold();
             let at = packet.headers.l4 as usize + 16;
-            let complete = u16::from_ne_bytes([octets[at], octets[at + 1]]);
-            prop_assert_eq!(lacks_checksum(octets.as_slice(), &packet, length), Ok(complete == sum));
-            octets[at..at + 2].copy_from_slice(&sum.to_ne_bytes());
-            prop_assert_eq!(lacks_checksum(octets.as_slice(), &packet, length), Ok(true));
+            let complete = u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+            prop_assert_eq!(lacks_checksum(bytes.as_slice(), &packet, length), Ok(complete == sum));
+            bytes[at..at + 2].copy_from_slice(&sum.to_ne_bytes());
+            prop_assert_eq!(lacks_checksum(bytes.as_slice(), &packet, length), Ok(true));
+        }
+    }
+
+    /// So once the programs have counted a packet in its flow, no bounds check can fail that a second look would
+    /// pass.
+    #[test]
+    fn every_frame_that_parses_can_be_rewritten() {
+        let v4 = [1, 2, 3].map(|last| Address::from_v4([192, 0, 2, last]));
+        let v6 = [1, 2, 3]
+            .map(|last| Address::from_v6([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
+        for ([client, vip, pod], protocol) in [(v4, 6), (v4, 17), (v6, 6), (v6, 17)] {
+            let from = Tuple::new(client, vip, 1, 2, protocol);
+            let flow = Flow::new(&from, &Tuple::new(client, pod, 1, 3, protocol), 1, 0, Tick(1));
+            let whole = frame(&from, b"question");
+            let mut rewritten = 0;
+            for length in 0..=whole.len() {
+                let mut bytes = whole[..length].to_vec();
+                let Ok(packet) = parse(bytes.as_slice(), Layer::Ethernet) else { continue };
+                assert!(lacks_checksum(bytes.as_slice(), &packet, packet.length).is_ok(), "{length}");
+                assert_eq!(transport(bytes.as_mut_slice(), &packet, &flow), Ok(()), "{length}");
+                assert_eq!(network(bytes.as_mut_slice(), &packet.headers, &flow, 1), Ok(()), "{length}");
+                rewritten += 1;
+            }
+            assert_eq!(rewritten, b"question".len() + 1, "all that reach to the end of the transport header");
         }
     }
 
     #[test]
-    fn a_datagram_without_checksum_stays_so() {
+    fn udp_checksum_0_stays_0() {
         let [client, vip, pod] = [1, 2, 3].map(|last| Address::from_v4([192, 0, 2, last]));
         let (from, to) = (Tuple::new(client, vip, 1, 2, 17), Tuple::new(client, pod, 1, 3, 17));
-        let mut octets = frame(&from, b"question");
-        octets[40..42].fill(0);
-        let packet = parse(octets.as_slice(), Layer::Ethernet).unwrap();
-        transport(octets.as_mut_slice(), &packet, &Flow::new(&from, &to, 1, 0, Tick(1))).unwrap();
-        let sliced = SlicedPacket::from_ethernet(&octets).unwrap();
+        let mut bytes = frame(&from, b"question");
+        bytes[40..42].fill(0);
+        let packet = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
+        transport(bytes.as_mut_slice(), &packet, &Flow::new(&from, &to, 1, 0, Tick(1))).unwrap();
+        let sliced = SlicedPacket::from_ethernet(&bytes).unwrap();
         let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("no UDP") };
         assert_eq!((udp.destination_port(), udp.checksum()), (3, 0));
     }

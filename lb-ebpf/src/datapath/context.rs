@@ -1,8 +1,8 @@
-//! Where a program runs, for helpers that ask for it.
+//! The context of a program, for helpers that need it.
 
 use core::ffi::c_void;
 
-/// The run of a program on a packet.
+/// The context of one run of a program.
 #[derive(Clone, Copy)]
 pub(crate) struct HookContext {
     /// The raw context of the program.

@@ -1,5 +1,5 @@
-//! What a monitor is told of: flows that begin, packets that are dropped or rejected. Nothing of this is on the way of packets
-//! of flows that go on, and where it is, it is a look at one word as long as nobody listens.
+//! Events for `lb-agent monitor`: flows that begin, packets that are dropped or rejected. Further packets of a flow
+//! make none. As long as no monitor runs, an event costs a look at one word.
 
 use aya_ebpf::{
     btf_maps::{Array, RingBuf},
@@ -13,91 +13,88 @@ use lb_common::{
     monitor,
 };
 
-use super::{
-    context::HookContext,
-    flow::masquerade,
-    maps::{self, Scratch, scratch},
-    stats,
-};
+use super::{context::HookContext, maps, scratch::scratch, stats};
 
-/// Events for the one who listens.
+/// Events for the monitor.
 #[btf_map]
 static EVENTS: RingBuf<Event, { capacity::EVENTS }> = RingBuf::new();
 
-/// Whether somebody listens, and what he has missed: see [`monitor`].
+/// Until when a monitor listens, and how many events it has lost: see [`monitor`].
 #[btf_map]
 static MONITOR: Array<u64, { monitor::SIZE }> = Array::new();
 
-/// Whether somebody listens, or did so when it was killed: then [`tell`] says nothing.
+/// Whether a monitor listens, or was killed while it did; [`emit`] emits nothing for one that was killed.
 #[inline(always)]
 pub(crate) fn is_watched() -> bool {
     until() != 0
 }
 
-/// The tick until which somebody listens.
+/// The tick until which a monitor listens.
 #[inline(always)]
 fn until() -> u64 {
-    // SAFETY: array elements live as long as the map, and words are read whole.
+    // SAFETY: `until` points to an element of the array, which lives as long as the program runs. A volatile load of
+    // an aligned `u64` is not split.
     MONITOR.get_ptr(monitor::UNTIL).map_or(0, |until| unsafe { until.read_volatile() })
 }
 
-/// Tells of the flow that `SCRATCH` has just begun.
+/// Emits an event about the flow in `SCRATCH`, which was just created.
 #[inline(always)]
 pub(super) fn new_flow(context: &HookContext, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_new_flow(context.device, outcome, hook);
+        emit_new_flow(context.device, outcome, hook);
     }
 }
 
 #[inline(never)]
-fn tell_new_flow(device: u32, outcome: Outcome, hook: EventHook) {
-    let Ok(Scratch { request, setup, .. }) = scratch() else { return };
-    tell(|event| {
+fn emit_new_flow(device: u32, outcome: Outcome, hook: EventHook) {
+    let Ok(scratch) = scratch() else { return };
+    let (request, setup) = (scratch.request(), scratch.setup());
+    emit(|event| {
         (event.from, event.to) = (setup.from, setup.to);
-        if setup.node != masquerade::NOBODY {
+        if setup.is_masqueraded() {
             event.to.source = setup.node;
         }
         event.service = setup.service;
         event.origin = device;
         (event.outcome, event.hook) = (outcome as u8, hook as u8);
         (event.choice, event.scheduler) = (request.choice as u8, request.service.scheduler);
-        event.flags = setup.way;
+        event.flags = setup.flags;
     });
 }
 
-/// Tells of the packet at hand, which is dropped.
+/// Emits an event about the packet at hand, which is dropped.
 #[inline(always)]
 pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_dropped(context.device, outcome, hook);
+        emit_dropped(context.device, outcome, hook);
     }
 }
 
 #[inline(never)]
-fn tell_dropped(device: u32, outcome: Outcome, hook: EventHook) {
+fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
-        // Packets on the short way are never written down, and that is the only thing that can happen to them.
+        // The fast path stores no packet, and drops one only if its rewrite fails.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
-            tell_refused(&packet.tuple, device, outcome, hook);
+            emit_rejected(&packet.tuple, device, outcome, hook);
         }
-        _ => tell(|event| {
+        _ => emit(|event| {
             (event.from, event.to) = (Tuple::zeroed(), Tuple::zeroed());
             without_backend(event, device, outcome, hook);
         }),
     }
 }
 
-/// Tells of a packet that was answered in place of a backend, or of a system call that fails.
+/// Emits an event about a packet that is rejected, or a system call that fails.
 #[inline(always)]
-pub(crate) fn refused(context: &HookContext, from: &Tuple, outcome: Outcome, hook: EventHook) {
+pub(crate) fn rejected(context: &HookContext, from: &Tuple, outcome: Outcome, hook: EventHook) {
     if is_watched() {
-        tell_refused(from, context.device, outcome, hook);
+        emit_rejected(from, context.device, outcome, hook);
     }
 }
 
 #[inline(never)]
-pub(crate) fn tell_refused(from: &Tuple, origin: u32, outcome: Outcome, hook: EventHook) {
-    tell(|event| {
+pub(crate) fn emit_rejected(from: &Tuple, origin: u32, outcome: Outcome, hook: EventHook) {
+    emit(|event| {
         (event.from, event.to) = (*from, Tuple::zeroed());
         without_backend(event, origin, outcome, hook);
     });
@@ -111,22 +108,23 @@ fn without_backend(event: &mut Event, origin: u32, outcome: Outcome, hook: Event
     (event.choice, event.scheduler, event.flags) = (Choice::None as u8, 0, 0);
 }
 
-/// Makes an event where it is to lie: `fill` writes all of it but the time.
+/// Emits an event: `fill` writes all of its fields but the time, straight into the ring buffer.
 #[inline(always)]
-pub(crate) fn tell(fill: impl FnOnce(&mut Event)) {
-    // SAFETY: takes nothing and has no side effects.
+pub(crate) fn emit(fill: impl FnOnce(&mut Event)) {
+    // SAFETY: the helper takes nothing and only returns a number.
     let time = unsafe { bpf_ktime_get_ns() };
     if u64::from(Tick::from_nanos(time).0) >= until() {
         return;
     }
     let Some(mut entry) = EVENTS.reserve(0) else {
         if let Some(lost) = MONITOR.get_ptr_mut(monitor::LOST) {
-            // SAFETY: array elements live as long as the map.
+            // SAFETY: `lost` points to an element of the array, which lives as long as the program runs.
             unsafe { stats::add_one(lost) };
         }
         return;
     };
-    // SAFETY: the memory is ours until it is submitted. It may hold anything, of which an event is a valid one.
+    // SAFETY: the entry is reserved for this program until it is submitted, and `entry` is not used while `event` is.
+    // Every bit pattern of its memory is a valid `Event`.
     let event = unsafe { &mut *entry.as_mut_ptr() };
     event.time = time;
     event.zeros = [0; 3];

@@ -1,7 +1,7 @@
-//! The way of nearly every packet through the tc programs: its headers are plain, and it belongs to a flow that goes on, or to
-//! none.
+//! The fast path: nearly every packet. Its headers are plain, and it belongs to a flow that neither begins nor ends
+//! with it, or to none.
 //!
-//! Such a packet is never written down. Whatever else there is takes the slow path, which decides the same.
+//! Such a packet is parsed into registers and never stored. The slow path takes all others, and decides the same.
 
 use lb_common::Outcome;
 use lb_ebpf::parse::{Layer, Packet, parse_plain};
@@ -9,45 +9,56 @@ use lb_ebpf::parse::{Layer, Packet, parse_plain};
 use super::{
     Hook,
     flow::conntrack,
-    forward::{self, BY_ROUTE, decapsulate},
+    forward::{self, Forwarded, decapsulate},
     service, settings,
     skb::Skb,
 };
 
-/// What the fast path says of a packet that has to take the long one.
-pub(super) const NOT_PLAIN: Outcome = Outcome::Malformed;
-/// The same, of a plain packet, which is written down, and of which it is known that it has no flow.
-pub(super) const NO_FLOW: Outcome = Outcome::NewFlow;
-/// The same, of a plain packet that has a flow.
-pub(super) const OF_A_TURN: Outcome = Outcome::ConntrackFull;
+/// The result of the fast path.
+///
+/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
+/// not use.
+#[derive(Clone, Copy)]
+pub(super) enum FastPath {
+    /// The packet is decided about, whatever the outcome: it must not be looked at, or counted, once more.
+    Done(Outcome),
+    /// The headers are unusual or cut short: the slow path has to parse them.
+    NotPlain,
+    /// Parsed and stored: no flow has its tuple.
+    NoFlow,
+    /// Parsed and stored: a flow has its tuple, and begins or ends with it, or needs a route.
+    HasFlow,
+}
 
-/// Decides about a packet, or says that it has to take the slow path.
+const _: () = assert!(size_of::<FastPath>() == size_of::<Outcome>());
+
+/// Decides about a packet, or leaves it to the slow path.
 #[inline(never)]
-pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Outcome {
+pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> FastPath {
     if skb.layer != Layer::Ethernet {
-        return NOT_PLAIN;
+        return FastPath::NotPlain;
     }
-    let Ok(plain) = parse_plain(skb) else { return NOT_PLAIN };
+    let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
     match conntrack::lookup(&plain.tuple) {
         Some(flow) if !plain.segment.is_syn_or_rst() => match forward::packet(skb, &plain, flow, hook) {
-            Err(BY_ROUTE) => {
+            Forwarded::Done(outcome) => FastPath::Done(outcome),
+            Forwarded::NeedsRoute => {
                 *packet = plain;
-                OF_A_TURN
+                FastPath::HasFlow
             }
-            Ok(outcome) | Err(outcome) => outcome,
         },
-        None if hook == Hook::Egress => Outcome::NoService,
+        None if hook == Hook::Egress => FastPath::Done(Outcome::NoService),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
-            Outcome::NoService
+            FastPath::Done(Outcome::NoService)
         }
         known => {
             *packet = plain;
-            if known.is_some() { OF_A_TURN } else { NO_FLOW }
+            if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }
         }
     }
 }
 
-/// Whether neither a service nor the range of cluster IPs has the destination.
+/// Whether the destination is neither a frontend nor in the range of cluster IPs.
 #[inline(always)]
 fn has_no_service(packet: &Packet) -> bool {
     !service::exists(&packet.tuple) && !settings::is_in_service_range(&packet.tuple.destination)

@@ -1,4 +1,4 @@
-//! Fragments: only the first one of a datagram tells the ports, and in IPv6 behind options also what kind they are of.
+//! Fragments: only the first one of a datagram has the ports, and in IPv6 behind options also the protocol.
 
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::parse::{Packet, Part};
@@ -9,7 +9,7 @@ use super::{flow::conntrack::now, maps::FRAGMENTS};
 ///
 /// # Errors
 ///
-/// [`Outcome::UnknownFragment`] where the first fragment was not one of ours, or did not come first.
+/// [`Outcome::UnknownFragment`] if the first fragment belonged to no flow, or did not come first.
 #[inline(always)]
 pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
     let known = packet.fragment.part != Part::Later || find(packet);
@@ -18,7 +18,8 @@ pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
 
 #[inline(never)]
 fn find(packet: &mut Packet) -> bool {
-    // SAFETY: the value is copied at once; a racing reuse could only be by another fragmented datagram.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. An LRU
+    // map may reuse the element only for another fragmented datagram.
     match unsafe { FRAGMENTS.get(&key(packet)) } {
         Some(ports) if ports.is_valid(now()) => {
             packet.tuple.source_port = ports.source;
@@ -30,7 +31,7 @@ fn find(packet: &mut Packet) -> bool {
     }
 }
 
-/// Notes the ports of a datagram of ours for the fragments that follow.
+/// Remembers the ports of a first fragment for the fragments that follow.
 #[inline(always)]
 pub(super) fn remember(packet: &Packet) {
     if packet.fragment.part == Part::First {
@@ -42,7 +43,7 @@ pub(super) fn remember(packet: &Packet) {
 fn insert(packet: &Packet) {
     let Tuple { source_port, destination_port, protocol, .. } = packet.tuple;
     let ports = FragmentPorts::new(source_port, destination_port, protocol, now());
-    // An LRU map always has room; should the insertion fail nevertheless, the fragments that follow count as unknown.
+    // An LRU map always has room. Should the insertion fail nevertheless, the fragments that follow count as unknown.
     FRAGMENTS.insert(&key(packet), &ports, 0).unwrap_or_default();
 }
 

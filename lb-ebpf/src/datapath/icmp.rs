@@ -1,5 +1,5 @@
-//! ICMP errors about packets that we have translated: routers and hosts quote what they saw, the receiver must find
-//! what it sent. Without this there is no path MTU discovery through a VIP.
+//! ICMP errors about translated packets: routers and hosts quote the packet that they received, and the receiver of
+//! the error must find the packet that it sent. Path MTU discovery through a VIP depends on it.
 
 use lb_common::{
     Address, Outcome,
@@ -21,30 +21,41 @@ use super::{
     Hook,
     flow::conntrack,
     forward::routed,
-    maps::scratch,
     rewrite::{self, Compensation},
+    scratch::scratch,
     skb::{ChecksumField, Skb},
 };
 
-/// The error is about what a backend on another node has sent in answer to the flow whose key is left in `SCRATCH`: it goes
-/// there as it is.
-pub(super) const ELSEWHERE: Outcome = Outcome::Tunnelled;
+/// The result of [`translate`].
+///
+/// One register, which is all that a subprogram returns: the variant without a field is a value that [`Outcome`] does
+/// not use.
+#[derive(Clone, Copy)]
+pub(super) enum Translated {
+    /// It has this outcome.
+    Done(Outcome),
+    /// Nothing: it is about a packet of a backend on another node, and goes there in a tunnel as it is. The key of
+    /// its flow is in `SCRATCH`.
+    ThroughTunnel,
+}
 
-/// The ICMP type of a redirect, RFC 792. (That of IPv6 is no error but neighbour discovery, and quotes nothing we would
-/// look at.)
+const _: () = assert!(size_of::<Translated>() == size_of::<Outcome>());
+
+/// The ICMP type of a redirect, RFC 792. (The redirect of IPv6 is no error but neighbour discovery, and does not
+/// quote as errors do.)
 const REDIRECT: u8 = 5;
 
-/// Translates an ICMP error back to where the packet that it quotes came from.
+/// Translates an ICMP error for the sender of the packet that it quotes.
 ///
-/// The quoted packet went the other way, so it belongs to the flow whose key is its reversed tuple, and it becomes
-/// what that flow's packets become, reversed.
+/// The quoted packet went the other way. So the error belongs to the flow whose key is the reversed quoted tuple, and
+/// the quote becomes `to` of that flow, reversed.
 #[inline(never)]
-pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Outcome {
-    try_translate(skb, headers, hook).unwrap_or_else(|early| early)
+pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Translated {
+    translate_quoted(skb, headers, hook).unwrap_or_else(Translated::Done)
 }
 
 #[inline(always)]
-fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome, Outcome> {
+fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Translated, Outcome> {
     let quoted = read_quoted(skb, headers)?;
     let key = quoted.tuple.reversed();
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
@@ -52,12 +63,12 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
         return Err(Outcome::OtherHook);
     }
     if flow.is_tunnelled() {
-        scratch()?.of_error = key;
-        return Ok(ELSEWHERE);
+        *scratch()?.error_key() = key;
+        return Ok(Translated::ThroughTunnel);
     }
     let [kind, _] = *skb.header::<[u8; 2]>(headers.l4)?;
     if headers.is_v4 && kind == REDIRECT {
-        // It would lead its receiver past the VIP.
+        // Its receiver would bypass the VIP.
         return Err(Outcome::IcmpRedirect);
     }
     let inner = rewrite_quoted(skb, &quoted.headers, key.protocol, flow)?;
@@ -69,14 +80,15 @@ fn try_translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Outcome
     }
     if flow.flags & flow_flags::ROUTED != 0 {
         let to = Tuple { protocol: icmp_protocol(headers.is_v4), ..flow.to };
-        return routed::send_error(skb, &to);
+        routed::resolve_route(skb, &to)?;
+        return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
-    // A pod's error about its own packet: the stack might refuse the VIP as a source on the pod's device.
+    // An error of a pod about its own packet: the stack might refuse the VIP as a source on the device of the pod.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
-    Ok(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError })
+    Ok(Translated::Done(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError }))
 }
 
-/// Parses the quoted packet; where it lies outside the linear part of the buffer, it is pulled in first.
+/// Parses the quoted packet. If it lies outside the linear part of the buffer, it is pulled in first.
 #[inline(always)]
 pub(super) fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Outcome> {
     for _ in 0..2 {
@@ -88,7 +100,7 @@ pub(super) fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Ou
     Err(Outcome::Malformed)
 }
 
-/// Rewrites the quoted packet; returns by how much that changes the ICMP checksum, which covers it.
+/// Rewrites the quoted packet; returns the change of the ICMP checksum, which covers it.
 #[inline(always)]
 fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) -> Result<u16, Outcome> {
     let to = flow.to.reversed();
@@ -97,11 +109,11 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     rewrite::addresses(skb, quoted, source, destination, flow.address_delta, Compensation::Message)?;
     rewrite::ports(skb, quoted.l4, &to)?;
     let mut delta = Sum::ZERO.add_word(flow.port_delta);
-    // The header checksum of IPv4 makes up for the addresses; IPv6 has none.
+    // The header checksum of IPv4 compensates the addresses; IPv6 has none.
     if !quoted.is_v4 {
         delta = delta.add_word(flow.address_delta);
     }
-    if let Ok(before) = checksum {
+    if let Some(before) = checksum {
         let field = ChecksumField::of(protocol, quoted.l4);
         skb.update_checksum(field, flow.address_delta, false)?;
         skb.update_checksum(field, flow.port_delta, false)?;
@@ -111,20 +123,20 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     Ok(delta.fold())
 }
 
-/// The quoted transport checksum, if the quote reaches that far. That of SCTP covers what is not quoted, so that nobody
-/// can check it; it stays as it is.
+/// The quoted transport checksum, if the quote reaches that far. `None` for SCTP: its checksum covers bytes that are
+/// not quoted, so no receiver can verify it, and it stays as it is.
 #[inline(always)]
-fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Result<u16, Outcome> {
+fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Option<u16> {
     if protocol == protocol::SCTP {
-        return Err(Outcome::Malformed);
+        return None;
     }
-    Ok(half_word(skb.header(ChecksumField::of(protocol, quoted.l4).offset)?))
+    skb.header(ChecksumField::of(protocol, quoted.l4).offset).ok().map(half_word)
 }
 
-/// Rewrites the addresses of the ICMP packet itself; returns by how much they change a checksum.
+/// Rewrites the addresses of the ICMP packet itself; returns the change of a checksum over them.
 ///
-/// Like nf_nat we translate whatever source the error has: the receiver must not learn of an address that it never
-/// spoke to, and its reverse path filter may not know it.
+/// As in nf_nat, any source of the error is translated: the receiver must not see an address that it never sent to,
+/// and its reverse path filter may not accept it.
 #[inline(always)]
 fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> Result<u16, Outcome> {
     let (old_source, old_destination) = read_addresses(skb, headers)?;

@@ -1,10 +1,10 @@
-//! Logging through aya-log. The level is a constant of the loaded program, "off" unless the agent was asked for
-//! more: then the verifier removes everything here.
+//! Logging through aya-log. The level is a constant of the loaded program, "off" unless the agent sets another one:
+//! then the verifier removes this code.
 
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;
 
-use super::{context::HookContext, flow::create::FlowSetup, maps::scratch};
+use super::{context::HookContext, flow::create::FlowSetup, scratch::scratch};
 
 /// The context as aya-log wants it.
 struct Context(*mut core::ffi::c_void);
@@ -15,11 +15,11 @@ impl EbpfContext for Context {
     }
 }
 
-/// Tells which backend a new flow got.
+/// Logs the backend of a new flow.
 #[inline(never)]
 pub(super) fn new_flow(context: &HookContext) {
     let Ok(scratch) = scratch() else { return };
-    let FlowSetup { from, to, .. } = &scratch.setup;
+    let FlowSetup { from, to, .. } = scratch.setup();
     debug!(
         &Context(context.raw),
         "{:i}:{} -> {:i}:{} goes to {:i}:{}",

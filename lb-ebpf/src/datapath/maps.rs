@@ -1,4 +1,5 @@
-//! All maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md.
+//! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. `SCRATCH`,
+//! `EVENTS`, `MONITOR`, `ACTIVE` and `TURNS` are beside the code that uses them.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -14,7 +15,7 @@ use lb_ebpf::parse::Packet;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
-/// Frontends: what a client speaks to → which backends serve it.
+/// Frontends: address, port and protocol of a service → its backends.
 #[btf_map]
 pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
@@ -23,12 +24,12 @@ pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES },
 #[btf_map]
 pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
 
-/// What schedulers choose from: an arena of places in slices of `BACKENDS`.
+/// Tables of schedulers: an arena of indices into slices of `BACKENDS`.
 #[btf_map]
 pub(super) static TABLES: Array<u32, { capacity::TABLES }> = Array::new();
 
-/// Flows, an entry for each direction. Not an LRU map: a flood of new flows must not evict an established one. And with memory
-/// for all of them from the beginning: a new flow would spend a half of its time on getting some.
+/// Flows, with one entry for each direction. Not an LRU map: a flood of new flows must not evict an established one.
+/// All memory is allocated at the start: allocating an element would double the time that a new flow takes.
 #[btf_map]
 pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }> = HashMap::new();
 
@@ -37,34 +38,34 @@ pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }> = Has
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::FRAGMENTS }> =
     LruHashMap::new();
 
-/// Backends of clients whose service has affinity. An LRU map: where there are too many clients, those that have not come
-/// for the longest time are balanced anew.
+/// Backends of clients of services with affinity. An LRU map: if there are too many clients, those that have not
+/// connected for the longest time are rebalanced.
 #[btf_map]
 pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
-/// What an address is where no port of it is a frontend.
+/// Virtual addresses: how packets to ports that are no frontend are treated.
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
-/// Who may use services that not everybody may use.
+/// Networks that may use services with `loadBalancerSourceRanges`.
 #[btf_map]
 pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RANGES }, NO_PREALLOC> =
     LpmTrie::new();
 
-/// Devices whose senders are clients inside the cluster, by interface index.
+/// Interface indices of devices whose senders are internal clients.
 #[btf_map]
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// What packets may do past the stack, by interface index of the device where they would.
+/// Devices with special properties for packets that bypass the stack, by interface index.
 #[btf_map]
 pub(super) static DEVICES: HashMap<u32, DeviceInfo, { capacity::DEVICES }, NO_PREALLOC> = HashMap::new();
 
-/// What holds for every packet: two slots.
+/// Settings of the node: two slots, of which one is in use.
 #[btf_map]
 pub(super) static SETTINGS: Array<Settings, 2> = Array::new();
 
-/// Which slot of `SETTINGS` counts.
+/// The slot of `SETTINGS` that is in use.
 #[btf_map]
 pub(super) static SETTINGS_SLOT: Array<u32, 1> = Array::new();
 
@@ -76,51 +77,20 @@ pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// Room that the stack has not.
-#[btf_map]
-pub(super) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
-
-/// Value of `SCRATCH`.
-pub(super) struct Scratch {
-    /// A flow that is to begin.
-    pub(super) request: super::flow::create::Request,
-    /// A flow that begins.
-    pub(super) setup: super::flow::create::FlowSetup,
-    /// Key of the flow that an ICMP error is about.
-    pub(super) of_error: Tuple,
-    /// The tunnel that the packet at hand came through.
-    pub(super) tunnel: lb_ebpf::forward::tunnel::Tunnel,
-    /// A route that is being looked up.
-    pub(super) route: super::forward::route::Route,
-    /// A checksum of SCTP that is being updated.
-    pub(super) crc: lb_common::crc32c::Change,
-    /// An ICMP message that is being built.
-    pub(super) message: [u8; super::reject::MESSAGE],
-}
-
-/// The scratch room of this CPU. One user at a time: what takes it must not call another that does.
-#[inline(always)]
-pub(super) fn scratch() -> Result<&'static mut Scratch, Outcome> {
-    let scratch = SCRATCH.get_ptr_mut(0).ok_or(Outcome::RewriteFailed)?;
-    // SAFETY: the slot is of this CPU alone, and programs on these hooks run with bottom halves disabled, so that no
-    // other of them can run here before this one is done.
-    Ok(unsafe { &mut *scratch })
-}
-
-/// The packet that this CPU works on.
+/// The packet that this CPU processes: slot 0, and in slot 1 the one in its tunnel.
 ///
-/// It lies in a map rather than on the stack because the verifier follows every value on the stack: there it would walk
-/// the rest of the program once for each combination of what parsing can find out.
+/// It lies in a map rather than on the stack because the verifier tracks every value on the stack: it would walk the
+/// rest of the program once for each combination of results of parsing.
 #[btf_map]
 pub(super) static PACKET: PerCpuArray<Packet, 2> = PerCpuArray::new();
 
-/// Room for the packet of this CPU.
+/// The packet of this CPU.
 #[inline(always)]
 pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(0)
 }
 
-/// Room for one in a tunnel.
+/// The packet of this CPU that came in a tunnel.
 #[inline(always)]
 pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(1)
@@ -129,7 +99,10 @@ pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
 #[inline(always)]
 fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
-    // SAFETY: as for `scratch`. The kernel fills new maps with zeros, which are a valid packet.
+    // SAFETY: the slot is of this CPU alone, and programs on these hooks run with bottom halves disabled, so that no
+    // other of them can run here before this one is done. A slot is taken once for each packet: slot 0 by `process`,
+    // and again by what runs when `process` uses it no more; slot 1 by `decapsulate`. The kernel fills new maps with
+    // zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }
 

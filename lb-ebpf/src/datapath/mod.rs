@@ -1,14 +1,15 @@
 //! The programs on packets: two tc hooks and XDP.
 //!
-//! Both tc hooks run [`process`]. The device through which a client's packets enter the node owns the translation:
-//! they are DNATed at its ingress, before the stack routes them, and replies are translated back at its egress,
-//! after the stack has routed them. So neither a backend's device nor reverse path filters ever see an address
-//! that does not belong there. Where the client's address itself must not reach the backend, a second translation
-//! exchanges it at the other end: see [`flow::masquerade`].
+//! Both tc hooks run [`process`]. The device through which packets of a client enter the node owns the translation:
+//! they are DNATed at its ingress, before the stack routes them, and replies are translated back at its egress, after
+//! the stack has routed them. So neither the device of a backend nor reverse path filters ever see an address that
+//! does not belong there. If the client address must not reach the backend, a second translation exchanges it at the
+//! other end: see [`flow::masquerade`].
 //!
-//! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Its rarer parts are
-//! subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A subprogram returns one
-//! register, hence a plain [`Outcome`].
+//! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Its rarer
+//! parts are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A
+//! subprogram returns one register: a plain [`Outcome`], or an enum that encodes its other variants in values that
+//! `Outcome` does not use.
 
 mod context;
 pub(crate) mod events;
@@ -21,6 +22,7 @@ mod log;
 mod maps;
 mod reject;
 mod rewrite;
+mod scratch;
 pub(crate) mod service;
 pub(crate) mod settings;
 mod skb;
@@ -33,8 +35,10 @@ use lb_common::{
     conntrack::{Flow, flow_flags},
 };
 
-use self::forward::decapsulate;
+use lb_ebpf::parse::Packet;
+
 pub(crate) use self::skb::Skb;
+use self::{fast_path::FastPath, flow::conntrack, forward::decapsulate};
 
 /// The hook that a tc program runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,7 +52,7 @@ pub(crate) enum Hook {
 impl Hook {
     /// The name of this hook in events.
     #[inline(always)]
-    pub(crate) const fn of_event(self) -> EventHook {
+    pub(crate) const fn event_hook(self) -> EventHook {
         match self {
             Self::Ingress => EventHook::Ingress,
             Self::Egress => EventHook::Egress,
@@ -62,18 +66,48 @@ impl Hook {
     }
 }
 
-/// Decides about a packet and rewrites it accordingly. `Ok` and `Err` both carry the outcome; `Err` is the early way
-/// out.
+/// Decides about a packet and rewrites it accordingly.
 #[inline(always)]
-pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Result<Outcome, Outcome> {
-    let packet = maps::packet()?;
-    match slow_path::process(skb, packet, hook) {
+pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
+    let packet = match maps::packet() {
+        Ok(packet) => packet,
+        Err(outcome) => return outcome,
+    };
+    match process_outside_tunnel(skb, packet, hook) {
+        Ok(outcome) => outcome,
         Err(outcome) if hook == Hook::Ingress && decapsulate::may_be_tunnel(outcome, packet) => {
-            match decapsulate::process(skb) {
-                decapsulate::NOT_OURS => Err(outcome),
-                done => Ok(done),
-            }
+            decapsulate::process(skb).unwrap_or(outcome)
         }
-        done => done,
+        Err(outcome) => outcome,
     }
+}
+
+/// Decides about a packet by its outermost headers. `Err` is the outcome of a packet of no flow and no service, which
+/// may be in a tunnel.
+#[inline(always)]
+fn process_outside_tunnel(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Outcome, Outcome> {
+    let known = match fast_path::process(skb, packet, hook) {
+        FastPath::Done(outcome) => return Ok(outcome),
+        FastPath::NoFlow => None,
+        FastPath::HasFlow => conntrack::lookup(&packet.tuple),
+        FastPath::NotPlain => match slow_path::parse(skb, packet, hook)? {
+            Some(outcome) => return Ok(outcome),
+            None => conntrack::lookup(&packet.tuple),
+        },
+    };
+    slow_path::process(skb, packet, hook, known)
+}
+
+/// Runs the body of a subprogram in which an early return has an outcome as well. (A subprogram returns one register,
+/// and `Result<Outcome, Outcome>` is two. Not for functions that are inlined in several places: the closure would
+/// stay a subprogram of its own.)
+#[inline(always)]
+fn outcome_of(body: impl FnOnce() -> Result<Outcome, Outcome>) -> Outcome {
+    either(body())
+}
+
+/// The outcome, early or not.
+#[inline(always)]
+fn either(result: Result<Outcome, Outcome>) -> Outcome {
+    result.unwrap_or_else(|early| early)
 }

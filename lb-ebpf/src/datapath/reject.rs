@@ -1,5 +1,5 @@
-//! Answers that we give in place of a backend: rejections of a service that has none, so that clients fail at once instead
-//! of hanging, and echo replies of virtual addresses.
+//! Answers in place of a backend: rejections by a service without backends, so that clients fail at once instead of
+//! hanging, ICMP errors of routed packets, and echo replies of virtual addresses.
 
 use aya_ebpf::helpers::generated::bpf_csum_diff;
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
@@ -11,44 +11,37 @@ use lb_ebpf::{
 };
 
 use super::{
-    events,
-    maps::scratch,
+    events, outcome_of,
     rewrite::{self, Compensation},
+    scratch::scratch,
     skb::{ChecksumField, Skb},
 };
 
 /// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
 const ECHO_REPLY_V6: u8 = 129;
 
-/// Octets of the offending packet that an ICMP error quotes at most: its network header and 8 octets (RFC 792), for
-/// any IPv4 header and for IPv6 with a few extension headers.
+/// Bytes of the offending packet that an ICMP error quotes at most: its network header and 8 bytes (RFC 792), for any
+/// IPv4 header and for IPv6 with a few extension headers.
 const QUOTE: u32 = 120;
-/// Octets of the shortest packet there is to quote.
+/// Bytes of the shortest packet there is to quote.
 const SHORTEST_QUOTE: u32 = 28;
-/// Octets of the largest ICMP message.
+/// Bytes of the largest ICMP message.
 pub(super) const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
 #[inline(never)]
 pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
-    match try_reject(skb, packet) {
-        Ok(outcome) => {
-            events::refused(&skb.context(), &packet.tuple, outcome, EventHook::Ingress);
-            outcome
-        }
-        Err(early) => early,
-    }
-}
-
-#[inline(always)]
-fn try_reject(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
-    match packet.body {
-        Body::Tcp => tcp_reset(skb, packet),
-        Body::Udp | Body::Sctp => {
-            icmp_error(skb, packet, &port_unreachable(packet.headers.is_v4), Outcome::RejectUdp)
-        }
-        Body::LaterFragment | Body::IcmpError | Body::Echo => Err(Outcome::UnknownFragment),
-    }
+    outcome_of(|| {
+        let outcome = match packet.body {
+            Body::Tcp => tcp_reset(skb, packet)?,
+            Body::Udp | Body::Sctp => {
+                icmp_error(skb, packet, &port_unreachable(packet.headers.is_v4), Outcome::RejectUdp)?
+            }
+            Body::LaterFragment | Body::IcmpError | Body::Echo => return Err(Outcome::UnknownFragment),
+        };
+        events::rejected(&skb.context(), &packet.tuple, outcome, EventHook::Ingress);
+        Ok(outcome)
+    })
 }
 
 #[inline(always)]
@@ -56,8 +49,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let answer = packet.tuple.reversed();
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
-    skb.store_anew(l4, &header)?;
-    // In two steps: where the checksum was left to the device, it stays so and needs only the pseudo header.
+    skb.store_summed(l4, &header)?;
+    // In two steps: a checksum that was left to the device stays so, and needs only the pseudo header.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;
@@ -66,8 +59,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     Ok(Outcome::RejectTcp)
 }
 
-/// Turns the packet into an ICMP error about itself; `start` is what that begins with. A later fragment has nothing to
-/// quote that its sender would know.
+/// Turns the packet into an ICMP error about itself, which begins with `start`. A later fragment is not answered: its
+/// sender could not match the quote.
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,
@@ -80,41 +73,36 @@ pub(super) fn icmp_error(
     }
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
-    // Network headers come in multiples of 4 octets, so the length is one too.
+    // Network headers come in multiples of 4 bytes, so the length is one too.
     let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + 8) & !3);
-    let message = &mut scratch()?.message;
+    let message = scratch()?.message();
     message[..lengths::ICMP as usize].copy_from_slice(start);
-    skb.load_octets(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;
+    skb.load_bytes(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;
     let length = lengths::ICMP + quote;
     let checksum = message_checksum(message, length, &answer);
     message[2..4].copy_from_slice(&checksum.to_ne_bytes());
     let l4 = network_header(skb, packet, &answer, length)?;
-    skb.store_octets(l4, message, length)?;
+    skb.store_bytes(l4, message, length)?;
     Ok(outcome)
 }
 
 /// Turns an ICMP echo request into its reply.
 #[inline(always)]
 pub(super) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
-    match try_echo(skb, packet) {
-        Ok(()) => Outcome::Echo,
-        Err(early) => early,
-    }
-}
-
-#[inline(always)]
-fn try_echo(skb: &mut Skb, packet: &Packet) -> Result<(), Outcome> {
-    let headers = &packet.headers;
-    let answer = packet.tuple.reversed();
-    let (request, reply) =
-        if headers.is_v4 { (ECHO_REQUEST_V4, 0) } else { (ECHO_REQUEST_V6, ECHO_REPLY_V6) };
-    let delta = rewrite::changed_octet(request, reply);
-    skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
-    skb.store(headers.l4, &[reply])?;
-    // The addresses change places, which changes no checksum.
-    rewrite::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
-    // The answer has a way of its own before it.
-    rewrite::hop_limit(skb, headers, HOP_LIMIT)
+    outcome_of(|| {
+        let headers = &packet.headers;
+        let answer = packet.tuple.reversed();
+        let (request, reply) =
+            if headers.is_v4 { (ECHO_REQUEST_V4, 0) } else { (ECHO_REQUEST_V6, ECHO_REPLY_V6) };
+        let delta = rewrite::changed_byte(request, reply);
+        skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
+        skb.store(headers.l4, &[reply])?;
+        // The addresses change places, which changes no checksum.
+        rewrite::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
+        // The reply starts its own way.
+        rewrite::hop_limit(skb, headers, HOP_LIMIT)?;
+        Ok(Outcome::Echo)
+    })
 }
 
 /// The checksum of an ICMP message; ICMPv6 includes the pseudo header (RFC 4443 §2.3).
@@ -126,7 +114,8 @@ fn try_echo(skb: &mut Skb, packet: &Packet) -> Result<(), Outcome> {
 fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) -> u16 {
     let seed =
         if answer.protocol == protocol::ICMPV6 { pseudo_header(answer, length as u16) } else { Sum::ZERO };
-    // SAFETY: `message` has at least `length` octets, a multiple of 4.
+    // SAFETY: `message` has at least `length` bytes, a multiple of 4, as the helper demands. It reads nothing at the
+    // null pointer, whose length is 0.
     let sum = unsafe {
         let to = message.as_mut_ptr().cast();
         bpf_csum_diff(core::ptr::null_mut(), 0, to, length, u32::from(seed.fold()))
@@ -134,21 +123,21 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
     !Sum::ZERO.add_word(sum as u16).add_word((sum >> 16) as u16).fold()
 }
 
-/// Resizes the frame for an answer with `payload` octets and writes its network header; returns where the payload
-/// belongs.
+/// Resizes the frame for an answer with `payload` bytes and writes its network header; returns the offset of the
+/// payload.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE octets of payload")]
+#[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE bytes of payload")]
 fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
     let l3 = packet.headers.l3;
     if packet.headers.is_v4 {
         let l4 = l3 + lengths::IPV4;
         skb.resize(l4 + payload)?;
-        skb.store_anew(l3, &ipv4_header(answer, payload as u16))?;
+        skb.store_summed(l3, &ipv4_header(answer, payload as u16))?;
         Ok(l4)
     } else {
         let l4 = l3 + lengths::IPV6;
         skb.resize(l4 + payload)?;
-        skb.store_anew(l3, &ipv6_header(answer, payload as u16))?;
+        skb.store_summed(l3, &ipv6_header(answer, payload as u16))?;
         Ok(l4)
     }
 }

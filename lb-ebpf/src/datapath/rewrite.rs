@@ -1,4 +1,4 @@
-//! Rewriting a packet of a flow.
+//! Rewriting packets: through helpers, or in place where no helper is needed.
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use lb_common::{
@@ -16,18 +16,28 @@ use lb_ebpf::{
 };
 
 use super::{
-    maps::scratch,
+    scratch::scratch,
     skb::{ChecksumField, Skb},
 };
 
-/// Gives the packet the addresses and ports with which packets of `flow` go on, and takes `hops` (0 or 1) from its life, if
-/// it has more.
+/// Gives the packet the addresses and ports of `flow.to`, and takes `hops` (0 or 1) from its hop limit. It has more
+/// hops left.
 ///
-/// What can be is written straight to where it lies. A device may have computed a sum over the frame
-/// (`CHECKSUM_COMPLETE`), which has to stay right: a checksum in the packet makes up for what it covers, ports and addresses
-/// of TCP and UDP and the IPv4 header; whatever is left is told to the kernel.
+/// Fields are written in place if possible. A device may have computed a sum over the frame (`CHECKSUM_COMPLETE`),
+/// which has to stay right. A checksum in the packet compensates the changes that it covers: ports and addresses of
+/// TCP and UDP, and the IPv4 header. All other changes are reported to the kernel.
+///
+/// # Errors
+///
+/// Always [`Outcome::RewriteFailed`]: the flow has counted the packet and parts of it may be written, so it must be
+/// dropped, and never be parsed again.
 #[inline(always)]
 pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
+    write(skb, packet, flow, hops).map_err(|_| Outcome::RewriteFailed)
+}
+
+#[inline(always)]
+fn write(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
     let headers = &packet.headers;
     match packet.body {
         Body::Tcp | Body::Udp => {
@@ -51,7 +61,7 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> R
     rewrite::network(skb, headers, flow, hops)
 }
 
-/// Takes a hop from the life of a packet that has more than one left.
+/// Takes a hop from a packet that has more than one left.
 #[inline(always)]
 pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {
     if !headers.is_v4 {
@@ -60,10 +70,11 @@ pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> 
     rewrite::take_hop(skb, headers.l3, headers.is_v4)
 }
 
-/// By how much one hop less changes a sum over an IPv6 header, where it is in the lower octet of a word.
+/// The change of a sum over an IPv6 header by one hop less; the hop limit is the lower byte of a word.
 const ONE_HOP_LESS: u16 = !u16::from_ne_bytes([0, 1]);
 
-/// Writes ports and checksum. That covers the addresses, too, which in IPv4 their own header covers already.
+/// Writes ports and checksum. The checksum compensates the addresses as well, which in IPv4 their own header has
+/// compensated already.
 #[inline(always)]
 fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewrite::transport(skb, packet, flow)?;
@@ -73,7 +84,7 @@ fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outc
     Ok(())
 }
 
-/// Writes ports where the device is to compute the checksum, or where it looks like that: the kernel knows.
+/// Writes ports if the device is to compute the checksum, or if it looks like that: the helper knows.
 #[inline(never)]
 fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -88,7 +99,7 @@ fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Resul
     Ok(())
 }
 
-/// Makes up for IPv6 addresses, where no checksum does.
+/// Reports a change of IPv6 addresses that no checksum covers.
 #[inline(always)]
 fn addresses_are_not_covered(skb: &mut Skb, headers: &Headers, flow: &Flow) {
     if !headers.is_v4 {
@@ -96,10 +107,10 @@ fn addresses_are_not_covered(skb: &mut Skb, headers: &Headers, flow: &Flow) {
     }
 }
 
-/// Where the checksum of SCTP is, in octets from its header.
+/// Offset of the checksum in an SCTP header.
 const SCTP_CHECKSUM: u32 = 8;
 
-/// Writes the ports of an SCTP packet. Its checksum covers no addresses, but everything else.
+/// Writes the ports of an SCTP packet, and its checksum: it covers the whole packet, but no addresses.
 #[inline(never)]
 fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -109,37 +120,37 @@ fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     if delta == 0 {
         return Ok(());
     }
-    skb.store_anew(l4, &after.to_le_bytes())?;
+    skb.store_summed(l4, &after.to_le_bytes())?;
     let before = u32::from_le(word(skb.header(l4 + SCTP_CHECKSUM)?));
     if before == 0 {
-        // Left to the device to compute.
+        // The device computes it.
         return Ok(());
     }
     let checksum = before ^ change_of_crc(delta, packet.segment.payload)?;
-    skb.store_anew(l4 + SCTP_CHECKSUM, &checksum.to_le_bytes())
+    skb.store_summed(l4 + SCTP_CHECKSUM, &checksum.to_le_bytes())
 }
 
 #[inline(always)]
 fn change_of_crc(delta: u32, length: u32) -> Result<u32, Outcome> {
-    scratch()?.crc = Change::new(delta, length);
-    // SAFETY: `step` has the signature that the kernel calls it with, and needs no context.
+    *scratch()?.crc() = Change::new(delta, length);
+    // SAFETY: `step` has the signature that the kernel calls it with, and uses no context.
     unsafe { bpf_loop(Change::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
-    Ok(scratch()?.crc.result())
+    Ok(scratch()?.crc().result())
 }
 
-/// Called by the kernel, so that the verifier walks it once.
+/// One step of the checksum. Called by the kernel, so that the verifier walks it once.
 extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
-    scratch.crc.step();
+    scratch.crc().step();
     0
 }
 
-/// What makes up for a change of IPv6 addresses, which no checksum of their own covers.
+/// The checksum that compensates a change of IPv6 addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compensation {
     /// A checksum over the pseudo header. To update it, the kernel takes the change out of its sum over the frame
-    /// (`CHECKSUM_COMPLETE`) as if the addresses were not in there, so we must put them in; IPv4 addresses are made up
-    /// for by the header's checksum. (`BPF_F_IPV6` says the same, to Linux 6.16 and newer.)
+    /// (`CHECKSUM_COMPLETE`) as if the addresses were not in there, so we must put them in; IPv4 addresses are made
+    /// up for by the header's checksum. (`BPF_F_IPV6` says the same, to Linux 6.16 and newer.)
     Pseudo,
     /// The checksum of an ICMP message that quotes them.
     Message,
@@ -159,34 +170,34 @@ pub(super) fn addresses(
         skb.update_ip_checksum(headers.l3 + 10, delta)?;
         skb.store(headers.l3 + 12, &[source.v4_bytes(), destination.v4_bytes()])
     } else if compensation == Compensation::Pseudo {
-        skb.store_anew(headers.l3 + 8, source.bytes())?;
-        skb.store_anew(headers.l3 + 24, destination.bytes())
+        skb.store_summed(headers.l3 + 8, source.bytes())?;
+        skb.store_summed(headers.l3 + 24, destination.bytes())
     } else {
         skb.store(headers.l3 + 8, source.bytes())?;
         skb.store(headers.l3 + 24, destination.bytes())
     }
 }
 
-/// Writes the ports, which TCP and UDP have at the same place.
+/// Writes the ports, which TCP and UDP have at the same offset.
 #[inline(always)]
 pub(super) fn ports(skb: &mut Skb, l4: u32, to: &Tuple) -> Result<(), Outcome> {
     skb.store(l4, &[to.source_port.to_be_bytes(), to.destination_port.to_be_bytes()])
 }
 
-/// By how much the first octet of a word changes a checksum.
+/// The change of a checksum when the first byte of a word changes.
 #[inline(always)]
-pub(super) fn changed_octet(before: u8, after: u8) -> u16 {
+pub(super) fn changed_byte(before: u8, after: u8) -> u16 {
     Sum::ZERO.sub_word(u16::from_ne_bytes([before, 0])).add_word(u16::from_ne_bytes([after, 0])).fold()
 }
 
-/// Writes how many hops the packet may still go.
+/// Sets the hop limit.
 #[inline(always)]
 pub(super) fn hop_limit(skb: &mut Skb, headers: &Headers, hops: u8) -> Result<(), Outcome> {
     if !headers.is_v4 {
-        return skb.store_anew(headers.l3 + 7, &[hops]);
+        return skb.store_summed(headers.l3 + 7, &[hops]);
     }
     let [before, _] = *skb.header::<[u8; 2]>(headers.l3 + 8)?;
-    let delta = changed_octet(before, hops);
+    let delta = changed_byte(before, hops);
     skb.update_ip_checksum(headers.l3 + 10, delta)?;
     skb.store(headers.l3 + 8, &[hops])
 }

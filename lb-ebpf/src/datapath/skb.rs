@@ -23,15 +23,15 @@ use lb_ebpf::{
 
 use super::context::HookContext;
 
-/// A socket buffer and what is known of its device.
+/// A socket buffer, and the kind of its device.
 pub(crate) struct Skb {
     pub(super) ctx: TcContext,
     pub(super) layer: Layer,
-    /// How a routed packet leaves.
+    /// How the packet leaves if it bypasses the stack.
     pub(super) exit: Exit,
 }
 
-/// How a packet leaves the node past the stack.
+/// How a packet bypasses the stack.
 #[derive(Clone, Copy)]
 pub(super) struct Exit {
     /// Interface index.
@@ -48,26 +48,26 @@ enum ExitWay {
 }
 
 impl Exit {
-    /// Through the device to a next hop whose MAC address the kernel finds out.
+    /// Through the device to a next hop whose MAC address the kernel looks up.
     #[inline(always)]
     pub(super) const fn neighbour(device: u32) -> Self {
         Self { device, way: ExitWay::Neighbour }
     }
 
-    /// Through the device; the packet has its MAC addresses.
+    /// Through the device; the packet has its MAC addresses already.
     #[inline(always)]
     pub(super) const fn device(device: u32) -> Self {
         Self { device, way: ExitWay::Device }
     }
 
-    /// In through the other end of the device's pair, past this one.
+    /// Into the other end of this veth device, which skips the device itself.
     #[inline(always)]
     pub(super) const fn peer_of(device: u32) -> Self {
         Self { device, way: ExitWay::Peer }
     }
 }
 
-/// Octets from the start of the frame that hold all headers we look at.
+/// Bytes from the start of the frame that hold all headers we look at.
 const HEADERS: u32 = 256;
 
 impl Frame for Skb {
@@ -78,9 +78,9 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
-        // SAFETY: the octets from there to the end of the header lie between `data` and `data_end`, which the
-        // kernel guarantees to be readable until a helper moves the packet; what calls such a helper takes
-        // `&mut self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
+        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`, which the kernel
+        // guarantees to be readable until a helper moves the packet. A function that calls such a helper takes `&mut
+        // self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
         Ok(unsafe { &*(self.bounds::<T>(offset)? as *const T) })
     }
 }
@@ -88,8 +88,9 @@ impl Frame for Skb {
 impl FrameMut for Skb {
     #[inline(always)]
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
-        // SAFETY: as in `header`, and borrowed as mutably as the frame. In programs that do this the kernel begins with
-        // making sure that nobody else has the linear part (`bpf_unclone_prologue`).
+        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`. A program that
+        // writes there begins with a prologue by which the kernel makes the linear part writable and unshared
+        // (`bpf_unclone_prologue`). The borrow is mutable, so no other header is borrowed.
         Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
 }
@@ -109,14 +110,14 @@ impl Skb {
         Ok(start)
     }
 
-    /// Where the linear part begins or ends: the field of the context at `OFFSET`.
+    /// Start or end of the linear part: the field of the context at `OFFSET`.
     ///
-    /// To LLVM that is half a word, which it takes care to copy as such; to the kernel it is a pointer, of which there are no
-    /// halves.
+    /// LLVM takes the field for 32 bits and copies it as such. To the kernel it is a pointer, and it rejects copies
+    /// of its half. Hence one load in assembly.
     #[inline(always)]
     fn bound<const OFFSET: usize>(&self) -> usize {
         let bound: usize;
-        // SAFETY: a load from the context, which is valid for the whole run of the program.
+        // SAFETY: a load within the context, which is valid for the whole run of the program.
         unsafe {
             asm!(
                 "{bound} = *(u32 *)({skb} + {offset})",
@@ -134,7 +135,7 @@ impl Skb {
         Self { ctx, layer, exit: Exit::neighbour(0) }
     }
 
-    /// Makes the headers linear; false where they were or cannot become so.
+    /// Pulls the headers into the linear part; returns false if they were there already or cannot be.
     #[inline(always)]
     pub(super) fn pull_headers(&mut self) -> bool {
         let wanted = self.length().min(HEADERS);
@@ -142,45 +143,46 @@ impl Skb {
         linear < wanted as usize && self.ctx.pull_data(wanted).is_ok()
     }
 
-    /// Writes `value` at `offset`, for fields whose checksums are updated apart.
+    /// Writes `value` at `offset`, for a field whose checksums are updated separately.
     #[inline(always)]
     pub(super) fn store<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
         self.ctx.store(offset as usize, value, 0).map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Writes `value` at `offset`, for packets that we build ourselves: a checksum over the whole frame that the
-    /// device may have computed stays right.
+    /// Writes `value` at `offset`, and updates a checksum over the whole frame that the device may have computed
+    /// (`CHECKSUM_COMPLETE`).
     #[inline(always)]
-    pub(super) fn store_anew<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
+    pub(super) fn store_summed<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
         self.ctx
             .store(offset as usize, value, u64::from(BPF_F_RECOMPUTE_CSUM))
             .map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// As [`Self::store_anew`], for the first `length` octets of `octets`.
+    /// As [`Self::store_summed`], for the first `length` bytes of `bytes`.
     #[inline(always)]
-    pub(super) fn store_octets<const N: usize>(
+    pub(super) fn store_bytes<const N: usize>(
         &mut self,
         offset: u32,
-        octets: &[u8; N],
+        bytes: &[u8; N],
         length: u32,
     ) -> Result<(), Outcome> {
         let length = length.min(N as u32);
-        // SAFETY: `octets` has at least `length` octets; the kernel checks `offset`.
+        // SAFETY: `bytes` has at least `length` bytes; the kernel checks `offset`. Borrowed headers are excluded by
+        // `&mut self`.
         let result = unsafe {
-            let from = octets.as_ptr().cast_mut().cast();
+            let from = bytes.as_ptr().cast_mut().cast();
             bpf_skb_store_bytes(self.ctx.skb.skb, offset, from, length, u64::from(BPF_F_RECOMPUTE_CSUM))
         };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Copies `length` octets from `offset` on to the start of `octets`.
+    /// Copies `length` bytes from `offset` on to the start of `bytes`.
     #[inline(always)]
-    pub(super) fn load_octets(&self, offset: u32, octets: &mut [u8], length: u32) -> Result<(), Outcome> {
-        // SAFETY: the caller's slice is written up to `length`, which the verifier checks against its memory.
-        let result = unsafe {
-            bpf_skb_load_bytes(self.ctx.skb.skb.cast(), offset, octets.as_mut_ptr().cast(), length)
-        };
+    pub(super) fn load_bytes(&self, offset: u32, bytes: &mut [u8], length: u32) -> Result<(), Outcome> {
+        // SAFETY: the helper writes `length` bytes to the slice, which the verifier checks against the memory that it
+        // points to; the kernel checks `offset`.
+        let result =
+            unsafe { bpf_skb_load_bytes(self.ctx.skb.skb.cast(), offset, bytes.as_mut_ptr().cast(), length) };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
@@ -190,8 +192,8 @@ impl Skb {
         self.ctx.l3_csum_replace(offset as usize, 0, u64::from(delta), 0).map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Adds `delta` to the checksum that `checksum` describes. `pseudo` says that the change is one of the pseudo
-    /// header: a checksum that is left to the device to compute (`CHECKSUM_PARTIAL`) covers only that so far.
+    /// Adds `delta` to a transport checksum. `pseudo` marks a change of the pseudo header: a checksum that is left to
+    /// the device (`CHECKSUM_PARTIAL`) covers only that so far.
     #[inline(always)]
     pub(super) fn update_checksum(
         &mut self,
@@ -206,29 +208,31 @@ impl Skb {
     }
 
     /// Adds `delta` to the sum over the frame that the device may have computed (`CHECKSUM_COMPLETE`): for a change
-    /// that [`Self::update_checksum`] took for one that its checksum makes up for, and which it does not.
+    /// that no checksum in the packet compensates.
     #[inline(always)]
     pub(super) fn update_frame_sum(&mut self, delta: u16) {
-        // SAFETY: `skb` is this program's context. Where there is no such sum the helper says so, and that is fine.
+        // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if there is
+        // no such sum, which is no failure.
         let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
     }
 
-    /// Cuts or extends the frame to `length` octets.
+    /// Cuts or extends the frame to `length` bytes.
     #[inline(always)]
     pub(super) fn resize(&mut self, length: u32) -> Result<(), Outcome> {
-        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the call.
+        // SAFETY: the context is that of this program. The call may move the packet; `&mut self` excludes borrowed
+        // headers.
         let result = unsafe { bpf_skb_change_tail(self.ctx.skb.skb, length, 0) };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Sends the packet back through its device to whom it came from.
+    /// Hairpins the packet: sends it back through the device that it came from.
     #[inline(always)]
-    pub(crate) fn bounce(&mut self) -> Result<(), Outcome> {
+    pub(crate) fn hairpin(&mut self) -> Result<(), Outcome> {
         if self.layer == Layer::Ethernet {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
-        // SAFETY: the helper takes plain numbers.
+        // SAFETY: the helper takes two numbers, and reports a bad one in its result.
         let action = unsafe { bpf_redirect(self.context().device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
@@ -237,12 +241,13 @@ impl Skb {
         }
     }
 
-    /// Sends the packet out past the stack.
+    /// Sends the packet through its [`Exit`], bypassing the stack.
     #[inline(always)]
     pub(crate) fn route(&mut self) -> Result<(), Outcome> {
         self.frame_for_others()?;
         let Exit { device, way } = self.exit;
-        // SAFETY: the helpers take plain numbers. Without parameters of its own the first one looks for the next hop itself.
+        // SAFETY: the helpers take numbers, and report bad ones in their results. Without parameters,
+        // `bpf_redirect_neigh` looks for the next hop itself.
         let action = unsafe {
             match way {
                 ExitWay::Neighbour => bpf_redirect_neigh(device, core::ptr::null_mut(), 0, 0),
@@ -257,7 +262,7 @@ impl Skb {
         }
     }
 
-    /// Octets of payload in each of the packets that the device will make of this one; `None` if it stays one.
+    /// Bytes of payload in each segment that the device will make of this packet; `None` if it stays whole.
     #[inline(always)]
     pub(super) fn segment_size(&self) -> Option<u32> {
         // SAFETY: the context is valid for the whole run of the program.
@@ -265,7 +270,7 @@ impl Skb {
         (size != 0).then_some(size)
     }
 
-    /// Octets of the IP packet, or of the largest segment that the device will make of it.
+    /// Bytes of the IP packet, or of the largest segment that the device will make of it.
     #[inline(always)]
     pub(super) fn largest(&self, packet: &Packet) -> u32 {
         let whole = self.length().saturating_sub(packet.headers.l3);
@@ -277,18 +282,21 @@ impl Skb {
         headers + payload
     }
 
-    /// Whether it is for another device of the node, on top of this one, by a tag that is out of the frame already.
+    /// Whether the packet has a VLAN tag that the device has taken out of the frame: it is for another device of the
+    /// node, on top of this one.
     #[inline(always)]
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.
         unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
     }
 
-    /// Makes the frame one that other devices take: with room for an Ethernet header, which the kernel writes, and without the tag
-    /// of the network that it has come from. (Where it goes is another one, or the device of this one puts it on again.)
+    /// Makes the frame one that other devices take: with room for an Ethernet header, which the kernel writes, and
+    /// without the VLAN tag of the network that it came from. (The next network is another one, or its device tags
+    /// the frame again.)
     #[inline(always)]
     fn frame_for_others(&mut self) -> Result<(), Outcome> {
-        // SAFETY: `skb` is this program's context; pointers into the packet are not used after the calls.
+        // SAFETY: the context is that of this program. The calls may move the packet; `&mut self` excludes borrowed
+        // headers.
         let result = unsafe {
             if self.layer == Layer::Ip {
                 bpf_skb_change_head(self.ctx.skb.skb, lengths::ETHERNET, 0)
@@ -301,7 +309,7 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Where the program runs.
+    /// The context of the program, for helpers.
     #[inline(always)]
     pub(crate) fn context(&self) -> HookContext {
         // SAFETY: the context is valid for the whole run of the program.
@@ -310,11 +318,11 @@ impl Skb {
     }
 }
 
-/// Where a transport checksum is and how it is updated: one value, so that the update for the addresses and that for
-/// the ports cannot disagree.
+/// Position of a transport checksum, and how it is updated: one value, so that the updates for addresses and for
+/// ports cannot disagree.
 #[derive(Clone, Copy)]
 pub(super) struct ChecksumField {
-    /// Octets from the start of the frame.
+    /// Bytes from the start of the frame.
     pub(super) offset: u32,
     flags: u64,
 }

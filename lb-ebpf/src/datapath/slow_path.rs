@@ -1,93 +1,48 @@
-//! The way of packets that the fast path leaves: their headers are unusual, or a flow begins or ends with them.
+//! The slow path: packets with unusual headers, and those with which a flow begins or ends.
 
 use lb_common::{
     Outcome,
     conntrack::{Flow, flow_flags},
 };
-use lb_ebpf::parse::{Body, Packet, parse};
+use lb_ebpf::parse::{self, Body, Packet};
 
 use super::{
-    Hook, fast_path,
+    Hook,
     flow::{
         conntrack,
-        new::{self, Begin, REJECTED},
+        new::{self, Begin, NewFlow},
     },
-    forward::{self, routed, tunnel},
-    fragments, icmp, reject,
+    forward::{self, Forwarded, routed, tunnel},
+    fragments,
+    icmp::{self, Translated},
+    reject,
     service::vips,
     skb::Skb,
 };
 
-/// Decides about a packet of no tunnel.
+/// Parses a packet that the fast path could not, and decides about ICMP messages; `None` leaves a packet with ports.
 #[inline(always)]
-pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Outcome, Outcome> {
-    let known = match fast_path::process(skb, packet, hook) {
-        fast_path::NO_FLOW => None,
-        fast_path::OF_A_TURN => conntrack::lookup(&packet.tuple),
-        fast_path::NOT_PLAIN => {
-            parse_pulling(skb, packet)?;
-            match packet.body {
-                Body::IcmpError => {
-                    return Ok(match icmp::translate(skb, &packet.headers, hook) {
-                        icmp::ELSEWHERE => tunnel::send_error(skb, &packet.headers),
-                        outcome => outcome,
-                    });
-                }
-                Body::Echo if hook == Hook::Ingress => return Ok(vips::echo(skb, packet)),
-                Body::Echo => return Err(Outcome::NotTransport),
-                Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {}
-            }
+pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Option<Outcome>, Outcome> {
+    parse_pulling(skb, packet)?;
+    match packet.body {
+        Body::IcmpError => Ok(Some(match icmp::translate(skb, &packet.headers, hook) {
+            Translated::Done(outcome) => outcome,
+            Translated::ThroughTunnel => tunnel::send_error(skb, &packet.headers),
+        })),
+        Body::Echo if hook == Hook::Ingress => Ok(Some(vips::echo(skb, packet))),
+        Body::Echo => Err(Outcome::NotTransport),
+        Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {
             fragments::complete(packet)?;
-            conntrack::lookup(&packet.tuple)
+            Ok(None)
         }
-        done => return Ok(done),
-    };
-    let earlier = known.is_some();
-    let (flow, is_first) = match known {
-        Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        _ if hook == Hook::Egress => return Err(Outcome::NoService),
-        _ => (create(skb, packet, earlier)?, true),
-    };
-    let outcome = match translate_slow(skb, packet, flow, hook) {
-        forward::BY_ROUTE => routed::forward(skb, packet, flow),
-        outcome => outcome,
-    };
-    Ok(if is_first { outcome.of_first_packet() } else { outcome })
-}
-
-/// The entry of a flow that begins with this packet, in place of an `earlier` one.
-#[inline(always)]
-fn create(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
-    match new::new_flow(&skb.context(), packet, earlier, Begin::Any) {
-        Outcome::NewFlow | Outcome::NewRoutedFlow => {
-            conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
-        }
-        Outcome::NoService => Err(vips::unlisted(skb, packet)),
-        REJECTED => Err(reject::reject(skb, packet)),
-        other => Err(other),
     }
 }
 
-/// Whether the packet belongs to the flow with this entry, rather than being the first one of another.
-#[inline(always)]
-fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
-    if hook == Hook::Egress && !hook.translates(flow) {
-        return Err(Outcome::OtherHook);
-    }
-    if flow.flags & flow_flags::MASQUERADE != 0 {
-        return Ok(true);
-    }
-    if conntrack::is_foreign(packet, flow) {
-        return Err(Outcome::NoService);
-    }
-    Ok(!conntrack::is_new_connection(&skb.context(), packet, flow))
-}
-
-/// Parses the packet; where headers lie outside the linear part of the buffer, they are pulled in first.
+/// Parses the packet. Headers that lie outside the linear part of the buffer are pulled in first.
 #[inline(never)]
 fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     for _ in 0..2 {
-        match parse(skb, skb.layer) {
+        match parse::parse(skb, skb.layer) {
             Ok(parsed) => {
                 *packet = parsed;
                 return Ok(());
@@ -99,9 +54,59 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Err(Outcome::Malformed)
 }
 
-/// Follows the flow of a packet that takes the slow path.
+/// Decides about a packet with ports, whose tuple has the entry `known` or none. `Err` is the outcome of a packet
+/// that gets no flow.
+#[inline(always)]
+pub(super) fn process(
+    skb: &mut Skb,
+    packet: &Packet,
+    hook: Hook,
+    known: Option<&'static mut Flow>,
+) -> Result<Outcome, Outcome> {
+    let earlier = known.is_some();
+    let (flow, is_first) = match known {
+        Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
+        _ if hook == Hook::Egress => return Err(Outcome::NoService),
+        _ => (create_flow(skb, packet, earlier)?, true),
+    };
+    let outcome = match translate_slow(skb, packet, flow, hook) {
+        Forwarded::Done(outcome) => outcome,
+        Forwarded::NeedsRoute => routed::forward(skb, packet, flow),
+    };
+    Ok(if is_first { outcome.of_first_packet() } else { outcome })
+}
+
+/// Whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
+#[inline(always)]
+fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
+    if hook == Hook::Egress && !hook.translates(flow) {
+        return Err(Outcome::OtherHook);
+    }
+    if flow.flags & flow_flags::MASQUERADE != 0 {
+        return Ok(true);
+    }
+    if conntrack::bypasses_vip(packet, flow) {
+        return Err(Outcome::NoService);
+    }
+    Ok(!conntrack::is_new_connection(&skb.context(), packet, flow))
+}
+
+/// Creates the flow that begins with this packet, in place of an `earlier` one, and returns its entry.
+#[inline(always)]
+fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
+    match new::new_flow(&skb.context(), packet, earlier, Begin::Any) {
+        NewFlow::Created | NewFlow::CreatedRouted => {
+            conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
+        }
+        NewFlow::Reject => Err(reject::reject(skb, packet)),
+        NewFlow::Refused(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
+        NewFlow::Refused(outcome) => Err(outcome),
+    }
+}
+
+/// Rewrites a packet and sends it on, as the fast path does; also remembers the ports of a first fragment.
 #[inline(never)]
-fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Outcome {
+fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
     fragments::remember(packet);
-    forward::packet(skb, packet, flow, hook).unwrap_or_else(|early| early)
+    forward::packet(skb, packet, flow, hook)
 }

@@ -1,4 +1,4 @@
-//! Counting.
+//! The counters of outcomes.
 
 use core::arch::asm;
 
@@ -10,18 +10,18 @@ use super::maps::STATS;
 #[inline(always)]
 pub(crate) fn count(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {
-        // SAFETY: the slot is of this CPU alone and programs on one hook do not nest on a CPU; the map is never freed
-        // while a program runs.
+        // SAFETY: the pointer is that of an array element for this CPU, which lives as long as the program runs.
+        // Programs on packets run with bottom halves disabled, so none can interrupt this one here.
         unsafe { *counter += 1 };
     }
 }
 
-/// Counts a system call with this outcome. Programs on packets may interrupt the one that does, on the same CPU.
+/// Counts a system call with this outcome. A program on a packet may interrupt it on the same CPU.
 #[inline(always)]
 pub(crate) fn count_preempted(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {
-        // SAFETY: the slot is never freed while a program runs; all others that write it do so on this CPU, and none of
-        // them can come between the halves of one instruction.
+        // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Other writers run
+        // on this CPU, and cannot come between the halves of one instruction.
         unsafe { add_one(counter) };
     }
 }
@@ -33,7 +33,7 @@ pub(crate) fn count_preempted(outcome: Outcome) {
 /// The counter is a value of a map that lives as long as the program runs.
 #[inline(always)]
 pub(super) unsafe fn add_one(counter: *mut u64) {
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that `counter` is a live, aligned map value.
     unsafe {
         asm!("lock *(u64 *)({counter} + 0) += {one}", counter = in(reg) counter, one = in(reg) 1_u64, options(nostack));
     }

@@ -1,3 +1,3 @@
-//! Ways to a backend that need headers of their own.
+//! Forwarding: the headers of tunnels.
 
 pub mod tunnel;

@@ -1,7 +1,7 @@
-//! Tunnels between nodes: what stands before a client's packet on its way to the node of its backend.
+//! Tunnels between nodes: the headers before the packet of a client on its way to the node of its backend.
 //!
-//! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is the
-//! packet, without any header between. The outer header is always of the family of the packet.
+//! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is
+//! the packet, without a header between. The outer header is always of the family of the packet.
 
 use lb_common::{
     Address, GUE_PORT, Outcome,
@@ -23,16 +23,16 @@ use crate::{
     reject::HOP_LIMIT,
 };
 
-/// A tunnel that somebody sends a packet through.
+/// A tunnel that a packet came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Who sends it.
+    /// The node at its start.
     pub source: Address,
-    /// To whom: the address of a backend.
+    /// The address of a backend.
     pub destination: Address,
-    /// Where the outer header begins.
+    /// Offset of the outer header in the frame.
     pub outer: u32,
-    /// Where the packet begins.
+    /// Offset of the packet in the frame.
     pub inner: u32,
 }
 
@@ -68,22 +68,22 @@ pub fn find<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Tunnel, Outcom
     Ok(Tunnel { source: ip.source, destination: ip.destination, outer, inner })
 }
 
-/// Octets that a tunnel puts before a packet.
+/// Bytes that a tunnel puts before a packet.
 #[inline(always)]
 pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     let network = if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
     network + if is_gue { lengths::UDP } else { 0 }
 }
 
-/// The source port of the datagrams of a flow, one of the dynamic ones (RFC 6335 §6): routers and network cards that look at
-/// ports spread flows, and keep the packets of each in order.
+/// The source port of the datagrams of a flow, one of the dynamic ones (RFC 6335 §6): routers and network cards that
+/// look at ports spread flows, and keep the packets of each in order.
 #[inline(always)]
 pub fn source_port(from: &Tuple) -> u16 {
     let ports = u32::from(from.source_port) << 16 | u32::from(from.destination_port);
     0xc000 | (hash::of_endpoint(0, &from.source, ports) >> 50) as u16
 }
 
-/// Where a packet goes in a tunnel, and what it copies from the packet.
+/// The ends of a tunnel, and the fields that it copies from the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Outer {
     /// This node.
@@ -92,15 +92,15 @@ pub struct Outer {
     pub destination: Address,
     /// The source port if the tunnel is GUE; else 0.
     pub port: u16,
-    /// Octets of the packet with all that the tunnel puts before it; 0 where its own header does not tell.
+    /// Bytes of the packet with all headers of the tunnel; 0 if its own header does not say.
     pub length: u16,
-    /// The first four octets of its header.
+    /// The first four bytes of its header.
     pub start: [u8; 4],
 }
 
 impl Outer {
-    /// That of a packet of `flow` whose header begins with `start` and says that it has `length` octets, or 0 if it does not
-    /// fit into the field, as inside a host.
+    /// The outer header for a packet of `flow` whose header begins with `start` and says that it has `length` bytes,
+    /// or 0 if it does not fit into the field, as inside a host.
     #[inline(always)]
     pub fn new(flow: &Flow, start: [u8; 4], length: u32) -> Self {
         let Tuple { source, destination, source_port, .. } = flow.to;
@@ -116,8 +116,8 @@ impl Outer {
         self.port != 0
     }
 
-    /// The header of a tunnel over IPv4. It must not be fragmented: it has no identification of its own, and who is to send
-    /// smaller packets is told so. Congestion is shown to the packet by dropping it (RFC 6040 §4.1, compatibility mode).
+    /// The header of a tunnel over IPv4. It must not be fragmented: it has no identification of its own, and the
+    /// sender learns the MTU. Congestion reaches the packet only by drops (RFC 6040 §4.1, compatibility mode).
     #[inline(always)]
     pub fn ipv4(&self) -> Ipv4Hdr {
         let mut header = Ipv4Hdr {
@@ -143,7 +143,7 @@ impl Outer {
         header
     }
 
-    /// The same over IPv6, with the packet's flow label, by which routers spread flows.
+    /// The header of a tunnel over IPv6, with the flow label of the packet, by which routers spread flows.
     #[inline(always)]
     pub fn ipv6(&self) -> Ipv6Hdr {
         const HEADER: u16 = 40;
@@ -158,7 +158,7 @@ impl Outer {
         }
     }
 
-    /// The header of the datagram. It has no checksum, which a tunnel may do without (RFC 6935 §5): the packet has its own.
+    /// The header of the datagram. It has no checksum, which a tunnel may omit (RFC 6935 §5): the packet has its own.
     #[inline(always)]
     pub fn udp(&self) -> UdpHdr {
         let network: u16 = if self.source.is_v4() { 20 } else { 40 };
@@ -174,7 +174,7 @@ impl Outer {
 /// The bits of the traffic class that show congestion.
 const ECN: u8 = 3;
 
-/// Octets of the packet whose header begins with these, as it says itself; 0 where it does not.
+/// Bytes of the packet whose header begins with these, as it says itself; 0 if it does not.
 #[inline(always)]
 pub fn length(start: &[u8; 8], is_v4: bool) -> u32 {
     let [_, _, total, total_low, payload, payload_low, ..] = *start;
@@ -208,15 +208,15 @@ mod tests {
     }
 
     fn packet(v4: bool) -> Vec<u8> {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let builder = if v4 {
             PacketBuilder::ipv4([192, 0, 2, 9], [198, 51, 100, 1], 20)
         } else {
             PacketBuilder::ipv6([1; 16], [2; 16], 20)
         };
-        builder.tcp(40_000, 80, 1, 1000).write(&mut octets, b"hello").unwrap();
-        octets[1] |= if v4 { 0xbb } else { 0xb0 };
-        octets
+        builder.tcp(40_000, 80, 1, 1000).write(&mut bytes, b"hello").unwrap();
+        bytes[1] |= if v4 { 0xbb } else { 0xb0 };
+        bytes
     }
 
     /// The packet in a tunnel.
@@ -224,7 +224,7 @@ mod tests {
         let inner = packet(v4);
         let start: [u8; 8] = inner[..8].try_into().unwrap();
         let outer = Outer::new(&flow(v4, gue), inner[..4].try_into().unwrap(), length(&start, v4));
-        let mut octets = if v4 {
+        let mut bytes = if v4 {
             let Ipv4Hdr { vihl, tos, tot_len, id, frags, ttl, proto, check, src_addr, dst_addr } =
                 outer.ipv4();
             [&[vihl, tos][..], &tot_len, &id, &frags, &[ttl, proto], &check, &src_addr, &dst_addr].concat()
@@ -234,17 +234,17 @@ mod tests {
         };
         if gue {
             let UdpHdr { src, dst, len, check } = outer.udp();
-            octets.extend([src, dst, len, check].concat());
+            bytes.extend([src, dst, len, check].concat());
         }
-        assert_eq!(octets.len(), overhead(v4, gue) as usize);
-        octets.extend(inner);
-        octets
+        assert_eq!(bytes.len(), overhead(v4, gue) as usize);
+        bytes.extend(inner);
+        bytes
     }
 
     const EVERY: [(bool, bool); 4] = [(true, false), (true, true), (false, false), (false, true)];
 
     #[test]
-    fn what_is_sent_through_a_tunnel_is_found_in_it() {
+    fn encapsulated_packet_is_found_in_its_tunnel() {
         for (v4, gue) in EVERY {
             let Tuple { source, destination, .. } = flow(v4, gue).to;
             let inner = overhead(v4, gue);
@@ -257,27 +257,27 @@ mod tests {
     }
 
     #[test]
-    fn the_outer_header_is_right_and_copies_all_of_the_class_but_congestion() {
+    fn outer_header_is_valid_and_copies_the_traffic_class_without_ecn() {
         for (v4, gue) in EVERY {
-            let octets = sent(v4, gue);
-            let sliced = etherparse::SlicedPacket::from_ip(&octets).unwrap();
+            let bytes = sent(v4, gue);
+            let sliced = etherparse::SlicedPacket::from_ip(&bytes).unwrap();
             match sliced.net.unwrap() {
                 etherparse::NetSlice::Ipv4(ip) => {
                     let header = ip.header().to_header();
                     assert_eq!(header.header_checksum, header.calc_header_checksum());
-                    assert_eq!(usize::from(header.total_len), octets.len());
+                    assert_eq!(usize::from(header.total_len), bytes.len());
                     assert!(header.dont_fragment && header.time_to_live == HOP_LIMIT);
                 }
                 etherparse::NetSlice::Ipv6(ip) => {
                     let header = ip.header().to_header();
-                    assert_eq!(usize::from(header.payload_length) + 40, octets.len());
+                    assert_eq!(usize::from(header.payload_length) + 40, bytes.len());
                     assert_eq!(header.hop_limit, HOP_LIMIT);
                 }
                 etherparse::NetSlice::Arp(_) => unreachable!(),
             }
-            assert_eq!(octets[1], if v4 { 0xb8 } else { 0x80 });
+            assert_eq!(bytes[1], if v4 { 0xb8 } else { 0x80 });
             if gue {
-                let udp = &octets[overhead(v4, false) as usize..];
+                let udp = &bytes[overhead(v4, false) as usize..];
                 let port = |at: usize| u16::from_be_bytes([udp[at], udp[at + 1]]);
                 assert_eq!([port(0), port(2), port(6)], [50_000, GUE_PORT, 0]);
                 assert_eq!(usize::from(port(4)), udp.len());
@@ -286,18 +286,18 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_field_is_said_to_be_0() {
+    fn length_that_does_not_fit_is_0() {
         for (length, expected) in [(0, 0), (1, 21), (65_515, 65_535), (65_516, 0), (70_000, 0)] {
             assert_eq!(Outer::new(&flow(true, false), [0x45, 0, 0, 0], length).length, expected);
         }
     }
 
     #[test]
-    fn what_is_in_no_tunnel() {
+    fn packets_in_no_tunnel_are_not_found() {
         let changed = |v4, gue, change: fn(&mut Vec<u8>)| {
-            let mut octets = sent(v4, gue);
-            change(&mut octets);
-            find(octets.as_slice(), Layer::Ip)
+            let mut bytes = sent(v4, gue);
+            change(&mut bytes);
+            find(bytes.as_slice(), Layer::Ip)
         };
         let not: Result<Tunnel, Outcome> = Err(Outcome::NotTransport);
         assert_eq!(changed(true, false, |o| o[9] = 6), not, "TCP");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn source_ports_are_dynamic_and_differ_by_flow() {
+    fn gue_source_ports_are_dynamic_and_differ_by_flow() {
         let tuple = |port| Tuple { source_port: port, ..flow(true, true).to };
         let mut ports: Vec<u16> = (0..1000).map(|port| source_port(&tuple(port))).collect();
         assert!(ports.iter().all(|port| *port >= 0xc000));

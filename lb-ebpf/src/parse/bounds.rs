@@ -1,21 +1,21 @@
-//! Bounds that the verifiers of all supported kernels know of.
+//! Bounds that the verifiers of all supported kernels accept.
 //!
-//! LLVM may compare one copy of a value and use another. Newer kernels know that both are the same; Linux 6.1 knows the
-//! bounds only of the copy that was compared, and refuses the access through the other one. So what bounds a value is one
-//! block of assembly here, and what comes out of it is the only copy that has passed it.
+//! LLVM may compare one copy of a value and use another. Newer kernels know that both are the same. Linux 6.1 knows
+//! the bounds only of the copy that was compared, and rejects an access through the other one. So each bound here is
+//! one block of assembly, and its output is the only copy of the value that has passed it.
 
 use crate::parse::frame::MAX_OFFSET;
 
-// [`bounded`] takes it for a mask.
+// [`bounded`] uses it as a mask.
 const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());
 
-/// An offset that was found not to be greater than [`MAX_OFFSET`].
+/// An offset that is known to be at most [`MAX_OFFSET`]; the mask makes the verifier know it.
 #[inline(always)]
 pub fn bounded(offset: u32) -> u32 {
     #[cfg(target_arch = "bpf")]
     if !core::intrinsics::is_val_statically_known(offset) {
         let bounded: u32;
-        // SAFETY: computes with a register.
+        // SAFETY: the block reads and writes only its own register.
         unsafe {
             core::arch::asm!(
                 "{bounded} &= {mask}",
@@ -29,14 +29,14 @@ pub fn bounded(offset: u32) -> u32 {
     offset
 }
 
-/// The value, or that of `MIN` and `MAX` which is closest.
+/// The value, clamped to `MIN..=MAX`.
 #[inline(always)]
 pub fn clamped<const MIN: u32, const MAX: u32>(value: u32) -> u32 {
     const { assert!(MIN <= MAX && MAX <= i32::MAX as u32) };
     #[cfg(target_arch = "bpf")]
     {
         let mut clamped = u64::from(value);
-        // SAFETY: computes with a register, and jumps within the block.
+        // SAFETY: the block reads and writes only its own register, and its jumps stay within it.
         unsafe {
             core::arch::asm!(
                 "if {clamped} >= {min} goto +1",

@@ -1,7 +1,7 @@
-//! The choice of a backend for a new flow: what each scheduler looks at, apart from the kernel.
+//! The choice of a backend for a new flow: the arithmetic of each scheduler.
 //!
-//! Schedulers that do not count flows draw a number and take that entry of the service's table, or where it has none,
-//! that backend. Those that count look at every backend and keep the best one.
+//! Schedulers that do not count flows draw a number and take that entry of the table of the service, or if it has
+//! none, that backend. Those that count compare all backends.
 
 use core::cmp::Ordering;
 
@@ -10,13 +10,14 @@ use lb_common::{Address, Backend, Scheduler, Service, conntrack::Tuple, hash};
 /// No slot: the arena has far fewer.
 pub const NONE: u32 = u32::MAX;
 
-/// How many entries there are to draw from.
+/// Entries to draw from.
 #[inline(always)]
 pub const fn entries(service: &Service) -> u32 {
     if service.table_count > 0 { service.table_count } else { service.backends_count }
 }
 
-/// The slot of `BACKENDS` that the `nth` entry stands for; `table` reads `TABLES`. [`NONE`] where nobody takes new flows.
+/// The slot of `BACKENDS` that the `nth` entry stands for; `table` reads `TABLES`. [`NONE`] if no backend takes new
+/// flows.
 #[inline(always)]
 pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> u32 {
     let place = if service.table_count > 0 {
@@ -27,8 +28,8 @@ pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> 
     if place < service.backends_count { service.backends_base.wrapping_add(place) } else { NONE }
 }
 
-/// The number that a scheduler which hashes draws for a client's tuple, out of `entries`: on every node with the same
-/// `seed` the same one.
+/// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same one on every node
+/// with the same `seed`.
 #[inline(always)]
 pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u32 {
     let address = if scheduler == Scheduler::DestinationHash { &tuple.destination } else { &tuple.source };
@@ -36,7 +37,7 @@ pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u
     scale((hash::of_endpoint(seed, address, port) >> 32) as u32, entries)
 }
 
-/// A backend, as those schedulers see it that count.
+/// A backend, for schedulers that count flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Active flows, fewer than 2^32.
@@ -46,7 +47,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether a new flow is better off here than at `other`.
+    /// Whether a new flow fares better here than at `other`.
     #[inline(always)]
     pub fn is_less(&self, other: &Self, scheduler: Scheduler) -> bool {
         if scheduler == Scheduler::LeastConnection {
@@ -58,7 +59,7 @@ impl Load {
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 
-    /// Whether nothing can be better.
+    /// Whether no backend can be better.
     #[inline(always)]
     pub fn is_best(&self, scheduler: Scheduler) -> bool {
         scheduler == Scheduler::NeverQueue && self.active == 0
@@ -83,7 +84,7 @@ pub struct BackendSearch {
 }
 
 impl BackendSearch {
-    /// Steps that do for the largest possible slice.
+    /// Steps that suffice for the largest possible slice.
     pub const STEPS: u32 = 32;
 
     /// The search before its first step. With port 0 it is for the first backend with the address.
@@ -93,7 +94,7 @@ impl BackendSearch {
         Self { address, port, base, count, low: 0, high: count }
     }
 
-    /// The slot to look at next; `None` where the search is over.
+    /// The slot to look at next; `None` if the search is over.
     #[inline(always)]
     pub const fn next(&self) -> Option<u32> {
         if self.low < self.high { Some(self.base.wrapping_add(self.middle())) } else { None }
@@ -104,7 +105,7 @@ impl BackendSearch {
         self.low + (self.high - self.low) / 2
     }
 
-    /// What was found there.
+    /// Continues below or above the backend in that slot.
     #[inline(always)]
     pub fn note(&mut self, backend: &Backend) {
         let order = backend.address.cmp(&self.address);
@@ -115,14 +116,14 @@ impl BackendSearch {
         }
     }
 
-    /// The slot where the backend is after the search, if it is anywhere.
+    /// The slot of the backend after the search, if the service has it.
     #[inline(always)]
     pub const fn slot(&self) -> u32 {
         if self.low < self.count { self.base.wrapping_add(self.low) } else { NONE }
     }
 }
 
-/// The slot of the backend `address:port` of `service`. (BPF programs have the kernel do the steps.)
+/// The slot of the backend `address:port` of `service`. (BPF programs let the kernel run the steps.)
 pub fn find<'a>(
     service: &Service,
     address: &Address,
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn random_reaches_every_backend_evenly() {
+    fn random_numbers_reach_every_backend_evenly() {
         let service = service(100, 7);
         let mut hits = vec![0u32; 7];
         for step in 0..70_000u32 {
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_is_what_each_scheduler_takes_for_it() {
+    fn each_scheduler_compares_loads_by_its_own_rule() {
         use Scheduler::{LeastConnection, NeverQueue, ShortestExpectedDelay, WeightedLeastConnection};
         let load = |active, weight| Load { active, weight };
         for (a, b, lc, wlc, sed) in [
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_keeps_the_ends() {
+    fn scale_covers_the_whole_range() {
         for count in [1, 2, 3, 1 << 16, u32::MAX] {
             assert_eq!((scale(0, count), scale(u32::MAX, count)), (0, count - 1), "count {count}");
         }
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_who_is_next() {
+    fn table_entries_map_to_slots() {
         let service = Service { table_base: 50, table_count: 4, ..service(100, 3) };
         let table = [2, 0, 7, u32::MAX];
         let read = |index: u32| table.get(index as usize - 50).copied();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_hash_has_its_own_parts_of_the_tuple() {
+    fn each_hashing_scheduler_uses_its_own_fields() {
         use Scheduler::{DestinationHash, Maglev, SourceHash};
         let number = |scheduler, client, port, vip| hashed(scheduler, &tuple(client, port, vip), 1, 1 << 31);
         let first = |scheduler| number(scheduler, 1, 1000, 1);
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_not_there_ends_the_search() {
+    fn missing_slot_ends_the_search() {
         let Backend { address, port, .. } = backend(0);
         for service in [service(0, u32::MAX), service(u32::MAX, 9)] {
             assert_eq!(find(&service, &address, port, |_| None), None);
@@ -267,13 +268,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_choice_never_leaves_the_slice(base in 0u32..1 << 20, count in 1u32..1 << 20, random: u32) {
+        fn choice_never_leaves_the_slice(base in 0u32..1 << 20, count in 1u32..1 << 20, random: u32) {
             let slot = choose(&service(base, count), random);
             prop_assert!(slot >= base && slot - base < count);
         }
 
         #[test]
-        fn a_search_finds_exactly_the_members(members in proptest::collection::btree_set(0u32..400, 0..200)) {
+        fn search_finds_exactly_the_members(members in proptest::collection::btree_set(0u32..400, 0..200)) {
             let slots: Vec<Backend> = members.iter().map(|index| backend(*index)).collect();
             let service = service(5, u32::try_from(slots.len()).unwrap_or(u32::MAX));
             for index in 0..400 {

@@ -10,15 +10,15 @@ use lb_common::{Address, Endpoint, Outcome, ServiceKey, SocketConnection, Socket
 
 use super::maps::{NODE_NETNS, SERVE_PODS, SOCKETS};
 
-/// The family of the address that a call is about. A socket of AF_INET6 speaks IPv4 through v4-mapped addresses, which
-/// are what [`Address`] holds anyway.
+/// The family of the address of a call. A socket of AF_INET6 uses IPv4 through v4-mapped addresses, which [`Address`]
+/// holds anyway.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
     V6,
 }
 
-/// A call on a socket, about an address that the hook may exchange.
+/// A call on a socket, with an address that the hook may exchange.
 pub(super) struct Call {
     ctx: SockAddrContext,
     family: Family,
@@ -29,18 +29,18 @@ pub(super) struct Call {
 impl Call {
     #[inline(always)]
     pub(super) fn new(ctx: SockAddrContext, family: Family) -> Self {
-        // SAFETY: takes the context of such a program.
+        // SAFETY: the helper takes the context of such a program, which is valid for its whole run.
         let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
         Self { ctx, family, netns }
     }
 
-    /// The address and port that the call is about.
+    /// The address and port of the call.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the upper half of `user_port` is 0")]
     pub(super) fn remote(&self) -> Endpoint {
         let call = self.ctx.sock_addr;
-        // SAFETY: the context is valid while the program runs. Reads are volatile since the verifier takes those that
-        // are as wide as the field.
+        // SAFETY: the context is valid for the whole run of the program. Reads are volatile, so that they stay as
+        // wide as the field: the verifier accepts no other.
         let (address, port) = unsafe {
             let address = match self.family {
                 Family::V4 => Address::from_v4_word((&raw const (*call).user_ip4).read_volatile()),
@@ -58,7 +58,8 @@ impl Call {
     #[inline(always)]
     pub(super) fn set_remote(&self, remote: &Endpoint) {
         let call = self.ctx.sock_addr;
-        // SAFETY: as in `remote`.
+        // SAFETY: the context is valid for the whole run of the program. Accesses are volatile, so that they stay as
+        // wide as the field: the verifier accepts no other.
         unsafe {
             match self.family {
                 Family::V4 => (&raw mut (*call).user_ip4).write_volatile(remote.address.v4_word()),
@@ -74,7 +75,7 @@ impl Call {
         }
     }
 
-    /// What the call is for, if the address is a frontend.
+    /// The key of the frontend that the address may be.
     #[inline(always)]
     pub(super) fn key(&self, remote: &Endpoint) -> Result<ServiceKey, Outcome> {
         // SAFETY: as in `remote`.
@@ -90,24 +91,24 @@ impl Call {
 
     /// Whether the socket is one of the node itself.
     #[inline(always)]
-    pub(super) fn is_of_node(&self) -> bool {
+    pub(super) fn is_on_node(&self) -> bool {
         self.netns == NODE_NETNS.load()
     }
 
     /// Whether the socket is served at all.
     #[inline(always)]
     pub(super) fn is_served(&self) -> bool {
-        SERVE_PODS.load() != 0 || self.is_of_node()
+        SERVE_PODS.load() != 0 || self.is_on_node()
     }
 
-    /// The kernel's number of the socket, which no other one ever has.
+    /// The cookie of the socket, which no other socket ever has.
     #[inline(always)]
     pub(super) fn cookie(&self) -> u64 {
         // SAFETY: takes the context of such a program.
         unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }
     }
 
-    /// The key of the socket and one of those it speaks to.
+    /// The key of the socket and a remote address.
     #[inline(always)]
     pub(super) fn socket(&self, remote: &Endpoint) -> SocketKey {
         SocketKey::new(self.cookie(), *remote)
@@ -121,29 +122,30 @@ impl Call {
         (unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }) as u16
     }
 
-    /// What the socket was connected to through a virtual address, if it was. (It may have been disconnected since, or
-    /// connected to something else: compare.)
+    /// The connection of the socket through a virtual address, if it has made one. (It may have been disconnected
+    /// since, or connected to another address: compare.)
     #[inline(always)]
     pub(super) fn connection(&self) -> Option<SocketConnection> {
         // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
         unsafe { SOCKETS.get_ptr_mut(&self.ctx).as_ref() }.copied()
     }
 
-    /// Whether the socket, which is one of UDP, is connected to anything.
+    /// Whether the UDP socket is connected to any address.
     #[inline(always)]
     pub(super) fn is_connected(&self) -> bool {
-        // SAFETY: the context is valid while the program runs, and so is its socket.
+        // SAFETY: the context is valid for the whole run of the program, and so is its socket.
         unsafe {
             let socket = (*self.ctx.sock_addr).__bindgen_anon_1.sk;
             (&raw const (*socket).state).read_volatile() == BPF_TCP_ESTABLISHED
         }
     }
 
-    /// Notes what the socket is connected to. Without memory for it the connection works all the same, and getpeername
-    /// shows the backend. (The helper wants a pointer that could be written to.)
+    /// Stores the connection of the socket. Without memory for it the connection works all the same, and getpeername
+    /// shows the backend. (The helper demands a pointer to writable memory.)
     #[inline(always)]
     pub(super) fn set_connection(&self, connection: &mut SocketConnection) {
-        // SAFETY: as in `connection`. What is there already is not replaced by the helper, hence the second step.
+        // SAFETY: the storage lives as long as the socket, which outlives the call. The helper does not replace a
+        // value that is there already, hence the second step.
         unsafe {
             if let Some(stored) = SOCKETS.get_or_insert_ptr_mut(&self.ctx, Some(connection)).as_mut() {
                 *stored = *connection;
@@ -151,11 +153,11 @@ impl Call {
         }
     }
 
-    /// Forgets what the socket was connected to.
+    /// Deletes the connection of the socket.
     #[inline(always)]
-    pub(super) fn forget_connection(&self) {
-        // SAFETY: the context is valid while the program runs, and so is its socket. That there was nothing to forget
-        // is no error.
+    pub(super) fn delete_connection(&self) {
+        // SAFETY: the context is valid for the whole run of the program, and so is its socket. Without a connection
+        // there is nothing to delete, which is no error.
         unsafe {
             SOCKETS.delete((*self.ctx.sock_addr).__bindgen_anon_1.sk).unwrap_or_default();
         }
@@ -165,6 +167,7 @@ impl Call {
 /// Makes the system call fail with this error number.
 #[inline(always)]
 pub(super) fn fail(errno: i32) {
-    // SAFETY: takes a number; the hooks that use it are among those that may. It cannot fail for a negative number.
+    // SAFETY: the helper takes a number, and is allowed in the hooks that use it. It cannot fail for a negative
+    // number.
     unsafe { bpf_set_retval(-errno) };
 }

@@ -1,4 +1,4 @@
-//! What an address is for a socket, and which backend it gets.
+//! The service behind an address, and the backend that a socket gets.
 
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use bytemuck::Zeroable as _;
@@ -16,20 +16,20 @@ use crate::datapath::{
     settings,
 };
 
-/// The service that the socket may use under this address; [`Outcome::NoService`] where the address is none of ours.
+/// The service that the socket may use at this address; [`Outcome::NoService`] if there is none.
 ///
-/// Sockets of other namespaces are served only where nothing is in question: otherwise their packets decide, which have
-/// a source address, and can be dropped without a word.
+/// Sockets of other namespaces are served only if any client may use the service and it has backends. Otherwise their
+/// packets decide: they have a source address, and can be dropped silently.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();
     match record(key, &mut service) {
-        FOUND => {}
-        Outcome::NoService if call.is_of_node() => return Err(unlisted(key)),
-        other => return Err(other),
+        Ok(()) => {}
+        Err(Outcome::NoService) if call.is_on_node() => return Err(unlisted(key)),
+        Err(outcome) => return Err(outcome),
     }
     let verdict = admit(&service, key);
-    if call.is_of_node() {
+    if call.is_on_node() {
         return verdict.map(|()| service);
     }
     let limited = service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES;
@@ -42,26 +42,19 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
 /// Whether no service has this port.
 #[inline(always)]
 pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
-    record(key, &mut Service::zeroed()) == Outcome::NoService
+    record(key, &mut Service::zeroed()) == Err(Outcome::NoService)
 }
 
-/// What [`record`] returns for a service that is there.
-const FOUND: Outcome = Outcome::NewFlow;
-
-/// Copies the record of a frontend, as it is for processes of the node. A subprogram, since its copy is made register by
-/// register: these would take twice its size of the caller's stack, which kernels before 6.8 have less of.
+/// Copies the record of a frontend, as it is for processes of the node. (A subprogram, since LLVM copies it register
+/// by register. Inlined, that would take twice its size of the stack of the caller, which kernels before 6.8 limit
+/// more.)
 #[inline(never)]
-fn record(key: &ServiceKey, service: &mut Service) -> Outcome {
-    match service::find(key) {
-        Ok(found) => {
-            *service = found.for_client(true);
-            FOUND
-        }
-        Err(other) => other,
-    }
+fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
+    *service = service::find(key)?.for_client(true);
+    Ok(())
 }
 
-/// Whether the service takes processes of the node, and can serve them.
+/// Whether the service accepts processes of the node, and has a backend for them.
 #[inline(always)]
 fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
     if service.flags & service_flags::SOURCE_RANGES != 0
@@ -78,7 +71,8 @@ fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
     Err(rejection(key))
 }
 
-/// An address and port that no service has: refused where the address is a cluster IP, or could become one.
+/// Decides about an address and port that no service has: refuses them if the address is a cluster IP, or could
+/// become one.
 #[inline(never)]
 fn unlisted(key: &ServiceKey) -> Outcome {
     if !settings::is_in_service_range(&key.address) {
@@ -97,8 +91,8 @@ const fn rejection(key: &ServiceKey) -> Outcome {
     if key.protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
 }
 
-/// A backend for a connection, or for a datagram that belongs to none. Nobody knows its source port yet: the number of the
-/// socket stands for it.
+/// A backend for a connection, or for a datagram of an unconnected socket. Its source port is not known yet: the
+/// number of the socket takes its place.
 #[inline(always)]
 pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
     let client = client(call, &key.address);
@@ -108,9 +102,9 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
         return Err(rejection(key));
     }
     let backend = service::backend(slot).ok_or(Outcome::NoBackend)?;
-    choose::made(service.id, service.scheduler);
+    choose::flow_began(service.id, service.scheduler);
     if events::is_watched() {
-        tell(&tuple, backend, service, slot);
+        emit_chosen(&tuple, backend, service, slot);
     }
     if service.affinity_seconds > 0 {
         affinity::remember(&client, service.id, backend);
@@ -118,13 +112,13 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
     Ok(backend)
 }
 
-/// Tells a monitor of the backend that was chosen, in this slot. (Whose choice that was is found out once more rather than
-/// carried along: the verifier would follow both.)
+/// Emits an event about the backend in this slot, which was chosen. (Whether affinity has chosen it is computed again
+/// rather than passed on: the verifier would follow both cases through the code between.)
 #[inline(never)]
-fn tell(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
+fn emit_chosen(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
     let affine = service.affinity_seconds > 0 && affinity::find(&tuple.source, service) == slot;
     let choice = if affine { Choice::Affinity } else { Choice::Scheduler };
-    events::tell(|event| {
+    events::emit(|event| {
         (event.from, event.to) = (*tuple, *tuple);
         event.from.source_port = 0;
         (event.to.destination, event.to.destination_port) = (backend.address, backend.port);
@@ -136,15 +130,15 @@ fn tell(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
     });
 }
 
-/// Tells a monitor of a call that fails.
+/// Emits an event about a call that fails.
 #[inline(always)]
-pub(super) fn tell_refused(call: &Call, outcome: Outcome) {
+pub(super) fn emit_rejected(call: &Call, outcome: Outcome) {
     let to = call.remote();
     if events::is_watched()
         && let Ok(key) = call.key(&to)
     {
         let tuple = Tuple::new(client(call, &key.address), key.address, 0, key.port, key.protocol);
-        events::tell_refused(&tuple, process(), outcome, EventHook::Socket);
+        events::emit_rejected(&tuple, process(), outcome, EventHook::Socket);
     }
 }
 
@@ -152,24 +146,24 @@ pub(super) fn tell_refused(call: &Call, outcome: Outcome) {
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the thread is in the other half")]
 fn process() -> u32 {
-    // SAFETY: takes nothing and has no side effects.
+    // SAFETY: the helper takes nothing and only returns a number.
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
-/// Whom affinity takes a socket for. The source address is not known before a route is, and all processes of the node
-/// would have the same anyway; those of another namespace have the number of that, in a network that no packet comes
-/// from (`100::/64`, RFC 6666).
+/// The address that stands for the client in affinity. The source address is not known before the route is, and all
+/// processes of the node would have the same one anyway. For another network namespace it is the cookie of the
+/// namespace, in a network that no packet comes from (`100::/64`, RFC 6666).
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 fn client(call: &Call, vip: &Address) -> Address {
-    if call.is_of_node() {
+    if call.is_on_node() {
         return node_address(vip);
     }
     let netns = call.netns;
     Address::from_words([u32::from_be(0x0100_0000), 0, (netns >> 32) as u32, netns as u32])
 }
 
-/// The node's own address of the family of `like`.
+/// The address of the node in the family of `like`.
 #[inline(always)]
 pub(super) fn node_address(like: &Address) -> Address {
     match settings::current() {

@@ -1,16 +1,23 @@
 //! Entry points of the socket hooks, in pairs.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use lb_common::{Outcome, Verdict};
 
 use super::{
     call::{self, Call, Family},
-    conclude, connect, name_peer, receive, send,
+    connect, frontend, name_peer, receive, send,
 };
+use crate::datapath::stats;
 
 /// The call goes on.
 const ALLOW: i32 = 1;
 /// The call fails.
 const REFUSE: i32 = 0;
+
+/// The error that the stack makes of a RST or an ICMP port unreachable.
+const ECONNREFUSED: i32 = 111;
+/// The error in place of a drop: a system call cannot stay silent.
+const EHOSTUNREACH: i32 = 113;
 
 /// A socket is connected to an IPv4 address.
 #[cgroup_sock_addr(connect4)]
@@ -48,13 +55,13 @@ fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
     run_receive(&Call::new(ctx, Family::V6))
 }
 
-/// A socket of AF_INET is asked for its peer.
+/// `getpeername(2)` of a socket of AF_INET.
 #[cgroup_sock_addr(getpeername4)]
 fn sock_peername4(ctx: SockAddrContext) -> i32 {
     run_name_peer(&Call::new(ctx, Family::V4))
 }
 
-/// A socket of AF_INET6 is asked for its peer, perhaps a v4-mapped one.
+/// `getpeername(2)` of a socket of AF_INET6, perhaps connected to a v4-mapped address.
 #[cgroup_sock_addr(getpeername6)]
 fn sock_peername6(ctx: SockAddrContext) -> i32 {
     run_name_peer(&Call::new(ctx, Family::V6))
@@ -62,30 +69,24 @@ fn sock_peername6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn run_connect(call: &Call) -> i32 {
-    if !call.is_served() {
-        return ALLOW;
-    }
-    answer(conclude(call, connect(call)))
+    if call.is_served() { verdict(call, connect(call)) } else { ALLOW }
 }
 
 #[inline(always)]
 fn run_send(call: &Call) -> i32 {
-    if !call.is_served() {
-        return ALLOW;
-    }
-    answer(conclude(call, send(call)))
+    if call.is_served() { verdict(call, send(call)) } else { ALLOW }
 }
 
-/// The kernel takes no refusal from this hook.
+/// Translates the sender. The kernel accepts no refusal from this hook.
 #[inline(always)]
 fn run_receive(call: &Call) -> i32 {
     if call.is_served() {
-        conclude(call, receive(call)).unwrap_or_default();
+        count(receive(call).unwrap_or_else(|early| early));
     }
     ALLOW
 }
 
-/// The kernel takes no refusal from this hook.
+/// Translates the peer. The kernel accepts no refusal from this hook.
 #[inline(always)]
 fn run_name_peer(call: &Call) -> i32 {
     if call.is_served() {
@@ -94,13 +95,25 @@ fn run_name_peer(call: &Call) -> i32 {
     ALLOW
 }
 
+/// Counts the outcome of a call, and lets it go on or fail.
 #[inline(always)]
-fn answer(conclusion: Result<(), i32>) -> i32 {
-    match conclusion {
-        Ok(()) => ALLOW,
-        Err(errno) => {
-            call::fail(errno);
-            REFUSE
-        }
+fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
+    let outcome = result.unwrap_or_else(|early| early);
+    count(outcome);
+    let errno = match outcome.verdict() {
+        Verdict::Pass => return ALLOW,
+        Verdict::Bounce | Verdict::Route => ECONNREFUSED,
+        Verdict::Drop => EHOSTUNREACH,
+    };
+    frontend::emit_rejected(call, outcome);
+    call::fail(errno);
+    REFUSE
+}
+
+/// Counts an outcome. Most calls have nothing to do with services, and are not counted.
+#[inline(always)]
+fn count(outcome: Outcome) {
+    if !matches!(outcome, Outcome::NoService | Outcome::NotTransport) {
+        stats::count_preempted(outcome);
     }
 }

@@ -1,4 +1,4 @@
-//! What sockets were told. Names and layouts are an interface: see `lb_common` and docs/maps.md.
+//! The maps of the socket hooks. Names and layouts are an interface: see `lb_common` and docs/maps.md.
 
 use aya_ebpf::{
     Global,
@@ -7,22 +7,23 @@ use aya_ebpf::{
 };
 use lb_common::{Endpoint, SocketBackend, SocketConnection, SocketKey, capacity};
 
-/// What connected sockets were connected to. It lives in the socket, so it takes no room of others and ends with it.
+/// The connection of a connected socket. It lives in the socket, needs no room elsewhere, and ends with the socket.
 #[btf_map]
 pub(super) static SOCKETS: SkStorage<SocketConnection> = SkStorage::new();
 
-/// Where datagrams of sockets that are not connected go. An LRU map, as nobody says when such a socket is done with an
-/// address; who is forgotten is balanced anew.
+/// Backends of datagrams from sockets that are not connected. An LRU map, as nothing reports when such a socket is
+/// done with an address; one that is evicted is rebalanced.
 #[btf_map]
 pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capacity::SOCKETS }> =
     LruHashMap::new();
 
-/// Whom a UDP socket that is not connected believes to hear when a backend answers.
+/// The virtual address that a UDP socket without connection has used for a backend: the source of the replies that it
+/// receives.
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 
-/// The connected UDP sockets of the node by their cookies, so that the agent finds those whose backend is gone. An LRU map
-/// of its own: most live for one question to a DNS server, and nobody says when they end.
+/// The connected UDP sockets of the node by their cookies, so that the agent finds those whose backend is gone. An
+/// LRU map of its own: most live for one DNS query, and nothing reports when they end.
 #[btf_map]
 pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
     LruHashMap::new();

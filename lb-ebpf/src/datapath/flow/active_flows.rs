@@ -1,8 +1,8 @@
-//! How many flows of each backend are active, for services whose scheduler asks for that.
+//! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
-//! A flow is counted from its beginning to its end: a RST or both FINs, or what replaces it; the agent counts down
-//! those that it forgets. The entry of the direction from the client knows where (`Flow::active_flows_slot`), and gives
-//! that up in one atomic exchange, so that no flow ends twice.
+//! A flow counts from its creation to its end: a RST, both FINs, or its replacement. The agent subtracts those that
+//! it deletes. The forward entry holds the number of the counter (`Flow::active_flows_slot`). It gives the number up
+//! in one atomic exchange, so that no flow ends twice.
 
 use core::arch::asm;
 
@@ -14,50 +14,51 @@ use lb_common::{
 
 use super::conntrack::lookup;
 
-/// Active flows by [`lb_common::Backend::active_flows_slot`]. The agent maps it, to count without losing what programs
-/// count.
+/// Active flows by [`lb_common::Backend::active_flows_slot`]. The agent maps the array, and adds atomically as well.
 #[btf_map]
 static ACTIVE: Array<i64, { capacity::BACKENDS }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Adds to a counter in one step: `core` has no such operation for BPF.
+/// Adds to a counter in one step. (`core` has no such operation for BPF.)
 #[inline(always)]
 fn add(number: u32, difference: i64) {
     if number != 0
         && let Some(count) = ACTIVE.get_ptr_mut(number)
     {
-        // SAFETY: array elements live as long as the map and are aligned.
+        // SAFETY: `count` points to an element of the array, which lives as long as the program runs, and is aligned
+        // to 8 bytes. All CPUs and the agent change it atomically.
         unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) count, in(reg) difference, options(nostack)) };
     }
 }
 
-/// Takes what is in a word and leaves 0, in one step.
+/// Takes the value of a word and leaves 0, in one step.
 #[inline(always)]
 fn take(word: &mut u32) -> u32 {
     let mut taken = 0u32;
-    // SAFETY: a word is aligned.
+    // SAFETY: `word` is borrowed mutably, and a `u32` is aligned as the instruction needs it.
     unsafe {
         asm!("{1} = xchg32_32({0} + 0, {1})", in(reg) &raw mut *word, inout(wreg) taken, options(nostack));
     }
     taken
 }
 
-/// The number of active flows.
+/// Active flows of the counter.
 #[inline(always)]
 #[expect(clippy::cast_sign_loss, reason = "what is below 0 is none")]
-pub(in crate::datapath) fn active(number: u32) -> u64 {
-    // SAFETY: as for `add`; words are read whole.
+pub(crate) fn active(number: u32) -> u64 {
+    // SAFETY: `count` points to an aligned element of the array, which lives as long as the program runs. Aligned
+    // 64-bit loads are atomic on 64-bit CPUs, and volatile ones are not split.
     ACTIVE.get_ptr(number).map_or(0, |count| unsafe { count.read_volatile() }.max(0) as u64)
 }
 
-/// A flow has begun.
+/// Counts a flow that begins.
 #[inline(always)]
-pub(in crate::datapath) fn begin(number: u32) {
+pub(crate) fn begin(number: u32) {
     add(number, 1);
 }
 
-/// The flow with this entry of the direction from the client has ended, if it had not before.
+/// Subtracts a flow, by its forward entry, unless it has ended before.
 #[inline(always)]
-pub(in crate::datapath) fn end(forward: &mut Flow) {
+pub(crate) fn end(forward: &mut Flow) {
     if forward.active_flows_slot != 0 {
         count_down(forward);
     }
@@ -68,9 +69,9 @@ fn count_down(forward: &mut Flow) {
     add(take(&mut forward.active_flows_slot), -1);
 }
 
-/// Looks at what may be the end of a flow.
+/// Subtracts the flow if it ends with this segment.
 #[inline(always)]
-pub(in crate::datapath) fn observe(segment: &Segment, flow: &mut Flow) {
+pub(crate) fn observe(segment: &Segment, flow: &mut Flow) {
     if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
         end_if_over(flow);
     }
@@ -84,8 +85,8 @@ fn end_if_over(flow: &mut Flow) {
         }
         return;
     }
-    let Some(peer) = lookup(&flow.to.reversed()) else { return };
-    let (forward, reply) = if flow.is_reply() { (peer, flow) } else { (flow, peer) };
+    let Some(reverse) = lookup(&flow.to.reversed()) else { return };
+    let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
     if Phase::of(forward, reply).is_over() {
         end(forward);
     }

@@ -6,12 +6,13 @@ use lb_ebpf::service::schedule;
 use super::conntrack::now;
 use crate::datapath::{maps::AFFINITY, service};
 
-/// The slot of the backend that the client belongs to; [`schedule::NONE`] where it belongs to none that the service
+/// The slot of the backend that the client is pinned to; [`schedule::NONE`] if it is pinned to none that the service
 /// still has.
 #[inline(never)]
 pub(crate) fn find(client: &Address, service: &Service) -> u32 {
-    // SAFETY: the value is copied at once. One that was reused meanwhile names a backend of another service; then it is
-    // none of ours, or as good as any.
+    // SAFETY: array-like memory of the map stays mapped while a program runs, and the value is copied at once. An LRU
+    // map may reuse the element meanwhile; then the copy names a backend of another client. It is one of this
+    // service, and as good as any, or `find_backend` rejects it.
     let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else {
         return schedule::NONE;
     };
@@ -21,11 +22,11 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     service::find_backend(service, &affinity.address, affinity.port)
 }
 
-/// Notes that the client has made a connection to this backend.
+/// Pins the client to this backend.
 #[inline(never)]
 pub(crate) fn remember(client: &Address, service: u32, backend: &Backend) {
     let affinity = Affinity { address: backend.address, port: backend.port, zeros: 0, last_used: now() };
-    // An LRU map always has room; should this fail nevertheless, the next connection is balanced anew.
+    // An LRU map always has room. Should the insertion fail nevertheless, the next connection is rebalanced.
     AFFINITY.insert(&key(client, service), &affinity, 0).unwrap_or_default();
 }
 

@@ -1,5 +1,5 @@
-//! Flows in the kernel: finding and following them. Their life cycle is `lb_common::conntrack`, their beginning is in
-//! `open`.
+//! The entries of `CONNTRACK`: lookup, observation, and deletion of flows that are over. Their life cycle is
+//! `lb_common::conntrack`; `create` inserts them.
 
 use aya_ebpf::{
     Global,
@@ -14,51 +14,53 @@ use lb_ebpf::{
 use super::active_flows;
 use crate::datapath::{context::HookContext, maps::CONNTRACK, service, settings};
 
-/// The lower half of the number of timer interrupts, above the moment of the last one.
+/// The number of the last timer interrupt in the upper 32 bits, the tick at that time in the lower 32 bits.
 static mut CLOCK: u64 = 0;
 
-/// The moment that entries note.
+/// The current tick.
 ///
-/// Coarse time stands still between two timer interrupts, so it is asked for once after each; their number is read
-/// without a call.
+/// Coarse time stands still between two timer interrupts, so the kernel is asked for it once after each; reading
+/// their number takes no call.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
-    // SAFETY: takes nothing and has no side effects.
+    // SAFETY: the helper takes nothing and only returns a number.
     let interrupts = unsafe { bpf_jiffies64() } << 32;
-    // SAFETY: one load. What another CPU stores meanwhile is as good.
+    // SAFETY: one volatile load of an aligned `u64`, which is never torn. Any value that some CPU has stored is right
+    // for its interrupt.
     let clock = unsafe { (&raw const CLOCK).read_volatile() };
-    if clock & (u64::MAX << 32) == interrupts { Tick(clock as u32) } else { ask(interrupts) }
+    if clock & (u64::MAX << 32) == interrupts { Tick(clock as u32) } else { read_clock(interrupts) }
 }
 
 #[inline(never)]
-fn ask(interrupts: u64) -> Tick {
-    // SAFETY: as above.
+fn read_clock(interrupts: u64) -> Tick {
+    // SAFETY: the helper takes nothing and only returns a number.
     let now = Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() });
-    // SAFETY: one store of a value that is whole. Should it be late, the next packet asks again.
+    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If another CPU overwrites it, the next
+    // packet asks again.
     unsafe { (&raw mut CLOCK).write_volatile(interrupts | u64::from(now.0)) };
     now
 }
 
-/// The entry of this direction.
+/// The entry with this key.
 #[inline(always)]
-pub(in crate::datapath) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
-    // SAFETY: the memory is that of an element of this map for as long as the program runs. Other CPUs may write the
-    // counters of the same flow: plain integers of which any recent value will do. A deleted element may become that of
-    // another flow at once; flows are deleted when they are long unused, replaced, or purged, so that takes a deletion
-    // and an insertion within the nanoseconds of our use. The packet then has the wrong checksum, and is dropped by
-    // whom it reaches.
+pub(crate) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
+    // SAFETY: the pointer is that of an element, whose memory stays mapped while the program runs, and every bit
+    // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any recent
+    // value will do. The map may reuse a deleted element for another flow at once. Flows are deleted when they are
+    // expired, replaced, or purged, so that takes a deletion and an insertion within the nanoseconds of this use. The
+    // packet then gets a wrong checksum, and its receiver drops it.
     CONNTRACK.get_ptr_mut(tuple).map(|flow| unsafe { &mut *flow })
 }
 
-/// Whether the packet opens a connection of its own although its five-tuple has an entry: a SYN after the end of the
-/// last connection, or one that no backend will answer any more. A SYN for which the entry stands is a
-/// retransmission and goes where the first one went.
+/// Whether the packet opens a new connection although its five-tuple has an entry: a SYN after the end of the last
+/// connection, or one that its backend no longer answers. Any other SYN is a retransmission and goes to the same
+/// backend.
 #[inline(always)]
-pub(in crate::datapath) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
+pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     packet.segment.is_syn() && !flow.is_reply() && is_stale(context, packet, flow)
 }
 
-/// Whether the entry has nothing to say to a SYN any more.
+/// Whether a SYN replaces the entry.
 #[inline(never)]
 fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let phase = if flow.is_tunnelled() {
@@ -67,30 +69,30 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
         let Some(reply) = lookup(&flow.to.reversed()) else { return true };
         Phase::of(flow, reply)
     };
-    phase.is_over() || gives_up(flow, phase) || has_lost_its_backend(context, packet, flow, phase)
+    phase.is_over() || is_given_up(flow, phase) || has_lost_backend(context, packet, flow, phase)
 }
 
-/// How often a SYN that nobody answers is sent to the same backend again, before another one is tried; 0 is always. The
-/// agent sets it when it loads the programs.
+/// Retransmissions of an unanswered SYN to one backend before another backend is tried; 0 never tries another one.
+/// The agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
-/// Whether backends that do not answer are given up.
+/// Whether another backend is tried in place of one that does not answer.
 #[inline(always)]
-pub(in crate::datapath) fn tries_others() -> bool {
+pub(crate) fn tries_other_backends() -> bool {
     SYN_RETRIES.load() != 0
 }
 
-/// Whether the client has asked this backend often enough.
+/// Whether the client has sent this backend enough SYNs.
 #[inline(always)]
-fn gives_up(flow: &Flow, phase: Phase) -> bool {
-    tries_others() && flow.is_unanswered(phase, SYN_RETRIES.load())
+fn is_given_up(flow: &Flow, phase: Phase) -> bool {
+    tries_other_backends() && flow.is_unanswered(phase, SYN_RETRIES.load())
 }
 
-/// Whether the flow's backend is none of its service any more. A service without any backend loses only those flows
-/// that nobody has answered yet: their next SYN is rejected.
+/// Whether the flow's backend is no longer one of its service. A service that has lost all backends loses only the
+/// flows that no backend has answered: their next SYN is rejected.
 #[inline(always)]
-fn has_lost_its_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
+fn has_lost_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
     match service::lookup(&packet.tuple) {
         Ok(service) => {
             let (service, _) = settings::for_client(context, &packet.tuple.source, service);
@@ -102,21 +104,22 @@ fn has_lost_its_backend(context: &HookContext, packet: &Packet, flow: &Flow, pha
     }
 }
 
-/// Whether the packet is of a connection that goes past the VIP although it has the tuple of a reply: a backend accepts
-/// a connection, and that through the VIP is over. (A new one through the VIP would have replaced the entry.)
+/// Whether the packet belongs to a connection that bypasses the VIP although it has the tuple of a reply: a SYN-ACK,
+/// when the connection through the VIP is over. (A new connection through the VIP would have replaced the entry.) If
+/// so, the entries of the old connection are deleted.
 #[inline(always)]
-pub(in crate::datapath) fn is_foreign(packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.is_syn_ack() && flow.is_reply() && ends_here(packet, flow)
+pub(crate) fn bypasses_vip(packet: &Packet, flow: &Flow) -> bool {
+    packet.segment.is_syn_ack() && flow.is_reply() && delete_old_flow(packet, flow)
 }
 
-/// Forgets a flow that is over.
+/// Deletes the flow with this reply entry if it is over; returns whether it was.
 #[inline(never)]
-fn ends_here(packet: &Packet, reply: &Flow) -> bool {
+fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     let key = reply.to.reversed();
     match lookup(&key) {
         Some(forward) if Phase::of(forward, reply).is_over() => {
             active_flows::end(forward);
-            // Nothing is lost if another CPU was faster.
+            // Another CPU may have been faster.
             CONNTRACK.remove(&key).unwrap_or_default();
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
             true
@@ -125,16 +128,18 @@ fn ends_here(packet: &Packet, reply: &Flow) -> bool {
     }
 }
 
-/// Removes the connection whose reply direction has this key if its source port may be used again: if it is over, else
-/// a busy client would have used all ports towards a backend long before the first of them comes back. The backend may
-/// still wait for stray segments of one that was closed, and nothing says that datagrams have ended, so those are taken
-/// only by who is `eager`. True for the one CPU that did it.
+/// Deletes the connection whose reverse entry has this key, if it is over and its source port may be used again; else
+/// a busy client would run out of ports towards a backend long before entries expire. Returns true on the one CPU
+/// that did it.
+///
+/// A backend may still expect stray segments of a closed connection, and UDP has no end, so those ports are taken
+/// only if `eager`.
 #[inline(never)]
-pub(in crate::datapath) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
+pub(crate) fn delete_if_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     let Some(reply) = lookup(key) else { return true };
     let masqueraded = reply.flags & flow_flags::MASQUERADE != 0;
     *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
-    // One without the other direction may be in the making, on another CPU.
+    // If the forward entry is missing, another CPU may be creating it.
     let Some(forward) = lookup(&keys.forward) else { return false };
     if !may_be_replaced(forward, reply, eager) || CONNTRACK.remove(key).is_err() {
         return false;
@@ -142,32 +147,32 @@ pub(in crate::datapath) fn forget_over(key: &Tuple, eager: bool, keys: &mut Keys
     active_flows::end(forward);
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     if masqueraded {
-        forget_first(keys);
+        delete_first_flow(keys);
     }
     true
 }
 
-/// Keys of entries that go with another; the stack has no room for them.
-pub(in crate::datapath) struct Keys {
+/// Keys of entries that are deleted together; the stack has no room for them.
+pub(crate) struct Keys {
     forward: Tuple,
     first_reply: Tuple,
 }
 
-/// Removes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves with
-/// the client's own address.
+/// Deletes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves
+/// with the client address.
 #[inline(never)]
-fn forget_first(keys: &mut Keys) {
+fn delete_first_flow(keys: &mut Keys) {
     let Some(reply) = lookup(&keys.first_reply) else { return };
     keys.forward = reply.to.reversed();
     if let Some(forward) = lookup(&keys.forward) {
         active_flows::end(forward);
     }
-    // Nothing is lost if they are gone already.
+    // They may be gone already.
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     CONNTRACK.remove(&keys.first_reply).unwrap_or_default();
 }
 
-/// Ticks after which a UDP flow that was no stream may be replaced: a resolver has given up by then.
+/// Ticks without a packet after which a UDP flow that is no stream may be replaced: a resolver has given up by then.
 const UDP_IDLE: u32 = 5;
 
 #[inline(always)]
@@ -183,15 +188,15 @@ fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool) -> bool {
     }
 }
 
-/// Notes what a packet says about the life of its flow.
+/// Updates the flow with this packet.
 #[inline(always)]
-pub(in crate::datapath) fn observe(packet: &Packet, flow: &mut Flow) {
+pub(crate) fn observe(packet: &Packet, flow: &mut Flow) {
     observe_at(packet, flow, now());
 }
 
-/// The same, where the moment is known.
+/// Updates the flow with this packet, which was received at `now`.
 #[inline(always)]
-pub(in crate::datapath) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
+pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     flow.count_packet(packet.length);
     match packet.body {
         Body::Tcp | Body::Sctp if packet.segment.is_rst() => observe_reset(packet, flow),
@@ -214,8 +219,8 @@ fn observe_reset(packet: &Packet, flow: &mut Flow) {
         }
         return;
     }
-    if let Some(peer) = lookup(&flow.to.reversed())
-        && flow.accepts_reset(&packet.segment, peer)
+    if let Some(reverse) = lookup(&flow.to.reversed())
+        && flow.accepts_reset(&packet.segment, reverse)
     {
         flow.seen |= seen::RST;
         flow.last_seen = now();

@@ -1,135 +1,158 @@
-//! Packets of no flow: what they are for, and whether they may.
+//! New flows: which service a packet is for, whether it may begin a flow, and which backend that gets.
 
 use lb_common::{Choice, EventHook, Outcome, Service, service_flags};
 use lb_ebpf::{parse::Packet, service::schedule};
 
 use super::{
     conntrack,
-    create::{self, Request},
+    create::{self, Created, Request},
 };
 use crate::datapath::{
     context::HookContext,
     events, log,
-    maps::{CONNTRACK, scratch},
+    maps::CONNTRACK,
+    scratch::scratch,
     service::{self, admit, choose},
     settings,
 };
 
-/// A packet that is to be rejected; how depends on what it is.
-pub(in crate::datapath) const REJECTED: Outcome = Outcome::RejectTcp;
-
-/// What flow may begin.
+/// Which flow may begin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(in crate::datapath) enum Begin {
+pub(crate) enum Begin {
     /// Any.
     Any = 0,
     /// Only a routed one, as for the XDP program.
     OnlyRouted = 1,
     /// The one that `SCRATCH` asks for already.
-    Asked = 2,
+    Requested = 2,
 }
 
 impl Begin {
-    /// Where such flows begin.
+    /// The hook where such flows begin.
     #[inline(always)]
     const fn hook(self) -> EventHook {
         match self {
-            Self::Any | Self::Asked => EventHook::Ingress,
+            Self::Any | Self::Requested => EventHook::Ingress,
             Self::OnlyRouted => EventHook::Xdp,
         }
     }
 }
 
-/// A packet of no flow, or of one that is over (`earlier`). If it is for a service, a backend is chosen and the flow
-/// exists from now on ([`Outcome::NewFlow`], [`Outcome::NewRoutedFlow`]), or the packet is to be dropped or
-/// [`REJECTED`].
+/// The result of [`new_flow`].
+///
+/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
+/// not use.
+#[derive(Clone, Copy)]
+pub(crate) enum NewFlow {
+    /// It has a flow now, through the stack.
+    Created,
+    /// It has a routed flow now.
+    CreatedRouted,
+    /// Its service has no backend for it: the packet is to be rejected.
+    Reject,
+    /// It gets no flow, for this reason.
+    Refused(Outcome),
+}
+
+const _: () = assert!(size_of::<NewFlow>() == size_of::<Outcome>());
+
+/// Why a packet gets no flow.
+#[derive(Clone, Copy)]
+enum Refusal {
+    /// Its service has no backend for it.
+    NoBackend,
+    Outcome(Outcome),
+}
+
+impl From<Outcome> for Refusal {
+    #[inline(always)]
+    fn from(outcome: Outcome) -> Self {
+        Self::Outcome(outcome)
+    }
+}
+
+/// Creates the flow of a packet that has none, or whose `earlier` one is over.
 #[inline(never)]
-pub(in crate::datapath) fn new_flow(
-    context: &HookContext,
-    packet: &Packet,
-    earlier: bool,
-    begin: Begin,
-) -> Outcome {
-    match try_new_flow(context, packet, earlier, begin) {
-        Ok(outcome) => {
+pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> NewFlow {
+    match choose_and_create(context, packet, earlier, begin) {
+        Ok(created) => {
             log::new_flow(context);
-            events::new_flow(context, outcome, begin.hook());
-            outcome
+            match created {
+                Created::Plain => {
+                    events::new_flow(context, Outcome::NewFlow, begin.hook());
+                    NewFlow::Created
+                }
+                Created::Routed => {
+                    events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
+                    NewFlow::CreatedRouted
+                }
+            }
         }
-        Err(early) => early,
+        Err(Refusal::NoBackend) => NewFlow::Reject,
+        Err(Refusal::Outcome(outcome)) => NewFlow::Refused(outcome),
     }
 }
 
 #[inline(always)]
-fn try_new_flow(
+fn choose_and_create(
     context: &HookContext,
     packet: &Packet,
     earlier: bool,
     begin: Begin,
-) -> Result<Outcome, Outcome> {
-    if begin != Begin::Asked {
-        ask(context, packet, earlier)?;
+) -> Result<Created, Refusal> {
+    if begin != Begin::Requested {
+        request(context, packet, earlier)?;
     }
-    let outcome = create::create(context, packet, earlier, begin == Begin::OnlyRouted)?;
-    if begin != Begin::Asked {
-        let Service { id, scheduler, .. } = scratch()?.request.service;
-        choose::made(id, scheduler);
+    let created = create::create(context, packet, earlier, begin == Begin::OnlyRouted)?;
+    if begin != Begin::Requested {
+        let Service { id, scheduler, .. } = scratch()?.request().service;
+        choose::flow_began(id, scheduler);
     }
-    Ok(outcome)
+    Ok(created)
 }
 
-/// Finds out what flow the packet begins, and leaves that in `SCRATCH`.
+/// Leaves in `SCRATCH` which flow the packet asks for, with its backend.
 #[inline(always)]
-fn ask(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
-    match prepare(context, packet) {
-        Outcome::NewFlow => {}
-        Outcome::LeftToEarlier => {
-            // What follows is not of the flow that we knew. Nothing is lost if we knew none.
+fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Refusal> {
+    request_service(context, packet).inspect_err(|refusal| {
+        if matches!(refusal, Refusal::Outcome(Outcome::LeftToEarlier)) {
+            // The packets that follow are not of the flow that we knew. Nothing is lost if we knew none.
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
-            return Err(Outcome::LeftToEarlier);
         }
-        other => return Err(other),
-    }
-    let request = &mut scratch()?.request;
+    })?;
+    let request = scratch()?.request();
     let Request { service, choice, .. } = request;
     *choice = Choice::Scheduler;
     request.slot = choose::choose(&packet.tuple, service, || *choice = Choice::Affinity);
-    if earlier && conntrack::tries_others() && request.slot != schedule::NONE {
+    if earlier && conntrack::tries_other_backends() && request.slot != schedule::NONE {
         let slot = choose::another(&packet.tuple, &request.service, request.slot);
         if slot != request.slot {
             (request.slot, request.choice) = (slot, Choice::Retry);
         }
     }
-    if request.slot == schedule::NONE { Err(REJECTED) } else { Ok(()) }
+    if request.slot == schedule::NONE { Err(Refusal::NoBackend) } else { Ok(()) }
 }
 
-/// Finds out what the packet is for, and leaves that in `SCRATCH`; anything but [`Outcome::NewFlow`] is the end of it.
-/// (With a frame of its own, which is gone before a backend is chosen and the flow is made.)
+/// Leaves in `SCRATCH` which service the packet is for. (With a stack frame of its own, which is gone before a
+/// backend is chosen and the flow is created.)
 #[inline(never)]
-fn prepare(context: &HookContext, packet: &Packet) -> Outcome {
-    match try_prepare(context, packet) {
-        Ok(()) => Outcome::NewFlow,
-        Err(early) => early,
-    }
-}
-
-#[inline(always)]
-fn try_prepare(context: &HookContext, packet: &Packet) -> Result<(), Outcome> {
+fn request_service(context: &HookContext, packet: &Packet) -> Result<(), Refusal> {
     let service = service::lookup(&packet.tuple)?;
     admit::handover(packet)?;
     admit::first_packet(packet, &service)?;
-    let (service, inside) = settings::for_client(context, &packet.tuple.source, service);
+    let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
     admit::client(&service, &packet.tuple.source)?;
     if service.backends_count == 0 {
-        return Err(REJECTED);
+        return Err(Refusal::NoBackend);
     }
     if packet.segment.is_syn_ack() {
-        // Whoever accepts a connection has been asked for it, past us.
-        return Err(Outcome::NoService);
+        // A SYN-ACK without a flow: the SYN bypassed this proxy.
+        return Err(Refusal::Outcome(Outcome::NoService));
     }
-    let masquerade = service.masquerades(inside);
-    let direct = !inside && service.flags & service_flags::DSR != 0;
-    scratch()?.request = Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
+    let masquerade = service.masquerades(internal);
+    let direct = !internal && service.flags & service_flags::DSR != 0;
+    *scratch()?.request() =
+        Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! The end of a tunnel: packets for backends on this node that the node which chose them has sent here.
+//! The end of a tunnel: packets to backends on this node, from the node that has chosen the backend.
 //!
-//! A packet is taken out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a service that has
-//! this backend, or for a flow that goes to it. Anything else is not ours and goes on as it is: this node may be nothing but a
-//! router on its way. The packet then goes to that very backend, by its client's own address, and never into another tunnel.
+//! A packet is taken out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a service
+//! with this backend, or for a flow to it. All others pass unchanged: this node may be only a router on their way.
+//! The packet then goes to that very backend with the address of its client, and never into another tunnel.
 
 use aya_ebpf::bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC};
 use lb_common::{
@@ -15,6 +15,7 @@ use lb_ebpf::{
     service::schedule,
 };
 
+use super::through_stack;
 use crate::datapath::{
     Hook,
     context::HookContext,
@@ -22,52 +23,55 @@ use crate::datapath::{
         conntrack,
         create::Request,
         masquerade,
-        new::{self, Begin},
+        new::{self, Begin, NewFlow},
     },
-    forward::through_stack,
-    fragments, icmp,
-    maps::{self, scratch},
+    fragments,
+    icmp::{self, Translated},
+    maps, outcome_of,
+    scratch::scratch,
     service, settings,
     skb::Skb,
 };
 
-/// What is in no tunnel that ends here.
-pub(in crate::datapath) const NOT_OURS: Outcome = Outcome::NotTransport;
-
-/// Takes a packet that enters the node out of its tunnel, if that ends here, and leads it to its backend. Else it is
-/// [`NOT_OURS`]. (Part of the program itself: the beginning of a flow needs all of the eight frames that there may be but
-/// this one.)
+/// Takes a packet that enters the node out of its tunnel and sends it to its backend; `None` if no tunnel ends here.
+/// (Part of the program itself: creating a flow needs all of the eight stack frames that there may be but this one.)
 #[inline(always)]
-pub(in crate::datapath) fn process(skb: &mut Skb) -> Outcome {
-    let Ok(packet) = maps::inner_packet() else { return NOT_OURS };
-    match receive(skb, packet) {
-        Outcome::NewFlow => {
+pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
+    let packet = maps::inner_packet().ok()?;
+    Some(match receive(skb, packet) {
+        Received::NotOurs => return None,
+        Received::Dropped(outcome) => reported(packet, outcome),
+        Received::KnownFlow => forward(skb, packet),
+        Received::IcmpError => match icmp::translate(skb, &packet.headers, Hook::Ingress) {
+            Translated::Done(outcome) => outcome,
+            // Its flow leads to a backend on this node, so it has changed since `receive`.
+            Translated::ThroughTunnel => Outcome::UnknownIcmpError,
+        },
+        Received::NewFlow => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
-            match new::new_flow(&skb.context(), packet, earlier, Begin::Asked) {
-                Outcome::NewFlow => follow(skb, packet).of_first_packet(),
-                other => told_of(packet, other),
+            match new::new_flow(&skb.context(), packet, earlier, Begin::Requested) {
+                NewFlow::Created | NewFlow::CreatedRouted => forward(skb, packet).of_first_packet(),
+                // The request names a backend, so there is nothing to reject.
+                NewFlow::Reject => reported(packet, Outcome::NoBackend),
+                NewFlow::Refused(outcome) => reported(packet, outcome),
             }
         }
-        Outcome::Decapsulated => follow(skb, packet),
-        Outcome::IcmpError => icmp::translate(skb, &packet.headers, Hook::Ingress),
-        NOT_OURS => NOT_OURS,
-        other => told_of(packet, other),
-    }
+    })
 }
 
-/// A packet that is dropped is to be told of as it is in its tunnel.
+/// Makes an event about a dropped packet show it as it is in its tunnel.
 #[inline(always)]
-fn told_of(packet: &Packet, outcome: Outcome) -> Outcome {
-    if let Ok(told) = maps::packet() {
-        *told = *packet;
+fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
+    if let Ok(reported) = maps::packet() {
+        *reported = *packet;
     }
     outcome
 }
 
-/// Whether a packet that is of no flow and for no service may be in a tunnel. (In datagrams only one of no service is looked
-/// for: theirs is a port as any other.)
+/// Whether a packet of no flow and no service may be in a tunnel. (GUE is looked for only in datagrams of no service:
+/// a service may use that port as any other.)
 #[inline(always)]
-pub(in crate::datapath) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
+pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
         Outcome::NotTransport => true,
         Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
@@ -75,97 +79,106 @@ pub(in crate::datapath) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> b
     }
 }
 
-/// Takes the packet out. It then goes on in its flow ([`Outcome::Decapsulated`]), or there is to be one
-/// ([`Outcome::NewFlow`]), or it is an [`Outcome::IcmpError`]; anything else is what became of it.
-#[inline(never)]
-fn receive(skb: &mut Skb, packet: &mut Packet) -> Outcome {
-    try_receive(skb, packet).unwrap_or_else(|early| early)
+/// The result of [`receive`].
+///
+/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
+/// not use.
+#[derive(Clone, Copy)]
+enum Received {
+    /// In no tunnel that ends here. It is as it was; in all other cases it is out of its tunnel or dropped.
+    NotOurs,
+    /// In a tunnel, but dropped for this reason.
+    Dropped(Outcome),
+    /// A packet of a flow to the backend.
+    KnownFlow,
+    /// A packet that begins the flow that `SCRATCH` asks for now.
+    NewFlow,
+    /// An ICMP error about a packet of the backend.
+    IcmpError,
 }
 
-#[inline(always)]
-fn try_receive(skb: &mut Skb, packet: &mut Packet) -> Result<Outcome, Outcome> {
-    read(skb, packet)?;
-    if fragments::complete(packet).is_err() {
-        return Err(NOT_OURS);
+const _: () = assert!(size_of::<Received>() == size_of::<Outcome>());
+
+/// Takes the packet out of its tunnel, if one ends here.
+#[inline(never)]
+fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
+    skb.pull_headers();
+    if !find(skb) || !parse(skb, packet) || fragments::complete(packet).is_err() {
+        return Received::NotOurs;
     }
     let is_error = packet.body == Body::IcmpError;
-    let slot = if is_error { error_destination(skb, packet) } else { destination(&skb.context(), packet) };
-    if slot == schedule::NONE {
-        return Err(NOT_OURS);
-    }
+    let target = if is_error { error_target(skb, packet) } else { target(&skb.context(), packet) };
+    let received = match target {
+        Target::None => return Received::NotOurs,
+        Target::KnownFlow if is_error => Received::IcmpError,
+        Target::KnownFlow => Received::KnownFlow,
+        Target::NewFlow => Received::NewFlow,
+    };
     if !is_from_peer() {
-        return Err(Outcome::TunnelRefused);
+        return Received::Dropped(Outcome::TunnelRefused);
     }
-    take_out(skb, packet)?;
-    if is_error {
-        return Ok(Outcome::IcmpError);
-    }
-    if slot == KNOWN_FLOW {
-        return Ok(Outcome::Decapsulated);
-    }
-    if packet.segment.is_rst() { Err(Outcome::StrayReset) } else { Ok(Outcome::NewFlow) }
-}
-
-/// Finds the tunnel and parses the packet in it; where headers lie outside the linear part of the buffer, they are pulled in
-/// first.
-#[inline(always)]
-fn read(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
-    skb.pull_headers();
-    if find(skb) != FOUND || parse(skb, packet) != FOUND {
-        return Err(NOT_OURS);
-    }
-    Ok(())
-}
-
-/// There is a tunnel, or a packet in it.
-const FOUND: Outcome = Outcome::Decapsulated;
-
-/// Leaves the tunnel in `SCRATCH`.
-#[inline(never)]
-fn find(skb: &Skb) -> Outcome {
-    match (scratch(), tunnel::find(skb, skb.layer)) {
-        // What has a tag belongs to another device, on top of this one.
-        (Ok(scratch), Ok(tunnel)) if tunnel.outer <= lengths::ETHERNET => {
-            scratch.tunnel = tunnel;
-            FOUND
+    match take_out(skb, packet) {
+        Ok(()) if target == Target::NewFlow && packet.segment.is_rst() => {
+            Received::Dropped(Outcome::StrayReset)
         }
-        _ => NOT_OURS,
+        Ok(()) => received,
+        Err(outcome) => Received::Dropped(outcome),
     }
 }
 
-/// Parses the packet in the tunnel. (Where it begins comes from `SCRATCH`, so that the verifier does not walk this once for
-/// each place where it may begin.)
+/// Leaves the tunnel in `SCRATCH`; returns false if there is none.
 #[inline(never)]
-fn parse(skb: &Skb, packet: &mut Packet) -> Outcome {
-    let Ok(scratch) = scratch() else { return NOT_OURS };
-    match parse_at(skb, scratch.tunnel.inner) {
+fn find(skb: &Skb) -> bool {
+    match (scratch(), tunnel::find(skb, skb.layer)) {
+        // A packet with a tag belongs to another device, on top of this one.
+        (Ok(scratch), Ok(tunnel)) if tunnel.outer <= lengths::ETHERNET => {
+            *scratch.tunnel() = tunnel;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Parses the packet in the tunnel; returns false if that fails. (Where it begins comes from `SCRATCH`, so that the
+/// verifier does not walk this once for each place where it may begin.)
+#[inline(never)]
+fn parse(skb: &Skb, packet: &mut Packet) -> bool {
+    let Ok(scratch) = scratch() else { return false };
+    match parse_at(skb, scratch.tunnel().inner) {
         Ok(parsed) => {
             *packet = parsed;
-            FOUND
+            true
         }
-        Err(_) => NOT_OURS,
+        Err(_) => false,
     }
 }
 
-/// In place of a slot: the packet is of a flow to the backend.
-const KNOWN_FLOW: u32 = schedule::NONE - 1;
+/// The destination of a packet in a tunnel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Target {
+    /// To no backend on this node that the tunnel leads to.
+    None = 0,
+    /// To the backend, by a flow that is there.
+    KnownFlow = 1,
+    /// To the backend, by a flow that is to be created.
+    NewFlow = 2,
+}
 
-/// The slot of the backend that the tunnel leads to, with what asks for a flow there in `SCRATCH`; [`KNOWN_FLOW`]; or
-/// [`schedule::NONE`] where there is no such backend on this node.
+/// The destination of the packet. The flow that it asks for is in `SCRATCH`.
 #[inline(never)]
-fn destination(context: &HookContext, packet: &Packet) -> u32 {
-    let Ok(scratch) = scratch() else { return schedule::NONE };
-    let backend = &scratch.tunnel.destination;
+fn target(context: &HookContext, packet: &Packet) -> Target {
+    let Ok(scratch) = scratch() else { return Target::None };
+    let backend = &scratch.tunnel().destination;
     let known = conntrack::lookup(&packet.tuple).filter(|flow| leads_to(flow, backend));
     if known.is_some() && !packet.segment.is_syn() {
-        return KNOWN_FLOW;
+        return Target::KnownFlow;
     }
-    let slot = if ask(packet) { local() } else { schedule::NONE };
+    let is_new = request(packet) && find_local_backend();
     match known {
-        Some(flow) if slot == schedule::NONE || !conntrack::is_new_connection(context, packet, flow) => {
-            KNOWN_FLOW
-        }
-        _ => slot,
+        Some(flow) if !is_new || !conntrack::is_new_connection(context, packet, flow) => Target::KnownFlow,
+        _ if is_new => Target::NewFlow,
+        _ => Target::None,
     }
 }
 
@@ -175,12 +188,12 @@ fn leads_to(flow: &Flow, backend: &Address) -> bool {
     !flow.is_reply() && !flow.is_tunnelled() && flow.to.destination == *backend
 }
 
-/// Asks for a flow of the service that the packet is for, if it is for any.
+/// Asks in `SCRATCH` for a flow of the service that the packet is for; returns false if it is for none.
 #[inline(never)]
-fn ask(packet: &Packet) -> bool {
+fn request(packet: &Packet) -> bool {
     match (scratch(), service(&packet.tuple)) {
         (Ok(scratch), Ok(service)) => {
-            scratch.request = Request {
+            *scratch.request() = Request {
                 service,
                 masquerade: false,
                 direct: false,
@@ -193,7 +206,8 @@ fn ask(packet: &Packet) -> bool {
     }
 }
 
-/// The service that the packet is for. Node ports are the same on all nodes: that of a peer stands for this node's.
+/// The service that the packet is for. Node ports are the same on all nodes: one of a peer stands for that of this
+/// node.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     match service::lookup(tuple) {
@@ -205,34 +219,31 @@ fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     if service.kind == FrontendKind::NodePort as u8 { Ok(service) } else { Err(Outcome::NoService) }
 }
 
-/// The slot of the backend, of the service that `SCRATCH` asks for, that the tunnel leads to, if it is on this node.
+/// Finds the backend that the tunnel leads to, of the service in `SCRATCH`; returns false if it is not on this node.
 #[inline(never)]
-fn local() -> u32 {
-    let Ok(scratch) = scratch() else { return schedule::NONE };
-    let address = &scratch.tunnel.destination;
-    let slot = service::search(&scratch.request.service, address, 0);
-    scratch.request.slot = slot;
-    match service::backend(slot) {
-        Some(backend) if backend.address == *address && backend.flags & backend_flags::LOCAL != 0 => slot,
-        _ => schedule::NONE,
-    }
+fn find_local_backend() -> bool {
+    let Ok(scratch) = scratch() else { return false };
+    let (request, address) = (scratch.request(), &scratch.tunnel().destination);
+    request.slot = service::search(&request.service, address, 0);
+    service::backend(request.slot)
+        .is_some_and(|backend| backend.address == *address && backend.flags & backend_flags::LOCAL != 0)
 }
 
-/// [`KNOWN_FLOW`] if the ICMP error is about what the backend that the tunnel leads to has sent.
+/// [`Target::KnownFlow`] if the ICMP error is about a packet of the backend that the tunnel leads to.
 #[inline(never)]
-fn error_destination(skb: &mut Skb, packet: &Packet) -> u32 {
-    let Ok(quoted) = icmp::read_quoted(skb, &packet.headers) else { return schedule::NONE };
-    let Ok(scratch) = scratch() else { return schedule::NONE };
+fn error_target(skb: &mut Skb, packet: &Packet) -> Target {
+    let Ok(quoted) = icmp::read_quoted(skb, &packet.headers) else { return Target::None };
+    let Ok(scratch) = scratch() else { return Target::None };
     match conntrack::lookup(&quoted.tuple.reversed()) {
-        Some(flow) if leads_to(flow, &scratch.tunnel.destination) => KNOWN_FLOW,
-        _ => schedule::NONE,
+        Some(flow) if leads_to(flow, &scratch.tunnel().destination) => Target::KnownFlow,
+        _ => Target::None,
     }
 }
 
 /// Whether the tunnel begins at a peer.
 #[inline(always)]
 fn is_from_peer() -> bool {
-    scratch().is_ok_and(|scratch| is_peer(&scratch.tunnel.source))
+    scratch().is_ok_and(|scratch| is_peer(&scratch.tunnel().source))
 }
 
 #[inline(never)]
@@ -240,26 +251,28 @@ fn is_peer(address: &Address) -> bool {
     settings::current().is_some_and(|settings| settings.peers.contains(address))
 }
 
-/// Takes the headers of the tunnel away. (What is within is of the same family, so that the kernel need not be told it by
-/// `BPF_F_ADJ_ROOM_DECAP_L3_*`, which is of Linux 6.3.)
+/// Takes the headers of the tunnel away. (The packet within is of the same family, so the kernel needs no
+/// `BPF_F_ADJ_ROOM_DECAP_L3_*`, which exist since Linux 6.3.)
 #[inline(always)]
 fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
-    let Tunnel { outer, inner, .. } = scratch()?.tunnel;
-    let octets = inner.wrapping_sub(outer);
+    let Tunnel { outer, inner, .. } = *scratch()?.tunnel();
+    let bytes = inner.wrapping_sub(outer);
     let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
-    skb.ctx.adjust_room(-(octets as i32), BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)?;
-    packet.headers.l3 = packet.headers.l3.wrapping_sub(octets);
-    packet.headers.l4 = packet.headers.l4.wrapping_sub(octets);
+    skb.ctx.adjust_room(-(bytes as i32), BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)?;
+    packet.headers.l3 = packet.headers.l3.wrapping_sub(bytes);
+    packet.headers.l4 = packet.headers.l4.wrapping_sub(bytes);
     Ok(())
 }
 
-/// Leads the packet to its backend.
+/// Sends the packet to its backend.
 #[inline(never)]
-fn follow(skb: &mut Skb, packet: &Packet) -> Outcome {
-    let Some(flow) = conntrack::lookup(&packet.tuple) else { return Outcome::ConntrackFull };
-    fragments::remember(packet);
-    match through_stack(skb, packet, flow) {
-        Ok(Outcome::Forward) => Outcome::Decapsulated,
-        Ok(outcome) | Err(outcome) => outcome,
-    }
+fn forward(skb: &mut Skb, packet: &Packet) -> Outcome {
+    outcome_of(|| {
+        let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
+        fragments::remember(packet);
+        match through_stack(skb, packet, flow)? {
+            Outcome::Forward => Ok(Outcome::Decapsulated),
+            outcome => Ok(outcome),
+        }
+    })
 }

@@ -1,8 +1,8 @@
-//! Direct forwarding: packets of flows leave where they enter, past the stack, once the way is known.
+//! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Those of routed flows may always, all others only where the agent was asked for that (`--forwarding direct`): what the
-//! stack does to packets between ingress and egress, netfilter above all, does not happen to them. Where no way is known
-//! (yet), for packets that do not fit, that have come too far, or that have to be looked at, there is the stack.
+//! Packets of routed flows always may; all others only with `--forwarding direct`: the stack, above all netfilter,
+//! does not see them between ingress and egress. The stack takes packets without a known next hop, that do not fit,
+//! have no hops left, or have to be inspected.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -17,22 +17,23 @@ use lb_ebpf::{
 use super::{next_hop, routed};
 use crate::datapath::{
     flow::conntrack,
+    rewrite,
     skb::{Exit, Skb},
 };
 
-/// Whether packets of all flows are forwarded so; written by the agent before it loads the programs.
+/// Whether packets of all flows may bypass the stack; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static DIRECT: Global<u8> = Global::new(0);
 
-/// Whether a packet that enters the node leaves at once; how is in the hop of its flow.
+/// Whether a packet that enters the node can bypass the stack. The next hop is in its flow then.
 #[inline(always)]
-pub(in crate::datapath) fn leaves(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    flow.may_bypass_stack(DIRECT.load() != 0) && leads_out(skb, packet, flow)
+pub(super) fn is_possible(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
+    flow.may_bypass_stack(DIRECT.load() != 0) && has_next_hop(skb, packet, flow)
 }
 
-/// Whether there is a way that takes the packet as it is.
+/// Whether there is a next hop that takes the packet as it is.
 #[inline(always)]
-fn leads_out(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
+fn has_next_hop(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     let now = conntrack::now();
     if flow.next_hop.resolved_at != now {
         next_hop::renew(&skb.context(), &flow.to, &mut flow.next_hop, now);
@@ -40,7 +41,7 @@ fn leads_out(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     flow.next_hop.flags & next_hop_flags::KNOWN != 0 && is_plain(packet) && fits(skb, packet, flow)
 }
 
-/// Whether it is a whole packet behind an Ethernet header, with ports and checksum where they always are.
+/// Whether it is a whole packet behind an Ethernet header, with ports and checksum at fixed offsets.
 #[inline(always)]
 fn is_plain(packet: &Packet) -> bool {
     let transport = matches!(packet.body, Body::Tcp | Body::Udp);
@@ -54,12 +55,21 @@ fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
     hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(flow.next_hop.mtu)
 }
 
-/// Sends a translated packet to its next hop, which [`leaves`] has found.
-///
-/// Where that has just been asked for, once in a while, the packet takes the kernel's own way to the neighbour, which keeps
-/// the kernel looking whether it is still there.
+/// Rewrites a packet and sends it to its next hop, which [`is_possible`] has found.
 #[inline(always)]
-pub(in crate::datapath) fn leave(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
+pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
+    conntrack::observe(packet, flow);
+    rewrite::packet(skb, packet, flow, 1)?;
+    send(skb, flow)?;
+    Ok(if flow.flags & flow_flags::ROUTED != 0 { Outcome::Routed } else { Outcome::Direct })
+}
+
+/// Sends a rewritten packet to its next hop.
+///
+/// The first packet after the next hop was resolved, one about every second, goes through the kernel's neighbour
+/// table. That keeps the kernel checking that the neighbour is still there.
+#[inline(always)]
+fn send(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
     let device = flow.next_hop.device;
     skb.exit = if flow.next_hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
         Exit::peer_of(device)
@@ -73,5 +83,5 @@ pub(in crate::datapath) fn leave(skb: &mut Skb, flow: &mut Flow) -> Result<(), O
     Ok(())
 }
 
-/// Packets of such flows are translated once more at the egress of their device, so they have to get there.
+/// Packets of such flows are translated once more at the egress of their device, so they must not skip it.
 const EGRESS_TOO: u8 = flow_flags::MASQUERADE | flow_flags::MASQUERADED;

@@ -1,4 +1,4 @@
-//! The ways on which packets of flows leave the hook: through the stack, past it ([`direct`], [`routed`]), or in a tunnel.
+//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), or in a [`tunnel`].
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;
@@ -13,37 +13,38 @@ use lb_common::{
 };
 use lb_ebpf::parse::Packet;
 
-use super::{Hook, flow::conntrack, rewrite, skb::Skb};
+use super::{Hook, either, flow::conntrack, rewrite, skb::Skb};
 
-/// What [`packet`] says of a packet of a routed flow whose way has to be found, which is left to the caller.
-pub(super) const BY_ROUTE: Outcome = Outcome::NewRoutedFlow;
-
-/// Follows the flow of a packet, rewrites it and sends it on.
-#[inline(always)]
-pub(super) fn packet(
-    skb: &mut Skb,
-    packet: &Packet,
-    flow: &mut Flow,
-    hook: Hook,
-) -> Result<Outcome, Outcome> {
-    let is_routed = flow.flags & flow_flags::ROUTED != 0;
-    let leaves = hook == Hook::Ingress && direct::leaves(skb, packet, flow);
-    if !leaves && !hook.translates(flow) {
-        return Err(Outcome::OtherHook);
-    }
-    if !leaves && is_routed {
-        return Err(BY_ROUTE);
-    }
-    if leaves {
-        conntrack::observe(packet, flow);
-        rewrite::packet(skb, packet, flow, 1)?;
-        direct::leave(skb, flow)?;
-        return Ok(if is_routed { Outcome::Routed } else { Outcome::Direct });
-    }
-    through_stack(skb, packet, flow)
+/// The result of [`packet`].
+///
+/// One register, which is all that a subprogram returns: the variant without a field is a value that [`Outcome`] does
+/// not use.
+#[derive(Clone, Copy)]
+pub(super) enum Forwarded {
+    /// It has this outcome.
+    Done(Outcome),
+    /// Nothing yet: it belongs to a routed flow, and the kernel has to be asked for its route ([`routed::forward`]).
+    NeedsRoute,
 }
 
-/// Follows the flow of a packet that goes on through the stack, and rewrites it.
+const _: () = assert!(size_of::<Forwarded>() == size_of::<Outcome>());
+
+/// Updates the flow of a packet, rewrites the packet and sends it on.
+#[inline(always)]
+pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
+    if hook == Hook::Ingress && direct::is_possible(skb, packet, flow) {
+        return Forwarded::Done(either(direct::forward(skb, packet, flow)));
+    }
+    if !hook.translates(flow) {
+        return Forwarded::Done(Outcome::OtherHook);
+    }
+    if flow.flags & flow_flags::ROUTED != 0 {
+        return Forwarded::NeedsRoute;
+    }
+    Forwarded::Done(either(through_stack(skb, packet, flow)))
+}
+
+/// Forwards a packet through the stack.
 #[inline(always)]
 pub(super) fn through_stack(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);

@@ -1,4 +1,4 @@
-//! How packets of a flow leave past the stack: asked once in a while, remembered in the flow.
+//! The next hop of packets that bypass the stack: resolved about once a second, and stored in the flow.
 
 use lb_common::{
     DeviceInfo,
@@ -6,28 +6,27 @@ use lb_common::{
     device_flags,
 };
 
-use super::route::{self, Found};
+use super::route::{self, ANY_LENGTH, Found};
 use crate::datapath::{context::HookContext, maps::DEVICES};
 
-/// What is special about the device; zeros if nothing is.
+/// The properties of the device; zeros if it has none.
 #[inline(always)]
-pub(in crate::datapath) fn device(index: u32) -> DeviceInfo {
-    // SAFETY: copied at once; where another device takes its place meanwhile, that one is of the same kind.
+pub(crate) fn device(index: u32) -> DeviceInfo {
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the
+    // map reuses it meanwhile, it is that of another device with an entry.
     unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo { mtu: 0, flags: 0 })
 }
 
-/// Asks for the way of packets `to`, and notes the answer.
+/// Resolves the next hop of packets `to`.
 #[inline(never)]
-pub(in crate::datapath) fn renew(context: &HookContext, to: &Tuple, hop: &mut NextHop, now: Tick) {
-    /// So short that it always fits: what we want is to be told the MTU.
-    const ANY: u16 = 1;
-    note(route::look_up(context, to, ANY, 0), hop, now);
+pub(crate) fn renew(context: &HookContext, to: &Tuple, hop: &mut NextHop, now: Tick) {
+    note(route::lookup(context, to, ANY_LENGTH, 0), hop, now);
 }
 
-/// Notes a route that was just looked up, whatever came of it; except that a neighbour is not known yet, which the packet that
-/// goes through the stack for that will change.
+/// Stores the result of a route lookup. If the neighbour is not resolved yet, the next packet looks again: the one at
+/// hand goes through the stack, which resolves it.
 #[inline(always)]
-pub(in crate::datapath) fn note(found: Found, hop: &mut NextHop, now: Tick) {
+pub(crate) fn note(found: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = 0;
     hop.resolved_at = if found == Found::WithoutNeighbour { Tick(0) } else { now };
     let Ok(route) = route::found() else { return };

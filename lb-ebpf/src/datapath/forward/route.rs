@@ -1,27 +1,27 @@
-//! Asking the kernel for routes.
+//! Route lookups by the kernel.
 
 use aya_ebpf::helpers::generated::bpf_fib_lookup;
 use lb_common::{Address, Outcome, conntrack::Tuple};
 
-use crate::datapath::{context::HookContext, maps::scratch};
+use crate::datapath::{context::HookContext, scratch::scratch};
 
-/// What the kernel takes and gives when asked for a route: `struct bpf_fib_lookup`.
+/// A route lookup: its arguments, then its results. `struct bpf_fib_lookup`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(in crate::datapath) struct Route {
+pub(crate) struct Route {
     family: u8,
     protocol: u8,
     source_port: u16,
     destination_port: u16,
-    /// Octets of the packet, host byte order; 0 asks for no check. Then the MTU, if the route was found.
+    /// Bytes of the packet, host byte order; 0 checks no size. Then the MTU, if the route was found.
     length: u16,
     /// The device that the packet came in through; then the one that it leaves through.
-    pub(in crate::datapath) device: u32,
+    pub(crate) device: u32,
     service_class: u32,
     source: [u32; 4],
     destination: [u32; 4],
     table: u32,
-    /// Of the device, then of the next hop.
+    /// The MAC address of the device, then that of the next hop.
     macs: [[u8; 6]; 2],
 }
 
@@ -30,12 +30,12 @@ const _: () = assert!(size_of::<Route>() == size_of::<aya_ebpf::bindings::bpf_fi
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// What came of it: `BPF_FIB_LKUP_RET_*`.
+/// The result of a lookup: `BPF_FIB_LKUP_RET_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::datapath) enum Found {
-    /// Everything.
+pub(crate) enum Found {
+    /// A route, and the MAC address of its next hop.
     Route,
-    /// A route whose next hop has not been asked for its MAC address yet.
+    /// A route whose next hop is not resolved to a MAC address yet.
     WithoutNeighbour,
     /// A route that takes only smaller packets.
     TooNarrow,
@@ -55,12 +55,15 @@ impl Found {
     }
 }
 
-/// Looks for the route of a packet `to` with `length` octets (0: of any length) that came in here; `flags` are
+/// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
+pub(crate) const ANY_LENGTH: u16 = 1;
+
+/// Looks for the route of a packet `to` with `length` bytes (0: of any length) that came in here; `flags` are
 /// `BPF_FIB_LOOKUP_*`. The route is in `SCRATCH`.
 #[inline(never)]
-pub(in crate::datapath) fn look_up(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
+pub(crate) fn lookup(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
     let Ok(scratch) = scratch() else { return Found::Nothing };
-    let route = &mut scratch.route;
+    let route = scratch.route();
     let (is_v4, words) = (to.destination.is_v4(), to.destination.words());
     *route = Route {
         family: if is_v4 { AF_INET } else { AF_INET6 },
@@ -75,41 +78,43 @@ pub(in crate::datapath) fn look_up(context: &HookContext, to: &Tuple, length: u1
         table: 0,
         macs: [[0; 6]; 2],
     };
-    let mut ask = |flags| {
+    let mut lookup = |flags| {
         let size = size_of::<Route>() as i32;
-        // SAFETY: `route` is as large as the kernel is told; the context is valid for the whole run of the program.
+        // SAFETY: the helper reads and writes `size` bytes at `route`, which has that size and is borrowed mutably.
+        // The context is valid for the whole run of the program.
         unsafe { bpf_fib_lookup(context.raw, core::ptr::from_mut(route).cast(), size, flags) }
     };
-    let mut result = ask(flags);
+    let mut result = lookup(flags);
     if result == -EINVAL && flags != 0 {
-        // A kernel that does not know these flags (before 6.7): what they would have told is not there, see `source`.
-        result = ask(0);
+        // A kernel that does not know these flags (`BPF_FIB_LOOKUP_SRC` before 6.7) does not report the source
+        // either: see `source`.
+        result = lookup(0);
     }
     Found::of(result)
 }
 
-/// What a helper returns that does not know a flag.
+/// The error of a helper for an unknown flag.
 const EINVAL: i64 = 22;
 
 impl Route {
-    /// The address that the node itself would speak from; `None` where the kernel does not tell that (before 6.7).
+    /// The address that the node itself would use as source; `None` before Linux 6.7, which does not report it.
     #[inline(always)]
-    pub(in crate::datapath) fn source(&self) -> Option<Address> {
+    pub(crate) fn source(&self) -> Option<Address> {
         let is_v4 = self.family == AF_INET;
         let source =
             if is_v4 { Address::from_v4_word(self.source[0]) } else { Address::from_words(self.source) };
         (self.source != [0; 4]).then_some(source)
     }
 
-    /// Octets of the largest packet that goes this way, if the length was to be checked.
+    /// Bytes of the largest packet on this route, if the lookup checked a length.
     #[inline(always)]
-    pub(in crate::datapath) const fn mtu(&self) -> u16 {
+    pub(crate) const fn mtu(&self) -> u16 {
         self.length
     }
 
     /// The MAC addresses of the next hop and of the device towards it.
     #[inline(always)]
-    pub(in crate::datapath) const fn macs(&self) -> ([u8; 6], [u8; 6]) {
+    pub(crate) const fn macs(&self) -> ([u8; 6], [u8; 6]) {
         let [source, destination] = self.macs;
         (destination, source)
     }
@@ -117,6 +122,6 @@ impl Route {
 
 /// The route that was looked up last.
 #[inline(always)]
-pub(in crate::datapath) fn found() -> Result<&'static Route, Outcome> {
-    Ok(&scratch()?.route)
+pub(crate) fn found() -> Result<&'static Route, Outcome> {
+    Ok(scratch()?.route())
 }

@@ -6,8 +6,8 @@ use lb_ebpf::parse::{Body, Packet};
 
 use crate::datapath::maps::{HANDOVER, SOURCE_RANGES};
 
-/// Whether a flow that begins with this packet, or is not known here, is ours. What is not goes on to the programs of an earlier
-/// layout, which are next on the hook.
+/// Leaves to the programs of an earlier layout, which are next on the hook, the packets that they may have flows of:
+/// see [`handover`].
 #[inline(always)]
 pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
     let has_turns = matches!(packet.body, Body::Tcp | Body::Sctp);
@@ -22,9 +22,9 @@ pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
 
 /// Whether a flow may begin with this packet.
 ///
-/// Segments in the middle of a connection may: the entries of the connection may be lost, or another node's. But at an
-/// address of the node itself, connections of the node and those that netfilter masquerades have ports, too: there only a SYN
-/// can be for the service.
+/// Segments in the middle of a connection may begin one: the entries of the connection may be lost, or on another
+/// node. But connections of the node itself and those that netfilter masquerades use ports of the node address as
+/// well. There only a SYN can be for the service.
 #[inline(always)]
 pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Outcome> {
     match packet.body {
@@ -38,7 +38,7 @@ pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Out
     }
 }
 
-/// Whether the service takes this client.
+/// Whether the service accepts this client.
 #[inline(always)]
 pub(crate) fn client(service: &Service, client: &Address) -> Result<(), Outcome> {
     if service.flags & service_flags::SOCKETS_ONLY != 0 {

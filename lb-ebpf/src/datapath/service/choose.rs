@@ -1,8 +1,8 @@
 //! The choice of a backend for a new flow, by the scheduler of its service.
 //!
-//! A packet that the XDP program leaves to tc is chosen for twice, and must get the same backend: else those whose flows
-//! only tc can begin would get less than their share. So chance is a hash of the packet and the moment, and a turn is over
-//! only when its flow has begun.
+//! A packet that the XDP program leaves to tc gets its backend chosen twice, and both choices must agree: else
+//! backends whose flows only tc can create would get less than their share. So a random choice is a hash of the
+//! packet and the tick, and a round-robin turn ends only when its flow has begun.
 
 use aya_ebpf::{
     Global,
@@ -23,22 +23,23 @@ use crate::datapath::flow::{
     conntrack::{self, now},
 };
 
-/// What hashing schedulers hash with; the agent sets it when it loads the programs.
+/// The seed of hashing schedulers; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static HASH_SEED: Global<u64> = Global::new(hash::DEFAULT_SEED);
 
-/// What chance depends on besides; the agent sets it to a number that nobody knows.
+/// The secret seed of random choices; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static CHANCE_SEED: Global<u64> = Global::new(0);
 
-/// How many flows of a service this CPU has sent on its way, by service id: where `rr` and `wrr` are in their sequence.
-/// Each CPU has its own, so that no two write to one cache line. Which service is forgotten when there are too many does
-/// not matter: it starts anew.
+/// Flows of a service that this CPU has created, by service id: the position of `rr` and `wrr` in their sequence.
+/// Each CPU has its own, so that no two write to one cache line. A service that is evicted starts its sequence again,
+/// which is harmless.
 #[btf_map]
 static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
 
-/// The slot of the backend for a new flow of `tuple`: the client's own where the service has affinity, else the scheduler's
-/// choice; [`schedule::NONE`] where no backend takes new flows. `affine` is called where it is the former.
+/// The slot of the backend for a new flow of `tuple`: the one that the client is pinned to if the service has
+/// affinity, and then `affine` is called; else the choice of the scheduler. [`schedule::NONE`] if no backend takes
+/// new flows.
 #[inline(always)]
 pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) -> u32 {
     if service.affinity_seconds > 0 {
@@ -51,9 +52,9 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
     scheduled(tuple, service)
 }
 
-/// Another slot than the one of the backend that the client of `tuple` has asked in vain: then the next one.
+/// The slot after that of a backend that has not answered the client of `tuple`.
 #[inline(never)]
-pub(in crate::datapath) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
+pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), super::backend(slot)) else {
         return slot;
     };
@@ -72,7 +73,7 @@ pub(in crate::datapath) fn another(tuple: &Tuple, service: &Service, slot: u32) 
 
 #[inline(never)]
 fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
-    // An unknown scheduler is one of a newer agent: any backend is better than none.
+    // A newer agent may know a scheduler that we do not: any backend is better than none.
     let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
     let entries = schedule::entries(service);
     if entries == 0 {
@@ -93,20 +94,20 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
     schedule::slot(service, nth, super::entry)
 }
 
-/// A search for the backend that is best off.
+/// A search for the backend with the least load.
 struct Search {
     scheduler: Scheduler,
     base: u32,
     count: u32,
-    /// The place that is looked at next.
+    /// The index in the slice that is looked at next.
     place: u32,
-    /// The slot of the best one so far.
+    /// The slot of the best backend so far.
     slot: u32,
     best: Load,
 }
 
-/// The slot of the backend with the least load. Of equals it is the first one from the place `start` on: nodes that know
-/// nothing of each other must not all begin with the same backend.
+/// The slot of the backend with the least load. Of equals it is the first one from index `start` on: nodes do not
+/// know of each other and must not all begin with the same backend.
 #[inline(always)]
 fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
     let mut search = Search {
@@ -118,15 +119,16 @@ fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
         best: Load { active: 0, weight: 0 },
     };
     let context = (&raw mut search).cast();
-    // SAFETY: `look_at_next` has the signature that the kernel calls it with, and `search` outlives the call.
+    // SAFETY: `look_at_next` has the signature that the kernel calls it with, and `search` outlives the call and is
+    // not used during it.
     unsafe { bpf_loop(service.backends_count, look_at_next as *mut _, context, 0) };
     search.slot
 }
 
-/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once, however many backends
-/// there are.
+/// Compares one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once, however many
+/// backends there are.
 extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 {
-    // SAFETY: it is what `least` gave to `bpf_loop`.
+    // SAFETY: `least` gave `bpf_loop` a pointer to its `search`, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<Search>() };
     let slot = search.base.wrapping_add(search.place);
     search.place += 1;
@@ -145,41 +147,44 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     i64::from(ends)
 }
 
-/// A backend has been chosen and its flow has begun.
+/// Ends the turn of a service: a flow has begun with the backend that was chosen.
 #[inline(always)]
-pub(crate) fn made(service: u32, scheduler: u8) {
+pub(crate) fn flow_began(service: u32, scheduler: u8) {
     if scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8 {
         end_turn(service);
     }
 }
 
-/// A number that is as good as any, but the same for the same packet within a second.
+/// A random number that is the same for the same packet within a tick.
 #[inline(always)]
 fn chance(tuple: &Tuple) -> u32 {
     let ports = u32::from(tuple.source_port) << 16 | u32::from(tuple.destination_port);
     (hash::of_endpoint(CHANCE_SEED.load() ^ u64::from(now().0), &tuple.source, ports) >> 32) as u32
 }
 
-/// CPUs start at different places, so that the first flows of each do not meet at one backend.
+/// The number of this CPU. Sequences start at different places on different CPUs, so that their first flows do not
+/// all get one backend.
 #[inline(always)]
 fn cpu() -> u32 {
-    // SAFETY: takes nothing and has no side effects.
+    // SAFETY: the helper takes nothing and only returns a number.
     unsafe { bpf_get_smp_processor_id() }
 }
 
 /// The number of the next turn of a service on this CPU.
 #[inline(always)]
 fn turn(service: u32) -> u32 {
-    // SAFETY: the value is of this CPU alone. Two programs that share it by interruption may take the same turn.
+    // SAFETY: the pointer is that of an element for this CPU, whose memory stays mapped while the program runs. A
+    // program that interrupts this one on the same CPU may read the same turn, which is harmless.
     TURNS.get_ptr_mut(&service).map_or(0, |turns| unsafe { *turns })
 }
 
 #[inline(never)]
 fn end_turn(service: u32) {
     match TURNS.get_ptr_mut(&service) {
-        // SAFETY: as for `turn`.
+        // SAFETY: the pointer is that of an element for this CPU, whose memory stays mapped while the program runs. A
+        // program that interrupts this one on the same CPU may lose a turn, which is harmless.
         Some(turns) => unsafe { *turns = (*turns).wrapping_add(1) },
-        // Should there be no room, every turn is the first one.
+        // Without room, every turn is the first one.
         None => TURNS.insert(&service, &1, u64::from(BPF_NOEXIST)).unwrap_or_default(),
     }
 }

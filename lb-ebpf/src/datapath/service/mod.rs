@@ -10,29 +10,29 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Reads of a record that the agent is replacing before we give up.
+/// Reads of a record that the agent keeps replacing, before the packet is dropped.
 const ATTEMPTS: u32 = 4;
 
 /// The service that the destination of `tuple` belongs to.
 #[inline(always)]
-pub(in crate::datapath) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
+pub(crate) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
     find(&ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol))
 }
 
 /// Whether the destination of `tuple` is a frontend.
 #[inline(always)]
-pub(in crate::datapath) fn exists(tuple: &Tuple) -> bool {
+pub(crate) fn exists(tuple: &Tuple) -> bool {
     let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
-    // SAFETY: nothing is read.
+    // SAFETY: the element is not read.
     unsafe { SERVICES.get(&key) }.is_some()
 }
 
-/// The service of a frontend, copied, so that it cannot change under us.
+/// A copy of the service of a frontend, so that the agent cannot change it during its use.
 #[inline(always)]
 pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
     for _ in 0..ATTEMPTS {
-        // SAFETY: the record is copied at once; that it may be reused for another key meanwhile is what the seal is
-        // for.
+        // SAFETY: the memory of an element stays mapped while the program runs, every bit pattern is a valid
+        // `Service`, and it is copied at once. The map may reuse it for another key meanwhile; the seal detects that.
         let record = *unsafe { SERVICES.get(key) }.ok_or(Outcome::NoService)?;
         if record.is_sealed(key) {
             return Ok(record);
@@ -44,12 +44,12 @@ pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
 /// The backend in a slot.
 #[inline(always)]
 pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
-    // SAFETY: array elements live as long as the map, and the map as long as the program. The agent writes a slot only
-    // while no service record leads to it and no program that followed an older record still runs.
+    // SAFETY: array elements live as long as the program runs. The agent writes a slot only while no service record
+    // leads to it and no program that read an older record still runs.
     BACKENDS.get_ptr(slot).map(|backend| unsafe { &*backend })
 }
 
-/// The slot of the backend `address:port` of `service`; [`schedule::NONE`] where it has no such backend.
+/// The slot of the backend `address:port` of `service`; [`schedule::NONE`] if it has no such backend.
 #[inline(always)]
 pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u32 {
     let slot = search(service, address, port);
@@ -59,19 +59,20 @@ pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u
     }
 }
 
-/// The slot where that backend is if it is anywhere.
+/// The slot of that backend, if the service has it; else any.
 #[inline(never)]
-pub(in crate::datapath) fn search(service: &Service, address: &Address, port: u16) -> u32 {
+pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     let mut search = BackendSearch::new(service, *address, port);
     let context = (&raw mut search).cast();
-    // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call.
+    // SAFETY: `step` has the signature that the kernel calls it with, and `search` outlives the call and is not used
+    // during it.
     unsafe { bpf_loop(BackendSearch::STEPS, step as *mut _, context, 0) };
     search.slot()
 }
 
 /// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
-    // SAFETY: it is what `search` gave to `bpf_loop`.
+    // SAFETY: `search` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<BackendSearch>() };
     match search.next().and_then(backend) {
         Some(backend) => {
@@ -82,8 +83,8 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     }
 }
 
-/// What is in a slot of `TABLES`. As for backends, what a record leads to is not written.
+/// An entry of `TABLES`. As with backends, the agent does not write entries that a service record leads to.
 #[inline(always)]
-pub(in crate::datapath) fn entry(slot: u32) -> Option<u32> {
+pub(crate) fn entry(slot: u32) -> Option<u32> {
     TABLES.get(slot).copied()
 }

@@ -1,4 +1,4 @@
-//! Packets to a virtual address that are for none of its ports.
+//! Packets to a virtual address that no frontend matches.
 
 use lb_common::{Address, Outcome, Vip, vip_flags};
 use lb_ebpf::parse::Packet;
@@ -7,15 +7,15 @@ use crate::datapath::{maps::VIPS, reject, settings, skb::Skb};
 
 #[inline(always)]
 pub(crate) fn lookup(address: &Address) -> Option<Vip> {
-    // SAFETY: one word, copied at once.
+    // SAFETY: the memory of an element stays mapped while the program runs, and its one word is copied at once.
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// A packet to a port that no service has: rejected where the address is a cluster IP, dropped where it could become one
-/// and the range was declared to be of nothing else. (Passed on, it would follow the default route out of the cluster, or
-/// run in circles.)
+/// Decides about a packet to a port that no service has: rejects it if the address is a cluster IP, and drops it if
+/// the address could become one and the agent has declared that the range has no other use. (Passed on, it would
+/// follow the default route out of the cluster, or loop.)
 #[inline(never)]
-pub(in crate::datapath) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
+pub(crate) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     if !settings::is_in_service_range(&packet.tuple.destination) {
         return Outcome::NoService;
     }
@@ -28,9 +28,9 @@ pub(in crate::datapath) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     }
 }
 
-/// An echo request, answered where it is for a virtual address.
+/// Answers an echo request to a virtual address.
 #[inline(never)]
-pub(in crate::datapath) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
+pub(crate) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {
         Some(vip) if vip.flags & vip_flags::ECHO != 0 => reject::echo(skb, packet),
         Some(_) => Outcome::NotTransport,

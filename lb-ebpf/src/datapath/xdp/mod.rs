@@ -1,6 +1,6 @@
-//! The way of packets of routed flows through the XDP program: from the wire and out again, before there is an skb.
+//! XDP: packets of routed flows, from the wire and out again before there is an skb.
 //!
-//! Whatever is not plain goes on to tc as it came, uncounted, and is decided there: every packet is handled once.
+//! All others go on to tc unchanged and uncounted, and tc decides about them: every packet is handled once.
 
 use aya_ebpf::{bindings::xdp_action, helpers::generated::bpf_redirect, programs::XdpContext};
 use lb_common::{
@@ -22,18 +22,23 @@ mod tunnel;
 
 use super::{
     context::HookContext,
-    flow::{conntrack, new},
+    either,
+    fast_path::FastPath,
+    flow::{
+        conntrack,
+        new::{self, Begin, NewFlow},
+    },
     forward::next_hop,
-    maps, service,
+    maps, outcome_of, service,
 };
 
 /// A frame of a device.
 pub(crate) struct Xdp {
-    pub(in crate::datapath) ctx: XdpContext,
-    /// Where it begins and ends; see [`Self::find_again`].
+    pub(crate) ctx: XdpContext,
+    /// Start and end of the linear part; see [`Self::reload`].
     data: usize,
     data_end: usize,
-    /// The device that it leaves through.
+    /// Interface index of the device that the frame leaves through.
     exit: u32,
 }
 
@@ -45,7 +50,9 @@ impl Frame for Xdp {
 
     #[inline(always)]
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
-        // SAFETY: within bounds; see `Skb::header`.
+        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`, which the kernel
+        // guarantees to be readable until a helper moves the frame. A function that calls such a helper takes `&mut
+        // self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
         Ok(unsafe { &*(self.bounds::<T>(offset)? as *const T) })
     }
 }
@@ -53,7 +60,9 @@ impl Frame for Xdp {
 impl FrameMut for Xdp {
     #[inline(always)]
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
-        // SAFETY: within bounds, and borrowed as mutably as the frame.
+        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`, which the kernel
+        // guarantees to be writable until a helper moves the frame. The borrow is mutable, so no other header is
+        // borrowed.
         Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
     }
 }
@@ -65,9 +74,9 @@ impl Xdp {
         Self { ctx, data, data_end, exit: 0 }
     }
 
-    /// Finds out where the frame lies after a helper may have moved it.
+    /// Reads the bounds again after a helper that may have moved the frame.
     #[inline(always)]
-    pub(in crate::datapath) fn find_again(&mut self) {
+    pub(crate) fn reload(&mut self) {
         (self.data, self.data_end) = (self.ctx.data(), self.ctx.data_end());
     }
 
@@ -94,88 +103,88 @@ impl Xdp {
 
     /// Sends the frame to its next hop.
     #[inline(always)]
-    pub(crate) fn leave(&self) -> u32 {
+    pub(crate) fn send(&self) -> u32 {
         if self.exit == self.context().device {
             return xdp_action::XDP_TX;
         }
-        // SAFETY: the helper takes plain numbers.
+        // SAFETY: the helper takes two numbers, and reports a bad one in its result.
         unsafe { bpf_redirect(self.exit, 0) as u32 }
     }
 }
 
-/// Decides about a frame and rewrites it. Of the outcomes only those that drop or route it count: everything else is left
-/// to tc.
+/// Decides about a frame and rewrites it. Only outcomes that drop or route it count here: tc decides about all
+/// others.
 #[inline(always)]
-pub(crate) fn process(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
+pub(crate) fn process(xdp: &mut Xdp) -> Outcome {
+    either(decide(xdp))
+}
+
+#[inline(always)]
+fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
     let packet = maps::packet()?;
-    let known = match short_way(xdp, packet) {
-        NO_FLOW => None,
-        NOT_PLAIN => {
-            read(xdp, packet)?;
+    let known = match fast_path(xdp, packet) {
+        FastPath::Done(outcome) => return Ok(outcome),
+        FastPath::NoFlow => None,
+        FastPath::HasFlow => conntrack::lookup(&packet.tuple),
+        FastPath::NotPlain => {
+            parse_routable(xdp, packet)?;
             conntrack::lookup(&packet.tuple)
         }
-        OF_A_TURN => conntrack::lookup(&packet.tuple),
-        done => return Ok(done),
     };
+    slow_path(xdp, packet, known)
+}
+
+/// The way of nearly every packet: plain, and of a routed flow that neither begins nor ends with it. Such a packet is
+/// parsed into registers and never stored; any other plain one is.
+#[inline(never)]
+fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
+    let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
+    match conntrack::lookup(&plain.tuple) {
+        Some(flow) if flow.flags & flow_flags::ROUTED != 0 && !plain.segment.is_syn_or_rst() => {
+            FastPath::Done(either(forward(xdp, &plain, flow, Outcome::Routed)))
+        }
+        None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
+        known => {
+            *packet = plain;
+            if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }
+        }
+    }
+}
+
+/// Decides about a packet with which a routed flow begins or ends, or that is not plain.
+#[inline(always)]
+fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
     if let Some(flow) = known {
-        if flow.flags & flow_flags::ROUTED == 0 || conntrack::is_foreign(packet, flow) {
+        if flow.flags & flow_flags::ROUTED == 0 || conntrack::bypasses_vip(packet, flow) {
             return Err(Outcome::OtherHook);
         }
         if !conntrack::is_new_connection(&xdp.context(), packet, flow) {
-            return Ok(follow(xdp, packet, Outcome::Routed));
+            return Ok(forward_slow(xdp, packet, Outcome::Routed));
         }
     }
-    match new::new_flow(&xdp.context(), packet, earlier, new::Begin::OnlyRouted) {
-        Outcome::NewRoutedFlow => Ok(follow(xdp, packet, Outcome::NewRoutedFlow)),
-        other => Err(other),
+    match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
+        NewFlow::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
+        // tc decides: it begins other flows, and rejects.
+        NewFlow::Created | NewFlow::Reject => Err(Outcome::OtherHook),
+        NewFlow::Refused(outcome) => Err(outcome),
     }
 }
 
-/// Follows the flow that the packet has. (With a frame of its own on the stack.)
+/// Forwards a packet by the flow that it has. (With a frame of its own on the stack.)
 #[inline(never)]
-fn follow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
-    match conntrack::lookup(&packet.tuple) {
-        Some(flow) => forward(xdp, packet, flow, outcome).unwrap_or_else(|early| early),
-        None => Outcome::ConntrackFull,
-    }
+fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
+    outcome_of(|| {
+        let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
+        forward(xdp, packet, flow, outcome)
+    })
 }
 
-/// A plain packet of no flow.
-const NO_FLOW: Outcome = Outcome::NoService;
-/// A plain packet of a flow that begins or ends with it, or that tc follows.
-const OF_A_TURN: Outcome = Outcome::NewFlow;
-/// A packet that has to be looked at closely.
-const NOT_PLAIN: Outcome = Outcome::Malformed;
-
-/// The way of nearly every packet: plain, and of a routed flow that goes on. Such a packet is never written down; any other
-/// plain one is, and what it is is the answer.
+/// Parses a packet that is not plain, if XDP may send it on.
 #[inline(never)]
-fn short_way(xdp: &mut Xdp, packet: &mut Packet) -> Outcome {
-    let Ok(plain) = parse_plain(xdp) else { return NOT_PLAIN };
-    match conntrack::lookup(&plain.tuple) {
-        Some(flow) if goes_on(&plain, flow) => {
-            forward(xdp, &plain, flow, Outcome::Routed).unwrap_or_else(|early| early)
-        }
-        None if !service::exists(&plain.tuple) => Outcome::OtherHook,
-        known => {
-            *packet = plain;
-            if known.is_some() { OF_A_TURN } else { NO_FLOW }
-        }
-    }
-}
-
-/// Whether the packet belongs to a routed flow that neither begins nor ends with it.
-#[inline(always)]
-fn goes_on(packet: &Packet, flow: &Flow) -> bool {
-    flow.flags & flow_flags::ROUTED != 0 && !packet.segment.is_syn_or_rst()
-}
-
-/// Any packet that XDP may send on.
-#[inline(never)]
-fn read(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
+fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
     *packet = parse(xdp, Layer::Ethernet)?;
-    // A tag belongs to another device of the node, on top of this one.
+    // A tagged packet belongs to another device of the node, on top of this one.
     let untagged = packet.headers.l3 == lengths::ETHERNET;
     let transport = matches!(packet.body, Body::Tcp | Body::Udp);
     if untagged && transport && packet.fragment.part == Part::Whole {
@@ -185,7 +194,7 @@ fn read(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
     }
 }
 
-/// Follows the flow of a packet, rewrites it and sends it on.
+/// Updates the flow of a packet, and rewrites the packet for its next hop.
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = conntrack::now();
@@ -204,15 +213,22 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     }
     check(xdp, packet, u32::from(flow.next_hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
-    rewrite::transport(xdp, packet, flow)?;
-    rewrite::network(xdp, &packet.headers, flow, 1)?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
+    // The flow has counted the packet and parts of it may be written: tc must not see it.
+    write(xdp, packet, flow).map_err(|_| Outcome::RewriteFailed)?;
     Ok(outcome)
 }
 
-/// Whether the packet may go on as it is: it fits, has hops left, and has its checksum.
 #[inline(always)]
-pub(in crate::datapath) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
+fn write(xdp: &mut Xdp, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    rewrite::transport(xdp, packet, flow)?;
+    rewrite::network(xdp, &packet.headers, flow, 1)?;
+    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
+    Ok(())
+}
+
+/// Checks that the packet can be sent as it is: it fits, has hops left, and has its checksum. tc handles all others.
+#[inline(always)]
+pub(crate) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let length = packet.length;
     let hops = if packet.headers.is_v4 {
         xdp.header::<Ipv4Hdr>(lengths::ETHERNET)?.ttl

@@ -1,5 +1,4 @@
-//! The way of packets of flows through a tunnel at XDP: as that of routed flows, with headers before the packet in place of
-//! a translation.
+//! XDP forwarding of tunnelled flows: as for routed flows, but headers before the packet replace the translation.
 
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use lb_common::{Outcome, conntrack::Flow};
@@ -15,39 +14,24 @@ use lb_ebpf::{
 use super::{Xdp, check};
 use crate::datapath::{flow::conntrack, forward::tunnel};
 
-/// Sends a packet of such a flow, whose next hop is known, to its backend's node.
+/// Encapsulates a packet of a tunnelled flow, whose next hop is known.
 #[inline(never)]
-pub(in crate::datapath) fn forward(
-    xdp: &mut Xdp,
-    packet: &Packet,
-    flow: &mut Flow,
-    outcome: Outcome,
-) -> Outcome {
+pub(crate) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
     let room = u32::from(flow.next_hop.mtu).saturating_sub(tunnel::overhead(flow));
     if let Err(early) = check(xdp, packet, room) {
         return early;
     }
     conntrack::observe_at(packet, flow, flow.next_hop.resolved_at);
     match encapsulate(xdp, flow) {
-        ENCAPSULATED => tunnel::outcome(outcome),
-        early => early,
+        Ok(()) => tunnel::outcome(outcome),
+        // The flow has counted the packet and parts of it may be written: tc must not see it.
+        Err(_) => Outcome::RewriteFailed,
     }
 }
-
-/// Anything else than the reason why it did not work.
-const ENCAPSULATED: Outcome = Outcome::Tunnelled;
 
 /// Puts the headers of the tunnel before the packet. (With a frame of its own on the stack.)
 #[inline(never)]
-fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Outcome {
-    match try_encapsulate(xdp, flow) {
-        Ok(()) => ENCAPSULATED,
-        Err(early) => early,
-    }
-}
-
-#[inline(always)]
-fn try_encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
+fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     let is_v4 = flow.to.destination.is_v4();
     let start = *xdp.header::<[u8; 8]>(lengths::ETHERNET)?;
     let [a, b, c, d, ..] = start;
@@ -60,12 +44,13 @@ fn try_encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     write(xdp, is_v4, &outer)
 }
 
-/// Makes room before the frame. That there is none is a fault of the driver: it keeps 192 octets free.
+/// Makes room before the frame. Drivers keep 192 bytes free, so only a faulty driver has none.
 #[inline(always)]
-fn grow(xdp: &mut Xdp, octets: u32) -> Result<(), Outcome> {
-    // SAFETY: the context is this program's; where the frame lies is read again before it is used.
-    let result = unsafe { bpf_xdp_adjust_head(xdp.ctx.ctx, -(octets as i32)) };
-    xdp.find_again();
+fn grow(xdp: &mut Xdp, bytes: u32) -> Result<(), Outcome> {
+    // SAFETY: the context is that of this program. The call may move the frame, so its bounds are read again before
+    // they are used, and `&mut self` excludes borrowed headers.
+    let result = unsafe { bpf_xdp_adjust_head(xdp.ctx.ctx, -(bytes as i32)) };
+    xdp.reload();
     if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
 }
 

@@ -1,0 +1,69 @@
+//! `SCRATCH`: room for values that the stack, 512 bytes for a whole call chain, cannot hold.
+
+use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
+use lb_common::{Outcome, conntrack::Tuple, crc32c::Change};
+use lb_ebpf::forward::tunnel::Tunnel;
+
+use super::{
+    flow::create::{FlowSetup, Request},
+    forward::route::Route,
+    reject::MESSAGE,
+};
+
+/// The value of this CPU, found once and handed out field by field.
+///
+/// References to different fields may live at once. A function that holds one to a field calls nothing that takes the
+/// same field.
+#[derive(Clone, Copy)]
+pub(crate) struct Scratch(*mut Fields);
+
+/// Finds the value of this CPU.
+#[inline(always)]
+pub(crate) fn scratch() -> Result<Scratch, Outcome> {
+    SCRATCH.get_ptr_mut(0).map(Scratch).ok_or(Outcome::RewriteFailed)
+}
+
+/// Declares the fields, and a method for each that borrows this one alone.
+macro_rules! fields {
+    ($($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+) => {
+        /// Value of `SCRATCH`.
+        struct Fields {
+            $($field: $type,)+
+        }
+
+        impl Scratch {
+            $(
+                $(#[doc = $doc])+
+                #[inline(always)]
+                pub(crate) fn $field(self) -> &'static mut $type {
+                    // SAFETY: the pointer is that of a map element, which lives as long as the program runs. The
+                    // element is of this CPU alone, and programs on these hooks run with bottom halves disabled, so
+                    // that no other of them can run here before this one is done. No reference to the whole element
+                    // exists, and the functions of this program never hold two to one field (see `Scratch`). The
+                    // kernel fills the element with zeros, which are valid for every field.
+                    unsafe { &mut (*self.0).$field }
+                }
+            )+
+        }
+    };
+}
+
+fields! {
+    /// The flow that is asked for.
+    request: Request,
+    /// The flow that is being created.
+    setup: FlowSetup,
+    /// Key of the flow that an ICMP error is about.
+    error_key: Tuple,
+    /// The tunnel that the packet at hand came through.
+    tunnel: Tunnel,
+    /// The route that was looked up last.
+    route: Route,
+    /// The SCTP checksum that is being updated.
+    crc: Change,
+    /// The ICMP message that is being built.
+    message: [u8; MESSAGE],
+}
+
+#[btf_map]
+static SCRATCH: PerCpuArray<Fields, 1> = PerCpuArray::new();

@@ -1,0 +1,74 @@
+//! The parser of the fast path: headers of the usual kind, at constant offsets.
+
+use lb_common::protocol;
+use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
+
+use super::{
+    Fragment, Headers, Packet, Part,
+    frame::{Frame, half_word, lengths, v4_address, v6_address},
+    ip::{Ip, ether_type},
+    transport::{tcp, udp},
+};
+
+/// The offset of the network header.
+const L3: u32 = lengths::ETHERNET;
+const WHOLE: Fragment = Fragment { part: Part::Whole, identification: 0 };
+
+/// Parses the frame of an Ethernet device if its headers are of the usual kind: no tags, options, extension headers
+/// or fragments, TCP or UDP. The offsets are constants then. `None` for all others: [`parse`] says what they are.
+#[inline(always)]
+pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
+    let ether_type = half_word(frame.header(L3 - 2).ok()?);
+    let ip = if ether_type == ether_type::IPV4 {
+        plain_v4(frame.header(L3).ok()?)?
+    } else if ether_type == ether_type::IPV6 {
+        plain_v6(frame.header(L3).ok()?)?
+    } else {
+        return None;
+    };
+    let tuple = ip.tuple();
+    match ip.protocol {
+        protocol::TCP => tcp(frame, &ip, tuple).ok(),
+        protocol::UDP => udp(frame, &ip, tuple).ok(),
+        _ => None,
+    }
+}
+
+/// An IPv4 header without options, of a packet that is not a fragment.
+#[inline(always)]
+fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
+    let length = u32::from(u16::from_be(half_word(&header.tot_len)));
+    // Only the flag that forbids fragments may be set in this field.
+    if header.vihl != 0x45
+        || half_word(&header.frags) & !0x4000_u16.to_be() != 0
+        || (length != 0 && length < lengths::IPV4)
+    {
+        return None;
+    }
+    Some(Ip {
+        source: v4_address(&header.src_addr),
+        destination: v4_address(&header.dst_addr),
+        protocol: header.proto,
+        headers: Headers { l3: L3, l4: L3 + lengths::IPV4, is_v4: true },
+        fragment: WHOLE,
+        length,
+    })
+}
+
+/// An IPv6 header, of a packet that is no jumbogram.
+#[inline(always)]
+fn plain_v6(header: &Ipv6Hdr) -> Option<Ip> {
+    let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));
+    let payload = u32::from(u16::from_be(half_word(&header.payload_len)));
+    if header.vcf[0] >> 4 != 6 || source.is_v4() || destination.is_v4() || payload == 0 {
+        return None;
+    }
+    Some(Ip {
+        source,
+        destination,
+        protocol: header.next_hdr,
+        headers: Headers { l3: L3, l4: L3 + lengths::IPV6, is_v4: false },
+        fragment: WHOLE,
+        length: payload + lengths::IPV6,
+    })
+}
