@@ -28,21 +28,21 @@ use crate::{
     workload::{Edit, Folder, Size},
 };
 
-/// How long to leave the agent alone before its memory is read.
+/// Pause before the agent's memory is read.
 pub(crate) const SETTLE: Duration = Duration::from_secs(2);
-/// Between edits, so that none meets the grace period of the one before.
+/// Pause between edits, longer than the grace period of the edit before.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
-/// Between looks at the kernel.
+/// Pause between reads of the maps.
 pub(crate) const POLL: Duration = Duration::from_micros(100);
-/// How long an edit may take at all.
+/// The limit of an edit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// The metric whose sum and count tell how long the writer took.
+/// The histogram of the writer's time; its sum and count are used.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// In bytes.
 const MEMORY_LIMIT: f64 = 200e6;
 
-/// Runs it `runs` times with the Services in so many files, and adds the figures.
+/// Runs it `runs` times with the Services in so many files, and adds the results.
 pub(crate) fn measure(
     size: Size,
     files: u32,
@@ -126,7 +126,7 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     for _ in 0..changes {
         let edit = folder.move_endpoint();
         let (seconds, agents) = one_edit(&netns, &manifests, &kernel, &edit)
-            .with_context(|| format!("the agent has logged:\n{}", agent.log()))?;
+            .with_context(|| format!("log of the agent:\n{}", agent.log()))?;
         figures.edit.push(seconds);
         figures.sync.push(agents);
     }
@@ -134,7 +134,7 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     let resident = Resident::of(agent.pid())?;
     figures.resident_later.push(resident.now as f64);
     figures.resident_peak.push(resident.peak as f64);
-    ensure!(agent.terminate()?.success(), "the agent has not stopped well");
+    ensure!(agent.terminate()?.success(), "the agent failed to stop");
 
     let (agent, seconds) = start(&netns, &settings)?;
     figures.restart.push(seconds);
@@ -142,18 +142,18 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     let resident = Resident::of(agent.pid())?;
     figures.restart_resident.push(resident.now as f64);
     figures.restart_peak.push(resident.peak as f64);
-    ensure!(agent.terminate()?.success(), "the agent has not stopped well");
+    ensure!(agent.terminate()?.success(), "the agent failed to stop");
     Ok(())
 }
 
-/// Starts the agent; how many seconds that took until everything was in the kernel.
+/// Starts the agent; the seconds until all Services are in the kernel.
 fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
     let start = Instant::now();
     let agent = Agent::start(netns, settings.clone())?;
     Ok((agent, start.elapsed().as_secs_f64()))
 }
 
-/// Seconds until the kernel has the change, and until the agent says so from when its writer learned of it.
+/// Seconds from the edit until the kernel has the change, and those that the agent's writer reports.
 fn one_edit(
     netns: &Netns,
     manifests: &Manifests,
@@ -168,7 +168,7 @@ fn one_edit(
     let start = Instant::now();
     fs::rename(&hidden, &file)?;
     while !kernel.has(&edit.frontend, edit.address)? {
-        ensure!(start.elapsed() < PATIENCE, "a change of {} did not get into the kernel", file.display());
+        ensure!(start.elapsed() < PATIENCE, "a change of {} did not reach the kernel", file.display());
         sleep(POLL);
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -179,26 +179,26 @@ fn one_edit(
     let after = after.context("the agent does not count its synchronisations")??;
     ensure!(
         after.count == before.count + 1,
-        "one edit has caused {} synchronisations",
+        "one edit caused {} synchronisations",
         after.count - before.count
     );
     Ok((seconds, after.seconds - before.seconds))
 }
 
-/// The maps, read without the agent's code.
+/// The maps, read without the agent.
 pub(crate) struct Kernel {
     services: HashMap<MapData, [u8; size_of::<ServiceKey>()], [u8; size_of::<Service>()]>,
     backends: Array<MapData, [u8; size_of::<Backend>()]>,
 }
 
 impl Kernel {
-    /// Those that are pinned in the folder.
+    /// Opens the maps that are pinned in the folder.
     pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
         let open = |name| Map::from_map_data(MapData::from_pin(folder.join(name))?);
         Ok(Self { services: open("SERVICES")?.try_into()?, backends: open("BACKENDS")?.try_into()? })
     }
 
-    /// Whether a new connection to the frontend may go to the address.
+    /// Whether the address is a backend of the Service port.
     pub(crate) fn has(&self, frontend: &ServiceKey, address: Address) -> anyhow::Result<bool> {
         let record: Service = bytemuck::must_cast(self.services.get(&bytemuck::must_cast(*frontend), 0)?);
         for slot in record.backends_base..record.backends_base + record.backends_count {
@@ -211,7 +211,7 @@ impl Kernel {
     }
 }
 
-/// How often the agent has brought the kernel up to date, and how many seconds that took in all.
+/// The agent's number of synchronisations and their seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Synchronisations {
     pub(crate) count: u64,

@@ -1,4 +1,4 @@
-//! An API server whose answers are made beforehand, so that little of what is measured is its own work.
+//! An API server with prepared responses, so that its own work is a small part of the result.
 
 use std::{
     collections::BTreeMap,
@@ -18,14 +18,14 @@ pub(crate) struct ApiServer {
 }
 
 struct Shared {
-    /// Bodies of the pages of each kind, by its plural.
+    /// Bodies of the pages of each resource, by plural.
     lists: BTreeMap<&'static str, Vec<String>>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// When the last page of a kind was sent.
+    /// Time of the last page of each resource.
     listed: BTreeMap<&'static str, Instant>,
     watches: Vec<(&'static str, TcpStream)>,
 }
@@ -46,14 +46,14 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&serving);
-                // A connection ends with an error when the agent is stopped.
+                // Connections end with an error when the agent stops.
                 thread::spawn(move || serve(&shared, stream).ok());
             }
         });
         Ok(Self { shared, address })
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig of this server.
     pub(crate) fn kubeconfig(&self) -> String {
         format!(
             "{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], \
@@ -63,23 +63,23 @@ impl ApiServer {
         )
     }
 
-    /// When the last page of Services and of EndpointSlices had been sent.
+    /// Time at which the last pages of Services and EndpointSlices were sent.
     pub(crate) fn listed(&self) -> Option<Instant> {
         let listed = &self.shared.lock().listed;
         Some(*listed.get("services")?.max(listed.get("endpointslices")?))
     }
 
-    /// How many watches of a kind there are.
+    /// Number of watches of a resource.
     pub(crate) fn watches(&self, plural: &str) -> usize {
         self.shared.lock().watches.iter().filter(|(watched, _)| *watched == plural).count()
     }
 
-    /// Forgets what it has sent, and to whom: another agent comes.
+    /// Resets times and watches for the next agent.
     pub(crate) fn reset(&self) {
         *self.shared.lock() = State::default();
     }
 
-    /// Tells the watches of a kind.
+    /// Sends a line to the watches of a resource.
     pub(crate) fn tell(&self, plural: &str, line: &str) -> io::Result<()> {
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
         let mut state = self.shared.lock();
@@ -88,7 +88,7 @@ impl ApiServer {
     }
 }
 
-/// Answers the requests of a connection.
+/// Handles the requests of a connection.
 fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);

@@ -29,7 +29,7 @@ const ONE: &str = "library: one endpoint moves";
 const MAPS: &str = "memory of the maps in the kernel";
 const FILES: u32 = 100;
 
-/// Runs it `runs` times and adds the figures.
+/// Runs it `runs` times and adds the results.
 pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) -> anyhow::Result<()> {
     let mut figures = Figures::default();
     for run in 1..=runs {
@@ -40,7 +40,7 @@ pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) 
     Ok(())
 }
 
-/// Seconds, numbers, and bytes of the maps by their names.
+/// Seconds, counts, and bytes of each map.
 #[derive(Default)]
 struct Figures {
     parse: Vec<f64>,
@@ -87,7 +87,7 @@ fn one_run(size: Size, changes: u32, figures: &mut Figures) -> anyhow::Result<()
     let objects = control_plane.parse(&edits)?;
     figures.parse.push(start.elapsed().as_secs_f64());
     drop(edits);
-    ensure!(objects.len() == 2 * size.services as usize, "{} objects are good", objects.len());
+    ensure!(objects.len() == 2 * size.services as usize, "only {} objects are valid", objects.len());
     let Times { handle, plan, apply, account, steps } = control_plane.synchronise(objects)?;
     figures.handle.push(handle.as_secs_f64());
     figures.plan.push(plan.as_secs_f64());
@@ -125,7 +125,7 @@ struct Times {
     handle: Duration,
     plan: Duration,
     apply: Duration,
-    /// Telling the reconciler what is in the kernel.
+    /// Loads the kernel's state into the reconciler.
     account: Duration,
     steps: usize,
 }
@@ -150,7 +150,7 @@ impl<'a> ControlPlane<'a> {
         }
     }
 
-    /// Brings the kernel up to date as the agent does it, and waits for the grace period.
+    /// Updates the kernel as the agent does, including the grace period.
     fn synchronise(&mut self, objects: Vec<Change>) -> anyhow::Result<Times> {
         let (start, reconciler) = (Instant::now(), &mut self.reconciler);
         reconciler.handle(objects);
@@ -161,7 +161,7 @@ impl<'a> ControlPlane<'a> {
         let applied = Instant::now();
         plan.steps.iter().for_each(|step| reconciler.applied(step));
         let accounted = Instant::now();
-        ensure!(plan.problems.is_empty(), "not everything can be planned: {:?}", plan.problems);
+        ensure!(plan.problems.is_empty(), "the plan has problems: {:?}", plan.problems);
         if let Some(epoch) = reconciler.end_epoch() {
             grace::wait().context("waiting for the programs")?;
             reconciler.grace_elapsed(epoch);

@@ -1,5 +1,4 @@
-//! The agent as a process that follows an API server: from its lists to `/healthz`, from an event of a watch to the
-//! kernel, memory.
+//! The agent as a process with an API server: from the lists to `/healthz`, from a watch event to the kernel, and memory.
 
 use std::{
     fs::{self, File},
@@ -32,7 +31,7 @@ use crate::{
 /// 600 MB with 250,000 endpoints.
 const MEMORY_LIMIT: f64 = 600e6;
 
-/// Runs it `runs` times with the endpoints of each Service in so many slices, and adds the figures.
+/// Runs it `runs` times with the endpoints of each Service in so many slices, and adds the results.
 pub(crate) fn measure(
     size: Size,
     slices: u32,
@@ -111,7 +110,7 @@ fn one_run(
     let kernel = Kernel::open(&Pinned::open(&folder.join("bpffs"))?.folder())?;
     for _ in 0..changes {
         let (seconds, agents) = one_change(netns, server, &kernel, &mut objects)
-            .with_context(|| format!("the agent has logged:\n{}", agent.log()))?;
+            .with_context(|| format!("log of the agent:\n{}", agent.log()))?;
         figures.change.push(seconds);
         figures.sync.push(agents);
     }
@@ -129,7 +128,7 @@ fn one_run(
     Ok(())
 }
 
-/// Seconds until the kernel has the change, and how many of them the agent says its writer took.
+/// Seconds until the kernel has the change, and those that the agent's writer reports.
 fn one_change(
     netns: &Netns,
     server: &ApiServer,
@@ -142,7 +141,7 @@ fn one_change(
     let start = Instant::now();
     server.tell("endpointslices", &moved.line)?;
     while !kernel.has(&moved.frontend, moved.address)? {
-        ensure!(start.elapsed() < PATIENCE, "a change did not get into the kernel: {}", moved.line);
+        ensure!(start.elapsed() < PATIENCE, "a change did not reach the kernel: {}", moved.line);
         sleep(POLL);
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -160,7 +159,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts it; with the seconds until the lists were sent, and from then until everything was in the kernel.
+    /// Starts the agent; the seconds until the lists were sent, and from then until all objects were in the kernel.
     fn start(netns: &Netns, server: &ApiServer, folder: &Path) -> anyhow::Result<(Self, f64, f64)> {
         let log = folder.join("log");
         let mut command = netns.command(binary());
@@ -174,7 +173,8 @@ impl Agent {
         let agent = Self { child, log, _cleanup: cleanup };
         let healthy =
             wait_for(PATIENCE * 6, || lb_tests::agent::is_healthy(netns).unwrap_or(false).then(Instant::now));
-        let healthy = healthy.with_context(|| format!("/healthz has not said 200; log:\n{}", agent.log()))?;
+        let healthy =
+            healthy.with_context(|| format!("/healthz did not return 200; log:\n{}", agent.log()))?;
         let listed = server.listed().context("the agent is healthy without having listed anything")?;
         let watched = wait_for(PATIENCE, || (server.watches("endpointslices") > 0).then_some(()));
         watched.context("the agent does not watch")?;

@@ -1,4 +1,4 @@
-//! The control plane at scale: time from parsed objects to programmed maps, time of one change, memory.
+//! The control plane at scale: time from parsed objects to programmed maps, time of one change, and memory.
 //!
 //! `cargo xtask bench` runs it. Progress goes to stderr; stdout has the table, or JSON.
 
@@ -27,43 +27,43 @@ use lb_tests::{
 
 use self::{report::Report, workload::Size};
 
-/// Into how many files the agent's manifests are put, one variant after the other.
+/// Numbers of manifest files, one after the other.
 const FILES: [u32; 2] = [1, 100];
 
-/// Into how many EndpointSlices the endpoints of each Service are put that come from an API server.
+/// Numbers of EndpointSlices for the endpoints of each Service of the API server, one after the other.
 const SLICES: [u32; 2] = [1, 5];
 
-/// The API server takes no larger EndpointSlices.
+/// The largest EndpointSlice that the API server accepts.
 const MOST_ENDPOINTS: i64 = 1000;
 
-/// Benchmarks of the control plane
+/// Measure the time and memory from API objects to BPF maps
 #[derive(Parser)]
 struct Args {
     /// Number of Services
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     services: u32,
-    /// Endpoints of each Service
+    /// Number of endpoints of each Service
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=MOST_ENDPOINTS))]
     endpoints: u32,
-    /// Number of Services that come from an API server; 0 leaves that part out
+    /// Number of Services of the API server; 0 skips that part
     #[arg(long, default_value_t = 5_000)]
     api_services: u32,
-    /// Endpoints of each of them
+    /// Number of endpoints of each Service of the API server
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=MOST_ENDPOINTS))]
     api_endpoints: u32,
-    /// Leave out everything but what comes from an API server
+    /// Measure only the part with an API server
     #[arg(long)]
     only_api: bool,
-    /// How often to start from nothing
+    /// Number of runs, each with empty maps
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How many endpoints to change in each run, one after the other
+    /// Number of endpoints to change in each run, one after the other
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// What `cargo bench` adds
+    /// Ignored; `cargo bench` passes it
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
 /// Whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     let size = Size { services: args.services, endpoints: args.endpoints };
-    // Some slots must be free for the changed slices, and every changed endpoint has a name of its own for a while.
+    // The changed slices need free slots, and each changed endpoint needs an entry of its own for a while.
     let most = capacity::BACKENDS / 10 * 9;
     let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
     for size in [size, api_size] {
@@ -87,7 +87,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "this loads BPF programs and makes a network namespace: be root"
+        "this benchmark loads BPF programs and creates a network namespace: run it as root"
     );
     cleanup::on_interrupt();
 
@@ -113,12 +113,12 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.targets_met())
 }
 
-/// A folder of our own under the one for temporary files. It is removed with the guard, with what is mounted in it.
+/// A temporary folder. Dropping the guard unmounts what is mounted in it and removes it.
 fn temporary_folder() -> anyhow::Result<(PathBuf, Cleanup)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("lb-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(name);
     let guard = Cleanup::of(Resource::Folder(path.clone()));
-    std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+    std::fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
     Ok((path, guard))
 }

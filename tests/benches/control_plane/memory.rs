@@ -14,14 +14,14 @@ use lb_tests::bench::machine::{field, kibibytes};
 /// Resident memory of a process in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Resident {
-    /// Now.
+    /// Current size.
     pub(crate) now: u64,
-    /// At its highest.
+    /// Largest size.
     pub(crate) peak: u64,
 }
 
 impl Resident {
-    /// Of the process.
+    /// Reads it from `/proc`.
     pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("reading the memory of process {pid}"))?;
@@ -29,7 +29,7 @@ impl Resident {
     }
 }
 
-/// Names of the maps pinned in a folder, and what each takes in the kernel, in bytes.
+/// Names of the maps pinned in a folder, and their kernel memory in bytes.
 pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
     let mut maps = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
@@ -45,7 +45,7 @@ pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
 fn of_map(path: &Path) -> anyhow::Result<u64> {
     let map = MapData::from_pin(path).with_context(|| format!("opening the map {}", path.display()))?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))?;
-    // The kernel's own account of what the map uses; since 6.4 it counts elements that exist.
+    // The kernel's own figure; since 6.4 it counts existing elements.
     let bytes = field(&info, "memlock").context("the kernel does not tell the memory of a map")?;
     bytes.parse().with_context(|| format!("the memory of the map {} is {bytes}", path.display()))
 }

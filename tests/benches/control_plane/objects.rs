@@ -1,4 +1,4 @@
-//! What an API server has of the workload: objects as large as real ones, in pages.
+//! The workload as API objects of realistic size, in pages.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -7,26 +7,26 @@ use serde_json::{Value, json};
 
 use crate::workload::{FIRST_ENDPOINT, FIRST_MOVED_ENDPOINT, NODES, STRIDE, Size, cluster_ip};
 
-/// Objects of a page: as many as the agent asks for.
+/// Objects per page, as many as the agent requests.
 const PAGE: usize = 200;
-/// The agent's node.
+/// The name of the agent's node.
 pub(crate) const NODE: &str = "node-000";
 const PORT: u16 = 80;
 
-/// The objects of an API server, and changes of them.
+/// The objects of an API server, and changes to them.
 pub(crate) struct Objects {
     size: Size,
     slices_per_service: u32,
     changes: u32,
 }
 
-/// One endpoint has moved to another address.
+/// A change that moves one endpoint to another address.
 pub(crate) struct Moved {
-    /// The line of the watch of EndpointSlices.
+    /// The watch event of the EndpointSlice.
     pub(crate) line: String,
-    /// The Service's virtual address and port.
+    /// Cluster IP and port of the Service.
     pub(crate) frontend: ServiceKey,
-    /// Where the endpoint is now.
+    /// The endpoint's new address.
     pub(crate) address: Address,
 }
 
@@ -50,7 +50,7 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint of another Service than the last time.
+    /// Moves one endpoint, of another Service each time.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

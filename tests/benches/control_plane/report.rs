@@ -1,4 +1,4 @@
-//! The figures, as a table and as data.
+//! The results, as a table and as data.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,16 @@ use serde::Serialize;
 
 use crate::workload::Size;
 
-/// How many seconds it may take from objects to programmed maps.
+/// Limit in seconds from objects to programmed maps.
 pub(crate) const FULL_SYNC_LIMIT: f64 = 0.5;
 
-/// Everything that was measured; `--json` prints just this.
+/// All results, as `--json` prints them.
 #[derive(Serialize)]
 pub(crate) struct Report {
     size: Size,
     runs: u32,
     changes_per_run: u32,
-    /// The program that was measured.
+    /// The measured program.
     agent: PathBuf,
     machine: Machine,
     /// Load of the last minute when the benchmark ended.
@@ -25,19 +25,19 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Without figures yet.
+    /// An empty report.
     pub(crate) fn new(size: Size, runs: u32, changes_per_run: u32, machine: Machine) -> Self {
         let load_after = machine.load_before;
         let agent = lb_tests::agent::binary();
         Self { size, runs, changes_per_run, agent, machine, load_after, figures: Vec::new() }
     }
 
-    /// Adds a figure.
+    /// Adds a result.
     pub(crate) fn add(&mut self, figure: Figure) {
         self.figures.push(figure);
     }
 
-    /// Adds a figure whose highest value has a limit at the ordinary size, because it grows with it.
+    /// Adds a result with a limit for its maximum. The limit holds at the default size only, since the result grows with it.
     pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });
@@ -48,7 +48,7 @@ impl Report {
         self.figures.iter().all(|figure| figure.is_met() != Some(false))
     }
 
-    /// For people.
+    /// The table with its heading.
     pub(crate) fn text(&self) -> String {
         format!("{}\n\n{}", self.heading(), figure::table(&self.figures))
     }

@@ -1,4 +1,4 @@
-//! What is measured: a folder of Services with their EndpointSlices, and changes of it.
+//! The workload: a folder of Services with EndpointSlices, and changes to it.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,29 +6,29 @@ use lb_common::{Address, ServiceKey, protocol};
 use lb_tests::manifests::{Endpoint, Port, Service};
 use serde::Serialize;
 
-/// Where the cluster IPs are taken from; the agent's own default.
+/// The range of cluster IPs, the agent's default.
 pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
-/// Addresses of endpoints, and those that endpoints move to.
+/// Networks of the endpoints, and of those that have moved.
 pub(crate) const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
 const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080, node_port: None };
 pub(crate) const NODES: u32 = 100;
-/// Far apart and, being a prime, through all Services before one is changed again.
+/// Distance between changed Services. A prime, so every Service is changed once before any is changed again.
 pub(crate) const STRIDE: u32 = 7919;
 
-/// How much there is.
+/// Size of the workload.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Size {
     /// Number of Services.
     pub(crate) services: u32,
-    /// Endpoints of each.
+    /// Endpoints of each Service.
     pub(crate) endpoints: u32,
 }
 
 impl Size {
-    /// Whether it is no larger than the size that limits hold for: 10,000 Services with 5 endpoints.
+    /// Whether it is at most as large as the size of the limits: 10,000 Services with 5 endpoints.
     pub(crate) fn is_ordinary(self) -> bool {
         u64::from(self.services) * u64::from(self.endpoints) <= 50_000
     }
@@ -44,20 +44,20 @@ pub(crate) struct Folder {
     changes: u32,
 }
 
-/// One endpoint has moved to another address.
+/// A change that moves one endpoint to another address.
 pub(crate) struct Edit {
-    /// The file it is in, without `.yaml`.
+    /// Name of the file, without `.yaml`.
     pub(crate) file: String,
-    /// What the file contains now.
+    /// New content of the file.
     pub(crate) text: String,
-    /// The Service's virtual address and port.
+    /// Cluster IP and port of the Service.
     pub(crate) frontend: ServiceKey,
-    /// Where the endpoint is now.
+    /// The endpoint's new address.
     pub(crate) address: Address,
 }
 
 impl Folder {
-    /// Services in so many files.
+    /// A workload in so many files.
     pub(crate) fn new(size: Size, files: u32) -> Self {
         Self {
             size,
@@ -72,7 +72,7 @@ impl Folder {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint of another Service than the last time.
+    /// Moves one endpoint, of another Service each time.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

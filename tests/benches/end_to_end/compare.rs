@@ -1,4 +1,4 @@
-//! Each candidate against its baseline, round by round.
+//! Each candidate compared with its baseline, round by round.
 
 use lb_tests::bench::{Quantile, Samples};
 use serde::Serialize;
@@ -10,17 +10,17 @@ use crate::{
     way::Way,
 };
 
-/// A quantity as it was measured, and divided by what the baseline of the same round had.
+/// A measured quantity, and its ratio to the baseline of the same round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Quantity {
-    /// In its unit.
+    /// Values in the quantity's unit.
     pub(crate) absolute: Samples,
-    /// By round.
+    /// Ratios by round.
     pub(crate) ratio: Samples,
 }
 
 impl Quantity {
-    /// The ratio in the middle.
+    /// The median ratio.
     pub(crate) fn typical(&self) -> f64 {
         self.ratio.at(Quantile::Median)
     }
@@ -32,19 +32,19 @@ pub(crate) struct Comparison {
     #[serde(flatten)]
     pub(crate) candidate: Candidate,
     pub(crate) measure: Measure,
-    /// CPU seconds for each transaction, datagram or byte.
+    /// CPU seconds per transaction, datagram or byte.
     pub(crate) cpu: Quantity,
-    /// The same of the whole machine, whoever used it; in coarse steps.
+    /// CPU seconds of the whole machine per transaction, datagram or byte, in coarse steps.
     pub(crate) machine: Quantity,
-    /// Transactions, datagrams or bytes in a second.
+    /// Transactions, datagrams or bytes per second.
     pub(crate) rate: Quantity,
-    /// Seconds for half of the transactions at most.
+    /// Median latency in seconds.
     pub(crate) median: Option<Quantity>,
-    /// Seconds for 99 of 100 transactions at most.
+    /// 99th percentile of the latency in seconds.
     pub(crate) p99: Option<Quantity>,
 }
 
-/// All that have samples.
+/// Comparisons of all candidates with samples.
 pub(crate) fn all(candidates: &[Candidate], outcome: &Outcome) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
     for (candidate, samples) in candidates.iter().zip(&outcome.samples) {
@@ -60,12 +60,12 @@ pub(crate) fn all(candidates: &[Candidate], outcome: &Outcome) -> Vec<Comparison
     comparisons
 }
 
-/// Those of a way and a measure.
+/// Comparisons of one path and one workload.
 pub(crate) fn find(all: &[Comparison], way: Way, measure: Measure) -> impl Iterator<Item = &Comparison> {
     all.iter().filter(move |other| other.candidate.way == way && other.measure == measure)
 }
 
-/// What was measured in the same round as the baseline, and that.
+/// Pairs of samples of candidate and baseline from the same round.
 fn pairs<'a>(
     measure: Measure,
     samples: &'a [Sample],

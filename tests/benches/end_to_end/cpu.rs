@@ -1,4 +1,4 @@
-//! Time that CPUs spend.
+//! CPU time, and the CPUs that threads run on.
 
 use std::{
     fs, io,
@@ -12,17 +12,17 @@ use nix::{
     unistd::Pid,
 };
 
-/// Where threads run.
+/// The CPUs of clients and servers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cpus {
-    /// What asks.
+    /// CPU of the clients.
     pub(crate) client: usize,
-    /// What answers.
+    /// CPU of the servers.
     pub(crate) server: usize,
 }
 
 impl Cpus {
-    /// The last one that this process may use, for both; or the last two, one for each.
+    /// The last allowed CPU for both, or the last two, one for each.
     pub(crate) fn choose(apart: bool) -> io::Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let is_allowed = |cpu: &usize| allowed.is_set(*cpu).unwrap_or(false);
@@ -38,7 +38,7 @@ impl Cpus {
     }
 }
 
-/// Keeps this thread on a CPU, before everything there that is not of the kernel or of a burst (`SCHED_FIFO`).
+/// Binds this thread to a CPU, with priority over all other processes (`SCHED_FIFO`).
 pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
@@ -50,7 +50,7 @@ pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// How long a piece of arithmetic takes that fits into the registers: how fast the machine is now. The least of three.
+/// Time of a fixed calculation in registers, which shows the machine's current speed. The shortest of three.
 fn probe() -> Duration {
     const STEPS: u32 = 300_000;
     let once = |seed: u64| {
@@ -67,10 +67,10 @@ fn probe() -> Duration {
     (1..=3).map(once).min().unwrap_or_default()
 }
 
-/// CPU time of this process and of what the kernel does for it.
+/// CPU time of this process and of the kernel's work for it.
 ///
-/// Packets on a veth are received in the context of whoever sends them: a soft interrupt on top of the system call, whose
-/// time counts as that of the thread. What is too much for it is left to the kernel's `ksoftirqd`, which is counted, too.
+/// Packets on a veth are received in the sender's context: a soft interrupt on top of the system call, whose time counts as
+/// that of the thread. The kernel leaves the excess to `ksoftirqd`, whose time is included.
 pub(crate) struct Meter {
     probe: Duration,
     start: Instant,
@@ -79,28 +79,28 @@ pub(crate) struct Meter {
     machine: Duration,
 }
 
-/// What a [`Meter`] has counted.
+/// The result of a [`Meter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// Time on the clock.
+    /// Wall-clock time.
     pub(crate) wall: Duration,
     /// CPU time of this process and of ksoftirqd.
     pub(crate) cpu: Duration,
-    /// CPU time of the whole machine; in steps of 10 ms.
+    /// CPU time of the whole machine, in steps of 10 ms.
     pub(crate) machine: Duration,
-    /// How long a piece of arithmetic took on this CPU, before and after, on average.
+    /// Time of the fixed calculation on this CPU, the mean of before and after.
     pub(crate) probe: Duration,
 }
 
 impl Meter {
-    /// Starts counting.
+    /// Starts a measurement.
     pub(crate) fn start() -> io::Result<Self> {
         let probe = probe();
         let (softirqd, machine, process) = (softirqd()?, machine()?, process()?);
         Ok(Self { probe, softirqd, machine, process, start: Instant::now() })
     }
 
-    /// What was counted since.
+    /// The time since the start.
     pub(crate) fn stop(&self) -> io::Result<Usage> {
         let wall = self.start.elapsed();
         let process = process()?.saturating_sub(self.process);
@@ -114,7 +114,7 @@ fn process() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
 }
 
-/// Of all `ksoftirqd/N`.
+/// CPU time of all `ksoftirqd/N`.
 fn softirqd() -> io::Result<Duration> {
     let mut nanoseconds = 0;
     for pid in softirqd_pids() {
@@ -136,12 +136,12 @@ fn softirqd_pids() -> &'static [u32] {
     })
 }
 
-/// Of all CPUs: user, nice, system, irq, softirq and steal; not idle, not waiting for disks.
+/// Busy time of all CPUs: user, nice, system, irq, softirq and steal, without idle and iowait.
 fn machine() -> io::Result<Duration> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().unwrap_or_default();
     let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|index| fields.get(index)).sum::<u64>();
-    // USER_HZ is 100 on every architecture that this runs on.
+    // USER_HZ is 100 on all supported architectures.
     Ok(Duration::from_millis(busy * 10))
 }

@@ -1,10 +1,10 @@
 //! Addresses of a bench node and its neighbours, in each family.
 //!
-//! | who | IPv4 | IPv6 |
+//! | host | IPv4 | IPv6 |
 //! |---|---|---|
-//! | the pod that asks | 10.244.1.2 | fd00:10:244:1::2 |
-//! | the pod that serves | 10.244.1.3 and 10.244.64.0/18 | fd00:10:244:1::3 and fd00:10:244:64::/64 |
-//! | the client outside — node | 198.51.100.2 — .1 | fd00:198:51:100::2 — ::1 |
+//! | the client pod | 10.244.1.2 | fd00:10:244:1::2 |
+//! | the server pod | 10.244.1.3 and 10.244.64.0/18 | fd00:10:244:1::3 and fd00:10:244:64::/64 |
+//! | external client — node | 198.51.100.2 — .1 | fd00:198:51:100::2 — ::1 |
 //! | node — the other node | 172.18.0.1 — .2 | fd00:172:18::1 — ::2 |
 //! | pods of the other node | 10.244.128.0/18 | fd00:10:244:128::/64 |
 
@@ -17,33 +17,33 @@ pub(crate) enum Family {
     V6,
 }
 
-/// The first address of a network, in each family.
+/// The first addresses of a network in both families.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network(pub(crate) Ipv4Addr, pub(crate) Ipv6Addr);
 
-/// Pods of the node: endpoints of the Service that pods and processes of the node use.
+/// Pods of the node: endpoints of the Service for internal clients.
 pub(crate) const PODS: Network =
     Network(Ipv4Addr::new(10, 244, 64, 0), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0x64, 0, 0, 0, 0));
-/// Pods of the other node: endpoints of the Service that clients outside use.
+/// Pods of the other node: endpoints of the Service for external clients.
 pub(crate) const REMOTE_PODS: Network =
     Network(Ipv4Addr::new(10, 244, 128, 0), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0x128, 0, 0, 0, 0));
 /// Cluster IPs.
 pub(crate) const CLUSTER_IPS: Network =
     Network(Ipv4Addr::new(10, 96, 0, 0), Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0));
-/// Addresses of load balancers.
+/// Load balancer addresses.
 pub(crate) const LOAD_BALANCERS: Network =
     Network(Ipv4Addr::new(192, 0, 2, 0), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
-/// Endpoints of the Services that nobody uses.
+/// Endpoints of the unused Services.
 pub(crate) const ELSEWHERE: Network =
     Network(Ipv4Addr::new(10, 245, 0, 0), Ipv6Addr::new(0xfd00, 0x10, 0x245, 0, 0, 0, 0, 0));
-/// The node, towards the client outside and towards the other node.
+/// The node's addresses towards the external client and towards the other node.
 pub(crate) const NODE: [Network; 2] = [
     Network(Ipv4Addr::new(198, 51, 100, 1), Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
     Network(Ipv4Addr::new(172, 18, 0, 1), Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, 0, 1)),
 ];
 
 impl Network {
-    /// Its address number `n`.
+    /// Address number `n` of the network.
     pub(crate) fn at(self, family: Family, n: u32) -> IpAddr {
         match family {
             Family::V4 => Ipv4Addr::from(u32::from(self.0) + n).into(),
@@ -53,7 +53,7 @@ impl Network {
 }
 
 impl Family {
-    /// One of two.
+    /// Chooses by family.
     pub(crate) const fn pick<T: Copy>(self, v4: T, v6: T) -> T {
         match self {
             Self::V4 => v4,

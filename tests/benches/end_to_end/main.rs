@@ -1,6 +1,6 @@
-//! End to end: what clients get and what it costs, over veth in network namespaces of this machine.
+//! End to end: throughput, latency and CPU time of clients, over veth in network namespaces of this machine.
 //!
-//! `cargo xtask bench end-to-end` runs it; docs/performance.md says how it measures. Progress goes to stderr, the tables
+//! `cargo xtask bench end-to-end` runs it; docs/performance.md describes the method. Progress goes to stderr, the tables
 //! to stdout.
 
 mod compare;
@@ -37,56 +37,56 @@ use self::{
     workload::Size,
 };
 
-/// What `--full` compares.
+/// The sizes of `--full`.
 const ALL_SERVICES: [u32; 4] = [1, 1_000, 10_000, 30_000];
 const ALL_ENDPOINTS: [u32; 3] = [1, 100, 5_000];
 
-/// End-to-end benchmarks
+/// Measure throughput, latency and CPU time of clients, against kube-proxy's rules and plain routing
 #[derive(Parser)]
 struct Args {
     /// Numbers of Services
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10_000], value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: Vec<u32>,
-    /// Numbers of endpoints of the Service that is measured; all others have one
+    /// Numbers of endpoints of the measured Service; all others have one
     #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     endpoints: Vec<u32>,
-    /// 1, 1000, 10000 and 30000 Services with 1, 100 and 5000 endpoints
+    /// Measure 1, 1000, 10000 and 30000 Services with 1, 100 and 5000 endpoints
     #[arg(long, conflicts_with_all = ["services", "endpoints"])]
     full: bool,
-    /// Who asks whom
+    /// Paths from client to server to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Way::ALL)]
     ways: Vec<Way>,
-    /// What they do
+    /// Workloads to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Measure::ALL)]
     measures: Vec<Measure>,
-    /// What balances
+    /// Load balancers to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = System::ALL)]
     systems: Vec<System>,
-    /// How often everything is measured
+    /// Number of rounds; each round measures every combination once
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Seconds of each burst
+    /// Length of each burst in seconds
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
-    /// IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// Clients and servers on different CPUs: as in life, with the noise of sleeping CPUs
+    /// Run clients and servers on different CPUs: more realistic, with the noise of CPUs that wake up
     #[arg(long)]
     apart: bool,
-    /// The kernel's side of iptables: the rules are the same
+    /// Kernel backend of iptables; the rules are the same
     #[arg(long, value_enum, default_value = "legacy")]
     iptables: Backend,
     /// Mode of XDP
     #[arg(long, default_value = "native", value_parser = ["native", "generic"])]
     xdp: String,
-    /// Write everything, with each burst, as JSON to this file
+    /// Also write the results, with every burst, to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write plots to this folder
+    /// Also write plots (SVG) into this folder
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// What `cargo bench` adds
+    /// Ignored; `cargo bench` passes it
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -99,9 +99,9 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "this loads BPF programs and makes network namespaces: be root"
+        "this benchmark loads BPF programs and creates network namespaces: run it as root"
     );
-    ensure!((0.01..=10.0).contains(&args.seconds), "--seconds: take 0.01 to 10, not {}", args.seconds);
+    ensure!((0.01..=10.0).contains(&args.seconds), "--seconds must be from 0.01 to 10, not {}", args.seconds);
     cleanup::on_interrupt();
     cleanup::remove_stale()?;
     let report = measure(args)?;
@@ -133,7 +133,7 @@ fn measure(args: &Args) -> anyhow::Result<Report> {
         dropped: 0,
         bursts: Vec::new(),
     };
-    // Nodes for all of them at once would not fit into the memory of most machines.
+    // Most machines have too little memory for the nodes of all sizes at once.
     for sizes in sizes(args) {
         let prepared = plan(args, cpus, sizes)?.prepare()?;
         prepared.field.check()?;
@@ -154,7 +154,7 @@ fn plan(args: &Args, cpus: Cpus, sizes: Vec<Size>) -> anyhow::Result<Plan> {
     let xdp = agent_knows("--xdp")?.then(|| args.xdp.clone());
     let mut systems = args.systems.clone();
     if xdp.is_none() && systems.contains(&System::Xdp) {
-        eprintln!("this agent has no --xdp: it is left out");
+        eprintln!("this agent has no --xdp: skipping XDP");
         systems.retain(|system| *system != System::Xdp);
     }
     Ok(Plan {
@@ -168,7 +168,7 @@ fn plan(args: &Args, cpus: Cpus, sizes: Vec<Size>) -> anyhow::Result<Plan> {
     })
 }
 
-/// What is measured together: all numbers of Services for one number of endpoints.
+/// The sizes that are measured together: all numbers of Services with one number of endpoints.
 fn sizes(args: &Args) -> Vec<Vec<Size>> {
     let (services, endpoints) = if args.full {
         (&ALL_SERVICES[..], &ALL_ENDPOINTS[..])

@@ -1,14 +1,14 @@
-//! A node with everything that its clients and servers need, of its own: whoever is measured next is ready.
+//! A node with its own clients and servers. Every load balancer has its own node, so all are ready at any time.
 //!
 //! ```text
-//! pod ── veth ──┐                ┌── veth ── pod that serves
-//!               ├───── node ─────┤
-//! outside ═ wire ╛                ╘═ wire ═ other node, with pods that serve
+//! client pod ───── veth ──┐                ┌── veth ── server pod
+//!                         ├───── node ─────┤
+//! external client ═ wire ═╛                ╘═ wire ═ other node, with server pods
 //! ```
 //!
-//! A *veth* is as the kernel makes it: checksums and segments are left to the other end, which is in the same machine.
-//! A *wire* carries what a cable would: frames of at most one MTU with complete checksums. The node's ends of it are like
-//! network cards: they put received segments together (GRO) and cut what is sent.
+//! A *veth* has the kernel's defaults: checksums and segmentation are left to the other end, in the same machine. A *wire*
+//! carries frames as a cable does: at most one MTU, with complete checksums. The node's ends of wires act as network cards:
+//! they merge received segments (GRO) and segment what they send.
 
 use std::net::IpAddr;
 
@@ -21,27 +21,27 @@ use crate::{
     offload::{self, Offload},
 };
 
-/// Devices of the node that carry what comes from outside.
+/// The node's wires.
 pub(crate) const WIRES: [&str; 2] = ["eth0", "eth1"];
-/// Devices of the node that lead to its pods.
+/// The node's workload devices.
 pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
 
-/// The node and its neighbours; all of it goes when it is dropped.
+/// The node and its neighbours. Dropping it removes all of them.
 pub(crate) struct Node {
-    /// The node, in a control group of its own.
+    /// The node, in its own cgroup.
     pub(crate) node: Netns,
-    /// A pod that asks.
+    /// The client pod.
     pub(crate) pod: Netns,
-    /// A client outside of the cluster.
+    /// The external client.
     pub(crate) outside: Netns,
-    /// Where the agent attaches what concerns sockets.
+    /// The cgroup to which the agent attaches the socket hooks.
     pub(crate) cgroup: Cgroup,
     servers: [Servers; 2],
     _peers: [Netns; 2],
 }
 
 impl Node {
-    /// Makes the namespaces `PREFIX-node` and so on, and opens the servers' sockets.
+    /// Creates the namespaces `PREFIX-node` and so on, and opens the servers' sockets.
     pub(crate) fn create(prefix: &str, family: Family) -> Result<Self> {
         let cgroup = Cgroup::create(&format!("{prefix}-node"))?;
         let host = |name: &str| host(&format!("{prefix}-{name}"));
@@ -62,7 +62,7 @@ impl Node {
         Ok(Self { node, pod, outside, cgroup, servers, _peers: [serving, other] })
     }
 
-    /// The pod that serves on the node, and that on the other node.
+    /// The server pod of the node, and that of the other node.
     pub(crate) const fn servers(&self) -> &[Servers; 2] {
         &self.servers
     }
@@ -73,7 +73,7 @@ pub(crate) fn addresses(family: Family) -> [IpAddr; 2] {
     NODE.map(|address| address.at(family, 0))
 }
 
-/// A namespace whose devices have their addresses at once, and enough ports for all connections of a run.
+/// A namespace without duplicate address detection, and with enough ports for all connections of a run.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[
@@ -81,7 +81,7 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
-        // Sends as fast as it can, on every machine: others pace.
+        // Sends as fast as possible on every machine; other congestion controls pace.
         ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),
@@ -91,7 +91,7 @@ fn host(name: &str) -> Result<Netns> {
     Ok(netns)
 }
 
-/// As the CNI plugin `ptp` does it.
+/// Connects a pod as the CNI plugin `ptp` does.
 fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()> {
     veth((node, device), (pod, "eth0"))?;
     let (v4, v6) = (format!("10.244.1.{number}"), format!("fd00:10:244:1::{number}"));
@@ -106,7 +106,7 @@ fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()
     ))
 }
 
-/// A veth that carries what a cable would.
+/// Makes a veth a wire.
 fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
     veth((node, device), (peer, "eth0"))?;
     node.ip(&format!("link set {device} up\n"))?;
@@ -118,7 +118,7 @@ fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
             .into_iter()
             .try_for_each(|offload| offload::set("eth0", offload, false))
     })
-    .with_context(|| format!("making a wire of {device}"))
+    .with_context(|| format!("setting up {device} as a wire"))
 }
 
 /// Addresses and routes of the wires' ends.
@@ -133,9 +133,9 @@ fn route(node: &Netns, outside: &Netns, other: &Netns) -> Result<()> {
          route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
 }
 
-/// Makes all addresses of the networks the namespace's own.
+/// Makes all addresses of the networks local in the namespace.
 fn accept_all(netns: &Netns, v4: &str, v6: &str) -> Result<()> {
-    // No device has them, so that to answer from one is to answer from a foreign one.
+    // No device has these addresses, so replies need the permission to use a foreign source address.
     netns.sysctl("ipv6/ip_nonlocal_bind", "1")?;
     netns.ip(&format!("route add local {v4} dev lo\nroute add local {v6} dev lo\n"))
 }

@@ -1,4 +1,4 @@
-//! Nodes with everything in them, before anything is measured.
+//! Sets up all nodes before the measurements.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// How long a system took from nothing until it worked.
+/// The time from starting a system until it works.
 #[derive(Debug, Serialize)]
 pub(crate) struct Preparation {
     pub(crate) system: System,
@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
     pub(crate) seconds: f64,
 }
 
-/// What is to be compared.
+/// The combinations to compare.
 pub(crate) struct Plan {
     pub(crate) family: Family,
     pub(crate) ways: Vec<Way>,
@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     pub(crate) time: Duration,
 }
 
-/// A field, and what must live as long.
+/// The nodes to measure, and the guards that keep their systems running.
 pub(crate) struct Prepared {
     _running: Vec<Running>,
     pub(crate) field: Field,
@@ -46,7 +46,7 @@ pub(crate) struct Prepared {
 }
 
 impl Plan {
-    /// Makes a node for each system and size, and one without any.
+    /// Creates a node for each system and size, and one without a load balancer.
     pub(crate) fn prepare(&self) -> Result<Prepared> {
         let mut nodes = vec![Node::create(&unique_prefix(), self.family)?];
         let baseline = |way: &Way| Candidate { system: System::Nothing, way: *way, size: None, node: 0 };

@@ -1,4 +1,4 @@
-//! The figures, for people, as data and as plots.
+//! The results as tables, data and plots.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ use crate::{
     way::Way,
 };
 
-/// Everything that was measured; `--json` writes just this.
+/// All results, as `--json` writes them.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: Machine,
@@ -26,23 +26,23 @@ pub(crate) struct Report {
     /// Seconds of each burst.
     pub(crate) seconds: f64,
     pub(crate) rounds: u32,
-    /// Whether client and server had a CPU for each.
+    /// Whether client and server had different CPUs.
     pub(crate) apart: bool,
     /// Load of the last minute when the benchmark ended.
     pub(crate) load_after: f64,
-    /// What had to be done before.
+    /// The times of the setup.
     pub(crate) preparations: Vec<Preparation>,
     pub(crate) comparisons: Vec<Comparison>,
     pub(crate) targets: Vec<Target>,
-    /// Bursts that were done again.
+    /// Repeated bursts.
     pub(crate) repeated: u32,
-    /// Candidates that have no sample in a round.
+    /// Candidates without a sample in a round.
     pub(crate) dropped: u32,
-    /// Every burst that counts.
+    /// All accepted bursts.
     pub(crate) bursts: Vec<Bursts>,
 }
 
-/// Those of one candidate.
+/// Bursts of one candidate.
 #[derive(Serialize)]
 pub(crate) struct Bursts {
     #[serde(flatten)]
@@ -50,10 +50,10 @@ pub(crate) struct Bursts {
     samples: Vec<Sample>,
 }
 
-/// Something that tables show.
+/// A quantity that tables show.
 struct View {
     title: &'static str,
-    /// `None` where a measure has no such quantity.
+    /// `None` if a measure has no such quantity.
     quantity: fn(&Comparison) -> Option<&Quantity>,
     /// The baseline's own value.
     show: fn(&Comparison, f64) -> String,
@@ -75,7 +75,7 @@ const VIEWS: [View; 4] = [
 ];
 
 impl Report {
-    /// For people.
+    /// The tables with their notes.
     pub(crate) fn text(&self) -> String {
         let mut parts = vec![self.heading()];
         for way in Way::ALL {
@@ -88,9 +88,9 @@ impl Report {
         parts.join("\n\n")
     }
 
-    /// Adds what was measured together.
+    /// Adds the results of one batch.
     pub(crate) fn add(&mut self, candidates: &[Candidate], outcome: Outcome) {
-        // What another number of endpoints has brought before is compared with its own baseline.
+        // Results of another number of endpoints are compared with their own baseline.
         self.comparisons.extend(compare::all(candidates, &outcome));
         self.repeated += outcome.repeated;
         self.dropped += outcome.dropped;
@@ -152,7 +152,7 @@ impl Report {
         table
     }
 
-    /// One comparison of each candidate of the way.
+    /// One comparison per candidate of the path.
     fn rows(&self, way: Way) -> Vec<&Comparison> {
         let mut rows: Vec<&Comparison> = Vec::new();
         for comparison in self.comparisons.iter().filter(|comparison| comparison.candidate.way == way) {
@@ -176,9 +176,9 @@ impl Report {
         lines.join("\n")
     }
 
-    /// Writes a plot for each way and for the two measures that have targets.
+    /// Writes a plot for each path and each of the two measures with targets.
     pub(crate) fn plot(&self, folder: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         for way in Way::ALL {
             for measure in [Measure::Request, Measure::Connect] {
                 let bars: Vec<Bar> = find(&self.comparisons, way, measure).map(bar).collect();
@@ -188,7 +188,7 @@ impl Report {
                 let plot = Plot {
                     title: format!("{}: {}", measure.name(), way.title()),
                     notes: vec![self.machine.to_string(), "bar: median; line: quartiles".to_owned()],
-                    unit: format!("CPU time for each {}, as a ratio to {}", measure.name(), way.baseline()),
+                    unit: format!("CPU time per {}, as a ratio to {}", measure.name(), way.baseline()),
                     bars,
                 };
                 plot.write(&folder.join(format!("end-to-end-{}-{}.svg", way, measure)))?;

@@ -1,8 +1,8 @@
-//! Bursts of all candidates in turn, again and again, and which of them count.
+//! Repeated bursts of all candidates in turn, and the choice of valid ones.
 //!
-//! The machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of
-//! its own round, the order is another one in each round, and a burst is repeated (a few times at most, then dropped) when
-//! the machine was faster or slower than in the baseline's, or when something else ran on the CPU.
+//! A machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of its
+//! own round, and the order is random in each round. A burst is repeated, and dropped after a few times, if the machine's
+//! speed differs from that of the baseline's burst, or if something else ran on the CPU.
 
 use std::time::Duration;
 
@@ -20,29 +20,29 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// How often a burst is tried in a round.
+/// Attempts of a burst in a round.
 const ATTEMPTS: u32 = 4;
-/// How much the speed of the machine may differ from that in the baseline's burst.
+/// The largest relative difference of the machine's speed from that in the baseline's burst.
 const DRIFT: f64 = 0.06;
-/// The share of the time that a CPU may do something else while a burst should have all of it.
+/// The largest share of a burst's time that the CPU may spend on something else.
 const DISTURBANCE: f64 = 0.05;
 
-/// Something to measure.
+/// A combination to measure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Candidate {
-    /// What balances.
+    /// The load balancer.
     pub(crate) system: System,
-    /// Who asks whom.
+    /// The path from client to server.
     pub(crate) way: Way,
-    /// How many Services there are; `None` where nobody balances.
+    /// Number of Services and endpoints; `None` without a load balancer.
     pub(crate) size: Option<Size>,
-    /// The node it is in.
+    /// The node to measure.
     #[serde(skip)]
     pub(crate) node: usize,
 }
 
 impl Candidate {
-    /// For people.
+    /// Label in tables and plots.
     pub(crate) fn label(&self) -> String {
         let name = self.system.name(self.way);
         match self.size {
@@ -58,21 +58,21 @@ impl Candidate {
 /// One burst of one candidate.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// What was done.
+    /// The workload.
     pub(crate) measure: Measure,
     /// The round.
     pub(crate) round: u32,
-    /// Transactions, datagrams or bytes in a second.
+    /// Transactions, datagrams or bytes per second.
     pub(crate) rate: f64,
-    /// CPU seconds for each of them.
+    /// CPU seconds per transaction, datagram or byte.
     pub(crate) cpu: f64,
-    /// CPU seconds of the whole machine for each of them, in coarse steps.
+    /// CPU seconds of the whole machine per transaction, datagram or byte, in coarse steps.
     pub(crate) machine: f64,
-    /// Seconds for half of the transactions at most.
+    /// Median latency in seconds.
     pub(crate) median: Option<f64>,
-    /// Seconds for 99 of 100 transactions at most.
+    /// 99th percentile of the latency in seconds.
     pub(crate) p99: Option<f64>,
-    /// Seconds that a piece of arithmetic took just before and after: how fast the machine was.
+    /// Seconds of the fixed calculation just before and after, which shows the machine's speed.
     pub(crate) probe: f64,
     /// Seconds of the burst.
     pub(crate) seconds: f64,
@@ -80,33 +80,33 @@ pub(crate) struct Sample {
     is_disturbed: bool,
 }
 
-/// Everything that takes part.
+/// All candidates and their nodes.
 pub(crate) struct Field {
     /// IPv4 or IPv6.
     pub(crate) family: Family,
-    /// The nodes, with whatever balances in them.
+    /// The nodes, with their load balancers.
     pub(crate) nodes: Vec<Node>,
-    /// What is compared.
+    /// The combinations to compare.
     pub(crate) candidates: Vec<Candidate>,
-    /// How long a burst takes.
+    /// Length of a burst.
     pub(crate) time: Duration,
-    /// Where threads run.
+    /// CPUs of the threads.
     pub(crate) cpus: Cpus,
 }
 
-/// What was measured: the samples of each candidate, and how many bursts were repeated or dropped.
+/// The samples of each candidate, and the numbers of repeated and dropped bursts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
-    /// By candidate; at most one for each measure and round.
+    /// Samples by candidate; at most one per measure and round.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// Bursts that were done again.
+    /// Repeated bursts.
     pub(crate) repeated: u32,
-    /// Candidates that have no sample in a round.
+    /// Candidates without a sample in a round.
     pub(crate) dropped: u32,
 }
 
 impl Field {
-    /// Whether each candidate is what it is called: a connection arrives, and the client is masqueraded or not.
+    /// Checks each candidate: a connection arrives, and the client is masqueraded as expected.
     pub(crate) fn check(&self) -> Result<()> {
         for candidate in &self.candidates {
             let (client, servers, to) = self.ends(candidate);
@@ -118,7 +118,7 @@ impl Field {
         Ok(())
     }
 
-    /// So many rounds of these measures.
+    /// Measures so many rounds.
     pub(crate) fn run(&self, measures: &[Measure], ways: &[Way], rounds: u32) -> Result<Outcome> {
         let mut outcome =
             Outcome { samples: vec![Vec::new(); self.candidates.len()], repeated: 0, dropped: 0 };
@@ -135,7 +135,7 @@ impl Field {
         Ok(outcome)
     }
 
-    /// One measure of all candidates of a way.
+    /// One measure of all candidates of a path.
     fn group(&self, measure: Measure, way: Way, round: u32, outcome: &mut Outcome) -> Result<()> {
         let of_way = |index: &usize| self.candidates[*index].way == way;
         let group: Vec<usize> = (0..self.candidates.len()).filter(of_way).collect();
@@ -176,7 +176,7 @@ impl Field {
         Ok(Sample::new(measure, round, burst, may_idle))
     }
 
-    /// Who asks, who answers, and whom the one asks for.
+    /// Client, server, and the address that the client connects to.
     fn ends(&self, candidate: &Candidate) -> (&Netns, &Servers, Targets) {
         let node = &self.nodes[candidate.node];
         let [local, remote] = node.servers();
@@ -213,17 +213,17 @@ impl Sample {
     }
 }
 
-/// Seconds.
+/// The quantile `share`, in seconds.
 fn quantile(nanoseconds: &mut [u32], share: f64) -> Option<f64> {
     let last = nanoseconds.len().checked_sub(1)?;
-    let place = (last as f64 * share).round();
-    // A share of the length is within the length.
-    let place = (0..=last).rev().find(|index| *index as f64 <= place).unwrap_or(0);
-    Some(f64::from(*nanoseconds.select_nth_unstable(place).1) / 1e9)
+    let rank = (last as f64 * share).round();
+    // The index is below the length, as the share is below 1.
+    let index = (0..=last).rev().find(|index| *index as f64 <= rank).unwrap_or(0);
+    Some(f64::from(*nanoseconds.select_nth_unstable(index).1) / 1e9)
 }
 
-/// Whose burst must be done again: disturbed ones, and those during which the machine had another speed than during the
-/// baseline's; with the baseline, if most are among them.
+/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that in the baseline's
+/// burst. If most candidates are affected, so is the baseline.
 fn misfits(samples: &[Option<Sample>], group: &[usize], baseline: usize) -> Vec<usize> {
     let Some(speed) = samples[baseline].as_ref().map(|sample| sample.probe) else { return group.to_vec() };
     let fits = |index: &usize| {

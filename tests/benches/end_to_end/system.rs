@@ -1,4 +1,4 @@
-//! What brings clients to endpoints, and how it is brought into a node.
+//! The load balancers, and their setup in a node.
 
 use std::{
     fmt, fs,
@@ -22,32 +22,32 @@ use crate::{
     workload::Workload,
 };
 
-/// How long an agent may take until it serves devices.
+/// Limit of an agent's start.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What balances.
+/// A load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum System {
-    /// Nobody: the client asks an endpoint itself
+    /// None: the client connects to an endpoint directly
     Nothing,
-    /// Rules of kube-proxy in mode iptables
+    /// kube-proxy's rules in mode iptables
     Iptables,
-    /// Rules of kube-proxy in mode nftables
+    /// kube-proxy's rules in mode nftables
     Nftables,
-    /// This project at tc; for processes of the node, at the socket
+    /// This project at tc; at the socket for processes of the node
     Tc,
-    /// The same with `--forwarding direct`
+    /// This project at tc with `--forwarding direct`
     Direct,
-    /// This project at XDP, for clients outside
+    /// This project at XDP, for external clients
     Xdp,
 }
 
 impl System {
-    /// All that balance.
+    /// All load balancers.
     pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
-    /// Whether there is something of its own to measure.
+    /// Whether it differs from the other systems on this path.
     pub(crate) fn serves(self, way: Way) -> bool {
         match self {
             Self::Xdp => way == Way::Outside,
@@ -56,7 +56,7 @@ impl System {
         }
     }
 
-    /// For people.
+    /// Name in tables and plots.
     pub(crate) const fn name(self, way: Way) -> &'static str {
         match self {
             Self::Nothing => way.baseline(),
@@ -75,7 +75,7 @@ impl System {
     }
 }
 
-/// What `iptables-restore` speaks to.
+/// The kernel's backend of `iptables-restore`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
     /// `ip_tables`
@@ -84,16 +84,16 @@ pub(crate) enum Backend {
     Nft,
 }
 
-/// How systems are set up.
+/// Options of the setup.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// For [`System::Iptables`].
+    /// Backend of [`System::Iptables`].
     pub(crate) iptables: Backend,
-    /// The mode of XDP; `None` where the agent knows none.
+    /// The mode of XDP; `None` if the agent has no XDP.
     pub(crate) xdp: Option<String>,
 }
 
-/// What must live as long as a system works.
+/// Guards that keep a system running.
 pub(crate) struct Running {
     _agent: Option<(Agent, Cleanup)>,
 }
@@ -104,7 +104,7 @@ impl fmt::Display for System {
     }
 }
 
-/// As it is written on the command line.
+/// The value on the command line.
 pub(crate) fn show_value(value: &impl clap::ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
 }
@@ -137,7 +137,7 @@ impl Setup {
         let folder = std::env::temp_dir().join(node.node.name());
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         let manifests = folder.join("manifests");
-        fs::create_dir_all(&manifests).with_context(|| format!("making {}", manifests.display()))?;
+        fs::create_dir_all(&manifests).with_context(|| format!("creating {}", manifests.display()))?;
         fs::write(manifests.join("services.yaml"), workload.manifests())?;
         let settings = self.agent_settings(system, node, workload, &folder, manifests);
         let agent = Agent::start(&node.node, settings)?;
@@ -147,7 +147,7 @@ impl Setup {
         Ok((agent, cleanup))
     }
 
-    /// Waits until the wires are served in the mode that was asked for: an agent that is healthy may just be about to.
+    /// Waits until XDP serves the wires in the requested mode: a healthy agent may still be attaching it.
     fn check_xdp(&self, agent: &Agent) -> Result<()> {
         let mut found = Err(anyhow!("the agent has not said anything"));
         let served = wait_for(PATIENCE, || {
@@ -204,7 +204,7 @@ fn modes(agent: &Agent) -> Result<[Option<String>; 2]> {
     }))
 }
 
-/// Whether the agent has a flag.
+/// Whether the agent supports a flag.
 pub(crate) fn agent_knows(flag: &str) -> Result<bool> {
     let binary = agent::binary();
     let output = agent::run(Command::new(&binary).args(["run", "--help"]))?;

@@ -1,4 +1,4 @@
-//! What must hold, as ratios within one run.
+//! Targets, as ratios within one run.
 
 use serde::Serialize;
 
@@ -8,23 +8,23 @@ use crate::{
     way::Way,
 };
 
-/// Not above plain routing.
+/// At most the cost of plain routing.
 const ROUTING: f64 = 1.0;
 /// Within 2 % of a direct connection.
 const DIRECT: f64 = 1.02;
-/// How much more the most Services may cost than the fewest: nothing, but for what is left of the noise.
+/// Largest ratio of the cost with most Services to that with fewest: 1, plus the remaining noise.
 const FLAT: f64 = 1.02;
 
 /// A target and whether it is met.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
-    /// What it is about.
+    /// Label.
     pub(crate) what: String,
     /// The median of the ratios.
     pub(crate) value: f64,
-    /// What it must not exceed.
+    /// The limit.
     pub(crate) limit: f64,
-    /// Whether it does not.
+    /// Whether the ratio is within the limit.
     pub(crate) is_met: bool,
 }
 
@@ -34,7 +34,7 @@ impl Target {
     }
 }
 
-/// All targets that the measured candidates have.
+/// The targets of all measured candidates.
 pub(crate) fn all(comparisons: &[Comparison]) -> Vec<Target> {
     let ours: Vec<&Comparison> =
         comparisons.iter().filter(|comparison| comparison.candidate.system.is_ours()).collect();
@@ -65,7 +65,7 @@ fn of_candidate(comparison: &Comparison) -> Vec<Target> {
     }
 }
 
-/// The most Services against the fewest, with as many endpoints.
+/// Most Services against fewest, with the same number of endpoints.
 fn flat(all: &[Comparison], most: &Comparison) -> Option<Target> {
     if !matches!(most.measure, Measure::Request | Measure::Connect) {
         return None;
@@ -88,7 +88,7 @@ fn flat(all: &[Comparison], most: &Comparison) -> Option<Target> {
     Some(Target::new(what, most.cpu.typical() / fewest.cpu.typical(), FLAT))
 }
 
-/// Of a candidate and a measure.
+/// Name of a candidate and a measure.
 fn name(comparison: &Comparison) -> String {
     let candidate = &comparison.candidate;
     format!("{}: {}, {}", candidate.way, candidate.label(), comparison.measure.name())

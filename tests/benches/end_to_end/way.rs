@@ -1,4 +1,4 @@
-//! Who asks whom.
+//! The paths from client to server.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use serde::Serialize;
 
 use crate::system::show_value;
 
-/// A way of packets through the node.
+/// A path of packets through the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Way {
-    /// A pod asks a cluster IP; endpoints are pods of the same node
+    /// From a pod to a cluster IP; endpoints are pods of the same node
     Pod,
-    /// A client outside asks the address of a load balancer; endpoints are pods of another node, so it is masqueraded
+    /// From an external client to a load balancer address; endpoints are pods of another node, so it is masqueraded
     Outside,
-    /// A process of the node asks a cluster IP; endpoints are pods of the node
+    /// From a process of the node to a cluster IP; endpoints are pods of the node
     Node,
 }
 
@@ -28,7 +28,7 @@ impl Way {
     /// All, in the order of reports.
     pub(crate) const ALL: [Self; 3] = [Self::Pod, Self::Outside, Self::Node];
 
-    /// What `no load balancer` means here.
+    /// Name of the baseline without a load balancer.
     pub(crate) const fn baseline(self) -> &'static str {
         match self {
             Self::Pod | Self::Outside => "plain routing",
@@ -36,7 +36,7 @@ impl Way {
         }
     }
 
-    /// For people.
+    /// Title in reports.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Pod => "pod to pod, through a cluster IP",

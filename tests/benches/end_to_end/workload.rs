@@ -1,4 +1,4 @@
-//! The Services of a cluster: those that are measured, in the midst of those that are just there.
+//! The Services of a cluster: measured ones among unused ones.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,20 +17,20 @@ use crate::{
 
 /// The port of every Service.
 const PORT: u16 = 80;
-/// The first address of a Service that is just there, in each range.
+/// The first address of an unused Service in each range.
 const FIRST: u32 = 256;
-/// Endpoints begin here: below are the addresses that pods have of their own.
+/// The first endpoint. Addresses below it are those of the pods themselves.
 const FIRST_ENDPOINT: u32 = 16;
 
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };
 const UDP: Port = Port { protocol: "udp", port: PORT, target: UDP_PORT, node_port: 30053 };
 
-/// How many there are.
+/// Size of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Size {
-    /// Services, with the one that is measured; all others have one endpoint.
+    /// Number of Services, including the measured one.
     pub(crate) services: u32,
-    /// Endpoints of the Service that is measured.
+    /// Endpoints of the measured Service; all others have one.
     pub(crate) endpoints: u32,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct Size {
 pub(crate) struct Workload {
     /// IPv4 or IPv6.
     pub(crate) family: Family,
-    /// In the order in which rules are tried where rules are tried one after the other.
+    /// In the order in which sequential rules are tried.
     services: Vec<Service>,
     node_addresses: [IpAddr; 2],
 }
 
 impl Workload {
-    /// Of this size.
+    /// Services of a cluster of this size.
     pub(crate) fn new(family: Family, size: Size) -> Self {
         let others = size.services.saturating_sub(1);
         let other = |n: u32| Service {
@@ -55,14 +55,14 @@ impl Workload {
             endpoints: vec![ELSEWHERE.at(family, FIRST + n)],
             is_local: false,
         };
-        // Of two measured Services each is used by ways of its own; they stand for one.
+        // There are two measured Services, for different paths. They count as one.
         let mut services: Vec<Service> = (0..others / 2).map(other).collect();
         services.extend([inside(family, size.endpoints), outside(family, size.endpoints)]);
         services.extend((others / 2..others).map(other));
         Self { family, services, node_addresses: node::addresses(family) }
     }
 
-    /// Where clients of this way connect to if there is a load balancer.
+    /// The virtual address for clients of this path.
     pub(crate) fn targets(family: Family, way: Way) -> Targets {
         let address = match way {
             Way::Pod | Way::Node => CLUSTER_IPS.at(family, 10),
@@ -71,7 +71,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, PORT), udp: SocketAddr::new(address, PORT) }
     }
 
-    /// Where they connect to if there is none.
+    /// The endpoint for clients of this path, without a load balancer.
     pub(crate) fn endpoint(family: Family, way: Way) -> Targets {
         let network = match way {
             Way::Pod | Way::Node => PODS,
@@ -81,7 +81,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, TCP_PORT), udp: SocketAddr::new(address, UDP_PORT) }
     }
 
-    /// As kube-proxy sees it.
+    /// The Services as kube-proxy's rules.
     pub(crate) fn cluster(&self) -> Cluster<'_> {
         Cluster {
             is_ipv6: self.family.pick(false, true),
@@ -92,14 +92,14 @@ impl Workload {
         }
     }
 
-    /// As manifests for the agent.
+    /// The Services as manifests for the agent.
     pub(crate) fn manifests(&self) -> String {
         let services: Vec<String> = self.services.iter().map(|service| manifest(service).yaml()).collect();
         services.join("---\n")
     }
 }
 
-/// What pods and processes of the node use: endpoints are pods of the node.
+/// The Service for internal clients: endpoints are pods of the node.
 fn inside(family: Family, endpoints: u32) -> Service {
     Service {
         name: "inside".to_owned(),
@@ -111,7 +111,7 @@ fn inside(family: Family, endpoints: u32) -> Service {
     }
 }
 
-/// What clients outside use: endpoints are on another node, so they are masqueraded.
+/// The Service for external clients: endpoints are on another node, so clients are masqueraded.
 fn outside(family: Family, endpoints: u32) -> Service {
     Service {
         name: "outside".to_owned(),

@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// An byte that says that there will be more connections, and one that says that this is the last one.
+/// The byte of a connection that others follow, and that of the last connection.
 const MORE: u8 = 1;
 const LAST: u8 = 0;
 
@@ -42,7 +42,7 @@ fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
         if byte == [LAST] {
             return Ok(());
         }
-        // The client closes first: the waiting time after a connection is spent on its side, as with real clients.
+        // The client closes first, so TIME_WAIT is on its side, as with real clients.
         let _end = stream.read(&mut byte)?;
     }
 }

@@ -1,5 +1,5 @@
-//! Datagrams: a batch is sent, then received. One thread does both, so that the one never waits for the other. The first
-//! one is answered: a flow that nobody ever answers is not what clients of Services have, and may be treated as worse.
+//! Datagrams: a batch is sent, then received. One thread does both, so that neither waits for the other. The first datagram
+//! is answered: flows of real clients have replies, and an unreplied flow may be treated worse.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,9 +17,9 @@ use nix::{
 use super::{Burst, PATIENCE};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The smallest Ethernet frame has room for so much.
+/// Payload of the smallest Ethernet frame.
 const PAYLOAD: [u8; 18] = [0; 18];
-/// So many fit into the buffer of any socket.
+/// Datagrams per batch; they fit into the buffer of any socket.
 const BATCH: u32 = 64;
 
 pub(super) fn run(
@@ -37,7 +37,7 @@ pub(super) fn run(
             Err(nix::Error::EAGAIN) => None,
             other => Some(other),
         });
-        answered.ok_or_else(|| io::Error::other(format!("no datagram has arrived at {to}")))??;
+        answered.ok_or_else(|| io::Error::other(format!("no datagram arrived at {to}")))??;
         socket.recv(&mut [0; 64])?;
         let meter = Meter::start()?;
         let start = Instant::now();
@@ -50,9 +50,9 @@ pub(super) fn run(
             done += receive(server)?;
         }
         let usage = meter.stop()?;
-        // On a veth nothing is lost unless something is wrong.
+        // A veth loses nothing unless something is wrong.
         if done * 100 < sent * 99 {
-            return Err(io::Error::other(format!("{done} of {sent} datagrams have arrived at {to}")));
+            return Err(io::Error::other(format!("only {done} of {sent} datagrams arrived at {to}")));
         }
         Ok(Burst { done, usage, latencies: Vec::new() })
     })
@@ -66,7 +66,7 @@ fn connect(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a datagram back, from the address that it was sent to: the server has many.
+/// Sends a datagram back from the address that it was sent to: the server has many addresses.
 fn answer(server: &UdpSocket) -> nix::Result<()> {
     let mut payload = [0; 64];
     let mut iov = [IoSliceMut::new(&mut payload)];
@@ -87,7 +87,7 @@ fn answer(server: &UdpSocket) -> nix::Result<()> {
     Ok(())
 }
 
-/// How many datagrams are there.
+/// Number of datagrams that can be received now.
 fn receive(server: &UdpSocket) -> io::Result<u64> {
     let mut buffer = [0; 64];
     let mut count = 0;

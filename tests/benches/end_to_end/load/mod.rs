@@ -1,4 +1,4 @@
-//! Clients and servers: threads of this process with blocking sockets in the namespaces of a node.
+//! Clients and servers: threads of this process with blocking sockets, in the namespaces of a node.
 
 mod connect;
 mod datagrams;
@@ -28,59 +28,59 @@ use crate::{
     system::show_value,
 };
 
-/// Where pods serve TCP.
+/// TCP port of the servers.
 pub(crate) const TCP_PORT: u16 = 8080;
-/// Where pods take datagrams.
+/// UDP port of the servers.
 pub(crate) const UDP_PORT: u16 = 5353;
-/// How long anything on a socket may take before a burst has failed.
+/// Timeout of all socket operations; a burst that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Requests a second of [`Measure::Paced`].
+/// Requests per second of [`Measure::Paced`].
 pub(crate) const PACE: u32 = 2000;
 /// Connections of [`Measure::Streams`].
 pub(crate) const STREAMS: usize = 4;
 
-/// What is done in a burst.
+/// The workload of a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
-    /// One byte there and back over one TCP connection, again and again
+    /// One byte there and back over one TCP connection, repeatedly
     Request,
     /// Connect, one byte there and back, close
     Connect,
     /// UDP datagrams of 18 bytes, one way, in batches
     Datagrams,
-    /// As much as one TCP connection carries, one way
+    /// One TCP connection at full speed, one way
     Stream,
-    /// As much as four of them carry
+    /// Four TCP connections at full speed, one way
     Streams,
-    /// As `request`, but at a fixed rate that leaves the machine mostly idle
+    /// As `request`, at a fixed rate that leaves the machine mostly idle
     Paced,
 }
 
-/// What a burst has done.
+/// The result of a burst.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
-    /// Transactions, connections, datagrams or bytes.
+    /// Number of transactions, connections, datagrams or bytes.
     pub(crate) done: u64,
-    /// What it took.
+    /// Wall-clock and CPU time.
     pub(crate) usage: Usage,
-    /// Of each transaction or connection, in nanoseconds.
+    /// Latency of each transaction or connection, in nanoseconds.
     pub(crate) latencies: Vec<u32>,
 }
 
-/// The sockets of servers; they outlive bursts.
+/// The servers' sockets, which stay open between bursts.
 pub(crate) struct Servers {
     tcp: TcpListener,
     udp: UdpSocket,
 }
 
 impl Servers {
-    /// Opens them on all addresses of a namespace.
+    /// Opens the sockets on all addresses of a namespace.
     pub(crate) fn open(netns: &Netns, family: Family) -> Result<Self> {
         let any = family.pick(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let open = || {
             let tcp = TcpListener::bind(SocketAddr::new(any, TCP_PORT))?;
-            // accept() heeds it, and what is accepted inherits it.
+            // accept() obeys the timeout, and accepted sockets inherit it.
             let patience = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
             setsockopt(&tcp, ReceiveTimeout, &patience)?;
             let udp = UdpSocket::bind(SocketAddr::new(any, UDP_PORT))?;
@@ -95,12 +95,12 @@ impl Servers {
     }
 }
 
-/// Where a client connects to.
+/// The addresses that a client connects to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Targets {
-    /// For everything over TCP.
+    /// For TCP.
     pub(crate) tcp: SocketAddr,
-    /// For datagrams.
+    /// For UDP.
     pub(crate) udp: SocketAddr,
 }
 
@@ -115,7 +115,7 @@ impl Measure {
     pub(crate) const ALL: [Self; 6] =
         [Self::Request, Self::Connect, Self::Datagrams, Self::Stream, Self::Streams, Self::Paced];
 
-    /// For people.
+    /// Name in tables and plots.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -127,17 +127,17 @@ impl Measure {
         }
     }
 
-    /// Whether bytes are counted, not transactions or datagrams.
+    /// Whether it counts bytes instead of transactions or datagrams.
     pub(crate) const fn counts_bytes(self) -> bool {
         matches!(self, Self::Stream | Self::Streams)
     }
 
-    /// Whether it takes all time that a CPU has.
+    /// Whether it uses a whole CPU.
     pub(crate) const fn saturates(self) -> bool {
         !matches!(self, Self::Paced)
     }
 
-    /// Does it for so long, from a thread in the client's namespace.
+    /// Runs the workload for so long, from a thread in the client's namespace.
     pub(crate) fn run(
         self,
         client: &Netns,
@@ -157,7 +157,7 @@ impl Measure {
     }
 }
 
-/// Connects and closes; whom the server saw.
+/// Connects and closes; the client address that the server saw.
 pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
     let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
     let (_, peer) = servers.tcp.accept()?;
@@ -165,12 +165,12 @@ pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result
     Ok(peer.ip())
 }
 
-/// Nanoseconds of something that takes less than four seconds.
+/// A time below four seconds, in nanoseconds.
 fn nanoseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// What a thread has returned.
+/// The result of a thread.
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

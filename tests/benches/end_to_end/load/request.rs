@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, PATIENCE, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// Requests that are sent one after the other before a paced client sleeps.
+/// Requests of a paced client between two sleeps.
 const BATCH: u32 = 4;
 
 pub(super) fn run(
@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// Answers on one connection until its end. Connections that an earlier burst has left end at once.
+/// Echoes on one connection until its end. Connections that an earlier burst has left end at once.
 fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
     let mut answered = 0_u64;
@@ -56,7 +56,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
         stream.write_all(&[1])?;
         stream.read_exact(&mut [0])
     };
-    // The first ones find the neighbours' addresses and grow the windows.
+    // The first requests resolve the neighbours and grow the windows.
     (0..10).try_for_each(|_| transaction())?;
     let mut latencies = Vec::with_capacity(1 << 16);
     let meter = Meter::start()?;
@@ -75,7 +75,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
     Ok(Burst { done: latencies.len() as u64, usage, latencies })
 }
 
-/// Sleeps after each batch until the next one is due.
+/// Sleeps after each batch until the next is due.
 fn wait(start: Instant, done: u64, pace: u32) -> Instant {
     if done.is_multiple_of(u64::from(BATCH)) {
         let due = start + Duration::from_secs_f64(done as f64 / f64::from(pace));
