@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Talks to Services of the cluster from nodes and pods, and says what does not work. Leaves nothing behind.
+# Sends requests to Services of the cluster from nodes and pods, and reports failures. Removes everything that it creates.
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh
 . "${SETTINGS:-${REPOSITORY:-/lb}/vagrant/settings.sh}"
@@ -8,7 +8,7 @@ namespace=lb-e2e
 requests=${REQUESTS:-30}
 failures=0
 
-# check NAME COMMAND...: runs the command, and counts it where it fails.
+# check NAME COMMAND...: runs the command and counts a failure.
 check() {
     local name=$1
     shift
@@ -28,7 +28,7 @@ clean_up() {
     kubectl delete namespace "$namespace" --ignore-not-found --wait=false >/dev/null
 }
 
-# Three web servers, one on each node, that say their names; a Service of each kind; and a pod to ask from.
+# Three web servers, one on each node, which return their names; a Service of each kind; and a client pod.
 deploy() {
     kubectl create namespace "$namespace"
     k apply -f - <<END
@@ -76,7 +76,7 @@ apiVersion: v1
 kind: Service
 metadata: { name: empty }
 spec:
-  selector: { app: nobody }
+  selector: { app: none }
   ports: [{ port: 80 }]
 ---
 apiVersion: v1
@@ -94,7 +94,7 @@ field() {
     k get service "$1" --output "jsonpath={$2}"
 }
 
-# Who answers, one name a line. usage: answers FROM URL, where FROM is `node` or `pod`
+# Names of the answering pods, one per line. usage: answers FROM URL, where FROM is `node` or `pod`
 answers() {
     local from=() number
     if [ "$1" = pod ]; then from=(k exec client --); fi
@@ -104,7 +104,7 @@ answers() {
     done
 }
 
-# usage: reaches COUNT FROM URL: all requests are answered, by so many pods
+# Whether all requests are answered, by so many pods. usage: reaches COUNT FROM URL
 reaches() {
     local names
     names=$(answers "$2" "$3") || return 1
@@ -114,7 +114,7 @@ reaches() {
 refuses_at_once() {
     local status=0
     k exec client -- curl --silent --max-time 3 "$1" >/dev/null || status=$?
-    # 7: could not connect. 28 would be silence.
+    # 7: could not connect. 28 would be a timeout.
     [ "$status" -eq 7 ]
 }
 
@@ -139,7 +139,7 @@ run_checks() {
     for address in $(kubectl get nodes --output 'jsonpath={.items[*].status.addresses[?(@.type=="InternalIP")].address}'); do
         check "node port at $address" reaches "$nodes" node "http://$address:$port"
         check "node port at $address, from a pod" reaches "$nodes" pod "http://$address:$port"
-        # This machine is a node, hence inside: local policies count for outsiders only, all endpoints answer.
+        # This machine is a node, so an internal client: all endpoints answer, as local policies hold for external clients only.
         check "node port with local policy at $address" reaches "$nodes" node "http://$address:$local_port"
     done
     check "a Service without endpoints refuses at once" refuses_at_once "http://$(field empty .spec.clusterIP)"
@@ -157,7 +157,7 @@ main() {
     echo "all checks passed"
 }
 
-# Sourced by its test.
+# test.sh sources this file.
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     main "$@"
 fi

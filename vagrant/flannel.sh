@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Flannel's manifest, from standard input, for these machines: it finds the API server without any Service, as there is no proxy
-# when it starts, and uses the device that the machines share.
+# Adapts Flannel's manifest, from standard input, to these machines: it reaches the API server without a Service, because no
+# proxy runs when it starts, and it uses the device that the machines share.
 # usage: flannel.sh CONTROL_PLANE_ADDRESS
 set -euo pipefail
 
@@ -26,7 +26,7 @@ awk -v address="$address" -v shared="${shared//./\\\\.}\\\\." '
     }
     END {
         if (regexes != 1 || environments < 1) {
-            print "flannel.sh: this is not the manifest that was expected" > "/dev/stderr"
+            print "flannel.sh: the manifest does not have the expected form" > "/dev/stderr"
             exit 1
         }
     }

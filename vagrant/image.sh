@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the image on the first machine, and puts it where the others find it.
+# Builds the image on the first machine and copies it to the shared folder.
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh
 . "${REPOSITORY:-/lb}/vagrant/settings.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the DaemonSet from deploy/, and waits until it serves.
+# Installs the DaemonSet from deploy/ and waits until it is ready.
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh
 . "${REPOSITORY:-/lb}/vagrant/settings.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Joins the cluster, once the first machine has said how, and takes the image that it has built.
+# Joins the cluster and imports the image, as soon as the first machine has written both to the shared folder.
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh
 . "${REPOSITORY:-/lb}/vagrant/settings.sh"

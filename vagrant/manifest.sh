@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# deploy/lb-agent.yaml, from standard input, for this cluster: the address of its API server, its image, its pods' addresses.
+# Adapts deploy/lb-agent.yaml, from standard input, to this cluster: address of the API server, image, pod network.
 # usage: manifest.sh https://ADDRESS:PORT
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What every machine needs before it can be a node: containerd, kubeadm, and the settings of its kernel.
+# Prepares a machine as a node: containerd, kubeadm, and kernel settings.
 # usage: node.sh ADDRESS
 set -euo pipefail
 # shellcheck source=vagrant/settings.sh
@@ -30,6 +30,6 @@ apt-get -q update
 apt-get -q install --yes kubeadm kubectl kubelet
 apt-mark hold kubeadm kubectl kubelet
 
-# The first device of these machines is the way to the Internet, with the same address on each of them.
+# The first device of these machines leads to the Internet and has the same address on all of them.
 echo "KUBELET_EXTRA_ARGS=--node-ip=$address" >/etc/default/kubelet
 systemctl restart kubelet

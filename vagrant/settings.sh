@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# What all scripts here agree on; sourced by them.
+# Settings of all scripts in this folder, which source this file.
 
-# The minor version of Kubernetes, as in the name of its package source.
+# Minor version of Kubernetes, as in the name of its package source.
 : "${KUBERNETES_VERSION:=v1.34}"
-# Addresses of pods, a /24 for each node, as Flannel has it by default.
+# Pod network, a /24 per node: Flannel's default.
 : "${POD_CIDR:=10.244.0.0/16}"
-# The image that the DaemonSet runs.
+# Image of the DaemonSet.
 : "${IMAGE:=lb-agent:0.1.0}"
-# A folder that all machines see.
+# Folder that all machines share.
 : "${SHARED:=/shared}"
 # The repository.
 : "${REPOSITORY:=/lb}"
@@ -16,7 +16,7 @@
 export KUBERNETES_VERSION POD_CIDR IMAGE SHARED REPOSITORY FLANNEL
 export KUBECONFIG="${KUBECONFIG:-/etc/kubernetes/admin.conf}"
 
-# Runs a command until it succeeds, for so many seconds at most.
+# Runs a command until it succeeds, for at most so many seconds.
 # usage: retry SECONDS COMMAND...
 retry() {
     local until=$((SECONDS + $1))
@@ -30,7 +30,7 @@ retry() {
     done
 }
 
-# The folder of the script that sources this one: vagrant uploads each script alone, so they look in the repository.
+# Folder of the scripts. Vagrant uploads each script alone, so they find the others in the repository.
 here() {
     if [ -d "$REPOSITORY/vagrant" ]; then echo "$REPOSITORY/vagrant"; else dirname "${BASH_SOURCE[0]}"; fi
 }

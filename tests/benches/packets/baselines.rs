@@ -34,7 +34,7 @@ pub(crate) enum Baseline {
 impl Baseline {
     const ALL: [Self; 5] = [Self::Return, Self::Miss, Self::Balance, Self::Insert, Self::InsertPreallocated];
 
-    /// What it does, as tables show it.
+    /// The label in tables.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Return => "returns at once",

@@ -43,7 +43,7 @@ pub(crate) struct Candidate {
     context: Vec<u8>,
 }
 
-/// What a program did with one packet: its return code, and the packet afterwards.
+/// The result of one packet: the return code and the packet afterwards.
 pub(crate) struct Done {
     pub(crate) verdict: u32,
     pub(crate) output: Vec<u8>,

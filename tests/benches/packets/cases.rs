@@ -77,7 +77,7 @@ impl Section {
     }
 }
 
-/// What is measured.
+/// The measured program.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject {
     /// The data plane's program of this name.
@@ -92,7 +92,7 @@ pub(crate) struct Case {
     pub(crate) subject: Subject,
     pub(crate) program: String,
     /// The packet, as tables show it.
-    pub(crate) what: String,
+    pub(crate) packet: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
     pub(crate) baseline: Baseline,
@@ -101,45 +101,45 @@ pub(crate) struct Case {
     pub(crate) target: Option<f64>,
 }
 
-/// What the program must do with every packet.
+/// The required result for every packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
-    way: Way,
+    action: Action,
     /// The outcome that it is counted as, if any.
     pub(crate) counted: Option<Outcome>,
     becomes: Becomes,
 }
 
-/// Where a packet goes.
+/// The destination of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Action {
     /// On to the stack and the next program.
-    On,
+    Pass,
     /// Redirected to a device that the program names.
-    Out,
+    Redirect,
     /// Redirected to the device that it came from. tc has the same return code for both.
-    Back,
+    SendBack,
 }
 
-impl Way {
+impl Action {
     /// The return code.
     const fn code(self, kind: Kind) -> u32 {
         match (self, kind) {
             // TC_ACT_UNSPEC, -1
-            (Self::On, Kind::Tc) => u32::MAX,
+            (Self::Pass, Kind::Tc) => u32::MAX,
             // TC_ACT_REDIRECT
-            (Self::Out | Self::Back, Kind::Tc) => 7,
+            (Self::Redirect | Self::SendBack, Kind::Tc) => 7,
             // XDP_PASS
-            (Self::On, Kind::Xdp) => 2,
+            (Self::Pass, Kind::Xdp) => 2,
             // XDP_REDIRECT
-            (Self::Out, Kind::Xdp) => 4,
+            (Self::Redirect, Kind::Xdp) => 4,
             // XDP_TX
-            (Self::Back, Kind::Xdp) => 3,
+            (Self::SendBack, Kind::Xdp) => 3,
         }
     }
 }
 
-/// What the packet must be afterwards, with correct checksums.
+/// The packet that must leave the program, with correct checksums.
 #[derive(Clone, Copy)]
 enum Becomes {
     /// Unchanged.
@@ -175,7 +175,7 @@ impl Case {
         world: &World,
         section: Section,
         program: &'static str,
-        what: &str,
+        packet: &str,
         frame: Frame,
         expected: Expected,
     ) -> anyhow::Result<Self> {
@@ -186,8 +186,8 @@ impl Case {
         let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(section.flows());
         // The baselines support IPv4 only; those for IPv6 would cost more.
         let target = section.limit(Kind::of(program)).filter(|_| !frame.is_v6());
-        let (subject, program, what) = (Subject::Ours(program), program.to_owned(), what.to_owned());
-        Ok(Self { section, subject, program, what, frame, expected, baseline, baseline_frame, target })
+        let (subject, program, packet) = (Subject::Ours(program), program.to_owned(), packet.to_owned());
+        Ok(Self { section, subject, program, packet, frame, expected, baseline, baseline_frame, target })
     }
 
     /// The same case without a target.
@@ -198,7 +198,7 @@ impl Case {
     /// Fails unless the program does what the case measures: a program that does less is quick.
     pub(crate) fn check(&self, candidate: &Candidate) -> anyhow::Result<()> {
         let Done { verdict, output } = candidate.once()?;
-        let wanted = self.expected.way.code(self.kind());
+        let wanted = self.expected.action.code(self.kind());
         ensure!(verdict == wanted, "{self}: the program returned {verdict:x}, not {wanted:x}");
         let becomes = self.expected.becomes;
         becomes.check(self.frame.bytes(), &output).with_context(|| self.to_string())
@@ -217,7 +217,7 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}, {}", self.section.label(), self.program, self.what)
+        write!(f, "{}: {}, {}", self.section.label(), self.program, self.packet)
     }
 }
 
@@ -247,70 +247,72 @@ fn established(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -
         (Section::OneFlow, Transport::Udp, "UDP"),
         (Section::ManyFlows, ACK, "TCP"),
     ] {
-        let what = format!("{protocol}/{ip}");
+        let packet = format!("{protocol}/{ip}");
         let there = Frame::new(transport, Sender::Client, family.vip)?;
         let back = Frame::new(transport, Sender::Server, family.backend)?;
-        cases.push(Case::new(world, section, "tc_ingress", &what, there, forward)?);
-        cases.push(Case::new(world, section, "tc_egress", &what, back, reply)?);
+        cases.push(Case::new(world, section, "tc_ingress", &packet, there, forward)?);
+        cases.push(Case::new(world, section, "tc_egress", &packet, back, reply)?);
     }
     Ok(())
 }
 
 /// The packet goes on to the stack, translated.
 fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
-    Expected { way: Way::On, counted: Some(outcome), becomes }
+    Expected { action: Action::Pass, counted: Some(outcome), becomes }
 }
 
 /// Flows between clients and backends that are both beyond a wire.
 fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let port = Becomes::ToPort(family.backend.port());
-    let routed = |way| Expected { way, counted: Some(Outcome::Routed), becomes: port };
+    let routed = |action| Expected { action, counted: Some(Outcome::Routed), becomes: port };
     let tcp = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
     let udp = Frame::new(Transport::Udp, Sender::Client, family.routed)?.through(WIRE);
     let across = Frame::new(ACK, Sender::Client, family.across)?.through(WIRE);
-    for (section, program, what, frame, way) in [
-        (Section::OneFlow, "xdp_native", "TCP/", &tcp, Way::Back),
-        (Section::OneFlow, "xdp_native", "UDP/", &udp, Way::Back),
-        (Section::OneFlow, "xdp_native", "TCP/, to another device", &across, Way::Out),
-        (Section::ManyFlows, "xdp_native", "TCP/", &tcp, Way::Back),
-        (Section::OneFlow, "tc_ingress", "TCP/, between wires", &tcp, Way::Out),
+    for (section, program, packet, frame, action) in [
+        (Section::OneFlow, "xdp_native", "TCP/", &tcp, Action::SendBack),
+        (Section::OneFlow, "xdp_native", "UDP/", &udp, Action::SendBack),
+        (Section::OneFlow, "xdp_native", "TCP/, to another device", &across, Action::Redirect),
+        (Section::ManyFlows, "xdp_native", "TCP/", &tcp, Action::SendBack),
+        (Section::OneFlow, "tc_ingress", "TCP/, between wires", &tcp, Action::Redirect),
     ] {
         if section == Section::ManyFlows && family.routed.is_ipv6() {
             continue;
         }
-        let what = what.replace('/', &format!("/{ip}"));
-        cases.push(Case::new(world, section, program, &what, frame.clone(), routed(way))?);
+        let packet = packet.replace('/', &format!("/{ip}"));
+        cases.push(Case::new(world, section, program, &packet, frame.clone(), routed(action))?);
     }
     Ok(())
 }
 
 /// Packets of no Service, a reply that another hook translates, and a rejected packet.
 fn untouched(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
-    let what = format!("TCP/{ip}");
+    let packet = format!("TCP/{ip}");
     let elsewhere = Frame::new(ACK, Sender::Client, family.elsewhere)?;
-    let passes = |counted| Expected { way: Way::On, counted, becomes: Becomes::Same };
+    let passes = |counted| Expected { action: Action::Pass, counted, becomes: Becomes::Same };
     for (program, frame) in [("tc_ingress", elsewhere.clone()), ("tc_egress", elsewhere.clone())] {
         let expected = passes(Some(Outcome::NoService));
-        cases.push(Case::new(world, Section::Untouched, program, &what, frame, expected)?);
+        cases.push(Case::new(world, Section::Untouched, program, &packet, frame, expected)?);
     }
     let arriving = elsewhere.through(WIRE);
-    cases.push(Case::new(world, Section::Untouched, "xdp_native", &what, arriving, passes(None))?);
+    cases.push(Case::new(world, Section::Untouched, "xdp_native", &packet, arriving, passes(None))?);
     let reply = Frame::new(ACK, Sender::Server, family.backend)?;
-    let what = format!("a reply that egress will translate, {ip}");
+    let packet = format!("a reply that egress will translate, {ip}");
     let expected = passes(Some(Outcome::OtherHook));
-    cases.push(Case::new(world, Section::Untouched, "tc_ingress", &what, reply, expected)?.without_target());
+    cases
+        .push(Case::new(world, Section::Untouched, "tc_ingress", &packet, reply, expected)?.without_target());
     let refused = Frame::new(SYN, Sender::Client, family.empty)?;
-    let expected = Expected { way: Way::Back, counted: Some(Outcome::RejectTcp), becomes: Becomes::Reset };
+    let expected =
+        Expected { action: Action::SendBack, counted: Some(Outcome::RejectTcp), becomes: Becomes::Reset };
     cases.push(Case::new(world, Section::Reject, "tc_ingress", &format!("TCP/{ip}"), refused, expected)?);
     Ok(())
 }
 
 fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let port = Becomes::ToPort(family.backend.port());
-    let opened = Expected { way: Way::On, counted: Some(Outcome::NewFlow), becomes: port };
-    let sent_on = Expected { way: Way::Back, counted: Some(Outcome::NewRoutedFlow), becomes: port };
-    let mut case = |program, what: &str, frame, expected| {
-        cases.push(Case::new(world, Section::NewFlow, program, what, frame, expected)?);
+    let opened = Expected { action: Action::Pass, counted: Some(Outcome::NewFlow), becomes: port };
+    let sent_on = Expected { action: Action::SendBack, counted: Some(Outcome::NewRoutedFlow), becomes: port };
+    let mut case = |program, packet: &str, frame, expected| {
+        cases.push(Case::new(world, Section::NewFlow, program, packet, frame, expected)?);
         Ok::<_, anyhow::Error>(())
     };
     // Schedulers do not depend on the family.
@@ -328,8 +330,9 @@ fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> 
     case("tc_ingress", &format!("UDP/{ip}, random"), udp, opened)?;
     case("xdp_native", &format!("TCP/{ip}, random"), exchanged.clone().through(WIRE), sent_on)?;
     // Two flows; the baseline inserts one entry.
-    let what = format!("TCP/{ip}, random, masqueraded");
-    cases.push(Case::new(world, Section::NewFlow, "tc_ingress", &what, exchanged, opened)?.without_target());
+    let packet = format!("TCP/{ip}, random, masqueraded");
+    cases
+        .push(Case::new(world, Section::NewFlow, "tc_ingress", &packet, exchanged, opened)?.without_target());
     Ok(())
 }
 
@@ -339,7 +342,7 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
         let before = world.settled.counters()?;
         let Done { verdict, output } = world.settled_candidate(program, frame)?.once()?;
         let counted = world.settled.counters()?.since(&before);
-        ensure!(verdict == Way::On.code(Kind::Tc), "{program} does not let a packet pass: {counted:?}");
+        ensure!(verdict == Action::Pass.code(Kind::Tc), "{program} does not let a packet pass: {counted:?}");
         Ok::<_, anyhow::Error>(output)
     };
     let exchange = |sent, answered| {
@@ -357,7 +360,7 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     ensure!(outside.from.ip() != client.ip(), "the client is not masqueraded: {outside:?}");
     let exchanged = |becomes| translated(Outcome::Masquerade, becomes);
     let reply = translated(Outcome::Reply, Becomes::From(world.v4.masquerading));
-    for (program, what, frame, expected) in [
+    for (program, packet, frame, expected) in [
         (
             "tc_egress",
             "TCP/IPv4, masqueraded, to the backend",
@@ -367,7 +370,7 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
         ("tc_ingress", "TCP/IPv4, masqueraded, from the backend", answer, exchanged(Becomes::To(client))),
         ("tc_egress", "TCP/IPv4, masqueraded, to the client", inside, reply),
     ] {
-        cases.push(Case::new(world, Section::OneFlow, program, what, frame, expected)?);
+        cases.push(Case::new(world, Section::OneFlow, program, packet, frame, expected)?);
     }
     Ok(())
 }
@@ -377,7 +380,7 @@ fn preallocated(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     let frame = Frame::new(SYN, Sender::Client, world.v4.vip)?;
     let baseline = Baseline::InsertPreallocated;
     let untouched = Becomes::To(world.v4.vip);
-    let expected = Expected { way: Way::On, counted: None, becomes: untouched };
+    let expected = Expected { action: Action::Pass, counted: None, becomes: untouched };
     let case = Case::new(world, Section::NewFlow, "tc", "TCP/IPv4", frame, expected)?.without_target();
     let (subject, program) = (Subject::Baseline(baseline), baseline.program(Kind::Tc));
     cases.push(Case { subject, program, ..case });

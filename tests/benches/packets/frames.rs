@@ -164,7 +164,7 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
     Ok(bytes)
 }
 
-/// What a packet turned out to be.
+/// The contents of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Its source.

@@ -49,7 +49,7 @@ struct Row {
     baseline_net: Samples,
     /// The program's net cost over that of its baseline.
     ratio: Samples,
-    /// The same for gross costs.
+    /// The program's gross cost over that of its baseline.
     gross_ratio: Samples,
     dropped: u32,
     target: Option<f64>,
@@ -64,7 +64,7 @@ impl Row {
         Self {
             section: case.section,
             program: case.program.clone(),
-            packet: case.what.clone(),
+            packet: case.packet.clone(),
             baseline_program: case.baseline.label(),
             gross: samples(|round| round.program),
             baseline_gross: samples(|round| round.baseline),

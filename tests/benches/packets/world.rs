@@ -26,7 +26,7 @@ const BACKENDS: u8 = 100;
 
 /// Interface index of the device that leads to clients and backends.
 pub(crate) const WIRE: u32 = 50;
-/// That of another device, which leads to one more backend.
+/// Interface index of another device, which leads to one more backend.
 const OTHER: u32 = 52;
 const MTU: u32 = 1500;
 

@@ -242,8 +242,8 @@ fn internal_clients_and_local_backends_get_no_tunnel() {
         bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewRoutedFlow, 1)]);
         bed.clear_flows();
         bed.label("a node without an address of the family");
-        let nobody = Address::from_v6([0; 16]);
-        bed.settings(&Settings { source_v4: nobody, source_v6: nobody, ..settings(Kind::Ipip) });
+        let unset = Address::from_v6([0; 16]);
+        bed.settings(&Settings { source_v4: unset, source_v6: unset, ..settings(Kind::Ipip) });
         bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewRoutedFlow, 1)]);
     });
 }

@@ -369,7 +369,7 @@ fn icmp_errors_reach_both_ends_of_a_routed_flow() {
     each_on_wires("ICMP errors", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
         service(bed, vip, UDP, &[family.backend()]);
-        let packet = Packet::udp(client, vip, b"too large for somebody");
+        let packet = Packet::udp(client, vip, b"too large for the link");
         let run = bed.arrive(Mode::Native, &packet);
         let seen = begins(bed, family, &packet, run);
         let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };

@@ -70,13 +70,13 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// The cargo that drives it.
     pub cargo: PathBuf,
-    /// Where `core` comes from.
+    /// Source of `core`.
     pub core: CoreLibrary,
     /// For example `1.96.0`.
     pub version: String,
 }
 
-/// Where `core` for [`TARGET`] comes from.
+/// Source of `core` for [`TARGET`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreLibrary {
     /// The sysroot has it compiled (Debian's `libstd-rust-web-dev-bpf`).

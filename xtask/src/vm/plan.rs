@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::image::TestBinary;
 
-/// Where the plan is in the guest.
+/// Path of the plan in the guest.
 pub(super) const PLAN: &str = "/plan.json";
 
 /// Modules to load at boot: those of a node, and those that a node loads on first use. The guest's kernel asks modprobe
@@ -57,11 +57,11 @@ pub(super) enum Extent {
     Full,
     /// [`SHORT`], which fits into the time of a CI run.
     Short,
-    /// Those with one of these in their names.
+    /// Tests whose names contain one of these.
     Named(Vec<String>),
 }
 
-/// What the guest loads and runs.
+/// The modules and tests of a guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) modules: Vec<String>,
