@@ -16,7 +16,10 @@ use lb_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{api_server::ApiServer, cluster::Cluster};
+use crate::{
+    api_server::ApiServer,
+    cluster::{self, Cluster},
+};
 
 /// The limit of every wait. Only an agent that hangs takes this long: after a failure it pauses 0.8 s, 1.6 s, … and at most
 /// a minute, and on a busy machine loading the programs takes seconds.
@@ -58,14 +61,9 @@ impl Bed {
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(&folder).unwrap();
         let netns = Netns::create(&name).unwrap();
-        let server = real.is_none().then(|| ApiServer::start(Some(&netns)));
-        let kubeconfig = match (&server, &real) {
-            (Some(server), _) => server.kubeconfig(),
-            (None, real) => real.as_ref().unwrap().kubeconfig_inside(&netns),
-        };
-        fs::write(folder.join("kubeconfig"), &kubeconfig).unwrap();
+        let (server, cluster, kubeconfig) = cluster::connect(real, &netns);
+        fs::write(folder.join("kubeconfig"), kubeconfig).unwrap();
         let namespace = if server.is_some() { "default".to_owned() } else { name };
-        let cluster = real.unwrap_or_else(|| Cluster::inside(&kubeconfig, &netns));
         let subnet = SUBNET.fetch_add(1, Ordering::Relaxed);
         let bed = Self { server, cluster, namespace, subnet, agent: None, netns, folder, _cleanup: cleanup };
         if bed.server.is_none() {

@@ -15,6 +15,8 @@ use kube::{
 use lb_tests::netns::Netns;
 use serde_json::{Value, json};
 
+use crate::api_server::ApiServer;
+
 /// Names a kubeconfig. Tests that need no fault of the in-repo server use its API server.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
@@ -23,6 +25,19 @@ pub(crate) struct Cluster {
     kubeconfig: Kubeconfig,
     /// The namespace in which the server is reachable; `None` for that of the test.
     netns: Option<Netns>,
+}
+
+/// Connects a namespace with an API server: `real`, or else an in-repo one in the namespace. Returns that server, a client
+/// of it, and a kubeconfig for the namespace.
+pub(crate) fn connect(real: Option<Cluster>, netns: &Netns) -> (Option<ApiServer>, Cluster, String) {
+    if let Some(real) = real {
+        let kubeconfig = real.kubeconfig_inside(netns);
+        return (None, real, kubeconfig);
+    }
+    let server = ApiServer::start(Some(netns));
+    let kubeconfig = server.kubeconfig();
+    let cluster = Cluster::inside(&kubeconfig, netns);
+    (Some(server), cluster, kubeconfig)
 }
 
 impl Cluster {

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     api_server::{ApiServer, Fault},
     bed::LIMIT,
-    cluster::Cluster,
+    cluster::{self, Cluster},
 };
 
 /// A source that follows an API server.
@@ -59,12 +59,7 @@ impl Source {
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(&folder).unwrap();
         let netns = Netns::create(&name).unwrap();
-        let server = real.is_none().then(|| ApiServer::start(Some(&netns)));
-        let kubeconfig = match (&server, &real) {
-            (Some(server), _) => server.kubeconfig(),
-            (None, real) => real.as_ref().unwrap().kubeconfig_inside(&netns),
-        };
-        let cluster = real.unwrap_or_else(|| Cluster::inside(&kubeconfig, &netns));
+        let (server, cluster, kubeconfig) = cluster::connect(real, &netns);
         let path = folder.join("kubeconfig");
         fs::write(&path, kubeconfig).unwrap();
         prepare(server.as_ref(), &cluster, &name);

@@ -13,7 +13,7 @@ use lb_common::{
 
 use super::{
     packets::Packet,
-    stage::{Family, each},
+    stage::{Family, each, masquerade_settings},
     testbed::{Device, Hook, TCP, Testbed, UDP},
     wire::{Mode, WIRE, each_on_wires},
 };
@@ -142,7 +142,7 @@ fn masquerade_and_its_failure_are_reported() {
     each("event of a masquerade", |bed, family| {
         let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
         bed.service_with(family.vip(), TCP, &[family.backend()], record);
-        bed.settings(&one_port());
+        bed.settings(&masquerade_settings(1));
         bed.enable_events(LONG);
         bed.send(Hook::Ingress, &Packet::tcp(family.client(), family.vip(), 1, b"").syn())
             .passes_any(NewFlow);
@@ -156,16 +156,6 @@ fn masquerade_and_its_failure_are_reported() {
     });
 }
 
-fn one_port() -> Settings {
-    Settings {
-        source_v4: Address::from(Family::V4.node()),
-        source_v6: Address::from(Family::V6.node()),
-        first_port: 10_000,
-        ports: 1,
-        ..Settings::zeroed()
-    }
-}
-
 #[test]
 fn xdp_reports_flows_and_drops_and_leaves_rejections_to_tc() {
     each_on_wires("event of XDP", |bed, family| {
@@ -174,7 +164,7 @@ fn xdp_reports_flows_and_drops_and_leaves_rejections_to_tc() {
             let record = Service { id: 3, flags: service_flags::MASQUERADE, ..Service::zeroed() };
             bed.service_with(family.vip(), TCP, &[family.backend()], record);
             bed.service(family.empty_vip(), TCP, &[]);
-            bed.settings(&one_port());
+            bed.settings(&masquerade_settings(1));
             bed.enable_events(LONG);
             let syn = Packet::tcp(family.client(), family.vip(), 1, b"").syn();
             let _run = bed.arrive(mode, &syn);

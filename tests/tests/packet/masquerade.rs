@@ -16,21 +16,15 @@ use lb_common::{
 
 use super::{
     packets::{Packet, fragments},
-    stage::{Family, each},
+    stage::{FIRST_PORT, Family, each, masquerade_settings},
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
-
-const FIRST_PORT: u16 = 10_000;
 
 fn settings(family: Family, ports: u16) -> Settings {
     let whole = if family == Family::V4 { 32 } else { 128 };
     Settings {
         internal: Networks::new([Network::new(Address::from(family.client().ip()), whole)]),
-        source_v4: Address::from(Family::V4.node()),
-        source_v6: Address::from(Family::V6.node()),
-        first_port: FIRST_PORT,
-        ports,
-        ..Settings::zeroed()
+        ..masquerade_settings(ports)
     }
 }
 

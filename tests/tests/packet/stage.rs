@@ -5,6 +5,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use bytemuck::Zeroable as _;
+use lb_common::{Address, Settings};
+
 use super::testbed::{Device, Testbed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +65,22 @@ impl Family {
     /// A host that is neither client nor backend of a Service.
     pub(crate) fn stranger(self) -> SocketAddr {
         self.pick("192.0.2.99:53", "[2001:db8:c::99]:53")
+    }
+}
+
+/// First source port of masqueraded clients.
+pub(crate) const FIRST_PORT: u16 = 10_000;
+/// Number of source ports of masqueraded clients, unless a test needs fewer.
+pub(crate) const PORTS: u16 = 20_000;
+
+/// The settings of a node that masquerades with `ports` source ports of [`Family::node`].
+pub(crate) fn masquerade_settings(ports: u16) -> Settings {
+    Settings {
+        source_v4: Address::from(Family::V4.node()),
+        source_v6: Address::from(Family::V6.node()),
+        first_port: FIRST_PORT,
+        ports,
+        ..Settings::zeroed()
     }
 }
 

@@ -7,7 +7,7 @@ use lb_common::{Address, Service, Settings, conntrack::Flow, service_flags};
 
 use super::{
     packets::Packet,
-    stage::{Family, each, each_on},
+    stage::{Family, PORTS, each, each_on, masquerade_settings},
     testbed::{Device, Hook, TCP, Testbed, UDP},
     wire::{Mode, each_on_wires},
 };
@@ -84,7 +84,7 @@ fn xdp_counts_as_tc_does() {
             bed.clear_flows();
             let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
             bed.service_with(family.vip(), protocol, &[family.backend()], record);
-            bed.settings(&settings());
+            bed.settings(&masquerade_settings(PORTS));
             let (there, back) = conversation(family, protocol);
             for packet in &there {
                 let _run = bed.arrive(mode, packet);
@@ -100,16 +100,6 @@ fn xdp_counts_as_tc_does() {
             assert_eq!(counted(&flows[&back[0].tuple()]), sum(&back));
         }
     });
-}
-
-fn settings() -> Settings {
-    Settings {
-        source_v4: Address::from(Family::V4.node()),
-        source_v6: Address::from(Family::V6.node()),
-        first_port: 10_000,
-        ports: 20_000,
-        ..Settings::zeroed()
-    }
 }
 
 /// A periodic reader of the entry must miss neither connection.

@@ -15,7 +15,7 @@ use lb_common::{
 use super::{
     packets::{Ethernet, NODE, PEER, Packet, Transport, fragments},
     report::assert_same_packet,
-    stage::{Family, each},
+    stage::{Family, PORTS, each, masquerade_settings},
     testbed::{Device, Hook, SCTP, TCP, Testbed, UDP},
     wire::{Mode, NARROW, Run, TC_ACT_REDIRECT, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
 };
@@ -45,12 +45,8 @@ pub(crate) fn settings(kind: Kind) -> Settings {
     };
     Settings {
         peers: Networks::new(peers.map(network)),
-        source_v4: Address::from(Family::V4.node()),
-        source_v6: Address::from(Family::V6.node()),
-        first_port: 10_000,
-        ports: 20_000,
         flags: if kind == Kind::Gue { settings_flags::GUE } else { 0 },
-        ..Settings::zeroed()
+        ..masquerade_settings(PORTS)
     }
 }
 

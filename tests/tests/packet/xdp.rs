@@ -19,7 +19,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     clock,
     packets::{Packet, QINQ, VLAN, fragments},
-    stage::{Family, each},
+    stage::{FIRST_PORT, Family, PORTS, each, masquerade_settings},
     testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel,
     wire::{
@@ -28,21 +28,11 @@ use super::{
     },
 };
 
-const FIRST_PORT: u16 = 10_000;
-const PORTS: u16 = 20_000;
-
 /// A Service that masquerades its clients, with these backends.
 fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(vip, protocol, backends, record);
-    let settings = Settings {
-        source_v4: Address::from(Family::V4.node()),
-        source_v6: Address::from(Family::V6.node()),
-        first_port: FIRST_PORT,
-        ports: PORTS,
-        ..Settings::zeroed()
-    };
-    bed.settings(&settings);
+    bed.settings(&masquerade_settings(PORTS));
 }
 
 /// The packet as its flow translates it.
