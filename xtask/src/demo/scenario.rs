@@ -301,31 +301,8 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
     if wait_for(PROMPTLY, || (transfer.received() > 0).then_some(())).is_none() {
         bail!("the download from {server} does not start");
     }
-    let others: Vec<&str> = WEB_PODS.into_iter().filter(|pod| *pod != server).collect();
-    let start = Instant::now();
-    write_web(cluster, &others)?;
-    // The removed pod would get every fourth of these connections.
-    let avoided =
-        wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(&server)).then(|| start.elapsed()));
-    let after = answers(cluster, web, REQUESTS);
-    let others_answer: u32 = after.iter().filter(|(pod, _)| **pod != server).map(|(_, count)| count).sum();
-    let soon =
-        avoided.map_or("never".to_owned(), |after| format!("after {:.0} ms", after.as_secs_f64() * 1e3));
-    report.check(
-        "new connections avoid a backend that was removed",
-        avoided.is_some() && others_answer == REQUESTS,
-        format!("{soon}; then {others_answer} of {REQUESTS} to the others"),
-    );
-
-    say("killing the agent (kill -9) and restarting it");
-    agent.kill()?;
-    let without: u32 = answers(cluster, web, REQUESTS).values().sum();
-    report.check(
-        "the data plane works without the agent",
-        without == REQUESTS,
-        format!("{without} of {REQUESTS} answered"),
-    );
-    let agent = cluster.start_agent(1)?;
+    remove_backend(cluster, web, &server, report)?;
+    let agent = restart_agent(cluster, web, agent, report)?;
 
     let (at, running) = (transfer.received(), !transfer.is_finished());
     say("waiting for the end of the download");
@@ -338,6 +315,39 @@ fn remove_a_backend_under_a_download(cluster: &Cluster, agent: Agent, report: &m
     };
     report.check("the running download survives both", kept, seen);
     Ok(agent)
+}
+
+/// Removes a backend from `web`: new connections must avoid it within [`PROMPTLY`].
+fn remove_backend(cluster: &Cluster, web: SocketAddr, server: &str, report: &mut Report) -> Result<()> {
+    let others: Vec<&str> = WEB_PODS.into_iter().filter(|pod| *pod != server).collect();
+    let start = Instant::now();
+    write_web(cluster, &others)?;
+    // The removed pod would get every fourth of these connections.
+    let avoided =
+        wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(server)).then(|| start.elapsed()));
+    let after = answers(cluster, web, REQUESTS);
+    let others_answer: u32 = after.iter().filter(|(pod, _)| *pod != server).map(|(_, count)| count).sum();
+    let soon =
+        avoided.map_or("never".to_owned(), |after| format!("after {:.0} ms", after.as_secs_f64() * 1e3));
+    report.check(
+        "new connections avoid a backend that was removed",
+        avoided.is_some() && others_answer == REQUESTS,
+        format!("{soon}; then {others_answer} of {REQUESTS} to the others"),
+    );
+    Ok(())
+}
+
+/// Kills the agent, sends requests without it, and starts it again.
+fn restart_agent(cluster: &Cluster, web: SocketAddr, agent: Agent, report: &mut Report) -> Result<Agent> {
+    say("killing the agent (kill -9) and restarting it");
+    agent.kill()?;
+    let without: u32 = answers(cluster, web, REQUESTS).values().sum();
+    report.check(
+        "the data plane works without the agent",
+        without == REQUESTS,
+        format!("{without} of {REQUESTS} answered"),
+    );
+    Ok(cluster.start_agent(1)?)
 }
 
 /// Answers by pod to so many new connections. Failures are not counted.

@@ -1,164 +1,52 @@
-//! `lb-agent explain` against the programs: for random packets in random states it predicts what the programs do.
+//! Random states of the data plane, and random packets in them.
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
 };
 
-use aya::maps::{
-    Array, HashMap,
-    lpm_trie::{Key, LpmTrie},
-};
 use bytemuck::Zeroable as _;
-use lb_agent::explain::{self, Explanation, HookPoint, PacketKind, Question, Tables, TraceStep, Verdict};
+use lb_agent::explain::{self, Explanation, HookPoint, PacketKind, Question, TraceStep, Verdict};
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
-    Service, ServiceKey, Settings, SourceRange, Vip, backend_flags,
+    Address, Backend, FrontendKind, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings,
+    backend_flags,
     conntrack::{Flow, Tuple},
     service_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
-use lb_datapath::{DatapathError, Globals, Route, Routes};
+use lb_datapath::{Globals, Routes};
 
 use super::{
-    clock,
-    packets::Packet,
-    stage::Family,
-    testbed::{Device, Hook, SCTP, TCP, Testbed, UDP},
-    wire::{Mode, NARROW, NARROW_MTU, OTHER, WIRE, XDP_PASS, set_up},
+    super::{
+        clock,
+        packets::Packet,
+        stage::Family,
+        testbed::{Hook, SCTP, TCP, Testbed, UDP},
+        wire::{Mode, WIRE, XDP_PASS},
+    },
+    Coverage,
+    tables::TestbedTables,
 };
 
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
-/// Random worlds of one test.
-const WORLDS: u64 = 120;
 /// Packets in each world.
 const PACKETS: usize = 50;
 
-/// The maps of a testbed, for packets of one device.
-struct TestbedTables<'a> {
-    bed: &'a Testbed,
-    routes: RefCell<Routes>,
-    device: u32,
-    globals: Globals,
-}
-
-impl TestbedTables<'_> {
-    fn get<K: aya::Pod, V: aya::Pod>(&self, map: &str, key: &K) -> Option<V> {
-        let map: HashMap<_, K, V> = self.bed.map(map).try_into().unwrap();
-        map.get(key, 0).ok()
-    }
-
-    fn slice<V: aya::Pod>(&self, map: &str, base: u32, count: u32) -> Vec<V> {
-        let map: Array<_, V> = self.bed.map(map).try_into().unwrap();
-        (base..base + count).map_while(|slot| map.get(&slot, 0).ok()).collect()
-    }
-}
-
-impl TestbedTables<'_> {
-    fn is_allowed(&self, service: u32, client: &Address) -> bool {
-        let map: LpmTrie<_, [u32; 5], u32> = self.bed.map("SOURCE_RANGES").try_into().unwrap();
-        let SourceRange { service_and_family, address } = SourceRange::new(service, *client);
-        let [a, b, c, d] = address.words();
-        map.get(&Key::new(SourceRange::BITS, [service_and_family, a, b, c, d]), 0).is_ok()
-    }
-}
-
-impl Tables for TestbedTables<'_> {
-    fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
-        Ok(self.get("CONNTRACK", tuple))
-    }
-
-    fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
-        Ok(256 - self.bed.flows().len())
-    }
-
-    fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {
-        Ok(self.get("SERVICES", key))
-    }
-
-    fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError> {
-        Ok(self.slice("BACKENDS", base, count))
-    }
-
-    fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError> {
-        Ok(self.slice("TABLES", base, count))
-    }
-
-    fn active_flows(&self, slot: u32) -> i64 {
-        self.slice::<i64>("ACTIVE", slot, 1)[0]
-    }
-
-    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
-        Ok(self.get("AFFINITY", key))
-    }
-
-    fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError> {
-        Ok(self.get("VIPS", address))
-    }
-
-    fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError> {
-        Ok(self.is_allowed(service, client))
-    }
-
-    fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {
-        Ok(self.get::<u32, u32>("INSIDE_DEVICES", &device).is_some())
-    }
-
-    fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError> {
-        Ok(self.get("DEVICES", &device))
-    }
-
-    fn settings(&self) -> Result<Settings, DatapathError> {
-        Ok(self.slice("SETTINGS", 0, 1)[0])
-    }
-
-    fn globals(&self) -> Globals {
-        self.globals
-    }
-
-    fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError> {
-        self.routes.borrow_mut().look_up(self.device, (*to).into())
-    }
-
-    fn device_name(&self, _: u32) -> Option<String> {
-        None
-    }
-
-    fn service_name(&self, _: u32) -> Result<Option<String>, DatapathError> {
-        Ok(None)
-    }
-
-    fn pod_name(&self, _: &Address) -> Result<Option<String>, DatapathError> {
-        Ok(None)
-    }
-}
-
 /// A random state: Services, settings, and the clients that send.
-struct World<'a> {
-    bed: &'a mut Testbed,
-    dice: fastrand::Rng,
-    family: Family,
-    wires: bool,
-    globals: Globals,
+pub(super) struct World<'a> {
+    pub(super) bed: &'a mut Testbed,
+    pub(super) dice: fastrand::Rng,
+    pub(super) family: Family,
+    pub(super) wires: bool,
+    pub(super) globals: Globals,
     /// The next free slot of `BACKENDS`.
-    slot: u32,
+    pub(super) slot: u32,
     /// The next free slot of `TABLES`.
-    entry: u32,
+    pub(super) entry: u32,
     /// Whether `CONNTRACK` is nearly full.
-    full: bool,
-    seen: &'a mut Coverage,
-}
-
-/// What the packets of all worlds of a test have covered.
-#[derive(Default)]
-struct Coverage {
-    outcomes: BTreeMap<Outcome, u32>,
-    /// Packets for which `explain` named the one backend out of several.
-    named: u32,
-    /// Packets that XDP processed itself, and those that it left to tc.
-    xdp: [u32; 2],
-    steps: BTreeSet<String>,
+    pub(super) full: bool,
+    pub(super) seen: &'a mut Coverage,
 }
 
 impl World<'_> {
@@ -279,8 +167,8 @@ impl World<'_> {
         }
     }
 
-    /// Writes random backends and their table; base and length of both.
-    fn slice(&mut self, scheduler: Scheduler) -> [u32; 4] {
+    /// Up to four random endpoints, sorted.
+    fn endpoints(&mut self) -> Vec<SocketAddr> {
         let family = self.family;
         let mut endpoints =
             vec![family.backend(), family.other_backend(), family.client(), family.stranger()];
@@ -297,9 +185,14 @@ impl World<'_> {
         endpoints.sort();
         let room = 64 - self.slot as usize;
         endpoints.truncate(room.min(4));
+        endpoints
+    }
+
+    /// Writes random backends and their table; base and length of both.
+    fn slice(&mut self, scheduler: Scheduler) -> [u32; 4] {
         let base = self.slot;
         let mut backends = Vec::new();
-        for endpoint in endpoints {
+        for endpoint in self.endpoints() {
             let flags = self.flags(&[
                 (backend_flags::LOCAL, 30),
                 (backend_flags::HOST, 15),
@@ -319,8 +212,8 @@ impl World<'_> {
         let table_base = self.entry;
         let fits = table_base as usize + table.len() <= 512;
         let table = if fits { table } else { Vec::new() };
-        for place in &table {
-            self.bed.put("TABLES", self.entry, *place);
+        for entry in &table {
+            self.bed.put("TABLES", self.entry, *entry);
             self.entry += 1;
         }
         let length = |of: usize| u32::try_from(of).unwrap();
@@ -477,7 +370,8 @@ impl World<'_> {
         }
     }
 
-    fn run(&mut self, context: &str) {
+    /// Builds the world and sends packets.
+    pub(super) fn run(&mut self, context: &str) {
         self.build();
         let filled = self.filled();
         for packet in 0..PACKETS {
@@ -515,130 +409,4 @@ fn packet(question: &Question) -> Packet {
         (_, PacketKind::Fin) => Packet::sctp(from, to, 7, 7, &[0; 4]),
         (_, PacketKind::Rst) => Packet::sctp(from, to, 7, 6, &[]),
     }
-}
-
-fn is_emulated() -> bool {
-    lb_tests::patience() > 1
-}
-
-/// Runs random worlds; what they covered.
-fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops::Range<u64>) -> Coverage {
-    let mut seen = Coverage::default();
-    // On an emulated machine, which is slow, fewer worlds suffice to compare kernels.
-    let fewer = if is_emulated() { 11 } else { 1 };
-    for seed in worlds.step_by(fewer) {
-        let family = Family::BOTH[(seed % 2) as usize];
-        let context = format!("explain, seed {seed}, {family:?}, wires {wires}, {globals:?}");
-        assert!(bed.start(&context, Device::Ethernet));
-        // With packets that bypass the stack anyway, half of the worlds have no wires: then masqueraded flows are not routed.
-        if wires && !(globals.direct && seed % 4 < 2) {
-            for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
-                bed.add_wire(device, mtu);
-            }
-        }
-        let dice = fastrand::Rng::with_seed(seed);
-        let full = seed % 16 == 7;
-        // Slot 0 of ACTIVE is unused.
-        let (slot, entry) = (1, 0);
-        let seen = &mut seen;
-        World { bed, dice, family, wires, globals, slot, entry, full, seen }.run(&context);
-    }
-    seen
-}
-
-#[track_caller]
-fn assert_seen(seen: &Coverage, outcomes: &[Outcome]) {
-    if is_emulated() {
-        return;
-    }
-    let missing: Vec<_> = outcomes.iter().filter(|outcome| !seen.outcomes.contains_key(outcome)).collect();
-    assert!(missing.is_empty(), "no packet had {missing:?}, only {:?}", seen.outcomes);
-    assert!(seen.named > 50, "one backend out of several was named only {} times", seen.named);
-}
-
-#[test]
-fn explain_agrees_with_the_programs() {
-    use Outcome::*;
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    let mut bed = Testbed::new();
-    let seen = run_worlds(&mut bed, false, Globals::default(), 0..WORLDS);
-    assert_seen(
-        &seen,
-        &[
-            NoService,
-            OtherHook,
-            NewFlow,
-            Forward,
-            Reply,
-            Hairpin,
-            RejectTcp,
-            RejectUdp,
-            StrayReset,
-            ConntrackFull,
-            NoSourcePort,
-            TornService,
-            Masquerade,
-            NoLocalBackend,
-            UnknownVip,
-            SourceNotAllowed,
-            NoRoute,
-        ],
-    );
-    let steps =
-        ["NewConnection", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
-    for step in steps {
-        assert!(
-            is_emulated() || seen.steps.contains(step),
-            "no explanation had {step}, only {:?}",
-            seen.steps
-        );
-    }
-}
-
-#[test]
-fn explain_agrees_with_the_programs_between_wires() {
-    use Outcome::*;
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    set_up();
-    let mut bed = Testbed::new();
-    let seen = run_worlds(&mut bed, true, Globals::default(), WORLDS..2 * WORLDS);
-    assert_seen(
-        &seen,
-        &[NewFlow, NewRoutedFlow, Routed, NewTunnelledFlow, Tunnelled, Masquerade, SourceNotAllowed],
-    );
-    assert!(is_emulated() || seen.xdp.iter().all(|times| *times > 100), "XDP: {:?}", seen.xdp);
-}
-
-#[test]
-fn explain_agrees_with_the_programs_bypassing_the_stack() {
-    use Outcome::*;
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    set_up();
-    let globals = Globals { direct: true, ..Globals::default() };
-    let seen = run_worlds(&mut Testbed::with_globals(globals), true, globals, 2 * WORLDS..3 * WORLDS);
-    assert_seen(
-        &seen,
-        &[
-            NewDirectFlow,
-            Direct,
-            NewFlow,
-            Forward,
-            Reply,
-            Hairpin,
-            Masquerade,
-            NewRoutedFlow,
-            Routed,
-            NewTunnelledFlow,
-            OtherHook,
-        ],
-    );
-    assert!(is_emulated() || seen.steps.contains("BypassesStack"), "only {:?}", seen.steps);
-}
-
-#[test]
-fn explain_agrees_with_the_programs_about_unanswered_syns() {
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    let globals = Globals { syn_retries: 1, ..Globals::default() };
-    let seen = run_worlds(&mut Testbed::with_globals(globals), false, globals, 0..WORLDS);
-    assert!(is_emulated() || seen.steps.contains("AnotherBackend"), "only {:?}", seen.steps);
 }
