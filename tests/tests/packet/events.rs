@@ -6,7 +6,7 @@ use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Choice, Event, EventHook,
     Outcome::{self, *},
-    Scheduler, Service, Settings,
+    Scheduler, Service,
     conntrack::{Tuple, flow_flags},
     service_flags,
 };

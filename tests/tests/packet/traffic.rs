@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use bytemuck::Zeroable as _;
-use lb_common::{Address, Service, Settings, conntrack::Flow, service_flags};
+use lb_common::{Service, conntrack::Flow, service_flags};
 
 use super::{
     packets::Packet,

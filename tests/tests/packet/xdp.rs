@@ -10,7 +10,7 @@ use etherparse::IpNumber;
 use lb_common::{
     Address,
     Outcome::*,
-    Service, Settings, backend_flags,
+    Service, backend_flags,
     conntrack::{Flow, Tuple, flow_flags},
     service_flags,
 };
