@@ -59,8 +59,9 @@ impl std::fmt::Debug for Logger {
 }
 
 impl Datapath {
-    /// Creates the maps or takes those that are pinned, and loads the programs. Devices keep the programs they have
-    /// until [`Attacher::sync`]; what an agent of another layout has left is taken over by [`Self::finish_handover`].
+    /// Creates the maps or reuses the pinned ones, and loads the programs. Devices keep their programs until
+    /// [`Attacher::sync`]. If an agent with another map layout has left a data plane, [`Self::finish_handover`]
+    /// completes its takeover.
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
@@ -94,59 +95,59 @@ impl Datapath {
         &self.maps
     }
 
-    /// Connection tracking; a handle of its own.
+    /// Connection tracking; an independent handle.
     pub fn conntrack(&self) -> Conntrack {
         self.conntrack.clone()
     }
 
-    /// Backends of clients whose service has affinity; a handle of its own. Have one at a time.
+    /// Session affinity; an independent handle. Have one at a time.
     pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
 
-    /// Connected UDP sockets of this network namespace; a handle of its own.
+    /// Connected UDP sockets of this network namespace; an independent handle.
     pub fn udp_sockets(&self) -> Result<UdpSockets, DatapathError> {
         UdpSockets::open(&self.folder)
     }
 
-    /// The counters; a handle of its own.
+    /// The packet counters; an independent handle.
     pub fn stats(&self) -> Result<Stats, DatapathError> {
         Stats::open(&self.folder)
     }
 
-    /// What holds for every packet; a handle of its own.
+    /// The settings of the node; an independent handle.
     pub fn settings(&self) -> Result<SettingsMap, DatapathError> {
         SettingsMap::open(&self.folder)
     }
 
-    /// The devices whose senders are inside the cluster; a handle of its own.
+    /// The devices of internal clients; an independent handle.
     pub fn internal_devices(&self) -> Result<InternalDevices, DatapathError> {
         InternalDevices::open(&self.folder)
     }
 
-    /// What keeps the kernel from giving our ports to sockets; a handle of its own.
+    /// Reserves the source ports of masqueraded packets; an independent handle.
     pub fn port_reservation(&self) -> PortReservation {
         PortReservation::new(self.folder.clone())
     }
 
-    /// What puts the programs on devices, in the network namespace of this thread. Have one at a time.
+    /// Attaches the tc programs to devices, in the network namespace of this thread. Have one at a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// What puts the XDP program on devices, in the network namespace of this thread. Have one at a time.
+    /// Attaches the XDP program to devices, in the network namespace of this thread. Have one at a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
         let (option, programs) = &self.xdp;
         XdpAttacher::new(self.folder.clone(), Arc::clone(programs), *option)
     }
 
-    /// What packets may do past the stack; a handle of its own. Have one at a time.
+    /// The devices on which packets may bypass the stack; an independent handle. Have one at a time.
     pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
         DeviceMap::open(&self.folder, self.forwarding)
     }
 
-    /// Puts the programs on the sockets that [`Options::sockets`] names, and takes them from all others. Call it when the
-    /// maps are complete: what they do not know is refused to processes of the node.
+    /// Attaches the socket programs to the control group of [`Options::sockets`], or detaches them if there is none.
+    /// Call it when the maps are complete: the programs reject Services that are not in the maps yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
         match &self.sockets {
             Some((cgroup, programs)) => sockets::attach(&self.folder, programs, cgroup),
@@ -154,21 +155,21 @@ impl Datapath {
         }
     }
 
-    /// The log records of the programs, if [`Options::bpf_log`] asks for them: to be flushed whenever it is readable.
+    /// The log of the programs, if [`Options::bpf_log`] asks for it. Flush it whenever its descriptor is readable.
     pub const fn take_logger(&mut self) -> Option<BpfLogger> {
         self.logger.0.take()
     }
 
-    /// Takes over what an agent of another layout has left, connections and all. Call it once, when the own programs are on
-    /// all devices.
+    /// Takes over the flows of an agent with another map layout and removes its data plane. Call it once, when our
+    /// programs are on all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(|| self.attach_sockets())?;
         clsact::remove_earlier()
     }
 
-    /// Removes what agents with other layouts of the maps have left that do not describe them (before version 5). Call it when the
-    /// maps are complete and the own programs attached, so that no packet passes without a program. Connections that
+    /// Removes data planes of other versions that have no description of their maps (before version 5). Call it when
+    /// the maps are complete and our programs attached, so that no packet passes without a program. Connections that
     /// only the old data plane knows are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
@@ -179,12 +180,12 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// What notices that the folder is not where it was.
+    /// Detects that the BPF file system was unmounted or covered.
     pub fn anchor(&self) -> Result<Anchor, DatapathError> {
         Anchor::new(self.folder.clone())
     }
 
-    /// The BPF file system it is pinned on.
+    /// The BPF file system with the pins.
     pub fn bpffs(&self) -> &Path {
         self.folder.bpffs()
     }

@@ -137,7 +137,7 @@ fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",
         Some(libc::E2BIG) => {
-            " (the map is full: find its flag with `lb-agent status`, then run `lb-agent cleanup` and start with a larger --max-…)"
+            " (the map is full, see `lb-agent status`: run `lb-agent cleanup`, then start with a larger --max-…)"
         }
         Some(libc::ENOMEM) => " (the kernel is out of memory)",
         _ => "",

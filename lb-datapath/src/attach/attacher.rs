@@ -1,8 +1,8 @@
-//! Programs on devices: tcx links where the kernel has them, clsact filters where not.
+//! Programs on the tc hooks of devices: by tcx links, or by clsact filters if the kernel has no tcx.
 //!
-//! Links are pinned, so they outlive the agent; the next agent puts its own programs into the links it finds, and
-//! no packet passes without a program in between. At ingress we run before all other programs and at egress after
-//! them, so that on both sides of us others see addresses that belong together.
+//! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, and no
+//! packet passes without a program in between. Our programs run first at ingress and last at egress, so that other
+//! programs see consistent addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,13 +34,14 @@ use crate::{
 };
 
 impl AttachMode {
-    /// What this kernel can do, asked on the loopback device, which every network namespace has as number 1.
+    /// The best mode of this kernel. The query goes to the loopback device, which has index 1 in every network
+    /// namespace.
     pub fn probe() -> Result<Self, DatapathError> {
         match sys::query_tcx(1, Tcx::Ingress) {
             Ok(_) => Ok(Self::Tcx),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Self::Clsact),
             Err(error) => Err(DatapathError::Attach {
-                action: "ask for the programs on",
+                action: "list the programs on",
                 hook: "tcx ingress".to_owned(),
                 device: "lo".to_owned(),
                 source: error,
@@ -49,14 +50,14 @@ impl AttachMode {
     }
 }
 
-/// One place where a program is or was.
+/// A tc hook of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AttachPoint {
     /// Interface index.
     pub index: u32,
-    /// Name, where it is known.
+    /// Interface name, if it is known.
     pub name: Option<String>,
-    /// Side of the device.
+    /// Direction of the hook.
     pub direction: Direction,
 }
 
@@ -69,25 +70,25 @@ impl fmt::Display for AttachPoint {
     }
 }
 
-/// What [`Attacher::sync`] changed.
+/// The changes by one call of [`Attacher::sync`].
 #[derive(Debug, Default)]
 pub struct SyncReport {
-    /// Got our program: new, or in place of that of an earlier agent.
+    /// Hooks that got our program, or on which it replaced the program of an earlier agent.
     pub attached: Vec<AttachPoint>,
-    /// Lost it: gone, or no device of ours any more.
+    /// Hooks that lost it, because the device is gone or no longer needs it.
     pub detached: Vec<AttachPoint>,
-    /// Should have it and has not. The next call tries again.
+    /// Hooks to which it could not be attached. The next call tries again.
     pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 
-/// Keeps programs on devices. For one task; works in the network namespace of the thread that made it.
+/// Keeps programs on devices, in the network namespace of the thread that created it.
 #[derive(Debug)]
 pub struct Attacher {
     folder: Folder,
     programs: Arc<Programs>,
     mode: AttachMode,
     netlink: Netlink,
-    /// What this process has attached, with the link in tcx mode.
+    /// The hooks to which this process has attached a program, with the id of the link in tcx mode.
     attached: BTreeMap<(u32, Direction), Option<u32>>,
     first: bool,
 }
@@ -102,27 +103,27 @@ impl Attacher {
         Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
     }
 
-    /// What holds the programs.
+    /// How the programs are attached.
     pub const fn mode(&self) -> AttachMode {
         self.mode
     }
 
-    /// Makes exactly `devices` have our programs. Also repairs what others detached.
+    /// Attaches our programs to exactly these `devices`. Programs that others have detached are attached again.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
         for device in devices {
             for direction in Direction::BOTH {
-                let place = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
+                let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {
-                    Ok(true) => report.attached.push(place),
+                    Ok(true) => report.attached.push(point),
                     Ok(false) => {}
-                    Err(error) if is_device_gone(&error) => debug!("{place} is gone already"),
-                    Err(error) => report.failed.push((place, error)),
+                    Err(error) if is_device_gone(&error) => debug!("{point} is gone already"),
+                    Err(error) => report.failed.push((point, error)),
                 }
             }
         }
         let wanted: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
-        self.forget_all_but(&wanted, &mut report)?;
+        self.detach_from_others(&wanted, &mut report)?;
         self.first = false;
         Ok(report)
     }
@@ -179,13 +180,13 @@ impl Attacher {
             }
         };
         self.attached.insert((device.index, direction), Some(link_id));
-        // An agent before this one may have used clsact.
+        // An earlier agent may have used clsact.
         clsact::remove(&mut self.netlink, device.index, direction).map_err(failed)?;
         Ok(true)
     }
 
-    /// The link of an agent of another layout, which is taken away when its connections are taken over: until then it has what
-    /// ours passes on, at egress, too.
+    /// The link of an agent with another map layout. It is removed when its connections are taken over; until then its
+    /// program must see the packets that ours does not handle, so ours is attached before it, also at egress.
     fn earlier_link(
         &self,
         index: u32,
@@ -195,10 +196,14 @@ impl Attacher {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
             let pin = version.join("links").join(format!("{index}-{}", direction.as_str()));
-            let Ok(link) = sys::open_pin(&pin) else { continue };
-            let info = sys::link_info(link.as_fd());
-            let is_present = |id| present.iter().any(|place| place.link_id == id);
-            if info.is_ok_and(|info| is_present(info.id)) {
+            let link = match sys::open_pin(&pin) {
+                Ok(link) => link,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(DatapathError::file("open the pinned link", pin, error)),
+            };
+            let info = sys::link_info(link.as_fd())
+                .map_err(|error| DatapathError::file("inspect the pinned link", pin, error))?;
+            if present.iter().any(|program| program.link_id == info.id) {
                 return Ok(Some(link));
             }
         }
@@ -214,30 +219,30 @@ impl Attacher {
         }
         clsact::put(&mut self.netlink, &self.folder, device.index, direction, program)?;
         self.attached.insert((device.index, direction), None);
-        // An agent before this one may have used tcx.
+        // An earlier agent may have used tcx.
         bpffs::unpin(&self.pin_of(device.index, direction))?;
         Ok(true)
     }
 
-    /// Takes our programs from all devices but these.
-    fn forget_all_but(
+    /// Detaches our programs from all devices except `wanted`.
+    fn detach_from_others(
         &mut self,
         wanted: &BTreeSet<u32>,
         report: &mut SyncReport,
     ) -> Result<(), DatapathError> {
         let known = self.attached.keys().copied();
-        let mut places: BTreeSet<(u32, Direction)> =
-            known.filter(|place| !wanted.contains(&place.0)).collect();
+        let mut unwanted: BTreeSet<(u32, Direction)> =
+            known.filter(|hook| !wanted.contains(&hook.0)).collect();
         if self.first {
-            // What an earlier agent left behind on devices that are gone, or not ours any more.
+            // Also the programs of an earlier agent, on devices that are gone or no longer need them.
             let pinned = bpffs::entries(&self.folder.links())?;
             let pinned = pinned.iter().filter_map(|path| parse_pin(path));
             let marked = clsact::marks(&self.folder.clsact())?;
             let marked =
                 marked.iter().flat_map(|(_, index)| Direction::BOTH.map(|direction| (*index, direction)));
-            places.extend(pinned.chain(marked).filter(|place| !wanted.contains(&place.0)));
+            unwanted.extend(pinned.chain(marked).filter(|hook| !wanted.contains(&hook.0)));
         }
-        for (index, direction) in places {
+        for (index, direction) in unwanted {
             bpffs::unpin(&self.pin_of(index, direction))?;
             self.remove_filter(index, direction)?;
             if self.attached.remove(&(index, direction)).is_some() {
@@ -263,8 +268,8 @@ impl Attacher {
     }
 }
 
-/// Puts our program into the link pinned at `path`, if that is on the device: an index may have been given to
-/// another device, or the pin may come from another network namespace.
+/// Puts our program into the link pinned at `path` if that link is on the device, and returns its id. A stale pin is
+/// removed: the index may belong to another device by now, or the pin may come from another network namespace.
 fn adopt(
     path: &std::path::Path,
     present: &[TcxProgram],
@@ -276,8 +281,8 @@ fn adopt(
         Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
     };
     let info = sys::link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
-    if !present.iter().any(|place| place.link_id == info.id) {
+        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
+    if !present.iter().any(|program| program.link_id == info.id) {
         bpffs::unpin(path)?;
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! Removing everything an agent ever made, whatever its version.
+//! Removing everything that agents of any version have left.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use crate::{
     net::{netlink::Netlink, ports::PortReservation},
 };
 
-/// What [`cleanup`] removed.
+/// The objects that [`cleanup`] has removed.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Removed {
     /// Programs on devices: tcx links and clsact filters.
@@ -27,8 +27,11 @@ pub struct Removed {
     pub unmounted: bool,
 }
 
-/// Removes every program, link, map and pin of the data plane pinned on `bpffs`, and our filters on devices and our
-/// reservation of ports in this network namespace. Refuses while an agent runs.
+/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices and reserved
+/// ports in this network namespace.
+///
+/// # Errors
+/// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let Some(folder) = Folder::find(bpffs) else {
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
@@ -49,7 +52,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes the data plane of one version: first the programs from the devices, the maps last.
+/// Removes the data plane of one layout version: programs on devices first, maps last.
 pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     let mut removed = Removed::default();
     for link in bpffs::entries(&version.join("links"))? {
@@ -66,7 +69,7 @@ pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes the clsact qdiscs that we made and nobody else uses.
+/// Removes the clsact qdiscs that an agent has created and that have no other filters.
 fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
     let mut netlink = open_netlink()?;
     for (mark, index) in clsact::marks(&folder.clsact())? {

@@ -1,7 +1,7 @@
 //! Programs as filters of the clsact qdisc, for kernels without tcx (before 6.6).
 //!
-//! A filter of ours is known by its handle and its name; other filters, and a qdisc that others made, stay. Each layout of the
-//! maps has a handle of its own: while one is taking over from another both have their filters, the younger one first.
+//! Our filters are identified by handle and name. Filters of others, and a qdisc that others have created, stay. Each
+//! map layout has its own handle: during an upgrade both versions have filters, the newer one first.
 
 use std::{fs, io, os::fd::AsRawFd};
 
@@ -22,14 +22,14 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// Handle of our filters: the version of the layout, which was 0 up to 4, and "lb" in ASCII.
+/// Handle of our filters: the layout version (0 for versions up to 4) and "lb" in ASCII.
 #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
 const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
-/// Names of our filters are this and the program's name.
+/// The name of a filter is this and the name of its program.
 const NAME_PREFIX: &str = "lb:";
-/// `ETH_P_ALL` as filters want it: in network byte order.
+/// `ETH_P_ALL` in network byte order, as in filters.
 const ALL_PROTOCOLS: u32 = 0x0003_u16.to_be() as u32;
-/// How many priorities are tried: one may be taken by filters of another kind.
+/// Number of priorities to try: a filter of another kind may occupy one.
 const PRIORITIES: u16 = 16;
 
 /// One of our filters.
@@ -49,7 +49,7 @@ impl Direction {
         TcHandle { major: TcHandle::CLSACT.major, minor }
     }
 
-    /// The priorities to try in turn: at ingress we come first, at egress last.
+    /// The priorities to try in turn: our program runs first at ingress and last at egress.
     fn priorities(self) -> Box<dyn Iterator<Item = u16>> {
         match self {
             Self::Ingress => Box::new(1..=PRIORITIES),
@@ -64,7 +64,7 @@ pub(crate) fn find(netlink: &mut Netlink, ifindex: u32, direction: Direction) ->
     Ok(filters.into_iter().find(|filter| filter.handle == HANDLE))
 }
 
-/// Those of all layouts.
+/// Our filters of all map layouts on a hook.
 fn find_all(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
     let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent())?);
     Ok(netlink.dump(&request)?.iter().filter_map(our_filter).collect())
@@ -90,7 +90,7 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
     (ours && handle.minor == HANDLE.minor).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
-/// Creates our filter or replaces its program in one step; makes the qdisc where there is none.
+/// Creates our filter, or replaces its program atomically. Creates the qdisc if there is none.
 pub(crate) fn put(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -115,7 +115,7 @@ pub(crate) fn put(
     for priority in direction.priorities() {
         result = put_filter(netlink, ifindex, direction, program, priority);
         match &result {
-            // Another kind of filter, or one for another protocol, has this priority.
+            // A filter of another kind, or for another protocol, has this priority.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Ok(()) | Err(_) => break,
         }
@@ -136,20 +136,20 @@ fn put_filter(
         TcOption::Bpf(TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{}", program.name))),
         TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
     ]));
-    netlink.order(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
+    netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Makes the qdisc; whether there was none.
+/// Creates the qdisc. Returns whether there was none.
 fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
-    let order = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex)?);
-    match netlink.order(order, NLM_F_CREATE | NLM_F_EXCL) {
+    let request = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex)?);
+    match netlink.execute(request, NLM_F_CREATE | NLM_F_EXCL) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Removes our filter; whether there was one.
+/// Removes our filter. Returns whether there was one.
 pub(crate) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<bool> {
     let Some(existing) = find(netlink, ifindex, direction)? else { return Ok(false) };
     remove_filter(netlink, ifindex, direction, existing)?;
@@ -158,15 +158,15 @@ pub(crate) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) 
 
 fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: Filter) -> io::Result<()> {
     let message = filter(ifindex, direction, it.priority, it.handle)?;
-    netlink.order(RouteNetlinkMessage::DelTrafficFilter(message), 0)
+    netlink.execute(RouteNetlinkMessage::DelTrafficFilter(message), 0)
 }
 
-/// Removes our filters of other layouts from all devices.
+/// Removes our filters of other map layouts from all devices.
 pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
     remove_from_all(|filter| filter.handle != HANDLE).map(drop)
 }
 
-/// Removes our filters of all layouts from all devices; how many.
+/// Removes our filters of all map layouts from all devices. Returns how many.
 pub(crate) fn remove_everywhere() -> Result<usize, DatapathError> {
     remove_from_all(|_| true)
 }
@@ -198,7 +198,7 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the qdisc if we made it and nobody uses it; forgets in any case that we made it.
+/// Removes the qdisc that an agent has created, unless it has other filters. Removes the mark in any case.
 pub(crate) fn remove_qdisc(
     netlink: &mut Netlink,
     mark: &std::path::Path,
@@ -217,8 +217,8 @@ pub(crate) fn remove_qdisc(
         };
     }
     if !used {
-        let order = RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex).map_err(failed)?);
-        match netlink.order(order, 0) {
+        let request = RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex).map_err(failed)?);
+        match netlink.execute(request, 0) {
             Err(error) if !is_gone(&error) => return Err(failed(error)),
             Ok(()) | Err(_) => {}
         }
@@ -226,7 +226,7 @@ pub(crate) fn remove_qdisc(
     fs::remove_dir(mark).map_err(|error| DatapathError::file("remove", mark, error))
 }
 
-/// The devices whose qdisc we made, from the marks in `folder`.
+/// The devices whose qdisc an agent has created, from the marks in `folder`. A folder with another name is no mark.
 pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf, u32)>, DatapathError> {
     let index = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
     Ok(bpffs::entries(folder)?
@@ -235,7 +235,7 @@ pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf,
         .collect())
 }
 
-/// Whether the error says that there is no such device, qdisc or filter (any more).
+/// Whether the error means that there is no such device, qdisc or filter.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL))
 }

@@ -1,13 +1,13 @@
-//! The two sides of a device, and the names of the links that are pinned for them.
+//! The two tc hooks of a device, and the names of the links that are pinned for them.
 
 use std::path::Path;
 
 use crate::bpf::sys::{Order, Tcx};
 
-/// The side of a device, as its host sees it.
+/// The direction of packets on a device, as its host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// Packets that come in through the device.
+    /// Packets that arrive through the device.
     Ingress,
     /// Packets that leave through it.
     Egress,
@@ -39,7 +39,7 @@ impl Direction {
     }
 }
 
-/// Index and direction from a pin's name, such as `7-ingress`.
+/// Interface index and direction from the name of a pin, such as `7-ingress`.
 pub(crate) fn parse_pin(path: &Path) -> Option<(u32, Direction)> {
     let (index, direction) = path.file_name()?.to_str()?.split_once('-')?;
     let direction = Direction::BOTH.into_iter().find(|candidate| candidate.as_str() == direction)?;
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pin_tells_its_place() {
+    fn pin_name_gives_device_and_direction() {
         assert_eq!(parse_pin(Path::new("/x/links/17-egress")), Some((17, Direction::Egress)));
         assert_eq!(parse_pin(Path::new("/x/links/17-sideways")), None);
         assert_eq!(parse_pin(Path::new("/x/links/eth0-ingress")), None);

@@ -1,7 +1,7 @@
 //! Programs on the sockets of a control group.
 //!
-//! Links are pinned, as those of devices are: they outlive the agent, and the next one puts its own programs into them.
-//! Others may have programs in the same group, ours run beside them.
+//! Links are pinned: they outlive the agent, and the next agent replaces their programs. Programs of others in the same
+//! group run as well.
 
 use std::{
     fs::{self, File},
@@ -33,13 +33,13 @@ pub struct SocketAttachment {
     pub cgroup: u64,
 }
 
-/// Where cgroup2 is mounted: its root, as far as this mount namespace shows it.
+/// The mount point of cgroup v2 in this mount namespace; `None` if it is not mounted.
 pub fn cgroup_root() -> io::Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     Ok(bpffs::mount_of_kind(&mounts, "cgroup2").map(PathBuf::from))
 }
 
-/// Puts the programs into the control group, in place of those of an earlier agent.
+/// Attaches the programs to the control group, replacing those of an earlier agent.
 pub(crate) fn attach(
     folder: &Folder,
     programs: &[LoadedProgram],
@@ -47,7 +47,7 @@ pub(crate) fn attach(
 ) -> Result<(), DatapathError> {
     let failed = |action| move |source| DatapathError::Cgroup { action, path: cgroup.to_owned(), source };
     let group = File::open(cgroup).map_err(failed("open"))?;
-    let inode = group.metadata().map_err(failed("look at"))?.ino();
+    let inode = group.metadata().map_err(failed("read the inode number of"))?.ino();
     for (hook, program) in SOCKET_HOOKS.iter().zip(programs) {
         let path = pin_of(folder, hook);
         if adopt(&path, inode, program)? {
@@ -58,13 +58,13 @@ pub(crate) fn attach(
         sys::pin(link.as_fd(), &path)
             .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
     }
-    info!(cgroup = %cgroup.display(), "serving sockets");
+    info!(cgroup = %cgroup.display(), "serving sockets of a control group");
     Ok(())
 }
 
-/// Takes the programs of an earlier agent from sockets.
+/// Detaches the programs of an earlier agent from sockets.
 pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
-    // In the opposite order, for the same reason.
+    // In reverse order: replies are translated as long as sockets are sent to backends.
     for hook in SOCKET_HOOKS.iter().rev() {
         bpffs::unpin(&pin_of(folder, hook))?;
         bpffs::unpin(&folder.programs().join(hook.program))?;
@@ -72,7 +72,7 @@ pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The programs that are attached, by their pins.
+/// The attached programs, from the pinned links.
 pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, DatapathError> {
     let mut attachments = Vec::new();
     for hook in &SOCKET_HOOKS {
@@ -80,7 +80,7 @@ pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, Data
         let info = match sys::open_pin(&path).and_then(|link| sys::cgroup_link_info(link.as_fd())) {
             Ok(info) => info,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(DatapathError::file("look at the pinned link", path, error)),
+            Err(error) => return Err(DatapathError::file("inspect the pinned link", path, error)),
         };
         let sys::CgroupLinkInfo { program_id, cgroup, .. } = info;
         attachments.push(SocketAttachment { program: hook.program, program_id, cgroup });
@@ -92,8 +92,8 @@ fn pin_of(folder: &Folder, hook: &SocketHook) -> PathBuf {
     folder.links().join(hook.program)
 }
 
-/// Puts our program into the link pinned at `path`, if it is one to the control group with this inode number; whether it
-/// was.
+/// Puts our program into the link pinned at `path` if that link is on the control group with this inode number. Returns
+/// whether it was. A pin of another group is removed.
 fn adopt(path: &Path, inode: u64, program: &LoadedProgram) -> Result<bool, DatapathError> {
     let link = match sys::open_pin(path) {
         Ok(link) => link,
@@ -101,7 +101,7 @@ fn adopt(path: &Path, inode: u64, program: &LoadedProgram) -> Result<bool, Datap
         Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
     };
     let info = sys::cgroup_link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
+        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
     if info.cgroup != inode {
         bpffs::unpin(path)?;
         return Ok(false);

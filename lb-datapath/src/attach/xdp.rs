@@ -1,6 +1,6 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, as those of tc are. A device that cannot have the program is served at tc as before.
+//! Links are pinned, as those of tc. A device that cannot run the program is served at tc.
 
 use std::{
     collections::BTreeMap,
@@ -23,12 +23,12 @@ use crate::{
     net::devices::{Device, DeviceKind, Layer},
 };
 
-/// Who runs the program of a device.
+/// Where a device runs the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
-    /// Its driver, before there is an skb.
+    /// In its driver, before there is an skb.
     Native,
-    /// The kernel, on skbs.
+    /// In the network stack, on skbs.
     Generic,
 }
 
@@ -56,25 +56,25 @@ impl XdpMode {
 #[derive(Debug)]
 pub struct XdpAttacher {
     folder: Folder,
-    /// In the order of [`layout::XDP_PROGRAMS`]; empty where the kernel does not take them.
+    /// In the order of `layout::XDP_PROGRAMS`; empty if the kernel does not accept them.
     programs: Arc<Vec<LoadedProgram>>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
-    /// Devices of which it was said that they cannot have it.
-    said: BTreeMap<u32, String>,
+    /// Devices that cannot run the program, with the reason that was logged.
+    logged: BTreeMap<u32, String>,
 }
 
 impl XdpAttacher {
     pub(crate) fn new(folder: Folder, programs: Arc<Vec<LoadedProgram>>, option: XdpOption) -> Self {
-        Self { folder, programs, option, attached: BTreeMap::new(), said: BTreeMap::new() }
+        Self { folder, programs, option, attached: BTreeMap::new(), logged: BTreeMap::new() }
     }
 
-    /// How the program runs on a device, if it has it.
+    /// How the program runs on a device; `None` if it does not.
     pub fn mode_of(&self, index: u32) -> Option<XdpMode> {
         self.attached.get(&index).copied()
     }
 
-    /// Makes the wires among `devices` have the program, as far as they can.
+    /// Attaches the program to the wires among `devices` that can run it, and detaches it from all others.
     pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
         let wires: Vec<&Device> = devices
             .iter()
@@ -87,11 +87,11 @@ impl XdpAttacher {
             }
         }
         self.attached = attached;
-        self.said.retain(|index, _| wires.iter().any(|device| device.index == *index));
+        self.logged.retain(|index, _| wires.iter().any(|device| device.index == *index));
         self.release()
     }
 
-    /// Has the program on the device in the best mode that it can have and may.
+    /// Attaches the program in the best allowed mode that the device supports. Returns the mode.
     fn ensure(&mut self, device: &Device) -> Option<XdpMode> {
         let modes: &[XdpMode] = match self.option {
             XdpOption::Auto if device.is_pair => &[],
@@ -104,25 +104,25 @@ impl XdpAttacher {
             match self.attach(device, *mode) {
                 Ok(()) => {
                     if self.attached.get(&device.index) != Some(mode) {
-                        info!(device = device.name, mode = mode.as_str(), "XDP serves it");
+                        info!(device = device.name, mode = mode.as_str(), "attached the XDP program");
                     }
-                    self.said.remove(&device.index);
+                    self.logged.remove(&device.index);
                     return Some(*mode);
                 }
                 Err(error) => refused = Some(error),
             }
         }
-        self.say(device, refused.map(|error| error.to_string()));
+        self.log_once(device, refused.map(|error| error.to_string()));
         None
     }
 
-    fn say(&mut self, device: &Device, why: Option<String>) {
+    fn log_once(&mut self, device: &Device, why: Option<String>) {
         let Some(why) = why else { return };
-        if self.said.get(&device.index) == Some(&why) {
+        if self.logged.get(&device.index) == Some(&why) {
             debug!("{why}");
         } else {
             warn!("{why}; {} is served at tc", device.name);
-            self.said.insert(device.index, why);
+            self.logged.insert(device.index, why);
         }
     }
 
@@ -152,7 +152,7 @@ impl XdpAttacher {
         self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
     }
 
-    /// Lets the links go that no device has any more.
+    /// Removes the links of devices that should not have them.
     fn release(&self) -> Result<(), DatapathError> {
         for path in bpffs::entries(&self.folder.links())? {
             if let Some((index, mode)) = parse_pin(&path)
@@ -165,7 +165,8 @@ impl XdpAttacher {
     }
 }
 
-/// Puts our program into the link pinned at `path`, if that is on this device; whether it is.
+/// Puts our program into the link pinned at `path` if that link is on this device. Returns whether it is. A pin of
+/// another device is removed.
 fn adopt(path: &Path, index: u32, program: &LoadedProgram) -> Result<bool, DatapathError> {
     let link = match sys::open_pin(path) {
         Ok(link) => link,
@@ -173,7 +174,7 @@ fn adopt(path: &Path, index: u32, program: &LoadedProgram) -> Result<bool, Datap
         Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
     };
     let info = sys::xdp_link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("look at the pinned link", path, error))?;
+        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
     if info.index != index {
         bpffs::unpin(path)?;
         return Ok(false);
@@ -191,7 +192,7 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
     for path in bpffs::entries(&folder.links())? {
         let Some((index, mode)) = parse_pin(&path) else { continue };
         let info = sys::open_pin(&path).and_then(|link| sys::xdp_link_info(link.as_fd()));
-        let info = info.map_err(|error| DatapathError::file("look at the pinned link", &path, error))?;
+        let info = info.map_err(|error| DatapathError::file("inspect the pinned link", &path, error))?;
         if info.index == index {
             links.push((index, mode, info.program_id));
         }
@@ -199,7 +200,7 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
     Ok(links)
 }
 
-/// Index and mode from a pin's name, such as `7-xdp-native`.
+/// Interface index and mode from the name of a pin, such as `7-xdp-native`.
 fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
     let (index, mode) = path.file_name()?.to_str()?.split_once("-xdp-")?;
     let mode = XdpMode::ALL.into_iter().find(|candidate| candidate.as_str() == mode)?;
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pin_tells_its_device_and_mode() {
+    fn pin_name_gives_device_and_mode() {
         assert_eq!(parse_pin(Path::new("/x/links/17-xdp-native")), Some((17, XdpMode::Native)));
         assert_eq!(parse_pin(Path::new("/x/links/17-xdp-generic")), Some((17, XdpMode::Generic)));
         assert_eq!(parse_pin(Path::new("/x/links/17-xdp-offload")), None);

@@ -1,8 +1,8 @@
 //! Surviving the unmount of the BPF file system under a running agent.
 //!
-//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the pinned
-//! objects live on, programs on devices included, but no other process finds them, and they end with the last process that
-//! has the folder open. So the agent pins everything again before it ends.
+//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the
+//! pinned objects live on, programs on devices included, but no other process finds them, and they end with the last
+//! process that has the folder open. So the agent pins everything again before it ends.
 
 use std::{
     fs,
@@ -60,8 +60,8 @@ impl Anchor {
     /// Pins everything on the file system that is at the path now; mounts one if there is none.
     ///
     /// # Errors
-    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were made stay; the call
-    /// can be repeated.
+    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were made stay;
+    /// the call can be repeated.
     pub fn rescue(&self) -> Result<Rescued, DatapathError> {
         let folder = Folder::create(self.folder.bpffs())?;
         let lock = folder.lock()?;

@@ -141,8 +141,8 @@ impl Folder {
         }
     }
 
-    /// Locks the folder for one agent. A command that checks whether an agent runs holds the lock for a moment, so it is
-    /// tried several times.
+    /// Locks the folder for one agent. A command that checks whether an agent runs holds the lock for a moment, so it
+    /// is tried several times.
     ///
     /// # Errors
     /// [`DatapathError::Locked`] if another agent has the lock.
@@ -160,7 +160,8 @@ impl Folder {
         try_lock(&self.root(), operation)
     }
 
-    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it did.
+    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it
+    /// did.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
         // The kernel puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
         let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
@@ -250,8 +251,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The process that holds the lock of a folder, from `/proc/locks`, for an error message: whatever cannot be read is left
-/// out.
+/// The process that holds the lock of a folder, from `/proc/locks`, for an error message: whatever cannot be read is
+/// left out.
 fn holder(folder: &OwnedFd) -> String {
     let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
         fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))

@@ -40,7 +40,8 @@ impl Globals {
     /// The constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
-    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or another build has loaded the programs.
+    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or another build has loaded the
+    /// programs.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
         let [direct] = section.constant("DIRECT")?;

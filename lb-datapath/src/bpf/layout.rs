@@ -1,7 +1,7 @@
 //! The maps and programs of the BPF object, and the check that pinned maps have their types and sizes.
 //!
-//! aya reuses any map that is pinned under a name and takes its sizes from the object. A 24-byte value, written into a map
-//! with other sizes, would then make the kernel read beyond a buffer. So every pin is checked before it is used.
+//! aya reuses any map that is pinned under a name and takes its sizes from the object. A 24-byte value, written into a
+//! map with other sizes, would then make the kernel read beyond a buffer. So every pin is checked before it is used.
 
 use std::{fmt, io, path::Path};
 
@@ -206,8 +206,8 @@ impl SocketHook {
     }
 }
 
-/// Programs for system calls on sockets, in the order in which they are attached: replies are translated before the first
-/// socket is sent to a backend.
+/// Programs for system calls on sockets, in the order in which they are attached: replies are translated before the
+/// first socket is sent to a backend.
 pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
     SocketHook::new("sock_recvmsg4", 19),
     SocketHook::new("sock_recvmsg6", 20),

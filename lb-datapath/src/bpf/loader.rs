@@ -1,4 +1,4 @@
-//! Loading the BPF object: maps from their pins or new, programs always new.
+//! Loading the BPF object: pinned maps are reused, programs are always loaded again.
 
 use std::{
     collections::BTreeMap,
@@ -29,18 +29,18 @@ use crate::{
 /// The BPF object, for tests that load it themselves.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
-/// Lines of the verifier's log that go into an error: the last ones say what was wrong.
+/// Last lines of the verifier's log to show in an error: they contain the reason.
 const LOG_LINES: usize = 15;
 
-/// The logger of records from programs, to be driven by who started them.
+/// The log of the programs; the caller flushes it.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// What [`load`] has brought into the kernel.
+/// The programs that [`load`] has loaded.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
-    /// In the order of [`XDP_PROGRAMS`]; empty where none is asked for, or this kernel does not take them.
+    /// In the order of [`XDP_PROGRAMS`]; empty if XDP is off or this kernel does not accept them.
     pub(crate) xdp_programs: Vec<LoadedProgram>,
-    /// In the order of [`SOCKET_HOOKS`]; empty where no sockets are to be served.
+    /// In the order of [`SOCKET_HOOKS`]; empty if no sockets are served.
     pub(crate) socket_programs: Vec<LoadedProgram>,
     pub(crate) logger: Option<BpfLogger>,
 }
@@ -49,9 +49,10 @@ pub(crate) struct Loaded {
 pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
     check_object()?;
     let level = options.bpf_log.map_or(0, |level| level as u8);
+    // Without the kernel's BTF the maps load all the same; bpftool then shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
     let mut loader = EbpfLoader::new();
-    // The default of the object is to log everything. With 0 the verifier removes what only the log needs.
+    // By default the object logs everything. With 0 the verifier removes the code that only logs.
     loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &level, false);
     let netns = sys::netns_cookie().map_err(DatapathError::Netns)?;
     let serve_pods =
@@ -63,10 +64,10 @@ pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
         &options.syn_retries,
         true,
     );
-    let chance = RandomState::new().hash_one(0);
+    let random_seed = RandomState::new().hash_one(0);
     loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
         "CHANCE_SEED",
-        &chance,
+        &random_seed,
         true,
     );
     let paths = MAPS.map(|spec| folder.map(spec.name));
@@ -89,7 +90,7 @@ pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     Ok(Loaded { programs, xdp_programs, socket_programs, logger })
 }
 
-/// Without them everything is served at tc.
+/// Pins the XDP programs. If the kernel refuses them, tc serves all packets.
 fn pin_xdp(
     verified: &mut Verified,
     folder: &Folder,
@@ -103,25 +104,25 @@ fn pin_xdp(
     }
     match pin_all(verified, folder, names.iter().copied()) {
         Err(error @ DatapathError::Program { .. }) => {
-            warn!("there is no XDP, everything is served at tc: {error}");
+            warn!("cannot use XDP, tc serves all packets: {error}");
             Ok(Vec::new())
         }
         other => other,
     }
 }
 
-/// Whether the kernel takes the programs without which there is no data plane.
+/// Loads the tc and socket programs once, to check that the kernel accepts them.
 pub(crate) fn try_load() -> Result<(), DatapathError> {
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
     try_verify(PROGRAMS.into_iter().chain(socket_programs))
 }
 
-/// Whether the kernel takes the programs for XDP.
+/// Loads the XDP programs once, to check that the kernel accepts them.
 pub(crate) fn try_load_xdp() -> Result<(), DatapathError> {
     try_verify(XDP_PROGRAMS.into_iter())
 }
 
-/// Loads programs with small maps of their own and lets go of both.
+/// Loads programs with small maps of their own, and unloads both.
 fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
     check_object()?;
     let btf = Btf::from_sys_fs().ok();
@@ -135,7 +136,7 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
-/// Compares the maps and programs of the object with those this code knows.
+/// Checks that the object has the maps and programs of this code.
 fn check_object() -> Result<(), DatapathError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
     for spec in &MAPS {
@@ -160,11 +161,11 @@ fn check_object() -> Result<(), DatapathError> {
     }
 }
 
-/// Maps that are made anew where a newer version wants more entries: it counts more, and its counters start from 0; fragments that
-/// are under way are lost.
+/// Maps that are replaced if this version needs more entries. Counters then start from 0, and fragments in flight are
+/// lost.
 const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
 
-/// How many entries the map has, or is to have; refuses a pinned map of another shape.
+/// The number of entries that the map has or will have. Fails for a pinned map of another type or other sizes.
 fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
     let wanted = capacities.of(spec);
     let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };
@@ -177,16 +178,18 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
         let (map, keeps) = (spec.name, found.max_entries);
         warn!(
             map,
-            keeps, wanted, "a pinned map keeps its size; `lb-agent cleanup` and a new start would change it"
+            keeps,
+            wanted,
+            "a pinned map keeps its size: to change it, run `lb-agent cleanup` and start again"
         );
     }
     Ok(found.max_entries)
 }
 
-/// What the kernel said of each program.
+/// The result of the verifier for each program.
 type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
 
-/// Has the kernel verify programs, all at once: the largest take it the better part of a second each.
+/// Loads programs in parallel: the verifier takes most of a second for each of the largest.
 fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     thread::scope(|scope| {
@@ -231,7 +234,7 @@ fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
     program.fd()
 }
 
-/// Pins programs that the kernel has taken.
+/// Pins programs that the kernel has accepted.
 fn pin_all(
     verified: &mut Verified,
     folder: &Folder,
@@ -256,7 +259,7 @@ fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram
     Ok(LoadedProgram { name, id, fd })
 }
 
-/// The error and, from a program that the verifier refused, the end of its log.
+/// The error and, if the verifier refused the program, the end of its log.
 fn explain(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
     let log = verifier_log.to_string();
@@ -269,7 +272,7 @@ fn logger(ebpf: &mut Ebpf, level: BpfLogLevel) -> Option<BpfLogger> {
     match EbpfLogger::init(ebpf) {
         Ok(logger) => Some(logger),
         Err(error) => {
-            warn!(?level, "the BPF programs log nothing: {error}");
+            warn!(?level, "cannot read the log of the BPF programs: {error}");
             None
         }
     }
@@ -278,7 +281,7 @@ fn logger(ebpf: &mut Ebpf, level: BpfLogLevel) -> Option<BpfLogger> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_object_has_the_maps_and_programs_of_this_code() {
+    fn object_has_the_maps_and_programs_of_this_code() {
         super::check_object().unwrap();
     }
 }

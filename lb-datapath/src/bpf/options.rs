@@ -124,8 +124,8 @@ impl AttachMode {
 /// Which wire devices get the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Devices whose drivers run XDP, except veth devices: a veth drops redirected frames unless its other end has an XDP
-    /// program.
+    /// Devices whose drivers run XDP, except veth devices: a veth drops redirected frames unless its other end has an
+    /// XDP program.
     Auto,
     /// Devices whose drivers run XDP.
     Native,

@@ -1,6 +1,7 @@
 //! A map of untyped elements: byte strings, read and written one or many for each system call.
 //!
-//! [`crate::bpf::table::Table`] adds the types. Maps of other layout versions are read untyped: see `state/handover.rs`.
+//! [`crate::bpf::table::Table`] adds the types. Maps of other layout versions are read untyped: see
+//! `state/handover.rs`.
 
 use std::{
     io,
@@ -27,13 +28,13 @@ pub(crate) const ANY: u64 = 0;
 pub(crate) const NO_EXIST: u64 = 1;
 /// Elements for each batch call: enough that the cost of the system call does not matter.
 pub(crate) const CHUNK: usize = 4096;
-/// Retries, and the pause between them, of a call that failed for lack of memory: the kernel refills the allocator of maps
-/// without preallocation in the background.
+/// Retries, and the pause between them, of a call that failed for lack of memory: the kernel refills the allocator of
+/// maps without preallocation in the background.
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The position at which a batch begins or has ended. The kernel uses four bytes for our map types: the bucket of a hash
-/// map, the index in an array.
+/// The position at which a batch begins or has ended. The kernel uses four bytes for our map types: the bucket of a
+/// hash map, the index in an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor([u8; 64]);
 
@@ -112,8 +113,8 @@ impl RawMap {
         self.shape.value_size as usize
     }
 
-    /// Fails unless `sizes_match`: the kernel must never read or write beyond a buffer. Fails also for map types whose values
-    /// are larger than reported (one for each CPU).
+    /// Fails unless `sizes_match`: the kernel must never read or write beyond a buffer. Fails also for map types whose
+    /// values are larger than reported (one for each CPU).
     fn check_sizes(&self, sizes_match: bool) -> io::Result<()> {
         if sizes_match && self.shape.has_single_values() {
             return Ok(());
@@ -224,7 +225,8 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the map.
+    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the
+    /// map.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -256,8 +258,8 @@ impl RawMap {
         }
     }
 
-    /// [`Self::for_each`] without batches. It lists all keys first, because the kernel restarts a walk from the first key if
-    /// the present one has been deleted.
+    /// [`Self::for_each`] without batches. It lists all keys first, because the kernel restarts a walk from the first
+    /// key if the present one has been deleted.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {

@@ -1,8 +1,8 @@
-//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries; and the cookie of the network
-//! namespace.
+//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries; and the cookie of the
+//! network namespace.
 //!
-//! Each attribute is the prefix of `union bpf_attr` (include/uapi/linux/bpf.h) that the command reads; the kernel accepts
-//! any size and treats missing bytes as zero. Pointers are `u64`, as in the UAPI.
+//! Each attribute is the prefix of `union bpf_attr` (include/uapi/linux/bpf.h) that the command reads; the kernel
+//! accepts any size and treats missing bytes as zero. Pointers are `u64`, as in the UAPI.
 
 use std::{
     ffi::CString,
@@ -391,7 +391,8 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a control group, in addition to other programs there. The link lives as long as a descriptor or a pin.
+/// Attaches `program` to a control group, in addition to other programs there. The link lives as long as a descriptor
+/// or a pin.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -403,8 +404,8 @@ pub(crate) fn attach_cgroup(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or a
-/// pin.
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or
+/// a pin.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     /// From `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;
@@ -519,8 +520,8 @@ pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
     Ok(attr.result)
 }
 
-/// Returns when every BPF program that was running at the call has finished: the kernel waits for them after each update
-/// of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+/// Returns when every BPF program that was running at the call has finished: the kernel waits for them after each
+/// update of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
 pub(crate) fn wait_for_programs() -> io::Result<()> {
     const ARRAY: u32 = 2;
     const ARRAY_OF_MAPS: u32 = 12;

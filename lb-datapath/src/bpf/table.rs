@@ -43,8 +43,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.shape.max_entries
     }
 
-    /// Whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel has none,
-    /// each element takes a system call.
+    /// Whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel has
+    /// none, each element takes a system call.
     pub fn use_batches(&self, yes: bool) {
         self.map.use_batches(yes);
     }
@@ -83,15 +83,15 @@ impl<K: Pod, V: Pod> Table<K, V> {
             .map_err(|(done, error)| (done, self.map.error("write to", error)))
     }
 
-    /// Deletes all keys in order; a key that is not there counts as deleted. An error contains the number of keys that were
-    /// deleted.
+    /// Deletes all keys in order; a key that is not there counts as deleted. An error contains the number of keys that
+    /// were deleted.
     pub fn delete(&self, keys: &[K]) -> Result<(), (usize, DatapathError)> {
         let one = |at: usize| self.map.delete(bytes_of(&keys[at])).map(drop);
         self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
     }
 
-    /// Runs batches until all elements are done. The element at which a batch stops is written alone, which gives the error.
-    /// Repeating an element is harmless: every operation here is idempotent.
+    /// Runs batches until all elements are done. The element at which a batch stops is written alone, which gives the
+    /// error. Repeating an element is harmless: every operation here is idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -121,7 +121,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the map.
+    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the
+    /// map.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,

@@ -1,4 +1,4 @@
-//! Whether this kernel and machine can run the data plane, found out by trying.
+//! Whether this kernel and machine can run the data plane: each probe tries the feature.
 
 use std::{fs, io, ops::RangeInclusive, path::Path};
 
@@ -12,12 +12,12 @@ use crate::{
     state::udp_sockets,
 };
 
-/// How a probe ended.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
-    /// As it should be.
+    /// The feature works.
     Ok,
-    /// Works, but not in the best way or not for everything.
+    /// The data plane works without the feature, but slower or not for everything.
     Degraded,
     /// The data plane cannot run without it.
     Missing,
@@ -34,16 +34,16 @@ impl ProbeResult {
     }
 }
 
-/// One thing that the data plane needs or likes to have.
+/// One feature of the kernel or the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// What.
+    /// Name of the feature.
     pub name: &'static str,
-    /// Whether it is there.
+    /// Whether it works.
     pub result: ProbeResult,
     /// What was found.
     pub detail: String,
-    /// What to do; empty where nothing is to be done.
+    /// What to do; empty if nothing.
     pub advice: &'static str,
 }
 
@@ -70,7 +70,7 @@ const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::RingBuf, "ring buffer"),
 ];
 
-/// Tries everything; changes nothing that stays.
+/// Runs all probes. They leave no changes behind.
 pub fn check(bpffs: &Path) -> Vec<Probe> {
     vec![
         kernel(),
@@ -90,8 +90,7 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
     ]
 }
 
-/// What of the kernel makes the data plane do without something: those probes of [`check`] that cost next to nothing, as far as
-/// they found less than they should.
+/// The cheap probes of [`check`] whose result is not [`ProbeResult::Ok`]: features that the data plane does without.
 pub fn degraded() -> Vec<Probe> {
     let probes = [tcx(), routes(), batches(), btf(), socket_destruction()];
     probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
@@ -104,9 +103,7 @@ fn kernel() -> Probe {
     match KernelVersion::current() {
         Ok(version) if version >= KernelVersion::new(6, 1, 0) => Probe::ok(NAME, detail),
         Ok(_) => Probe::degraded(NAME, detail, "kernels older than 6.1 are not tested; use a newer one"),
-        Err(error) => {
-            Probe::degraded(NAME, format!("{detail}: {error}"), "see whether the other probes succeed")
-        }
+        Err(error) => Probe::degraded(NAME, format!("{detail}: {error}"), "rely on the other probes"),
     }
 }
 
@@ -116,8 +113,10 @@ fn maps() -> Probe {
     for (kind, name) in MAP_TYPES {
         match is_map_supported(kind) {
             Ok(true) => {}
-            Ok(false) => return Probe::missing(NAME, format!("the kernel makes no {name} map"), ADVICE),
-            Err(error) => return Probe::missing(NAME, format!("cannot make a {name} map: {error}"), ADVICE),
+            Ok(false) => return Probe::missing(NAME, format!("the kernel has no {name} maps"), ADVICE),
+            Err(error) => {
+                return Probe::missing(NAME, format!("cannot create a {name} map: {error}"), ADVICE);
+            }
         }
     }
     Probe::ok(NAME, MAP_TYPES.map(|(_, name)| name).join(", "))
@@ -126,7 +125,7 @@ fn maps() -> Probe {
 fn programs() -> Probe {
     const NAME: &str = "BPF programs";
     match loader::try_load() {
-        Ok(()) => Probe::ok(NAME, "the kernel takes all programs of this version"),
+        Ok(()) => Probe::ok(NAME, "the kernel accepts all programs of this version"),
         Err(error) => Probe::missing(
             NAME,
             error.to_string(),
@@ -138,11 +137,11 @@ fn programs() -> Probe {
 fn xdp_programs() -> Probe {
     const NAME: &str = "XDP programs";
     match loader::try_load_xdp() {
-        Ok(()) => Probe::ok(NAME, "the kernel takes them"),
+        Ok(()) => Probe::ok(NAME, "the kernel accepts them"),
         Err(error) => Probe::degraded(
             NAME,
-            format!("{error}: with --xdp, too, everything is served at tc"),
-            "nothing must be done, unless --xdp was to serve this machine",
+            format!("{error}: even with --xdp, tc serves all packets"),
+            "no action is needed, unless this node should use --xdp",
         ),
     }
 }
@@ -150,17 +149,18 @@ fn xdp_programs() -> Probe {
 fn routes() -> Probe {
     const NAME: &str = "routes for programs";
     const ADVICE: &str =
-        "nothing must be done on a node with one address in each family; Linux 6.7 and newer tell it";
+        "no action is needed on a node with one address in each family; Linux 6.7 and newer have it";
     match probe::takes_route_flags(probe::SOURCE).and_then(|source| {
         let neighbour = probe::takes_route_flags(probe::SKIP_NEIGHBOUR)?;
         Ok((source, neighbour))
     }) {
-        Ok((true, true)) => Probe::ok(NAME, "with the address that the node would speak from"),
+        Ok((true, true)) => Probe::ok(NAME, "with the node's source address"),
         Ok((source, neighbour)) => {
-            let lost = [(source, "source address"), (neighbour, "way to a neighbour that is not known yet")];
+            let lost =
+                [(source, "source address"), (neighbour, "route to a neighbour that is not resolved yet")];
             let lost = lost.iter().filter(|(there, _)| !there).map(|(_, what)| *what).collect::<Vec<_>>();
             let detail = format!(
-                "without {}: masqueraded packets have the node's own address, whatever their route's is",
+                "without {}: masqueraded packets have the node's primary address, not that of their route",
                 lost.join(" and ")
             );
             Probe::degraded(NAME, detail, ADVICE)
@@ -176,7 +176,7 @@ fn tcx() -> Probe {
         Ok(AttachMode::Clsact) => Probe::degraded(
             NAME,
             "the kernel has no tcx: programs are attached as clsact filters",
-            "nothing must be done; kernel 6.6 and newer have tcx",
+            "no action is needed; kernel 6.6 and newer have tcx",
         ),
         Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_NET_ADMIN"),
     }
@@ -188,8 +188,8 @@ fn batches() -> Probe {
         Ok(true) => Probe::ok(NAME, "maps are written in batches"),
         Ok(false) => Probe::degraded(
             NAME,
-            "each element of a map costs a system call",
-            "nothing must be done; kernel 5.6 and newer have batches",
+            "each element of a map takes a system call",
+            "no action is needed; kernel 5.6 and newer have batches",
         ),
         Err(error) => Probe::missing(NAME, error.to_string(), "run as root or with CAP_BPF"),
     }
@@ -232,7 +232,7 @@ fn cgroup2() -> Probe {
         None => Probe::degraded(
             NAME,
             "not mounted",
-            "mount -t cgroup2 none /sys/fs/cgroup/unified, if sockets of the node itself are to use services",
+            "mount -t cgroup2 none /sys/fs/cgroup/unified, for socket load balancing",
         ),
     }
 }
@@ -240,7 +240,7 @@ fn cgroup2() -> Probe {
 fn socket_destruction() -> Probe {
     const NAME: &str = "UDP socket destruction";
     match udp_sockets::try_destroy() {
-        Ok(()) => Probe::ok(NAME, "sockets whose backend is gone are told so"),
+        Ok(()) => Probe::ok(NAME, "sockets of backends that are gone get an error"),
         Err(error) => Probe::degraded(
             NAME,
             format!("{error}: connected UDP sockets of the node stay with backends that are gone"),
@@ -272,14 +272,15 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     let ports = masquerade_range(bpffs);
     let (first, last) = (ports.start(), ports.end());
     match ports::is_exposed(&ports) {
-        Ok(false) => Probe::ok(NAME, format!("{first}-{last}, which sockets do not get")),
-        Ok(true) => Probe::degraded(NAME, format!("sockets may get some of {first}-{last}"), ADVICE),
+        Ok(false) => Probe::ok(NAME, format!("{first}-{last}, reserved")),
+        Ok(true) => Probe::degraded(NAME, format!("sockets may get ports of {first}-{last}"), ADVICE),
         Err(error) => Probe::degraded(NAME, error.to_string(), "mount /proc"),
     }
 }
 
-/// Those of the data plane that is there, else the default.
+/// The masquerade ports of the pinned data plane, or the default.
 fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
+    // Without a readable data plane, `check` shows what a new agent would use.
     let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
     match settings {
         Some(Settings { first_port, ports, .. }) if ports > 0 => {
@@ -295,7 +296,7 @@ mod tests {
 
     /// The table itself is written, and compared, by `cargo xtask vm`.
     #[test]
-    fn the_page_about_kernels_has_a_row_for_each_probe() {
+    fn kernels_page_has_a_row_for_each_probe() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernels.md");
         let page = fs::read_to_string(page).unwrap();
         let rows: Vec<&str> = page

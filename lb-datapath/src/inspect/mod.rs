@@ -1,4 +1,4 @@
-//! What commands look at: the pinned data plane and the kernel, read without a lock.
+//! The pinned data plane and the kernel as commands read them, without a lock.
 
 pub(crate) mod check;
 pub(crate) mod objects;

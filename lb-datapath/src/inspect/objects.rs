@@ -1,4 +1,4 @@
-//! What of ours is in the kernel: programs, maps and links, with their ids and what they cost.
+//! Our objects in the kernel: programs, maps and links, with their ids and memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,9 +43,9 @@ pub struct ProgramObject {
     pub tag: String,
     /// Instructions that the verifier walked.
     pub verified_instructions: Option<u32>,
-    /// Octets of instructions.
+    /// Size of the translated instructions in bytes.
     pub size: Option<u32>,
-    /// Octets of memory that are charged for it.
+    /// Memory that the kernel charges for it, in bytes.
     pub memory: Option<u32>,
     /// Ids of its maps.
     pub maps: Vec<u32>,
@@ -61,13 +61,13 @@ pub struct MapObject {
     pub id: u32,
     /// What kind of map.
     pub kind: String,
-    /// Octets of a key.
+    /// Size of a key in bytes.
     pub key_size: u32,
-    /// Octets of a value.
+    /// Size of a value in bytes.
     pub value_size: u32,
     /// Elements that it can hold.
     pub max_entries: u32,
-    /// Octets of memory that are charged for it, as far as the kernel tells.
+    /// Memory that the kernel charges for it, in bytes, if it can be read.
     pub memory: Option<u64>,
 }
 
@@ -137,7 +137,7 @@ impl Pinned {
         let mut maps = BTreeMap::new();
         for path in bpffs::entries(&self.folder())?.into_iter().filter(|path| !path.is_dir()) {
             let info = MapInfo::from_pin(&path).map_err(|error| {
-                DatapathError::file("look at the pinned map", &path, io::Error::other(error))
+                DatapathError::file("inspect the pinned map", &path, io::Error::other(error))
             })?;
             maps.insert(info.id(), map(&info));
         }
@@ -169,7 +169,8 @@ fn map(info: &MapInfo) -> MapObject {
     }
 }
 
-/// What the kernel charges for the map; `/proc` tells it of a descriptor.
+/// The memory that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if that cannot be read: the
+/// other fields are shown nevertheless.
 fn memory(info: &MapInfo) -> Option<u64> {
     let fd = info.fd().ok()?;
     let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;
@@ -184,6 +185,6 @@ fn links(folder: &Path) -> Result<Vec<LinkObject>, DatapathError> {
     };
     bpffs::entries(folder)?
         .iter()
-        .map(|path| of(path).map_err(|error| DatapathError::file("look at the pinned link", path, error)))
+        .map(|path| of(path).map_err(|error| DatapathError::file("inspect the pinned link", path, error)))
         .collect()
 }

@@ -1,4 +1,4 @@
-//! What commands look at: the pinned data plane, whether an agent runs or not.
+//! The pinned data plane, as commands read it, whether an agent runs or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,9 +55,9 @@ pub struct Pinned {
 pub struct MapFill {
     /// Its name.
     pub name: &'static str,
-    /// Elements in it; of `BACKENDS` and `TABLES` those that a frontend refers to.
+    /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
-    /// Elements it can hold.
+    /// Maximum number of elements.
     pub capacity: u32,
 }
 
@@ -104,9 +104,9 @@ pub struct Attachment {
     pub index: u32,
     /// Interface name.
     pub device: String,
-    /// Side of the device.
+    /// Direction of the hook.
     pub direction: Direction,
-    /// What holds the program.
+    /// How the program is attached.
     pub mode: AttachMode,
     /// The program.
     pub program: ProgramStatus,
@@ -119,7 +119,7 @@ pub struct XdpAttachment {
     pub index: u32,
     /// Interface name.
     pub device: String,
-    /// Who runs the program.
+    /// Where the program runs.
     pub mode: XdpMode,
     /// The program.
     pub program: ProgramStatus,
@@ -144,17 +144,17 @@ impl Pinned {
         &self.maps
     }
 
-    /// What holds for every packet.
+    /// The settings of the node.
     pub fn settings(&self) -> Result<Settings, DatapathError> {
         SettingsMap::open(&self.folder)?.get()
     }
 
-    /// The interface indices of the devices whose senders are inside the cluster.
+    /// The interface indices of the devices of internal clients.
     pub fn internal_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         InternalDevices::open(&self.folder)?.get()
     }
 
-    /// The maps as programs see them.
+    /// The maps and constants as programs see them.
     pub fn program_view(&self) -> Result<ProgramView, DatapathError> {
         ProgramView::open(&self.folder)
     }
@@ -164,12 +164,12 @@ impl Pinned {
         &self.conntrack
     }
 
-    /// Begins to listen to what the programs tell of flows, drops and rejections.
+    /// Makes the programs emit events of flows, drops and rejections, and reads them.
     pub fn monitor(&self) -> Result<Monitor, DatapathError> {
         Monitor::open(&self.folder)
     }
 
-    /// The counters.
+    /// The packet counters.
     pub const fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -179,12 +179,12 @@ impl Pinned {
         self.folder.current()
     }
 
-    /// The agent that works with this data plane, such as `pid 17 lb-agent`.
+    /// The agent that has locked this data plane, such as `pid 17 lb-agent`; `None` if no agent runs.
     pub fn agent(&self) -> Option<String> {
         self.folder.holder()
     }
 
-    /// How full the maps are. Reads them through.
+    /// How full the maps are. Reads every entry.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
         let ServiceMaps { services, backends, tables, service_names, endpoint_names, vips, source_ranges } =
             &self.maps;
@@ -221,7 +221,7 @@ impl Pinned {
                 continue;
             }
             let info = ProgramInfo::from_pin(&path).map_err(|error| {
-                DatapathError::file("look at the pinned program", &path, io::Error::other(error))
+                DatapathError::file("inspect the pinned program", &path, io::Error::other(error))
             })?;
             programs.push(ProgramStatus::new(&info));
         }
@@ -285,14 +285,14 @@ impl Pinned {
         sockets::attachments(&self.folder)
     }
 
-    /// The ids of the pinned links by their places.
+    /// The ids of the pinned links, by interface index and direction.
     fn links(&self) -> Result<BTreeMap<(u32, Direction), u32>, DatapathError> {
         let mut links = BTreeMap::new();
         for path in bpffs::entries(&self.folder.links())? {
-            let Some(place) = parse_pin(&path) else { continue };
+            let Some(hook) = parse_pin(&path) else { continue };
             let info = sys::open_pin(&path).and_then(|link| sys::link_info(link.as_fd()));
-            let info = info.map_err(|error| DatapathError::file("look at the pinned link", &path, error))?;
-            links.insert(place, info.id);
+            let info = info.map_err(|error| DatapathError::file("inspect the pinned link", &path, error))?;
+            links.insert(hook, info.id);
         }
         Ok(links)
     }
@@ -336,7 +336,7 @@ impl ProgramInfos {
         let mut found = BTreeMap::new();
         for path in bpffs::entries(&folder.programs())? {
             let info = ProgramInfo::from_pin(&path).map_err(|error| {
-                DatapathError::file("look at the pinned program", &path, io::Error::other(error))
+                DatapathError::file("inspect the pinned program", &path, io::Error::other(error))
             })?;
             found.insert(info.id(), info);
         }

@@ -1,4 +1,5 @@
-//! The pinned maps and constants as programs see them, one lookup at a time: `lb-agent explain` follows a packet with them.
+//! The pinned maps and constants as programs see them, one lookup at a time: `lb-agent explain` follows a packet with
+//! them.
 
 use lb_common::{
     Address, Affinity, AffinityKey, DeviceInfo, Settings,

@@ -1,4 +1,4 @@
-//! How long our programs run, counted by the kernel for as long as somebody wants to know (`BPF_ENABLE_STATS`).
+//! Run time of our programs, counted by the kernel while [`RunTime`] lives (`BPF_ENABLE_STATS`).
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 
@@ -6,15 +6,15 @@ use aya::sys::{Stats, enable_stats};
 
 use crate::{error::DatapathError, inspect::pinned::ProgramStatus};
 
-/// The kernel counts runs of BPF programs, and for how long they run, as long as this lives; also when its process is
-/// killed, that ends. It costs every run of a program about 20 ns.
+/// Makes the kernel count runs and run time of BPF programs as long as this lives; it ends also when the process is
+/// killed. Counting adds about 20 ns to each run of a program.
 #[derive(Debug)]
 pub struct RunTime {
     _counting: OwnedFd,
 }
 
 impl RunTime {
-    /// Has the kernel count.
+    /// Starts counting.
     ///
     /// # Errors
     /// The kernel refuses, or is older than 5.8.
@@ -25,7 +25,7 @@ impl RunTime {
     }
 }
 
-/// What a program has done in some time.
+/// Runs of a program in an interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
     /// Its name.
@@ -34,11 +34,11 @@ pub struct Work {
     pub id: u32,
     /// How often it ran.
     pub runs: u64,
-    /// For how long, on all CPUs together.
+    /// Run time, summed over all CPUs.
     pub time: Duration,
 }
 
-/// What each program has done between two looks, the busiest first; those that are gone are left out.
+/// The runs of each program between two samples, the busiest program first. Programs that are gone are left out.
 pub fn work(before: &[ProgramStatus], after: &[ProgramStatus]) -> Vec<Work> {
     let before: BTreeMap<u32, &ProgramStatus> = before.iter().map(|program| (program.id, program)).collect();
     let of = |program: &ProgramStatus| {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_counts_and_the_busiest_is_the_first() {
+    fn work_is_the_difference_with_the_busiest_program_first() {
         let before = [program(1, 100, 50), program(2, 7, 7), program(3, 9, 9)];
         let after = [program(1, 110, 51), program(2, 7, 7), program(4, 3, 30)];
         let done: Vec<_> = work(&before, &after).iter().map(|w| (w.id, w.runs, w.time.as_micros())).collect();

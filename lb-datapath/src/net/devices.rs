@@ -1,15 +1,15 @@
-//! Which devices carry service traffic.
+//! Which devices get programs.
 
 use glob::Pattern;
 
 use crate::net::network::Link;
 
-/// How a device takes part.
+/// The role of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// Leads to other machines.
+    /// A device to other machines.
     Wire,
-    /// The host's side of a pod's device.
+    /// The host-side device of a pod.
     Workload,
 }
 
@@ -23,7 +23,7 @@ impl DeviceKind {
     }
 }
 
-/// What packets of a device begin with.
+/// The header that packets of a device begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
     /// An Ethernet header.
@@ -37,15 +37,15 @@ pub enum Layer {
 pub struct Device {
     /// Interface index, unique in a network namespace.
     pub index: u32,
-    /// Interface name at this moment.
+    /// Interface name when it was listed.
     pub name: String,
-    /// How it takes part.
+    /// Its role.
     pub kind: DeviceKind,
-    /// What its packets begin with.
+    /// The header that its packets begin with.
     pub layer: Layer,
-    /// Octets of the largest IP packet that it takes.
+    /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// Whether it is one end of a pair: what is sent here comes out there.
+    /// Whether it is one end of a pair (veth or netkit): packets sent here arrive at the other end.
     pub is_pair: bool,
     /// Whether it is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
@@ -54,16 +54,16 @@ pub struct Device {
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePatterns {
-    /// If any, exactly these are wire devices.
+    /// If not empty, exactly these are wire devices.
     pub wire: Vec<Pattern>,
-    /// If any, exactly these are workload devices, apart from those that are wire devices.
+    /// If not empty, exactly these are workload devices, except those that are wire devices.
     pub workload: Vec<Pattern>,
 }
 
 const ARPHRD_ETHER: u16 = 1;
 
-/// The devices that get programs, sorted by index. What a pattern names comes before what is detected, and wire
-/// before workload. The loopback device is never one.
+/// The devices that get programs, sorted by index. Patterns take precedence over detection, and wire over workload. The
+/// loopback device never gets programs.
 pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;
@@ -143,14 +143,14 @@ mod tests {
     use DeviceKind::{Wire, Workload};
 
     #[test]
-    fn devices_are_detected() {
+    fn devices_are_classified_by_route_and_peer() {
         let expected =
             [("eth0", Wire), ("veth1a", Workload), ("veth1b", Workload), ("up0", Wire), ("wg0", Wire)];
         assert_eq!(found(&DevicePatterns::default()), named(&expected));
     }
 
     #[test]
-    fn patterns_replace_the_detection_of_their_class() {
+    fn patterns_replace_detection_of_their_kind() {
         let wire = DevicePatterns { wire: globs(&["eth?"]), workload: Vec::new() };
         let expected =
             [("eth0", Wire), ("eth1", Wire), ("veth1a", Workload), ("veth1b", Workload), ("up0", Workload)];
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_device_is_never_one() {
+    fn loopback_never_gets_programs() {
         let everything = DevicePatterns { wire: globs(&["*"]), workload: globs(&["*"]) };
         assert!(found(&everything).iter().all(|(name, _)| name != "lo"));
     }

@@ -1,4 +1,4 @@
-//! Questions and orders to rtnetlink(7) and sock_diag(7), one at a time.
+//! Requests to rtnetlink(7) and sock_diag(7), one at a time.
 
 use std::{io, marker::PhantomData};
 
@@ -10,10 +10,10 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tracing::debug;
 
-/// How often a dump is repeated that was disturbed by changes.
+/// Attempts at a dump that changes of the configuration interrupt.
 const DUMP_ATTEMPTS: u32 = 10;
 
-/// What is said over a netlink protocol.
+/// The messages of a netlink protocol.
 pub(crate) trait Message: NetlinkSerializable + NetlinkDeserializable + Clone {
     /// The number of the protocol.
     const PROTOCOL: isize;
@@ -37,6 +37,7 @@ impl<M> std::fmt::Debug for Netlink<M> {
 }
 
 impl<M: Message> Netlink<M> {
+    /// Opens a socket in the network namespace of this thread.
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(M::PROTOCOL)?;
         socket.bind_auto()?;
@@ -44,7 +45,7 @@ impl<M: Message> Netlink<M> {
         Ok(Self { socket, sequence: 0, messages: PhantomData })
     }
 
-    /// Everything that answers `request`. What this code cannot read is left out.
+    /// All answers to a dump request. Messages that this code cannot parse are left out.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
@@ -53,17 +54,17 @@ impl<M: Message> Netlink<M> {
                 return Ok(answers);
             }
         }
-        Err(io::Error::other("the configuration changes faster than it can be read"))
+        Err(io::Error::other("the network configuration changes faster than it can be read"))
     }
 
-    /// Does what `request` orders; `flags` are those of the order, such as `NLM_F_CREATE`.
-    pub(crate) fn order(&mut self, request: M, flags: u16) -> io::Result<()> {
+    /// Runs a request that changes something; `flags` are those of the request, such as `NLM_F_CREATE`.
+    pub(crate) fn execute(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.send(request, NLM_F_ACK | flags)?;
         self.receive(drop).map(drop)
     }
 
-    /// Everything that answers a question about one thing.
-    pub(crate) fn ask(&mut self, request: M) -> io::Result<Vec<M>> {
+    /// The answers to a request about one object.
+    pub(crate) fn get(&mut self, request: M) -> io::Result<Vec<M>> {
         self.send(request, NLM_F_ACK)?;
         let mut answers = Vec::new();
         self.receive(|answer| answers.push(answer))?;
@@ -80,10 +81,14 @@ impl<M: Message> Netlink<M> {
         let mut buffer = vec![0; message.buffer_len()];
         message.serialize(&mut buffer);
         let sent = self.socket.send(&buffer, 0)?;
-        if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("netlink took a part of a message")) }
+        if sent == buffer.len() {
+            Ok(())
+        } else {
+            Err(io::Error::other("the kernel accepted only a part of a message"))
+        }
     }
 
-    /// Reads answers up to the last; whether they are one consistent picture.
+    /// Reads answers up to the last. Returns whether they are consistent: nothing has changed during the dump.
     fn receive(&mut self, mut see: impl FnMut(M)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -109,7 +114,7 @@ impl<M: Message> Netlink<M> {
     }
 }
 
-/// The fields of `struct nlmsghdr` that are needed before a message is understood.
+/// The fields of `struct nlmsghdr` that are needed before a message is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: u16,
@@ -127,7 +132,7 @@ impl Header {
     }
 }
 
-/// Cuts the first message off a datagram; none where no whole one is left.
+/// Cuts the first message off a datagram; `None` if no complete one is left.
 fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = datagram.get(..4)?.try_into().map(u32::from_ne_bytes).ok()? as usize;
     if length < Header::LENGTH {
@@ -149,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_datagram_is_cut_into_messages() {
+    fn datagram_is_cut_into_messages() {
         let message = |kind: u16, payload: &[u8]| {
             let mut bytes = vec![0; Header::LENGTH];
             bytes[..4].copy_from_slice(&u32::try_from(Header::LENGTH + payload.len()).unwrap().to_ne_bytes());

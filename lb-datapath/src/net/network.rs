@@ -1,4 +1,4 @@
-//! What a network namespace is made of, as far as the agent looks at it.
+//! The devices, addresses and default routes of a network namespace.
 
 use std::{collections::BTreeMap, ffi::CStr, io, net::IpAddr};
 
@@ -14,9 +14,9 @@ use crate::net::netlink::Netlink;
 /// Devices with their addresses, and default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// In order of their indices.
+    /// Sorted by interface index.
     pub links: Vec<Link>,
-    /// Default routes of every table; one with several hops is several.
+    /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
 }
 
@@ -31,17 +31,17 @@ pub struct Link {
     pub hardware: u16,
     /// Whether it is a loopback device.
     pub loopback: bool,
-    /// Whether it is switched on; the addresses of one that is not are not the node's.
+    /// Whether it is administratively up. Addresses of a device that is down are not the node's.
     pub up: bool,
-    /// Octets of the largest IP packet that it takes.
+    /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// Whether it is one end of a pair.
+    /// Whether it is one end of a pair: veth or netkit.
     pub is_pair: bool,
     /// Whether it is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Interface index of the bridge, bond or VRF that it is a port of.
+    /// Interface index of the bridge, bond or VRF that it belongs to.
     pub controller: Option<u32>,
-    /// In the kernel's order.
+    /// Its addresses, in the kernel's order.
     pub addresses: Vec<LinkAddress>,
     /// Whether a default route leads through it.
     pub default_route: bool,
@@ -50,28 +50,28 @@ pub struct Link {
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The address itself; of a point-to-point link the near end.
+    /// The address; for a point-to-point link, the local one.
     pub ip: IpAddr,
-    /// Length of the prefix.
+    /// Prefix length in bits.
     pub prefix: u8,
-    /// Whether it is of global scope: private and unique local ones are.
+    /// Whether its scope is global, as that of private and unique local addresses.
     pub global: bool,
-    /// IPv4: not the first of its network. IPv6: a temporary one. The kernel prefers others as a source.
+    /// IPv4: not the first address of its network; IPv6: a temporary address. The kernel prefers others as a source.
     pub secondary: bool,
 }
 
-/// A hop of a default route.
+/// A next hop of a default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefaultRoute {
-    /// Whether it is one of IPv4.
+    /// Whether it is an IPv4 route; otherwise IPv6.
     pub ipv4: bool,
-    /// Index of the device that it leads through.
+    /// Interface index of its device.
     pub device: u32,
-    /// Whether it is in the main table; those of other tables are for some packets only.
+    /// Whether it is in the main table. Other tables apply only to packets that a policy rule selects.
     pub main: bool,
-    /// The lowest counts.
+    /// Metric; the route with the lowest one is used.
     pub metric: u32,
-    /// The source address it asks for.
+    /// Its preferred source address.
     pub source: Option<IpAddr>,
 }
 
@@ -86,7 +86,7 @@ impl Network {
         Ok(Self::new(links, &addresses(&mut netlink)?, default_routes(&mut netlink)?))
     }
 
-    /// Puts together what was read apart.
+    /// Combines devices, addresses and routes that were read separately.
     pub(crate) fn new(
         mut links: Vec<Link>,
         addresses: &Addresses,
@@ -106,8 +106,8 @@ impl Network {
 }
 
 impl Link {
-    /// Whether it has a global address of the node or a default route. A lone address (/32, /128) on a device to
-    /// another namespace is the gateway that the ptp CNI plugin gives every pod's device, not the node's own.
+    /// Whether it has a default route or a global address of the node. A /32 or /128 address on a pair to another
+    /// namespace is not the node's: it is the gateway address that the ptp CNI plugin gives to each pod's device.
     pub fn leads_out(&self) -> bool {
         let is_whole = |address: &LinkAddress| address.prefix == if address.ip.is_ipv4() { 32 } else { 128 };
         let mut global = self.addresses.iter().filter(|address| address.global);
@@ -120,15 +120,15 @@ pub(crate) fn names(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, String>> 
     Ok(links(netlink)?.into_iter().map(|link| (link.index, link.name)).collect())
 }
 
-/// The name of a device of this network namespace, or its number where there is no such device any more.
+/// The name of a device of this network namespace, or `device INDEX` if there is none with this index.
 pub fn device_name(index: u32) -> String {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: there is room for the longest name.
+    // SAFETY: the buffer holds the longest name.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
     if found.is_null() {
         return format!("device {index}");
     }
-    // SAFETY: the kernel ends names with 0.
+    // SAFETY: the kernel terminates names with 0.
     unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
@@ -155,8 +155,8 @@ fn link(message: &LinkMessage) -> Option<Link> {
             peer_namespace = true;
         } else if let LinkAttribute::Controller(index) = attribute {
             controller = Some(*index);
-        } else if let LinkAttribute::Mtu(octets) = attribute {
-            mtu = *octets;
+        } else if let LinkAttribute::Mtu(bytes) = attribute {
+            mtu = *bytes;
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
@@ -178,7 +178,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
     })
 }
 
-/// All addresses but those that the kernel found to be somebody else's.
+/// All addresses, except those that failed duplicate address detection.
 pub(crate) fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
     let mut addresses = Addresses::new();
@@ -205,7 +205,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
         return None;
     }
     Some(LinkAddress {
-        // Where both are there, ADDRESS is the far end of a point-to-point link.
+        // If both are there, ADDRESS is the remote end of a point-to-point link.
         ip: local.or(address)?,
         prefix: header.prefix_len,
         global: header.scope == AddressScope::Universe,

@@ -1,7 +1,7 @@
-//! Keeping the kernel from giving the source ports of masqueraded packets to sockets of the node.
+//! Reserving the source ports of masqueraded packets, so that the kernel does not give them to sockets of the node.
 //!
-//! What was added to `net.ipv4.ip_local_reserved_ports` is noted as folders on the BPF file system, `DIR/lb/ports/A-B`,
-//! so that exactly that can be taken out again, whoever else reserves ports.
+//! The ports that the agent adds to `net.ipv4.ip_local_reserved_ports` are recorded as folders on the BPF file system,
+//! `DIR/lb/ports/A-B`. So exactly these are removed later, even if others reserve ports.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, io, ops::RangeInclusive, path::Path};
 
@@ -12,13 +12,13 @@ use crate::{
     error::DatapathError,
 };
 
-/// Source ports of masqueraded packets: below the range that Linux gives to sockets by default, and outside of the one
-/// that Kubernetes gives to node ports by default.
+/// Default source ports of masqueraded packets: below the default port range of sockets in Linux (32768-60999), and
+/// outside the default range of node ports in Kubernetes (30000-32767).
 pub const DEFAULT_MASQUERADE_PORTS: RangeInclusive<u16> = 10_000..=29_999;
 
-/// From which the kernel takes ports for sockets that do not ask for one; of this network namespace.
+/// The range of ports for sockets that do not ask for one, in this network namespace.
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// Those of them that it leaves out.
+/// The ports that the kernel does not give to such sockets.
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 type Ports = BTreeSet<u16>;
@@ -34,14 +34,14 @@ impl PortReservation {
         Self { folder }
     }
 
-    /// Has these ports reserved if the kernel could give one of them to a socket, and none that were reserved for
-    /// another range; whether they are reserved now.
+    /// Reserves these ports if the kernel could give one of them to a socket, and removes earlier reservations of other
+    /// ranges. Returns whether a reservation is needed.
     pub fn keep(&self, ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
         let wanted = if overlap(&local_range()?, ports) { ports.clone().collect() } else { Ports::new() };
         let (before, ours) = (reserved()?, self.marked()?);
         let plan = Plan::new(&before, &ours, &wanted);
         if plan.reserved != before {
-            // The marks first: what is added without one would stay for ever.
+            // The marks come first: a port that is added without a mark would stay reserved for ever.
             self.mark(&ours.union(&plan.ours).copied().collect())?;
             if let Err(error) = write(&plan.reserved) {
                 self.mark(&ours)?;
@@ -55,7 +55,7 @@ impl PortReservation {
         Ok(!wanted.is_empty())
     }
 
-    /// Takes out what was added; how many ports.
+    /// Removes the ports that were added. Returns how many.
     pub(crate) fn release(&self) -> Result<usize, DatapathError> {
         let ours = self.marked()?;
         if ours.is_empty() {
@@ -70,13 +70,13 @@ impl PortReservation {
         Ok(before.len() - plan.reserved.len())
     }
 
-    /// The ports that were added.
+    /// The ports that were added, from their marks. A folder with another name is no mark.
     fn marked(&self) -> Result<Ports, DatapathError> {
         let marks = bpffs::entries(&self.folder.ports())?;
         Ok(marks.iter().filter_map(|path| parse(path.file_name()?.to_str()?).ok()).flatten().collect())
     }
 
-    /// Notes that these ports, and no others, were added.
+    /// Records that exactly these ports were added.
     fn mark(&self, ports: &Ports) -> Result<(), DatapathError> {
         let folder = self.folder.ports();
         let names: BTreeSet<String> = ranges(ports).iter().map(range_text).collect();
@@ -92,13 +92,13 @@ impl PortReservation {
     }
 }
 
-/// Whether the kernel may give one of these ports to a socket; for commands that look once.
+/// Whether the kernel may give one of these ports to a socket.
 pub(crate) fn is_exposed(ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
     let (range, reserved) = (local_range()?, reserved()?);
     Ok(ports.clone().any(|port| range.contains(&port) && !reserved.contains(&port)))
 }
 
-/// What shall be reserved, and what of it would not be without us.
+/// The ports to reserve, and the part of them that only this agent reserves.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     reserved: Ports,
@@ -136,21 +136,21 @@ fn read(file: &str) -> Result<String, DatapathError> {
 }
 
 fn unreadable(file: &str, text: &str) -> DatapathError {
-    DatapathError::file("understand", file, io::Error::other(format!("it says {text:?}")))
+    DatapathError::file("parse", file, io::Error::other(format!("it contains {text:?}")))
 }
 
-/// Replaces what is reserved, and looks whether the kernel has taken it.
+/// Replaces the reserved ports, and checks that the kernel has accepted them.
 fn write(ports: &Ports) -> Result<(), DatapathError> {
-    // An empty text would change nothing.
+    // The kernel ignores an empty write: the newline makes it clear the list.
     let text = text(ports) + "\n";
     fs::write(RESERVED, text).map_err(|error| DatapathError::file("write", RESERVED, error))?;
     if reserved()? == *ports {
         return Ok(());
     }
-    Err(DatapathError::file("write", RESERVED, io::Error::other("the kernel has not taken all of it")))
+    Err(DatapathError::file("write", RESERVED, io::Error::other("the kernel has not accepted all ports")))
 }
 
-/// Ports as the kernel writes them: `8080,9000-9002`.
+/// Parses ports in the kernel's format: `8080,9000-9002`.
 fn parse(text: &str) -> Result<Ports, std::num::ParseIntError> {
     let mut ports = Ports::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_and_written_as_the_kernel_does() {
+    fn ports_are_read_and_written_in_the_kernels_format() {
         for same in ["", "8080", "8080,9000-9002", "1-65535", "10000-29999,40000"] {
             assert_eq!(text(&parse(&format!("{same}\n")).unwrap()), same);
         }
@@ -201,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_and_what_of_it_is_ours() {
+    fn reservations_of_others_stay_untouched() {
         for (what, reserved, ours, wanted, reserved_then, ours_then) in [
             ("nothing is needed", "8080", "", "", "8080", ""),
             ("beside others", "8080", "", "100-200", "100-200,8080", "100-200"),
             ("others have a part of it", "150-300", "", "100-200", "100-300", "100-149"),
             ("others have all of it", "1-1000", "", "100-200", "1-1000", ""),
             ("it is there already", "100-200,8080", "100-200", "100-200", "100-200,8080", "100-200"),
-            ("somebody has overwritten it", "8080", "100-200", "100-200", "100-200,8080", "100-200"),
+            ("others have overwritten it", "8080", "100-200", "100-200", "100-200,8080", "100-200"),
             ("another range", "100-200,8080", "100-200", "150-250", "150-250,8080", "150-250"),
             ("no longer needed", "100-200,8080", "100-200", "", "8080", ""),
             ("only ours is taken out", "100-300", "100-149", "", "150-300", ""),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_overlap() {
+    fn ranges_overlap_in_a_common_port() {
         for (a, b, expected) in
             [(1..=9, 9..=20, true), (1..=9, 10..=20, false), (5..=6, 1..=9, true), (10..=20, 1..=9, false)]
         {

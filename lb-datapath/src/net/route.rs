@@ -74,9 +74,9 @@ impl Routes {
         Ok(addresses.values().flatten().any(|of| of.ip == address))
     }
 
-    /// The route of packets that came in through device `entrance` to another machine or pod. `None` if there is no route, if
-    /// `to` is an address of this node, or if the device does not forward. Policy rules that match more than the destination
-    /// are ignored.
+    /// The route of packets that came in through device `entrance` to another machine or pod. `None` if there is no
+    /// route, if `to` is an address of this node, or if the device does not forward. Policy rules that match more than
+    /// the destination are ignored.
     ///
     /// # Errors
     /// The kernel does not answer over netlink.
@@ -94,7 +94,7 @@ impl Routes {
     /// # Errors
     /// The kernel does not answer over netlink.
     pub fn to(&mut self, to: IpAddr) -> Result<Option<Route>, DatapathError> {
-        let answers = match self.netlink.ask(RouteNetlinkMessage::GetRoute(question(to))) {
+        let answers = match self.netlink.get(RouteNetlinkMessage::GetRoute(question(to))) {
             Ok(answers) => answers,
             Err(error) if is_no_route(&error) => return Ok(None),
             Err(error) => return Err(DatapathError::netlink(format!("look up the route to {to}"), error)),
@@ -136,8 +136,8 @@ impl Routes {
     }
 }
 
-/// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). If the probe cannot run, for example without
-/// the privileges to load programs, the answer is yes: most kernels are newer.
+/// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). If the probe cannot run, for example
+/// without the privileges to load programs, the answer is yes: most kernels are newer.
 fn programs_see_sources() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))

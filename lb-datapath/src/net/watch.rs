@@ -1,4 +1,4 @@
-//! The devices, addresses and default routes of this network namespace, now and whenever they change.
+//! Watching the devices, addresses and default routes of this network namespace.
 
 use std::{io, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::{
     },
 };
 
-/// How long further events are awaited after the first: setting up one pod's device makes a dozen.
+/// Time to wait for further events after the first: setting up one pod's device causes a dozen.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// Watches links, addresses and default routes. What is read once is kept until an event says that it changed, so
-/// that a machine with a million routes does not list them for every pod.
+/// Watches devices, addresses and default routes. Each list is read again only after an event for it, so that a node
+/// with a million routes does not list them for every pod.
 #[derive(Debug)]
 pub struct DeviceWatcher {
     events: AsyncFd<Socket>,
@@ -31,7 +31,7 @@ pub struct DeviceWatcher {
     default_routes: Vec<DefaultRoute>,
 }
 
-/// What must be read again.
+/// The lists that must be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Stale {
     links: bool,
@@ -75,7 +75,7 @@ impl DeviceWatcher {
         })
     }
 
-    /// What is there now.
+    /// The devices, addresses and default routes now.
     pub fn network(&mut self) -> Result<Network, DatapathError> {
         let netlink = &mut self.netlink;
         if self.stale.links {
@@ -101,7 +101,7 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns soon after something changed that [`Self::network`] shows. May be cancelled.
+    /// Returns shortly after a change of what [`Self::network`] returns. It is cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -115,7 +115,7 @@ impl DeviceWatcher {
     }
 }
 
-/// The devices that should have programs now, for commands that look once.
+/// The devices that should have programs now, for commands that do not watch.
 pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, DatapathError> {
     Network::read()
         .map(|network| classify(&network.links, patterns))
@@ -137,7 +137,7 @@ fn subscribe() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all events there are.
+/// Reads all pending events.
 fn drain(events: &Socket, stale: &mut Stale) {
     loop {
         match events.recv_from_full() {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_default_routes_matter() {
+    fn events_of_other_routes_are_ignored() {
         let mut stale = Stale::NOTHING;
         stale.note(&event(libc::RTM_NEWROUTE, &[2, 24, 0, 0]));
         assert_eq!(stale, Stale::NOTHING);

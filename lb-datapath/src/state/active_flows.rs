@@ -92,16 +92,16 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let bytes = self.length * size_of::<AtomicI64>();
-        // SAFETY: the range that `map` made, and no reference into it is left. `munmap` fails only for another range, so
-        // there is no error to handle.
+        // SAFETY: the range that `map` made, and no reference into it is left. `munmap` fails only for another range,
+        // so there is no error to handle.
         unsafe { munmap(self.start.as_ptr().cast(), bytes) }.unwrap_or_default();
     }
 }
 
 /// Finds slots with wrong counts, over several GC passes.
 ///
-/// Flows begin and end while they are counted. So a number of flows between the slot's count before and after the walk is
-/// right. A number outside is an error only if the next pass finds an error in the same direction.
+/// Flows begin and end while they are counted. So a number of flows between the slot's count before and after the walk
+/// is right. A number outside is an error only if the next pass finds an error in the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
     /// Slots to check: those that flows refer to or whose count is not 0. `None` before the first pass.
@@ -125,8 +125,8 @@ impl Recount {
         Ok(self.known.iter().flatten().map(|slot| (*slot, active_flows.get(*slot))).collect())
     }
 
-    /// Slots and what to add to each. `flows` is the number of flows found by slot, `before` the counts before the walk,
-    /// `now` the counts after it.
+    /// Slots and what to add to each. `flows` is the number of flows found by slot, `before` the counts before the
+    /// walk, `now` the counts after it.
     fn corrections(
         &mut self,
         before: &BTreeMap<u32, i64>,

@@ -2,8 +2,8 @@
 //!
 //! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been away for the longest time, and
 //! reports nothing. So a client that is missing in one GC pass, was there in the pass before and has not reached the
-//! timeout of its Service was evicted. Clients that came and were evicted between two passes are not seen: the number is a
-//! lower bound.
+//! timeout of its Service was evicted. Clients that came and were evicted between two passes are not seen: the number
+//! is a lower bound.
 
 use std::collections::BTreeMap;
 
@@ -104,8 +104,9 @@ impl Census {
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
         let mut removed = 0;
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // A client whose Service exists may come back at this very moment, and the kernel cannot delete an entry only if
-            // it is unchanged. So it stays: the kernel evicts the clients first that have been away for longest.
+            // A client whose Service exists may come back at this very moment, and the kernel cannot delete an entry
+            // only if it is unchanged. So it stays: the kernel evicts the clients first that have been away for
+            // longest.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
             }

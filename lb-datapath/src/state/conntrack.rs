@@ -1,8 +1,8 @@
 //! The agent's part of connection tracking: listing flows, expiry (GC), and restoring lost entries.
 //!
-//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change `CONNTRACK` at any time. So the
-//! agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC pass
-//! repairs it.
+//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change `CONNTRACK` at any time. So
+//! the agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
+//! pass repairs it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -165,8 +165,8 @@ impl Conntrack {
         Ok(keys.len())
     }
 
-    /// Deletes the flows for which `unwanted` is true, given their forward entry. Returns how many. The second flow of a
-    /// masqueraded connection stays until it expires: no packet reaches it any more.
+    /// Deletes the flows for which `unwanted` is true, given their forward entry. Returns how many. The second flow of
+    /// a masqueraded connection stays until it expires: no packet reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let (mut keys, mut slots) = (Vec::new(), Vec::new());
         let mut flows = 0;
@@ -205,8 +205,8 @@ impl Conntrack {
         self.expire_and_recount(now, &mut Recount::default(), None)
     }
 
-    /// As [`Self::expire`]; also corrects the numbers of active flows, and enters every flow into `ledger` before it may be
-    /// deleted.
+    /// As [`Self::expire`]; also corrects the numbers of active flows, and enters every flow into `ledger` before it
+    /// may be deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
@@ -318,8 +318,8 @@ impl Conntrack {
     }
 
     /// Whether this is the second flow of a masqueraded connection whose first flow has not expired. Such a flow stays,
-    /// however old its last packet is: packets of the client may be lost between both translations, and without this flow
-    /// the next one would leave with the client's address.
+    /// however old its last packet is: packets of the client may be lost between both translations, and without this
+    /// flow the next one would leave with the client's address.
     fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
         if !is_masquerade(forward) {
             return Ok(false);
@@ -355,8 +355,8 @@ impl Conntrack {
     }
 }
 
-/// A digest of every entry, so that a GC pass finds reverse entries without a system call for each, which would take many
-/// times as long. It only says which flows may have expired: before a deletion the entries are read again.
+/// A digest of every entry, so that a GC pass finds reverse entries without a system call for each, which would take
+/// many times as long. It only says which flows may have expired: before a deletion the entries are read again.
 #[derive(Default)]
 struct EntryIndex {
     hasher: RandomState,

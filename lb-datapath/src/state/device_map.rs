@@ -1,4 +1,4 @@
-//! `DEVICES`: what packets may do past the stack.
+//! The map `DEVICES`: on which devices packets may bypass the stack.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ impl DeviceMap {
         Ok(Self { map: Table::open(&layout::DEVICES, &folder.map(layout::DEVICES.name))?, forwarding })
     }
 
-    /// Writes what holds for these devices; `xdp` tells which of them have the XDP program.
+    /// Makes the map describe exactly these devices. `xdp` returns how a device, by interface index, runs the XDP
+    /// program.
     pub fn sync(
         &self,
         devices: &[Device],
@@ -50,7 +51,7 @@ impl DeviceMap {
     }
 }
 
-/// What packets may do there; nothing special, if `None`.
+/// The entry of a device; `None` if packets never bypass the stack there.
 fn info(device: &Device, has_xdp: bool, forwarding: Forwarding) -> Option<DeviceInfo> {
     let direct = forwarding == Forwarding::Direct;
     let flags = match device.kind {
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_pass_the_stack_by_only_where_they_may() {
+    fn packets_bypass_the_stack_only_on_suitable_devices() {
         use DeviceKind::{Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};

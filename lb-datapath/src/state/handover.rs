@@ -1,17 +1,19 @@
-//! From the maps of another layout to those of this one, while packets go on.
+//! Upgrade or downgrade from another map layout to this one, without interrupting connections.
 //!
-//! Beside the maps of each version a description of them is pinned ([`lb_core::layout`]). An agent that finds the data plane of
-//! another version with a description, newer or older, takes it over:
+//! Each version pins a description of its maps next to them ([`lb_core::layout`]). An agent that finds a described data
+//! plane of another version, newer or older, takes it over:
 //!
-//! 1. What programs write and both layouts have alike (connections, affinities, sockets) is shared: pinned by both.
-//! 2. Everything else is copied, field by field, when the programs are verified. The old ones serve meanwhile.
-//! 3. The programs of both versions are on every hook, ours first. A flow that is in both maps is translated by
-//!    whichever sees it first, alike. Ours leave what they do not know to the old ones: everything, until they are on all hooks and
-//!    the flows that have begun meanwhile are copied, too; then no more than what is in the middle of a connection.
-//! 4. What is left of the old flows is copied, and the old data plane removed.
+//! 1. Maps that programs write and that both layouts define alike (flows, affinity, sockets) are shared: pinned by
+//!    both.
+//! 2. All other maps are copied, field by field, after the new programs are verified. The old programs serve meanwhile.
+//! 3. The programs of both versions are on every hook, the new ones first. If both have a flow, both translate it
+//!    alike. The new programs leave packets of unknown flows to the old ones: all such packets, until the new programs
+//!    are on all hooks and the flows that began meanwhile are copied; after that only packets from the middle of a
+//!    connection.
+//! 4. The remaining old flows are copied, and the old data plane is removed.
 //!
-//! So there is no moment without somebody who knows a flow. Links to XDP hooks and control groups, which have no room for
-//! both, change their program in one step.
+//! So at every moment some program knows each flow. XDP hooks and control groups have one link for both versions, whose
+//! program is replaced atomically.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -47,10 +49,10 @@ use crate::{
 
 /// Name of the map that holds the description of the others.
 const DESCRIPTION: &str = "LAYOUT";
-/// Elements that are written at once.
+/// Elements for each write.
 const CHUNK: usize = 4096;
 
-/// What programs write and need again.
+/// Maps that programs write, and whose contents must survive.
 const STATE: [&MapSpec; 8] = [
     &layout::CONNTRACK,
     &layout::ACTIVE_FLOWS,
@@ -67,11 +69,11 @@ const STATE: [&MapSpec; 8] = [
 pub(crate) struct Handover {
     folder: Folder,
     earlier: Earlier,
-    /// Maps that both have.
+    /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
-    /// Whether flows have begun in our maps already: an agent of this version was killed here.
+    /// Whether flows have begun in our maps already: an agent of this version was killed during its handover.
     resumed: bool,
-    /// Digests of the keys of flows that were copied: in the place of another one a new flow may have begun here.
+    /// Digests of the keys of copied flows. An entry with another key may belong to a new flow.
     copied: HashSet<u64>,
     hasher: RandomState,
 }
@@ -82,19 +84,19 @@ struct Earlier {
     description: Description,
 }
 
-/// What makes their keys, and their values, ours.
+/// Conversions of keys and of values to this layout.
 type Conversions = (Conversion, Conversion);
 
-/// Which flows are copied.
+/// Which flows to copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// Those that nothing has ended: what may follow the end of a connection is another one.
+    /// Flows without FIN or RST: after those, the same tuple may begin another connection.
     Living,
-    /// All, and what flows that were copied before have seen since.
+    /// All flows, and the progress of flows that were copied before.
     Rest,
 }
 
-/// That of this version.
+/// The description of the maps of this version.
 fn own_description() -> Description {
     let mut description = Description::default();
     for spec in &MAPS {
@@ -103,7 +105,7 @@ fn own_description() -> Description {
     description
 }
 
-/// Describes the maps of this version: from now on they are what an agent finds, of whatever version.
+/// Pins the description of the maps of this version. From now on agents of other versions take over this data plane.
 pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
     let path = folder.map(DESCRIPTION);
     if path.exists() {
@@ -115,13 +117,13 @@ pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
 }
 
 impl Earlier {
-    /// The data plane in `folder`, if it is described.
+    /// The data plane in `folder`; `None` if it has no description (before version 5).
     fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
         let path = folder.join(DESCRIPTION);
         let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
         let mut text = String::new();
-        map.for_each(&mut |_, octets| {
-            text.push_str(String::from_utf8_lossy(octets).trim_end_matches('\0'));
+        map.for_each(&mut |_, bytes| {
+            text.push_str(String::from_utf8_lossy(bytes).trim_end_matches('\0'));
             Ok(())
         })?;
         let description = Description::parse(&text).map_err(|error| {
@@ -141,14 +143,14 @@ impl Earlier {
     }
 }
 
-fn converted<T: Pod>(conversion: &Conversion, octets: &[u8]) -> T {
+fn converted<T: Pod>(conversion: &Conversion, bytes: &[u8]) -> T {
     let mut element = T::zeroed();
-    conversion.apply(octets, bytemuck::bytes_of_mut(&mut element));
+    conversion.apply(bytes, bytemuck::bytes_of_mut(&mut element));
     element
 }
 
 impl Handover {
-    /// Finds a data plane to take over, and shares with it what can be shared. Call it before maps are made.
+    /// Finds a data plane to take over, and pins the maps that can be shared. Call it before maps are created.
     pub(crate) fn begin(folder: &Folder, capacities: &Capacities) -> Result<Option<Self>, DatapathError> {
         let current = folder.current();
         let mut found = Vec::new();
@@ -156,9 +158,10 @@ impl Handover {
             let links = bpffs::entries(&other.join("links"))?.len();
             found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
         }
-        // Of several, which takes an agent that was killed in between, the one that serves.
+        // Several remain if an agent was killed during its handover: the one with most links serves.
         let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
-        info!(from = %earlier.folder.display(), to = %current.display(), "taking over the data plane of another layout");
+        let (from, to) = (earlier.folder.display(), current.display());
+        info!(%from, %to, "taking over the data plane of another layout");
         let resumed = folder.map(DESCRIPTION).exists();
         if !resumed {
             cleanup::remove_version(&current)?;
@@ -191,8 +194,8 @@ impl Handover {
         Ok(())
     }
 
-    /// Fills our maps with what the earlier agent has left, and leaves everything to its programs for now. Call it when the
-    /// programs are loaded and before they are attached.
+    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Call it when
+    /// the programs are loaded and before they are attached.
     pub(crate) fn fill(&mut self) -> Result<(), DatapathError> {
         if self.resumed {
             return self.set_mode(CREATES_FLOWS);
@@ -215,14 +218,14 @@ impl Handover {
         self.set_mode(EARLIER_CREATES_FLOWS)
     }
 
-    /// Takes everything else over; call it when our programs are on all hooks. `attach_sockets` puts them on sockets, whose links
-    /// are ours by then.
+    /// Copies the remaining flows and removes the earlier data plane. Call it when our programs are on all tc hooks.
+    /// `attach_sockets` replaces the programs of the socket links, which have been moved to our folder by then.
     pub(crate) fn finish(
         mut self,
         attach_sockets: impl FnOnce() -> Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
         self.copy_flows(Pass::Living)?;
-        // From now on our maps say what theirs do not.
+        // From now on flows begin in our maps.
         describe(&self.folder)?;
         self.set_mode(CREATES_FLOWS)?;
         if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
@@ -230,7 +233,7 @@ impl Handover {
         }
         let flows = self.copy_flows(Pass::Rest)?;
         self.copy_clients()?;
-        // Who finds it halfway removed must not take it over.
+        // Without a description, no agent takes over a data plane that is removed only in part.
         bpffs::unpin(&self.earlier.folder.join(DESCRIPTION))?;
         cleanup::remove_version(&self.earlier.folder)?;
         self.set_mode(OVER)?;
@@ -242,7 +245,7 @@ impl Handover {
         set_mode(&self.folder, mode)
     }
 
-    /// Makes the links of which `which` is true ours; how many.
+    /// Moves the links whose names match `which` to our folder. Returns how many.
     fn adopt_links(&self, which: impl Fn(&str) -> bool) -> Result<usize, DatapathError> {
         let mut adopted = 0;
         for link in bpffs::entries(&self.earlier.folder.join("links"))? {
@@ -258,7 +261,7 @@ impl Handover {
         Ok(adopted)
     }
 
-    /// Copies what is remembered of clients and sockets and is not known here.
+    /// Copies affinity and socket entries that our maps do not have.
     fn copy_clients(&self) -> Result<(), DatapathError> {
         self.copy_missing::<AffinityKey, Affinity>(&layout::AFFINITY)?;
         self.copy_missing::<SocketKey, SocketBackend>(&layout::SOCKET_BACKENDS)?;
@@ -278,7 +281,7 @@ impl Handover {
         self.carry::<K, V>(spec, |_, value| value)
     }
 
-    /// Copies a map; `change` makes a value good for its key.
+    /// Copies a map; `change` adapts each value to its key.
     fn carry<K: Pod, V: Pod>(
         &self,
         spec: &MapSpec,
@@ -295,8 +298,8 @@ impl Handover {
             written
         };
         old.for_each(&mut |key, value| {
-            // An array has them all, and zeros where there is nothing.
-            if is_array && value.iter().all(|octet| *octet == 0) {
+            // Elements of an array that were never written are zeros.
+            if is_array && value.iter().all(|byte| *byte == 0) {
                 return Ok(());
             }
             let key = converted(&keys, key);
@@ -307,7 +310,7 @@ impl Handover {
         write(&mut elements)
     }
 
-    /// The map to copy, unless it is ours, too, and how.
+    /// The earlier map and its conversions; `None` if it is shared or does not exist.
     fn source(&self, spec: &MapSpec) -> Result<Option<(RawMap, Conversions)>, DatapathError> {
         if self.shared.contains(spec.name) {
             return Ok(None);
@@ -315,7 +318,7 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// Copies entries that are not here; how many.
+    /// Copies entries that our map does not have. Returns how many.
     fn copy_flows(&mut self, pass: Pass) -> Result<usize, DatapathError> {
         let spec = &layout::CONNTRACK;
         let Some((old, (keys, values))) = self.source(spec)? else { return Ok(0) };
@@ -338,13 +341,13 @@ impl Handover {
             Ok(())
         })?;
         if let Some(error) = refused {
-            warn!("not all connections can be taken over: {error}");
+            warn!("cannot take over all connections; the others are cut: {error}");
         }
         Ok(self.copied.len() - before)
     }
 }
 
-/// Makes up for what a copy has missed.
+/// Adds the progress of the original flow to its copy.
 fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;
@@ -355,7 +358,7 @@ fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<()
     table.update(&[*key], &[whole]).map_err(|(_, error)| error)
 }
 
-/// Tells the programs what is theirs.
+/// Sets which flows our programs begin: one of the modes of [`lb_common::handover`].
 pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
     let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
     table.update(&[0], &[mode]).map_err(|(_, error)| error)

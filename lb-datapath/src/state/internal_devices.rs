@@ -1,4 +1,4 @@
-//! The devices whose senders are inside the cluster.
+//! The devices of internal clients: the map `INSIDE_DEVICES`.
 
 use std::collections::BTreeSet;
 
@@ -28,11 +28,11 @@ impl InternalDevices {
         Ok(devices)
     }
 
-    /// Has exactly these interface indices in the map.
+    /// Makes the map contain exactly these interface indices.
     pub fn set(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        let now = self.get()?;
-        let gone: Vec<u32> = now.difference(devices).copied().collect();
-        let new: Vec<u32> = devices.difference(&now).copied().collect();
+        let present = self.get()?;
+        let gone: Vec<u32> = present.difference(devices).copied().collect();
+        let new: Vec<u32> = devices.difference(&present).copied().collect();
         self.map.delete(&gone).map_err(|(_, error)| error)?;
         self.map.update(&new, &vec![1; new.len()]).map_err(|(_, error)| error)
     }

@@ -22,7 +22,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// Slots of `BACKENDS` read beside wanted ones rather than with a call of their own.
+/// Up to this many unused slots of `BACKENDS` are read together with their neighbours, to save a system call.
 const GAP: u32 = 256;
 
 /// A step that could not be applied; the ones before it are in the kernel.
@@ -31,9 +31,9 @@ const GAP: u32 = 256;
 pub struct ApplyError {
     /// How many steps were applied.
     pub applied: usize,
-    /// The step that failed, as people say it.
+    /// The step that failed, in words.
     pub step: String,
-    /// Why.
+    /// The error of the map.
     #[source]
     pub source: Box<DatapathError>,
 }
@@ -109,7 +109,7 @@ impl ServiceMaps {
         Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
     }
 
-    /// How much the plan may give out.
+    /// The capacities that a plan must respect.
     pub fn room(&self) -> Capacity {
         Capacity {
             backends: self.backends.capacity(),
@@ -184,8 +184,8 @@ impl ServiceMaps {
         Ok(backends)
     }
 
-    /// Applies the steps in their order. Runs of steps of one kind share system calls; the kernel works such a
-    /// batch off element by element, so what is in the kernel is at any time the effect of a prefix of the steps.
+    /// Applies the steps in order. Consecutive steps of one kind share system calls; the kernel executes such a batch
+    /// element by element, so the maps show the effect of a prefix of the steps at any time.
     pub fn apply(&self, steps: &[Step]) -> Result<(), ApplyError> {
         let mut applied = 0;
         for run in steps.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
@@ -199,7 +199,7 @@ impl ServiceMaps {
         Ok(())
     }
 
-    /// Applies steps of one kind. On failure the number says how many were applied.
+    /// Applies steps of one kind. An error contains the number of steps that were applied.
     fn apply_run(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
         let Some(first) = run.first() else { return Ok(()) };
         match first {
@@ -262,7 +262,7 @@ impl ServiceMaps {
     }
 }
 
-/// Writes slices of an arena. On failure the number says how many were written whole.
+/// Writes slices of an arena. An error contains the number of slices that were written completely.
 fn write_slices<'a, V: bytemuck::Pod>(
     arena: &Table<u32, V>,
     slices: impl Iterator<Item = (u32, &'a [V])>,
@@ -321,7 +321,7 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
     }
 }
 
-/// None where the protocol is unknown: then a newer agent wrote it.
+/// `None` if the protocol is unknown: a newer agent has written it.
 fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
     let protocol = Protocol::from_number(name.protocol)?;
     Some(ServiceLabels {
@@ -344,7 +344,7 @@ fn endpoint_labels(name: &EndpointName) -> EndpointLabels {
     EndpointLabels { node: label(&name.node), zone: label(&name.zone), pod: label(&name.pod) }
 }
 
-/// What a step does, after the word "cannot".
+/// A step in words, to follow "cannot".
 fn describe(step: &Step) -> String {
     let frontend = |key: &ServiceKey| {
         let address = IpAddr::from(key.address);
@@ -369,10 +369,10 @@ fn describe(step: &Step) -> String {
         Step::PutVip(ip, _) => format!("put virtual address {ip}"),
         Step::DeleteVip(ip) => format!("delete virtual address {ip}"),
         Step::PutSourceRange(range) => {
-            format!("let a network use service {}", range.range.service_and_family >> 1)
+            format!("allow a source range of service {}", range.range.service_and_family >> 1)
         }
         Step::DeleteSourceRange(range) => {
-            format!("lock a network out of service {}", range.range.service_and_family >> 1)
+            format!("delete a source range of service {}", range.range.service_and_family >> 1)
         }
     }
 }
@@ -382,14 +382,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_slices_are_read_together() {
+    fn neighbouring_slices_are_read_together() {
         assert_eq!(merged(&[(0, 4), (4, 9), (9 + GAP, 500), (5000, 5001)]), [(0, 500), (5000, 5001)]);
         assert_eq!(merged(&[(0, 100), (10, 20)]), [(0, 100)]);
         assert_eq!(merged(&[]), []);
     }
 
     #[test]
-    fn labels_survive_the_way_through_the_kernel() {
+    fn labels_survive_a_round_trip_through_the_kernel() {
         let labels = ServiceLabels {
             name: ServicePortName {
                 service: ObjectName::new("default", "web"),

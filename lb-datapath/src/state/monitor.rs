@@ -1,4 +1,4 @@
-//! Listening to what the programs tell: the ring buffer `EVENTS`, and `MONITOR`, which makes them tell.
+//! Reading events of the programs: the ring buffer `EVENTS`, and `MONITOR`, which makes programs emit them.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -15,15 +15,15 @@ use crate::{
     state::conntrack::{Conntrack, monotonic_nanoseconds},
 };
 
-/// Ticks for which programs go on telling when nobody says anything any more: about three seconds.
-const AFTERLIFE: u32 = 3;
+/// Ticks for which programs emit events after the last [`Monitor::extend`]: about three seconds.
+const LEASE: u32 = 3;
 
-/// The one who listens. The programs tell as long as it lives and [`Self::extend`] is called every second, and not for much
-/// longer however it ends.
+/// The only reader of events. Programs emit events as long as [`Self::extend`] is called every second; they stop when
+/// it is dropped, and a few seconds after its process was killed.
 pub struct Monitor {
     switch: Table<u32, u64>,
     ring: RingBuf<MapData>,
-    /// What is in the ring from before is not for us.
+    /// Events before this moment (nanoseconds of `CLOCK_MONOTONIC`) were left by an earlier monitor.
     since: u64,
     lost_before: u64,
     _lock: Lock,
@@ -36,10 +36,10 @@ impl std::fmt::Debug for Monitor {
 }
 
 impl Monitor {
-    /// Begins to listen.
+    /// Makes the programs emit events, and opens the ring buffer.
     ///
     /// # Errors
-    /// Somebody else does, or there are no such maps.
+    /// Another monitor is running, or the maps cannot be opened.
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         let lock = folder.lock_monitor()?;
         let switch = Table::open(&layout::MONITOR, &folder.map("MONITOR"))?;
@@ -51,20 +51,20 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Lets the programs tell for a while.
+    /// Makes the programs emit events for about three more seconds.
     ///
     /// # Errors
     /// The map cannot be written.
     pub fn extend(&self) -> Result<(), DatapathError> {
-        self.set(u64::from(Conntrack::now().0 + AFTERLIFE))
+        self.set(u64::from(Conntrack::now().0 + LEASE))
     }
 
-    /// The next event, oldest first; none where all were read.
+    /// The next event, oldest first; `None` if all were read.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let event: Event = {
-                let octets = self.ring.next()?;
-                bytemuck::pod_read_unaligned(octets.get(..size_of::<Event>())?)
+                let bytes = self.ring.next()?;
+                bytemuck::pod_read_unaligned(bytes.get(..size_of::<Event>())?)
             };
             if event.time >= self.since {
                 return Some(event);
@@ -72,7 +72,7 @@ impl Monitor {
         }
     }
 
-    /// How many events found no room since this listens.
+    /// Events that were lost since [`Self`] was opened, because the ring buffer was full.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -91,13 +91,13 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Should this fail, the programs stop by themselves.
+        // If this fails, the programs stop by themselves when the lease ends.
         self.set(0).unwrap_or_default();
     }
 }
 
 impl AsRawFd for Monitor {
-    /// Readable when there are events.
+    /// The descriptor becomes readable when there are events.
     fn as_raw_fd(&self) -> RawFd {
         self.ring.as_raw_fd()
     }

@@ -1,4 +1,4 @@
-//! What holds for every packet of the node: two slots and a switch, so that no program sees half of a change.
+//! Settings of the node: two slots and an index of the active one, so that no program sees half of a change.
 
 use lb_common::Settings;
 
@@ -22,13 +22,14 @@ impl SettingsMap {
         })
     }
 
-    /// The settings that count now.
+    /// The settings in force.
     pub fn get(&self) -> Result<Settings, DatapathError> {
         let slot = self.slot()?;
+        // Every index of an array has a value.
         Ok(self.slots.get(&slot)?.unwrap_or_else(bytemuck::Zeroable::zeroed))
     }
 
-    /// Switches to these settings; returns when no program uses others any more.
+    /// Switches to these settings. Returns when no program uses the previous ones.
     pub fn set(&mut self, settings: &Settings) -> Result<(), DatapathError> {
         if self.get()? == *settings {
             return Ok(());
@@ -36,11 +37,11 @@ impl SettingsMap {
         let other = 1 - self.slot()?;
         self.slots.update(&[other], &[*settings]).map_err(|(_, error)| error)?;
         self.active.update(&[0], &[other]).map_err(|(_, error)| error)?;
-        // The slot that was active may be written again after this.
+        // After the grace period the previous slot may be written again.
         grace::wait()
     }
 
-    /// The slot that programs read: 0 or 1.
+    /// The slot that programs read, 0 or 1.
     fn slot(&self) -> Result<u32, DatapathError> {
         Ok(self.active.get(&0)?.unwrap_or(0) & 1)
     }

@@ -1,4 +1,4 @@
-//! The counters of the data plane.
+//! The packet counters: the map `STATS`.
 
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::Outcome;
@@ -32,7 +32,7 @@ impl Stats {
         Ok(Self { counters: PerCpuArray::try_from(map).map_err(open)? })
     }
 
-    /// How many packets had which outcome since the map was made, indexed by [`Outcome`].
+    /// Packets by [`Outcome`] since the map was created, summed over all CPUs.
     pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
         let mut sums = [0; Outcome::COUNT];
         for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {

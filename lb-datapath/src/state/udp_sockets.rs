@@ -1,9 +1,8 @@
-//! UDP sockets of the node that were connected through a service to a backend which is gone: their datagrams would go
-//! nowhere, and nobody would tell the application. Its next system call fails instead, with ECONNABORTED where it reads
-//! and EDESTADDRREQ where it writes.
+//! Destroying UDP sockets of the node whose backend is gone. Without this their datagrams would be lost without an error.
+//! The application's next system call fails instead: reads with ECONNABORTED, writes with EDESTADDRREQ.
 //!
-//! sock_diag(7) lists sockets with their cookies, and `CONNECTED_SOCKETS` tells those that a program has sent to a
-//! backend: no other socket is touched.
+//! sock_diag(7) lists sockets with their cookies. `CONNECTED_SOCKETS` has the cookies of sockets that a program has
+//! connected to a backend: only these are destroyed.
 
 use std::{
     io,
@@ -21,19 +20,19 @@ use crate::{
     net::netlink::{Message, Netlink},
 };
 
-/// Of include/uapi/linux/sock_diag.h.
+/// From include/uapi/linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-/// TCP's name for it, which connected UDP sockets have too.
+/// `TCP_ESTABLISHED`, which is also the state of connected UDP sockets.
 const ESTABLISHED: u32 = 1;
 /// `INET_DIAG_NOCOOKIE`
 const ANY_COOKIE: u64 = u64::MAX;
 
-/// `AF_INET` and `AF_INET6`, as a single octet says them.
+/// `AF_INET` and `AF_INET6`, in one byte.
 const IPV4: u8 = 2;
 const IPV6: u8 = 10;
 
-/// `struct inet_diag_sockid`: how the kernel tells sockets apart.
+/// `struct inet_diag_sockid`: identifies a socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct SocketId {
@@ -41,7 +40,7 @@ struct SocketId {
     local_port: u16,
     /// Network byte order.
     remote_port: u16,
-    /// Of IPv4 the first word.
+    /// Network byte order; IPv4 uses the first word.
     local: [u32; 4],
     remote: [u32; 4],
     device: u32,
@@ -51,20 +50,20 @@ struct SocketId {
 /// `struct inet_diag_req_v2`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct Request {
+struct DiagRequest {
     family: u8,
     protocol: u8,
     extensions: u8,
     zero: u8,
-    /// A bit for each state.
+    /// One bit for each state.
     states: u32,
     id: SocketId,
 }
 
-/// Head of `struct inet_diag_msg`
+/// First fields of `struct inet_diag_msg`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct Answer {
+struct DiagMessage {
     family: u8,
     state: u8,
     timer: u8,
@@ -72,7 +71,7 @@ struct Answer {
     id: SocketId,
 }
 
-/// What is asked and answered.
+/// Requests to sock_diag, and its answers.
 #[derive(Clone, Debug)]
 enum Diag {
     /// List the connected sockets of a family.
@@ -88,13 +87,13 @@ struct Socket {
 }
 
 impl Socket {
-    /// Its number, as the programs know it.
+    /// Its cookie, as `bpf_get_socket_cookie` returns it.
     fn cookie(&self) -> u64 {
         let [low, high] = self.id.cookie;
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// Whom it is connected to, as the programs know them.
+    /// The address and port that it is connected to.
     fn remote(&self) -> Endpoint {
         let SocketId { remote, remote_port, .. } = self.id;
         let [v4, ..] = remote;
@@ -113,7 +112,7 @@ impl NetlinkSerializable for Diag {
     }
 
     fn buffer_len(&self) -> usize {
-        size_of::<Request>()
+        size_of::<DiagRequest>()
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
@@ -123,7 +122,7 @@ impl NetlinkSerializable for Diag {
                 (family, u32::MAX, id)
             }
         };
-        let request = Request { family, protocol: protocol::UDP, extensions: 0, zero: 0, states, id };
+        let request = DiagRequest { family, protocol: protocol::UDP, extensions: 0, zero: 0, states, id };
         buffer.copy_from_slice(bytemuck::bytes_of(&request));
     }
 }
@@ -132,9 +131,9 @@ impl NetlinkDeserializable for Diag {
     type Error = DecodeError;
 
     fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
-        let answer = payload.get(..size_of::<Answer>());
-        let answer = answer.ok_or_else(|| DecodeError::from("a socket without its identity"))?;
-        let Answer { family, id, .. } = bytemuck::pod_read_unaligned(answer);
+        let answer = payload.get(..size_of::<DiagMessage>());
+        let answer = answer.ok_or_else(|| DecodeError::from("a socket message that is too short"))?;
+        let DiagMessage { family, id, .. } = bytemuck::pod_read_unaligned(answer);
         Ok(Self::Socket(Socket { family, id }))
     }
 }
@@ -143,7 +142,7 @@ impl Message for Diag {
     const PROTOCOL: isize = NETLINK_SOCK_DIAG;
 }
 
-/// UDP sockets of this network namespace that were connected through a service.
+/// UDP sockets of this network namespace that are connected to a Service.
 #[derive(Clone, Debug)]
 pub struct UdpSockets {
     connections: Table<u64, SocketConnection>,
@@ -155,10 +154,10 @@ impl UdpSockets {
         Ok(Self { connections: Table::open(map, &folder.map(map.name))? })
     }
 
-    /// Ends those of which `is_stale` says so; it is given the virtual address and the backend. Returns how many.
+    /// Destroys the sockets for which `is_stale` is true, given the virtual address and the backend. Returns how many.
     ///
     /// # Errors
-    /// The kernel does not list them, or did not let one be ended; all others were tried nevertheless.
+    /// The kernel does not list sockets, or does not destroy one; the others are destroyed nevertheless.
     pub fn destroy(&self, is_stale: impl Fn(&Endpoint, &Endpoint) -> bool) -> Result<usize, DatapathError> {
         let failed = |action| move |error| DatapathError::netlink(action, error);
         let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
@@ -166,36 +165,37 @@ impl UdpSockets {
         for family in [IPV4, IPV6] {
             for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
-                // It may have been connected to something else since.
+                // The socket may be connected to another address by now.
                 let connection = self.connections.get(&socket.cookie())?;
                 let connection = connection.filter(|connection| connection.backend == socket.remote());
                 if !connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)) {
                     continue;
                 }
-                match end(&mut netlink, socket) {
+                match destroy(&mut netlink, socket) {
                     Ok(was_there) => destroyed += usize::from(was_there),
                     Err(error) => refused = refused.or(Some(error)),
                 }
             }
         }
-        refused.map_or(Ok(destroyed), |error| Err(failed("end a UDP socket")(error)))
+        refused.map_or(Ok(destroyed), |error| Err(failed("destroy a UDP socket")(error)))
     }
 }
 
-/// Ends a socket; whether it was still there.
-fn end(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
-    match netlink.order(Diag::Destroy(socket), 0) {
+/// Destroys a socket. Returns whether it was still there.
+fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
+    match netlink.execute(Diag::Destroy(socket), 0) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Tries whether this kernel lets sockets be ended, with one of our own.
+/// Tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
+/// `CONFIG_INET_DIAG_DESTROY`.
 pub(crate) fn try_destroy() -> io::Result<()> {
-    let victim = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    victim.connect(victim.local_addr()?)?;
-    let port = victim.local_addr()?.port().to_be();
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect(socket.local_addr()?)?;
+    let port = socket.local_addr()?.port().to_be();
     let address = [u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()), 0, 0, 0];
     let id = SocketId {
         local_port: port,
@@ -205,8 +205,8 @@ pub(crate) fn try_destroy() -> io::Result<()> {
         device: 0,
         cookie: bytemuck::must_cast(ANY_COOKIE),
     };
-    let ended = end(&mut Netlink::open()?, Socket { family: IPV4, id })?;
-    if ended { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    let destroyed = destroy(&mut Netlink::open()?, Socket { family: IPV4, id })?;
+    if destroyed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 #[cfg(test)]
@@ -216,9 +216,9 @@ mod tests {
     use super::*;
 
     fn answer(family: u8, remote: [u32; 4]) -> Vec<u8> {
-        let mut answer = Answer { family, ..Answer::zeroed() };
+        let mut answer = DiagMessage { family, ..DiagMessage::zeroed() };
         answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
-        // Timeouts, queues, attributes and what else comes behind.
+        // Timeouts, queues and attributes follow.
         [bytemuck::bytes_of(&answer), &[9; 60]].concat()
     }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_described_socket_has_the_number_and_the_peer_that_the_programs_know() {
+    fn diag_message_gives_cookie_and_remote_endpoint() {
         let v4 = [u32::from_ne_bytes([10, 1, 0, 5]), 0, 0, 0];
         let v6: IpAddr = "2001:db8::5".parse().unwrap();
         let mapped = Address::from_v4([10, 1, 0, 5]).words();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_cut_short_is_refused() {
+    fn truncated_diag_message_is_rejected() {
         Diag::deserialize(&NetlinkHeader::default(), &[0; 51]).unwrap_err();
     }
 }
