@@ -16,6 +16,7 @@ use crate::{
     convert::{self, ConvertError, Object},
     model::ObjectName,
     plan::Contents,
+    rules,
 };
 
 /// Node ports where nothing else is said.
@@ -135,7 +136,7 @@ impl Allocator {
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
             let metadata = &services[*index].metadata;
-            (metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()), metadata.name.clone())
+            (metadata.namespace_or_default().to_owned(), metadata.name.clone())
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
@@ -209,13 +210,13 @@ impl Allocator {
                 explicit.push(ip);
             }
         }
-        if wants_node_ports(spec) {
+        if spec.wants_node_ports() {
             let kept: BTreeSet<_> = spec.ports.iter().flatten().map(port_name).collect();
             for (port, number) in before.node_ports.into_iter().filter(|(port, _)| kept.contains(port)) {
                 node_ports.entry(port).or_insert(number);
             }
         }
-        if health_check::is_needed(spec) {
+        if spec.has_health_check_port() {
             health_check_node_port = health_check_node_port.or(before.health_check_node_port);
         }
         self.commit(&name, Allocation { cluster_ips: explicit, node_ports, health_check_node_port });
@@ -262,13 +263,13 @@ impl Request<'_> {
             });
         }
         let policy = policy(spec).map_or_else(|| implied_policy(spec).to_owned(), ToOwned::to_owned);
-        Ok(ClusterIps { given, policy, headless: convert::is_headless(spec) })
+        Ok(ClusterIps { given, policy, headless: spec.is_headless() })
     }
 
     /// Whether IPv4, for each family the Service should have an address of: none for `ExternalName` and headless
     /// Services.
     fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
-        if is_external_name(spec) || convert::is_headless(spec) {
+        if spec.is_external_name() || spec.is_headless() {
             return Ok(Vec::new());
         }
         let mut families = self.asked_families(spec)?;
@@ -282,8 +283,8 @@ impl Request<'_> {
             }
             "RequireDualStack" => true,
             unknown => {
-                let known = ["PreferDualStack", "RequireDualStack", "SingleStack"];
-                return Err(self.object.unsupported("spec.ipFamilyPolicy", unknown, &known));
+                let known = &rules::IP_FAMILY_POLICIES;
+                return Err(self.object.unsupported("spec.ipFamilyPolicy", unknown, known));
             }
         };
         if !dual && families.len() > 1 {
@@ -307,7 +308,7 @@ impl Request<'_> {
             let is_v4 = match family.as_str() {
                 "IPv4" => true,
                 "IPv6" => false,
-                unknown => return Err(self.object.unsupported(field, unknown, &["IPv4", "IPv6"])),
+                unknown => return Err(self.object.unsupported(field, unknown, &rules::IP_FAMILIES)),
             };
             if families.contains(&is_v4) {
                 return Err(self.object.duplicate(field, family));
@@ -322,7 +323,7 @@ impl Request<'_> {
             families.push(is_v4);
         }
         if families.is_empty() {
-            for (index, text) in convert::requested_ips(spec).iter().enumerate() {
+            for (index, text) in spec.requested_ips().iter().enumerate() {
                 families.push(self.object.ip(ip_field(spec, index), text)?.is_ipv4());
             }
         }
@@ -335,7 +336,7 @@ impl Request<'_> {
         if families.is_empty() {
             return Ok(explicit);
         }
-        let requested = convert::requested_ips(spec);
+        let requested = spec.requested_ips();
         if let Some(single) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty())
             && requested.first() != Some(&single)
         {
@@ -359,7 +360,12 @@ impl Request<'_> {
 
     fn check_ip(&self, spec: &api::ServiceSpec, index: usize, ip: IpAddr) -> Result<(), ConvertError> {
         let refuse = |why: String| {
-            Err(self.object.invalid(ip_field(spec, index), ip, &format!("failed to allocate IP {ip}: {why}")))
+            let asked = ip.to_string();
+            Err(self.object.invalid(
+                ip_field(spec, index),
+                asked,
+                &format!("failed to allocate IP {ip}: {why}"),
+            ))
         };
         let Some(range) = self.allocator.ranges.iter().find(|range| range.is_v4() == ip.is_ipv4()) else {
             return refuse("no service range of that family is configured".to_owned());
@@ -398,7 +404,7 @@ impl Request<'_> {
     fn node_ports(&self, spec: &api::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
         let explicit = self.explicit_node_ports(spec)?;
         let ports = spec.ports.as_deref().unwrap_or_default();
-        if !wants_node_ports(spec) {
+        if !spec.wants_node_ports() {
             return Ok(ports.iter().map(|port| explicit.get(&port_name(port)).copied()).collect());
         }
         let empty = BTreeMap::new();
@@ -436,15 +442,14 @@ impl Request<'_> {
     ) -> Result<BTreeMap<(String, String), u16>, ConvertError> {
         let mut explicit = BTreeMap::new();
         let mut seen = BTreeSet::new();
-        if is_external_name(spec) {
+        if spec.is_external_name() {
             return Ok(explicit);
         }
         for (index, port) in spec.ports.iter().flatten().enumerate() {
             let Some(number) = port.node_port.filter(|number| *number != 0) else { continue };
             let field = format!("spec.ports[{index}].nodePort");
-            if !may_have_node_ports(spec) {
-                let why = "Forbidden: may not be used when `type` is 'ClusterIP'".to_owned();
-                return Err(self.object.error(field, number.to_string(), why));
+            if !spec.has_node_ports() {
+                return Err(self.object.error(field, rules::no_node_port(spec.service_type())));
             }
             let valid = self.valid_node_port(field.clone(), number)?;
             let name = port_name(port);
@@ -591,7 +596,7 @@ fn policy(spec: &api::ServiceSpec) -> Option<&str> {
 /// The policy an API server writes where there is none.
 fn implied_policy(spec: &api::ServiceSpec) -> &'static str {
     let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
-    if several || convert::requested_ips(spec).len() > 1 { "RequireDualStack" } else { "SingleStack" }
+    if several || spec.requested_ips().len() > 1 { "RequireDualStack" } else { "SingleStack" }
 }
 
 fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {
@@ -602,23 +607,7 @@ fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {
 }
 
 fn port_name(port: &api::ServicePort) -> (String, String) {
-    (port.name.clone().unwrap_or_default(), port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()))
-}
-
-fn is_external_name(spec: &api::ServiceSpec) -> bool {
-    spec.type_.as_deref() == Some("ExternalName")
-}
-
-fn may_have_node_ports(spec: &api::ServiceSpec) -> bool {
-    matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
-}
-
-fn wants_node_ports(spec: &api::ServiceSpec) -> bool {
-    match spec.type_.as_deref() {
-        Some("NodePort") => true,
-        Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Some(false),
-        Some(_) | None => false,
-    }
+    (port.name.clone().unwrap_or_default(), port.protocol_or_default().to_owned())
 }
 
 fn write_ips(spec: &mut api::ServiceSpec, ips: &ClusterIps) {

@@ -6,6 +6,7 @@ use lb_core::{
     convert::{self, ConvertError, Converted, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
     family::Family,
     model::{Change, ObjectName, Trigger},
+    rules,
 };
 
 use super::{node::NodeInfo, watched::Read};
@@ -161,8 +162,7 @@ impl Kind for ServiceCidr {
                 kind: Self::NAME,
                 object: name.name.to_string(),
                 field: format!("spec.cidrs[{index}]"),
-                value: text.clone(),
-                why: format!("Invalid value: {text:?}: {error}"),
+                why: rules::invalid(text, error),
             })
         };
         let texts = texts.enumerate().filter(|(_, text)| !text.is_empty());

@@ -9,7 +9,6 @@
 //! last good state; for an agent that is started with the mistake that is what the kernel holds of it.
 
 mod addresses;
-mod defaults;
 mod documents;
 mod file;
 mod folder;

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
-use super::{addresses::fault, defaults, problem::Fault, validate};
+use super::{addresses::fault, problem::Fault, validate};
 
 /// How much aliases may repeat within one document.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
@@ -245,7 +245,6 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
 
 fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
     let mut service: api::Service = typed::<core::Service, _>(value)?;
-    defaults::service(&mut service);
     validate::service(&service)?;
     // Annotations of others may be many times larger than the rest and mean nothing here.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
@@ -257,7 +256,8 @@ fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
 
 fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
-    defaults::endpoint_slice(&mut slice);
+    // The API server stores an unset name as the empty one. kube-proxy ignores a port without any.
+    slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
     match convert::endpoint_slice(&slice).and_then(Converted::whole).map_err(|error| vec![fault(error)])? {
         Change::EndpointSlice(name, Some(slice)) => Ok(Resource::Slices(Slices::from([(name, slice)]))),
@@ -266,8 +266,7 @@ fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, 
 }
 
 fn endpoints(value: &Value) -> Result<Resource, Vec<Fault>> {
-    let mut endpoints: api::Endpoints = typed::<core::Endpoints, _>(value)?;
-    defaults::endpoints(&mut endpoints);
+    let endpoints: api::Endpoints = typed::<core::Endpoints, _>(value)?;
     validate::endpoints(&endpoints)?;
     let slices = convert::endpoints(&endpoints).map_err(|error| vec![fault(error)])?;
     Ok(Resource::Slices(slices.into_iter().collect()))

@@ -1,4 +1,8 @@
+//! What is wrong with the manifests, and where.
+
 use std::{fmt, path::PathBuf};
+
+use lb_core::rules;
 
 /// How bad a [`Problem`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -111,32 +115,30 @@ impl Faults {
         value: impl fmt::Debug,
         why: impl fmt::Display,
     ) {
-        self.0.push(Fault::new(field, format_args!("Invalid value: {value:?}: {why}")));
+        self.push(field, rules::invalid(value, why));
     }
 
     pub(super) fn required(&mut self, field: impl fmt::Display, why: &str) {
-        let colon = if why.is_empty() { "" } else { ": " };
-        self.0.push(Fault::new(field, format_args!("Required value{colon}{why}")));
+        self.push(field, rules::required(why));
     }
 
     pub(super) fn unsupported(&mut self, field: impl fmt::Display, value: &str, supported: &[&str]) {
-        let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
-        let supported = supported.join(", ");
-        self.0.push(Fault::new(
-            field,
-            format_args!("Unsupported value: {value:?}: supported values: {supported}"),
-        ));
+        self.push(field, rules::unsupported(value, supported));
     }
 
     pub(super) fn duplicate(&mut self, field: impl fmt::Display, value: impl fmt::Debug) {
-        self.0.push(Fault::new(field, format_args!("Duplicate value: {value:?}")));
+        self.push(field, rules::duplicate(value));
     }
 
     pub(super) fn forbidden(&mut self, field: impl fmt::Display, why: impl fmt::Display) {
-        self.0.push(Fault::new(field, format_args!("Forbidden: {why}")));
+        self.push(field, rules::forbidden(why));
     }
 
     pub(super) fn too_many(&mut self, field: impl fmt::Display, count: usize, limit: usize) {
-        self.0.push(Fault::new(field, format_args!("Too many: {count}: must have at most {limit} items")));
+        self.push(field, rules::too_many(count, limit));
+    }
+
+    pub(super) fn push(&mut self, field: impl fmt::Display, message: String) {
+        self.0.push(Fault::new(field, message));
     }
 }

@@ -1,15 +1,12 @@
 //! The validation of the API server (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`), as far as it concerns
-//! what a service proxy looks at. Objects have their defaults already.
+//! what a service proxy uses. The rules for single values are in [`lb_core::rules`]; here is which field has which.
 
-use std::{
-    collections::HashSet,
-    fmt::Display,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::{collections::HashSet, fmt::Display, net::IpAddr};
 
 use lb_core::{
     api::{self, IntOrString, ObjectMeta},
-    convert::{self, SERVICE_NAME},
+    convert::SERVICE_NAME,
+    rules,
 };
 
 use super::{
@@ -17,8 +14,6 @@ use super::{
     problem::{Fault, Faults},
 };
 
-const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
-const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
 const MAX_ENDPOINTS: usize = 1000;
 const MAX_ADDRESSES: usize = 100;
 
@@ -32,10 +27,9 @@ pub(super) fn service(service: &api::Service) -> Outcome {
         faults.required("spec", "");
         return finish(faults);
     };
-    let types = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-    one_of("spec.type", &spec.type_, &types, &mut faults);
+    one_of("spec.type", spec.service_type(), &rules::SERVICE_TYPES, &mut faults);
     cluster_ips(spec, &mut faults);
-    if spec.type_.as_deref() == Some("ExternalName") {
+    if spec.is_external_name() {
         external_name(spec, &mut faults);
     }
     service_ports(spec, &mut faults);
@@ -45,11 +39,6 @@ pub(super) fn service(service: &api::Service) -> Outcome {
     finish(faults)
 }
 
-/// Whether clients outside the cluster are meant to reach it.
-fn is_exposed(spec: &api::ServiceSpec) -> bool {
-    matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
-}
-
 fn cluster_ips(spec: &api::ServiceSpec, faults: &mut Faults) {
     families(spec, faults);
     let single = spec.cluster_ip.as_slice().iter().filter(|address| !address.is_empty());
@@ -57,7 +46,7 @@ fn cluster_ips(spec: &api::ServiceSpec, faults: &mut Faults) {
     let list: Vec<&String> = spec.cluster_ips.iter().flatten().collect();
     let (field, addresses) =
         if list.is_empty() { ("spec.clusterIP", &single) } else { ("spec.clusterIPs", &list) };
-    if spec.type_.as_deref() == Some("ExternalName") {
+    if spec.is_external_name() {
         if !addresses.is_empty() {
             faults.forbidden(field, "may not be set for ExternalName services");
         }
@@ -68,7 +57,7 @@ fn cluster_ips(spec: &api::ServiceSpec, faults: &mut Faults) {
     {
         faults.invalid(field, &list, "first value must match `clusterIP`");
     }
-    if convert::is_headless(spec) {
+    if spec.is_headless() {
         headless(spec, field, addresses, faults);
         return;
     }
@@ -80,7 +69,7 @@ fn cluster_ips(spec: &api::ServiceSpec, faults: &mut Faults) {
     if let [first, second] = parsed[..]
         && first.is_ipv4() == second.is_ipv4()
     {
-        faults.invalid(field, addresses, "may specify no more than one IP for each IP family");
+        faults.invalid(field, addresses, rules::ONE_IP_PER_FAMILY);
     }
 }
 
@@ -88,21 +77,20 @@ fn headless(spec: &api::ServiceSpec, field: &str, addresses: &[&String], faults:
     if addresses.len() > 1 {
         faults.invalid(field, addresses, "'None' must be the first and only value");
     }
-    if is_exposed(spec) {
-        let kind = spec.type_.as_deref().unwrap_or_default();
+    if spec.has_node_ports() {
+        let kind = spec.service_type();
         faults.invalid(field, "None", format_args!("may not be set to 'None' for {kind} services"));
     }
 }
 
 fn families(spec: &api::ServiceSpec, faults: &mut Faults) {
-    let policies = ["SingleStack", "PreferDualStack", "RequireDualStack"];
-    if spec.ip_family_policy.is_some() {
-        one_of("spec.ipFamilyPolicy", &spec.ip_family_policy, &policies, faults);
+    if let Some(policy) = &spec.ip_family_policy {
+        one_of("spec.ipFamilyPolicy", policy, &rules::IP_FAMILY_POLICIES, faults);
     }
     let mut seen = HashSet::new();
     for (index, family) in spec.ip_families.iter().flatten().enumerate() {
-        if !["IPv4", "IPv6"].contains(&family.as_str()) {
-            faults.unsupported(format_args!("spec.ipFamilies[{index}]"), family, &["IPv4", "IPv6"]);
+        if !rules::IP_FAMILIES.contains(&family.as_str()) {
+            faults.unsupported(format_args!("spec.ipFamilies[{index}]"), family, &rules::IP_FAMILIES);
         } else if !seen.insert(family) {
             faults.duplicate(format_args!("spec.ipFamilies[{index}]"), family);
         }
@@ -122,46 +110,35 @@ fn external_name(spec: &api::ServiceSpec, faults: &mut Faults) {
 
 fn service_ports(spec: &api::ServiceSpec, faults: &mut Faults) {
     let ports = spec.ports.as_deref().unwrap_or_default();
-    if ports.is_empty() && !convert::is_headless(spec) && spec.type_.as_deref() != Some("ExternalName") {
+    if ports.is_empty() && !spec.is_headless() && !spec.is_external_name() {
         faults.required("spec.ports", "");
     }
     let (mut numbers, mut node_ports) = (HashSet::new(), HashSet::new());
     check_port_names("spec.ports", ports.iter().map(|port| port.name.as_deref()), ports.len() > 1, faults);
     for (index, port) in ports.iter().enumerate() {
-        let path = format!("spec.ports[{index}]");
+        let (path, protocol) = (format!("spec.ports[{index}]"), port.protocol_or_default());
         port_number(format_args!("{path}.port"), port.port, faults);
-        one_of(format_args!("{path}.protocol"), &port.protocol, &PROTOCOLS, faults);
-        target_port(&path, port.target_port.as_ref(), faults);
-        if !numbers.insert((port.port, &port.protocol)) {
-            faults.duplicate(&path, Shown(port.port, &port.protocol));
+        one_of(format_args!("{path}.protocol"), protocol, &rules::PROTOCOLS, faults);
+        target_port(&path, &port.target(), faults);
+        if !numbers.insert((port.port, protocol)) {
+            faults.push(&path, rules::duplicate_port(port.port, protocol));
         }
         let Some(node_port) = port.node_port.filter(|number| *number != 0) else { continue };
-        if !is_exposed(spec) {
-            let kind = spec.type_.as_deref().unwrap_or_default();
-            let why = format!("may not be used when `type` is '{kind}'");
-            faults.forbidden(format_args!("{path}.nodePort"), why);
-        } else if !(1..=65535).contains(&node_port) {
-            faults.invalid(format_args!("{path}.nodePort"), node_port, PORT_RANGE);
-        } else if !node_ports.insert((node_port, &port.protocol)) {
-            faults.duplicate(format_args!("{path}.nodePort"), node_port);
+        let field = format!("{path}.nodePort");
+        if !spec.has_node_ports() {
+            faults.push(field, rules::no_node_port(spec.service_type()));
+        } else if let Err(why) = rules::port_number(node_port) {
+            faults.invalid(field, node_port, why);
+        } else if !node_ports.insert((node_port, protocol)) {
+            faults.duplicate(field, node_port);
         }
     }
 }
 
-/// A port and its protocol in an error message.
-struct Shown<'a>(i32, &'a Option<String>);
-
-impl std::fmt::Debug for Shown<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "port {}, protocol {}", self.0, self.1.as_deref().unwrap_or_default())
-    }
-}
-
-fn target_port(path: &str, port: Option<&IntOrString>, faults: &mut Faults) {
+fn target_port(path: &str, port: &IntOrString, faults: &mut Faults) {
     match port {
-        None => {}
-        Some(IntOrString::Int(number)) => port_number(format_args!("{path}.targetPort"), *number, faults),
-        Some(IntOrString::String(name)) => {
+        IntOrString::Int(number) => port_number(format_args!("{path}.targetPort"), *number, faults),
+        IntOrString::String(name) => {
             if let Some(why) = names::port_name(name) {
                 faults.invalid(format_args!("{path}.targetPort"), name, why);
             }
@@ -170,13 +147,12 @@ fn target_port(path: &str, port: Option<&IntOrString>, faults: &mut Faults) {
 }
 
 fn session_affinity(spec: &api::ServiceSpec, faults: &mut Faults) {
-    one_of("spec.sessionAffinity", &spec.session_affinity, &["ClientIP", "None"], faults);
-    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    if let Some(seconds) = config.and_then(|config| config.timeout_seconds)
-        && !(1..=86400).contains(&seconds)
+    one_of("spec.sessionAffinity", spec.affinity(), &rules::SESSION_AFFINITIES, faults);
+    let seconds = spec.affinity_seconds();
+    if spec.affinity() != "None"
+        && let Err(why) = rules::affinity_seconds(seconds)
     {
-        let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
-        faults.invalid(field, seconds, "must be greater than 0 and less than 86400");
+        faults.invalid("spec.sessionAffinityConfig.clientIP.timeoutSeconds", seconds, why);
     }
 }
 
@@ -185,7 +161,7 @@ fn external_addresses(spec: &api::ServiceSpec, status: Option<&api::ServiceStatu
     for (index, address) in spec.external_ips.iter().flatten().enumerate() {
         usable_address(format_args!("spec.externalIPs[{index}]"), address, faults);
     }
-    let is_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+    let is_load_balancer = spec.is_load_balancer();
     let ranges = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
     if !ranges.is_empty() && !is_load_balancer {
         let why = "may only be used when `type` is 'LoadBalancer'";
@@ -193,8 +169,7 @@ fn external_addresses(spec: &api::ServiceSpec, status: Option<&api::ServiceStatu
     }
     for (index, range) in ranges.iter().enumerate() {
         if !is_cidr(range.trim()) {
-            let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-            faults.invalid(format_args!("spec.loadBalancerSourceRanges[{index}]"), range, why);
+            faults.invalid(format_args!("spec.loadBalancerSourceRanges[{index}]"), range, rules::NO_CIDR);
         }
     }
     let load_balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -221,20 +196,18 @@ fn is_cidr(text: &str) -> bool {
 }
 
 fn traffic_policies(spec: &api::ServiceSpec, faults: &mut Faults) {
-    let policies = ["Cluster", "Local"];
-    if spec.internal_traffic_policy.is_some() {
-        one_of("spec.internalTrafficPolicy", &spec.internal_traffic_policy, &policies, faults);
+    if let Some(policy) = &spec.internal_traffic_policy {
+        one_of("spec.internalTrafficPolicy", policy, &rules::TRAFFIC_POLICIES, faults);
     }
-    let is_local_load_balancer = spec.type_.as_deref() == Some("LoadBalancer")
-        && spec.external_traffic_policy.as_deref() == Some("Local");
-    if let Some(port) = spec.health_check_node_port.filter(|port| *port != 0 && !is_local_load_balancer) {
+    let has_port = spec.has_health_check_port();
+    if let Some(port) = spec.health_check_node_port.filter(|port| *port != 0 && !has_port) {
         let why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
         faults.invalid("spec.healthCheckNodePort", port, why);
     }
     let Some(policy) = &spec.external_traffic_policy else { return };
     let has_external_ips = spec.external_ips.as_ref().is_some_and(|addresses| !addresses.is_empty());
-    if is_exposed(spec) || has_external_ips {
-        one_of("spec.externalTrafficPolicy", &spec.external_traffic_policy, &policies, faults);
+    if spec.has_node_ports() || has_external_ips {
+        one_of("spec.externalTrafficPolicy", policy, &rules::TRAFFIC_POLICIES, faults);
     } else {
         let why = "may only be set for externally-accessible services";
         faults.invalid("spec.externalTrafficPolicy", policy, why);
@@ -245,8 +218,7 @@ fn traffic_policies(spec: &api::ServiceSpec, faults: &mut Faults) {
 pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<Fault>) -> Outcome {
     let mut faults = Faults::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut faults);
-    let types = ["FQDN", "IPv4", "IPv6"];
-    one_of("addressType", &Some(slice.address_type.clone()), &types, &mut faults);
+    one_of("addressType", &slice.address_type, &rules::ADDRESS_TYPES, &mut faults);
     let endpoints = slice.endpoints.as_deref().unwrap_or_default();
     if endpoints.len() > MAX_ENDPOINTS {
         faults.too_many("endpoints", endpoints.len(), MAX_ENDPOINTS);
@@ -257,7 +229,8 @@ pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<Faul
     let ports = slice.ports.as_deref().unwrap_or_default();
     check_port_names("ports", ports.iter().map(|port| port.name.as_deref()), false, &mut faults);
     for (index, port) in ports.iter().enumerate() {
-        one_of(format_args!("ports[{index}].protocol"), &port.protocol, &PROTOCOLS, &mut faults);
+        let protocol = port.protocol_or_default();
+        one_of(format_args!("ports[{index}].protocol"), protocol, &rules::PROTOCOLS, &mut faults);
         if let Some(number) = port.port {
             port_number(format_args!("ports[{index}].port"), number, &mut faults);
         }
@@ -315,7 +288,8 @@ pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
                 port.port.unwrap_or_default(),
                 &mut faults,
             );
-            one_of(format_args!("{path}.ports[{index}].protocol"), &port.protocol, &PROTOCOLS, &mut faults);
+            let protocol = port.protocol_or_default();
+            one_of(format_args!("{path}.ports[{index}].protocol"), protocol, &rules::PROTOCOLS, &mut faults);
         }
     }
     finish(faults)
@@ -330,23 +304,23 @@ fn metadata(metadata: &ObjectMeta, name_form: fn(&str) -> Option<String>, faults
     if let Some(why) = name_form(name) {
         faults.invalid("metadata.name", name, why);
     }
-    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = metadata.namespace_or_default();
     if let Some(why) = names::dns_1123_label(namespace) {
         faults.invalid("metadata.namespace", namespace, why);
     }
 }
 
-fn one_of(field: impl Display, value: &Option<String>, supported: &[&str], faults: &mut Faults) {
-    match value.as_deref() {
-        None | Some("") => faults.required(field, ""),
-        Some(value) if supported.contains(&value) => {}
-        Some(value) => faults.unsupported(field, value, supported),
+fn one_of(field: impl Display, value: &str, supported: &[&str], faults: &mut Faults) {
+    if value.is_empty() {
+        faults.required(field, "");
+    } else if !supported.contains(&value) {
+        faults.unsupported(field, value, supported);
     }
 }
 
 fn port_number(field: impl Display, number: i32, faults: &mut Faults) {
-    if !(1..=65535).contains(&number) {
-        faults.invalid(field, number, PORT_RANGE);
+    if let Err(why) = rules::port_number(number) {
+        faults.invalid(field, number, why);
     }
 }
 
@@ -371,48 +345,11 @@ fn check_port_names<'a>(
 }
 
 fn parse_address(field: impl Display, text: &str, faults: &mut Faults) -> Option<IpAddr> {
-    match text.parse() {
-        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
-            faults.invalid(field, text, "must not be an IPv4-mapped IPv6 address");
-            None
-        }
-        Ok(address) => Some(address),
-        Err(_) => {
-            faults.invalid(field, text, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
-            None
-        }
-    }
+    rules::new_ip(text).inspect_err(|why| faults.invalid(field, text, why)).ok()
 }
 
-/// An address that packets can be sent to from another machine (`ValidateNonSpecialIP`).
 fn usable_address(field: impl Display, text: &str, faults: &mut Faults) {
-    let Some(address) = parse_address(&field, text, faults) else { return };
-    let why = if address.is_unspecified() {
-        "may not be unspecified (0.0.0.0 or ::)"
-    } else if address.is_loopback() {
-        "may not be in the loopback range (127.0.0.0/8, ::1/128)"
-    } else if is_link_local(address) {
-        "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
-    } else if is_link_local_multicast(address) {
-        "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
-    } else {
-        return;
-    };
-    faults.invalid(field, text, why);
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    }
-}
-
-/// Go's `IsLinkLocalMulticast`: `ff02::/16` whatever the flags are.
-fn is_link_local_multicast(address: IpAddr) -> bool {
-    let v6 = |address: Ipv6Addr| address.octets()[0] == 0xff && address.octets()[1] & 0x0f == 0x02;
-    match address {
-        IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],
-        IpAddr::V6(address) => v6(address),
+    if let Err(why) = rules::new_ip(text).and_then(rules::usable_ip) {
+        faults.invalid(field, text, why);
     }
 }

@@ -6,11 +6,6 @@ use crate::{api, convert::ConvertError};
 
 const FIELD: &str = "spec.healthCheckNodePort";
 
-/// Whether the Service has such a port: only a load balancer under `externalTrafficPolicy: Local`.
-pub(super) fn is_needed(spec: &api::ServiceSpec) -> bool {
-    spec.type_.as_deref() == Some("LoadBalancer") && spec.external_traffic_policy.as_deref() == Some("Local")
-}
-
 impl Request<'_> {
     /// The port that the Service should have; `uses` are its own node ports.
     pub(super) fn health_check_node_port(
@@ -18,7 +13,7 @@ impl Request<'_> {
         spec: &api::ServiceSpec,
         uses: &[Option<u16>],
     ) -> Result<Option<u16>, ConvertError> {
-        if !is_needed(spec) {
+        if !spec.has_health_check_port() {
             return Ok(None);
         }
         let is_mine = |port: &u16| !uses.contains(&Some(*port));
@@ -40,7 +35,7 @@ impl Request<'_> {
         &self,
         spec: &api::ServiceSpec,
     ) -> Result<Option<u16>, ConvertError> {
-        let asked = spec.health_check_node_port.filter(|port| *port != 0 && is_needed(spec));
+        let asked = spec.health_check_node_port.filter(|port| *port != 0 && spec.has_health_check_port());
         asked.map(|port| self.valid_node_port(FIELD.to_owned(), port)).transpose()
     }
 }

@@ -92,7 +92,7 @@ fn a_load_balancer_with_a_local_policy_gets_a_port_for_health_checks() {
     assert_eq!(
         refused(&mut all, "other", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]})),
         format!(
-            "Service \"default/other\" is invalid: spec.ports[0].nodePort: Invalid value: \"{port}\": \
+            "Service \"default/other\" is invalid: spec.ports[0].nodePort: Invalid value: {port}: \
              provided port is already allocated to Service \"default/web\""
         )
     );
@@ -119,7 +119,7 @@ fn a_port_for_health_checks_can_be_asked_for() {
             .contains("already allocated to Service \"default/web\"")
     );
     assert!(refused(&mut all, "other", asking(80, 0)).contains("not in the valid range"));
-    assert!(refused(&mut all, "other", asking(32_001, 32_001)).ends_with("Duplicate value: \"32001\""));
+    assert!(refused(&mut all, "other", asking(32_001, 32_001)).ends_with("Duplicate value: 32001"));
     all.release(&ObjectName::new("default", "web"));
     assert_eq!(assign(&mut all, "other", asking(32_000, 0)).health_check_node_port, Some(32_000));
 }
@@ -221,7 +221,7 @@ fn a_requested_node_port_is_given_or_refused() {
     let asks = |port: i32| json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
     assert_eq!(node_ports(&assign(&mut all, "a", asks(30080))), [Some(30080)]);
     assert!(refused(&mut all, "b", asks(30080)).ends_with(
-        "spec.ports[0].nodePort: Invalid value: \"30080\": provided port is already allocated to Service \"default/a\""
+        "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated to Service \"default/a\""
     ));
     assert!(refused(&mut all, "b", asks(80)).ends_with("The range of valid ports is 30000-32767"));
     assert!(refused(&mut all, "b", asks(-1)).contains("not in the valid range"));

@@ -8,6 +8,7 @@
 //! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them
 //! before it reads an object as one of these types.
 
+mod defaults;
 mod tolerant;
 
 use std::collections::BTreeMap;

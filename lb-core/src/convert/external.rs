@@ -1,28 +1,17 @@
-//! How a Service is reached from outside of the cluster. What kube-proxy would leave out is left out here, and said; the rest
-//! of the Service is served.
+//! How a Service is reached from outside the cluster. What kube-proxy leaves out is left out here and named; the rest of
+//! the Service is served.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{
-    ConvertError, NO_IP, Object,
-    ip::{parse_ip, parse_network},
-    readable,
-};
+use super::error::{ConvertError, Object, readable};
 use crate::{
     api,
+    ip::{parse_ip, parse_network},
     model::{External, TrafficPolicy},
+    rules,
 };
-
-/// Whether the type of the Service comes with node ports.
-pub(super) fn has_node_ports(spec: &api::ServiceSpec) -> bool {
-    matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
-}
-
-fn is_load_balancer(spec: &api::ServiceSpec) -> bool {
-    spec.type_.as_deref() == Some("LoadBalancer")
-}
 
 pub(super) fn external(
     object: &Object,
@@ -33,12 +22,12 @@ pub(super) fn external(
     let ips = spec.external_ips.iter().flatten().enumerate();
     let ips = ips.map(|(index, text)| address(object, format!("spec.externalIPs[{index}]"), text));
     let ips = unique(readable(ips, left_out));
-    let reachable = has_node_ports(spec) || !ips.is_empty();
+    let reachable = spec.has_node_ports() || !ips.is_empty();
     let policy = spec.external_traffic_policy.as_deref();
     let policy = traffic_policy(object, "spec.externalTrafficPolicy", policy, left_out);
     let policy = if reachable { policy } else { TrafficPolicy::Cluster };
     let mut external = External { ips, policy, ..External::default() };
-    if is_load_balancer(spec) {
+    if spec.is_load_balancer() {
         external.load_balancer_ips = load_balancer_ips(object, status, left_out);
         let ranges = spec.load_balancer_source_ranges.iter().flatten().enumerate();
         let ranges = ranges.map(|(index, range)| source_range(object, index, range));
@@ -61,7 +50,7 @@ pub(super) fn traffic_policy(
         "" | "Cluster" => TrafficPolicy::Cluster,
         "Local" => TrafficPolicy::Local,
         unknown => {
-            left_out.push(object.unsupported(field, unknown, &["Cluster", "Local"]));
+            left_out.push(object.unsupported(field, unknown, &rules::TRAFFIC_POLICIES));
             TrafficPolicy::Cluster
         }
     }
@@ -81,7 +70,7 @@ fn load_balancer_ips(
         match ingress.ip_mode.as_deref() {
             None | Some("VIP") => address(object, field("ip"), ingress.ip.as_deref().unwrap_or_default()),
             Some("Proxy") => Ok(None),
-            Some(unknown) => Err(object.unsupported(field("ipMode"), unknown, &["VIP", "Proxy"])),
+            Some(unknown) => Err(object.unsupported(field("ipMode"), unknown, &rules::IP_MODES)),
         }
     };
     unique(readable(ingress.into_iter().flatten().enumerate().map(vip), left_out))
@@ -90,7 +79,7 @@ fn load_balancer_ips(
 /// An address; what is empty is none.
 fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>, ConvertError> {
     match parse_ip(text) {
-        None if !text.trim().is_empty() => Err(object.invalid(field, text, NO_IP)),
+        None if !text.trim().is_empty() => Err(object.invalid(field, text, rules::NO_IP)),
         ip => Ok(ip),
     }
 }
@@ -99,8 +88,7 @@ fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>,
 fn source_range(object: &Object, index: usize, text: &str) -> Result<Option<IpNet>, ConvertError> {
     let network = parse_network(text.trim());
     if network.is_none() && !text.trim().is_empty() {
-        let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-        return Err(object.invalid(format!("spec.loadBalancerSourceRanges[{index}]"), text, why));
+        return Err(object.invalid(format!("spec.loadBalancerSourceRanges[{index}]"), text, rules::NO_CIDR));
     }
     Ok(network)
 }

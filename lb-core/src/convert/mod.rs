@@ -1,22 +1,26 @@
 //! Objects of the Kubernetes API → [`model`](crate::model), by kube-proxy's rules of what a service proxy looks at.
 
+mod error;
 mod external;
-mod ip;
 mod scheduling;
 
 use std::{net::IpAddr, sync::Arc};
 
+use self::error::readable;
 use crate::{
     api::{self, ObjectMeta},
-    model::{
-        Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Protocol, Service, ServicePort,
-    },
+    model::{Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Service, ServicePort},
+    rules,
 };
 
 /// How the names of all annotations of ours begin.
 pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 
-pub use self::scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS};
+pub(crate) use self::error::Object;
+pub use self::{
+    error::{ConvertError, Converted},
+    scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
+};
 
 /// Services with this label are another proxy's business.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -27,133 +31,18 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Endpoints with this label set to `true` are not mirrored.
 pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
-/// `timeoutSeconds` of `ClientIP` affinity where nothing is said: three hours.
-const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
-const MAX_AFFINITY_SECONDS: i32 = 86_400;
-
-const NO_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-
-/// A field of an object that an API server would refuse.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} \"{object}\" is invalid: {field}: {why}")]
-pub struct ConvertError {
-    /// Kind of the object.
-    pub kind: &'static str,
-    /// `namespace/name` of the object.
-    pub object: String,
-    /// Path of the field, such as `spec.ports[0].port`.
-    pub field: String,
-    /// The value that was found there; empty where there is none.
-    pub value: String,
-    /// What is wrong with it, and what would be right.
-    pub why: String,
-}
-
-/// What an object comes to. As in kube-proxy an odd address costs itself and not the object; who can have objects put right
-/// asks for the [`whole`](Self::whole) of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Converted<T> {
-    /// All of the object that can be served.
-    pub value: T,
-    /// What an API server would refuse of it.
-    pub left_out: Vec<ConvertError>,
-}
-
-impl<T> Converted<T> {
-    /// The same as something else.
-    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Converted<U> {
-        Converted { value: into(self.value), left_out: self.left_out }
-    }
-
-    /// The whole object.
-    ///
-    /// # Errors
-    ///
-    /// The first of what is left out.
-    pub fn whole(self) -> Result<T, ConvertError> {
-        self.left_out.into_iter().next().map_or(Ok(self.value), Err)
-    }
-}
-
-impl<T> From<T> for Converted<T> {
-    fn from(value: T) -> Self {
-        Self { value, left_out: Vec::new() }
-    }
-}
-
-/// The object an error is about.
-pub(crate) struct Object {
-    kind: &'static str,
-    name: String,
-}
-
-impl Object {
-    pub(crate) fn new(kind: &'static str, name: &ObjectName) -> Self {
-        Self { kind, name: name.to_string() }
-    }
-
-    pub(crate) fn invalid(&self, field: impl Into<String>, value: impl ToString, why: &str) -> ConvertError {
-        let value = value.to_string();
-        self.error(field, value.clone(), format!("Invalid value: {value:?}: {why}"))
-    }
-
-    pub(crate) fn required(&self, field: impl Into<String>, why: &str) -> ConvertError {
-        self.error(field, String::new(), format!("Required value: {why}"))
-    }
-
-    pub(crate) fn duplicate(&self, field: impl Into<String>, value: impl ToString) -> ConvertError {
-        let value = value.to_string();
-        self.error(field, value.clone(), format!("Duplicate value: {value:?}"))
-    }
-
-    pub(crate) fn unsupported(&self, field: impl Into<String>, value: &str, known: &[&str]) -> ConvertError {
-        let why = format!("Unsupported value: {value:?}: supported values: {}", known.join(", "));
-        self.error(field, value.to_owned(), why)
-    }
-
-    pub(crate) fn error(&self, field: impl Into<String>, value: String, why: String) -> ConvertError {
-        ConvertError { kind: self.kind, object: self.name.clone(), field: field.into(), value, why }
-    }
-
-    fn port(&self, field: String, value: i32) -> Result<u16, ConvertError> {
-        match u16::try_from(value) {
-            Ok(port) if port > 0 => Ok(port),
-            Ok(_) | Err(_) => Err(self.invalid(field, value, "must be between 1 and 65535, inclusive")),
-        }
-    }
-
-    pub(crate) fn ip(&self, field: String, text: &str) -> Result<IpAddr, ConvertError> {
-        match ip::parse_ip(text) {
-            Some(IpAddr::V4(_)) if text.contains(':') => {
-                Err(self.invalid(field, text, "must not be an IPv4-mapped IPv6 address: write it as IPv4"))
-            }
-            Some(ip) => Ok(ip),
-            None => Err(self.invalid(field, text, NO_IP)),
-        }
-    }
-
-    fn protocol(&self, field: String, protocol: Option<&str>) -> Result<Protocol, ConvertError> {
-        match protocol.unwrap_or_default() {
-            "" | "TCP" => Ok(Protocol::Tcp),
-            "UDP" => Ok(Protocol::Udp),
-            "SCTP" => Ok(Protocol::Sctp),
-            unknown => Err(self.unsupported(field, unknown, &["SCTP", "TCP", "UDP"])),
-        }
-    }
-}
-
 /// `namespace/name` of an object; without a namespace it is in `default`.
 ///
 /// # Errors
 ///
 /// An object without a name.
 pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectName, ConvertError> {
-    let namespace =
-        metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
+    let namespace = metadata.namespace_or_default();
     match metadata.name.as_deref() {
         Some(name) if !name.is_empty() => Ok(ObjectName::new(namespace, name)),
         Some(_) | None => {
-            Err(Object { kind, name: format!("{namespace}/") }.required("metadata.name", "name is required"))
+            let object = Object::new(kind, &ObjectName::new(namespace, ""));
+            Err(object.required("metadata.name", "name is required"))
         }
     }
 }
@@ -169,12 +58,12 @@ pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
     let Some(spec) = &service.spec else { return Ok(Change::Service(name, None).into()) };
-    if has_label(&service.metadata, SERVICE_PROXY_NAME) || spec.type_.as_deref() == Some("ExternalName") {
+    if has_label(&service.metadata, SERVICE_PROXY_NAME) || spec.is_external_name() {
         return Ok(Change::Service(name, None).into());
     }
     let mut left_out: Vec<ConvertError> = unknown_type(&object, spec).into_iter().collect();
     let mut ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default(), &mut left_out)?;
-    if !external::has_node_ports(spec) {
+    if !spec.has_node_ports() {
         ports.iter_mut().for_each(|port| port.node_port = None);
     }
     let external = external::external(&object, spec, service.status.as_ref(), &mut left_out)?;
@@ -194,21 +83,16 @@ pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 
-/// An unknown type is served like `ClusterIP`.
+/// The error for an unknown type, which is served like `ClusterIP`.
 fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError> {
-    match spec.type_.as_deref().unwrap_or_default() {
-        "" | "ClusterIP" | "NodePort" | "LoadBalancer" | "ExternalName" => None,
-        unknown => {
-            let known = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-            Some(object.unsupported("spec.type", unknown, &known))
-        }
-    }
+    let unknown = Some(spec.service_type()).filter(|name| !rules::SERVICE_TYPES.contains(name))?;
+    Some(object.unsupported("spec.type", unknown, &rules::SERVICE_TYPES))
 }
 
 /// The virtual addresses; none for a headless Service and one that has no address yet.
 fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
-    let requested = requested_ips(spec);
-    if is_headless(spec) {
+    let requested = spec.requested_ips();
+    if spec.is_headless() {
         return Ok(Vec::new());
     }
     let mut ips: Vec<IpAddr> = Vec::new();
@@ -216,26 +100,11 @@ fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, 
         let field = format!("spec.clusterIPs[{index}]");
         let ip = object.ip(field.clone(), text)?;
         if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
-            return Err(object.invalid(field, text, "may hold at most one address of each family"));
+            return Err(object.invalid(field, text, rules::ONE_IP_PER_FAMILY));
         }
         ips.push(ip);
     }
     Ok(ips)
-}
-
-/// Whether the Service asks for no virtual address at all.
-pub fn is_headless(spec: &api::ServiceSpec) -> bool {
-    requested_ips(spec).first().is_some_and(|ip| *ip == "None")
-}
-
-/// `spec.clusterIPs`, or `spec.clusterIP` where there is no list.
-pub(crate) fn requested_ips(spec: &api::ServiceSpec) -> Vec<&str> {
-    let list = spec.cluster_ips.as_deref().unwrap_or_default().iter().map(String::as_str);
-    let list: Vec<&str> = list.filter(|ip| !ip.is_empty()).collect();
-    match spec.cluster_ip.as_deref() {
-        Some(ip) if list.is_empty() && !ip.is_empty() => vec![ip],
-        Some(_) | None => list,
-    }
 }
 
 /// Ports without a number, and those of a protocol that is not known, are left out.
@@ -260,7 +129,7 @@ fn service_ports(
             left_out.push(object.required(format!("{path}.port"), "a port needs a number"));
             continue;
         }
-        let protocol = match object.protocol(format!("{path}.protocol"), port.protocol.as_deref()) {
+        let protocol = match object.protocol(format!("{path}.protocol"), port.protocol_or_default()) {
             Ok(protocol) => protocol,
             Err(unknown) => {
                 left_out.push(unknown);
@@ -271,7 +140,7 @@ fn service_ports(
         let node_port = port.node_port.filter(|port| *port != 0);
         let node_port = node_port.map(|port| object.port(format!("{path}.nodePort"), port)).transpose()?;
         if converted.iter().any(|other| (other.port, other.protocol) == (number, protocol)) {
-            return Err(object.duplicate(path, format!("{number}/{}", protocol.as_str())));
+            return Err(object.error(path, rules::duplicate_port(port.port, protocol.as_str())));
         }
         converted.push(ServicePort { name: name.into(), protocol, port: number, node_port });
     }
@@ -284,24 +153,17 @@ fn affinity(
     spec: &api::ServiceSpec,
     left_out: &mut Vec<ConvertError>,
 ) -> Result<Option<u32>, ConvertError> {
-    match spec.session_affinity.as_deref().unwrap_or("None") {
-        "" | "None" => return Ok(None),
+    match spec.affinity() {
+        "None" => return Ok(None),
         "ClientIP" => {}
         unknown => {
-            left_out.push(object.unsupported("spec.sessionAffinity", unknown, &["ClientIP", "None"]));
+            left_out.push(object.unsupported("spec.sessionAffinity", unknown, &rules::SESSION_AFFINITIES));
             return Ok(None);
         }
     }
-    let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    let seconds = client_ip.and_then(|config| config.timeout_seconds).unwrap_or(DEFAULT_AFFINITY_SECONDS);
-    match u32::try_from(seconds) {
-        Ok(valid) if (1..=MAX_AFFINITY_SECONDS).contains(&seconds) => Ok(Some(valid)),
-        Ok(_) | Err(_) => Err(object.invalid(
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-            seconds,
-            "must be greater than 0 and at most 86400",
-        )),
-    }
+    let seconds = spec.affinity_seconds();
+    let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
+    rules::affinity_seconds(seconds).map(Some).map_err(|why| object.invalid(field, seconds, why))
 }
 
 /// An EndpointSlice. One of no Service, of a headless Service, or whose addresses are neither IPv4 nor IPv6 is
@@ -319,7 +181,7 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
         "IPv6" => false,
         "FQDN" => return Ok(Change::EndpointSlice(name, None).into()),
         unknown => {
-            let left_out = vec![object.unsupported("addressType", unknown, &["FQDN", "IPv4", "IPv6"])];
+            let left_out = vec![object.unsupported("addressType", unknown, &rules::ADDRESS_TYPES)];
             return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
         }
     };
@@ -337,28 +199,13 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     Ok(Converted { value, left_out })
 }
 
-/// The parts of an object that are something and can be read.
-fn readable<T>(
-    parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
-    left_out: &mut Vec<ConvertError>,
-) -> Vec<T> {
-    let mut found = Vec::new();
-    for part in parts {
-        match part {
-            Ok(part) => found.extend(part),
-            Err(error) => left_out.push(error),
-        }
-    }
-    found
-}
-
 /// A port without a name or a number means nothing to kube-proxy, and so to us.
 fn slice_port(
     object: &Object,
     index: usize,
     port: &api::EndpointPort,
 ) -> Result<Option<EndpointPort>, ConvertError> {
-    let protocol = object.protocol(format!("ports[{index}].protocol"), port.protocol.as_deref())?;
+    let protocol = object.protocol(format!("ports[{index}].protocol"), port.protocol_or_default())?;
     let (Some(name), Some(number)) = (port.name.as_deref(), port.port.filter(|port| *port != 0)) else {
         return Ok(None);
     };
@@ -379,7 +226,7 @@ fn slice_endpoint(
         let why = if is_v4 { "must be a valid IPv4 address" } else { "must be a valid IPv6 address" };
         return Err(object.invalid(field, text, why));
     }
-    usable(object, field, address)?;
+    rules::endpoint_ip(address).map_err(|why| object.invalid(field, text, why))?;
     let conditions = &endpoint.conditions;
     Ok(Some(Endpoint {
         address,
@@ -399,26 +246,6 @@ fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
     let nodes: Vec<Arc<str>> =
         hints.for_nodes.iter().flatten().map(|node| node.name.as_str().into()).collect();
     (!zones.is_empty() || !nodes.is_empty()).then(|| Arc::new(Hints { zones, nodes }))
-}
-
-/// Addresses that can be no endpoint's, as the API server has it.
-fn usable(object: &Object, field: String, address: IpAddr) -> Result<(), ConvertError> {
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    let why = if address.is_unspecified() {
-        "may not be unspecified (0.0.0.0 or ::)"
-    } else if address.is_loopback() {
-        "may not be in the loopback range (127.0.0.0/8, ::1/128)"
-    } else if link_local {
-        "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
-    } else if address.is_multicast() {
-        "may not be a multicast address (224.0.0.0/4, ff00::/8)"
-    } else {
-        return Ok(());
-    };
-    Err(object.invalid(field, address, why))
 }
 
 /// Endpoints, mirrored into EndpointSlices as Kubernetes does it: one for each subset and family, with a name that
@@ -461,7 +288,7 @@ fn subset_ports(
     for (index, port) in subset.ports.iter().flatten().enumerate() {
         let number = object.port(format!("{path}.ports[{index}].port"), port.port.unwrap_or_default())?;
         let protocol =
-            object.protocol(format!("{path}.ports[{index}].protocol"), port.protocol.as_deref())?;
+            object.protocol(format!("{path}.ports[{index}].protocol"), port.protocol_or_default())?;
         let name = port.name.as_deref().unwrap_or("");
         ports.push(EndpointPort { name: name.into(), protocol, port: number });
     }
@@ -490,10 +317,8 @@ fn subset_endpoint(
     address: &api::EndpointAddress,
     ready: bool,
 ) -> Result<Endpoint, ConvertError> {
-    let ip = object.ip(field.clone(), &address.ip)?;
-    usable(object, field, ip)?;
     Ok(Endpoint {
-        address: ip,
+        address: object.endpoint_ip(field, &address.ip)?,
         ready,
         serving: ready,
         terminating: false,

@@ -3,9 +3,9 @@
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
 
-use super::ip::parse_ip;
 use crate::{
     api::ObjectMeta,
+    ip::parse_ip,
     model::{AnnotationError, Member, Scheduling},
 };
 

@@ -210,7 +210,7 @@ fn node_ports_are_checked() {
     );
     let out_of_range = spec("{type: NodePort, ports: [{port: 80, nodePort: 80}]}");
     assert!(
-        out_of_range[0].starts_with("spec.ports[0].nodePort: Invalid value: \"80\": "),
+        out_of_range[0].starts_with("spec.ports[0].nodePort: Invalid value: 80: "),
         "{out_of_range:?}"
     );
     assert!(out_of_range[0].contains("30000-32767"), "{out_of_range:?}");

@@ -1,5 +1,5 @@
-//! Addresses and networks as Kubernetes reads them: a number may have leading zeros and is decimal all the same, because
-//! objects of old times have such addresses.
+//! Addresses and networks as Kubernetes reads them from stored objects. Leading zeros are allowed, and the number is
+//! decimal nevertheless: API servers accepted such addresses for years.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -21,12 +21,12 @@ pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
 }
 
 fn parse_v4(text: &str) -> Option<Ipv4Addr> {
-    let mut octets = [0; 4];
+    let mut bytes = [0; 4];
     let mut parts = text.split('.');
-    for octet in &mut octets {
-        *octet = decimal(parts.next()?)?;
+    for byte in &mut bytes {
+        *byte = decimal(parts.next()?)?;
     }
-    parts.next().is_none().then(|| octets.into())
+    parts.next().is_none().then(|| bytes.into())
 }
 
 fn decimal(text: &str) -> Option<u8> {

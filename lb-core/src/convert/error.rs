@@ -1,0 +1,119 @@
+//! What is wrong with an object, and what is left of it.
+
+use std::{fmt::Debug, net::IpAddr};
+
+use crate::{
+    model::{ObjectName, Protocol},
+    rules,
+};
+
+/// A field of an object that an API server would refuse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} \"{object}\" is invalid: {field}: {why}")]
+pub struct ConvertError {
+    /// Kind of the object.
+    pub kind: &'static str,
+    /// `namespace/name` of the object.
+    pub object: String,
+    /// Path of the field, such as `spec.ports[0].port`.
+    pub field: String,
+    /// What is wrong with it, and what would be right.
+    pub why: String,
+}
+
+/// An object as far as it can be served. As in kube-proxy, an odd address is left out and the rest of the object is
+/// served; a source whose user can correct the object asks for the [`whole`](Self::whole) of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted<T> {
+    /// All of the object that can be served.
+    pub value: T,
+    /// What an API server would refuse of it.
+    pub left_out: Vec<ConvertError>,
+}
+
+impl<T> Converted<T> {
+    /// Applies a function to the value.
+    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Converted<U> {
+        Converted { value: into(self.value), left_out: self.left_out }
+    }
+
+    /// The whole object.
+    ///
+    /// # Errors
+    ///
+    /// The first of what is left out.
+    pub fn whole(self) -> Result<T, ConvertError> {
+        self.left_out.into_iter().next().map_or(Ok(self.value), Err)
+    }
+}
+
+impl<T> From<T> for Converted<T> {
+    fn from(value: T) -> Self {
+        Self { value, left_out: Vec::new() }
+    }
+}
+
+/// The object that an error is about: makes the errors of its fields.
+pub(crate) struct Object {
+    kind: &'static str,
+    name: String,
+}
+
+impl Object {
+    pub(crate) fn new(kind: &'static str, name: &ObjectName) -> Self {
+        Self { kind, name: name.to_string() }
+    }
+
+    pub(crate) fn invalid(&self, field: impl Into<String>, value: impl Debug, why: &str) -> ConvertError {
+        self.error(field, rules::invalid(value, why))
+    }
+
+    pub(crate) fn required(&self, field: impl Into<String>, why: &str) -> ConvertError {
+        self.error(field, rules::required(why))
+    }
+
+    pub(crate) fn duplicate(&self, field: impl Into<String>, value: impl Debug) -> ConvertError {
+        self.error(field, rules::duplicate(value))
+    }
+
+    pub(crate) fn unsupported(&self, field: impl Into<String>, value: &str, known: &[&str]) -> ConvertError {
+        self.error(field, rules::unsupported(value, known))
+    }
+
+    pub(crate) fn error(&self, field: impl Into<String>, why: String) -> ConvertError {
+        ConvertError { kind: self.kind, object: self.name.clone(), field: field.into(), why }
+    }
+
+    pub(crate) fn port(&self, field: String, value: i32) -> Result<u16, ConvertError> {
+        rules::port_number(value).map_err(|why| self.invalid(field, value, why))
+    }
+
+    pub(crate) fn ip(&self, field: String, text: &str) -> Result<IpAddr, ConvertError> {
+        rules::stored_ip(text).map_err(|why| self.invalid(field, text, why))
+    }
+
+    pub(crate) fn endpoint_ip(&self, field: String, text: &str) -> Result<IpAddr, ConvertError> {
+        let ip = self.ip(field.clone(), text)?;
+        rules::endpoint_ip(ip).map_err(|why| self.invalid(field, text, why))?;
+        Ok(ip)
+    }
+
+    pub(crate) fn protocol(&self, field: String, name: &str) -> Result<Protocol, ConvertError> {
+        rules::protocol(name).ok_or_else(|| self.unsupported(field, name, &rules::PROTOCOLS))
+    }
+}
+
+/// The parts of an object that are set and can be read; adds the errors of the others to `left_out`.
+pub(super) fn readable<T>(
+    parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
+    left_out: &mut Vec<ConvertError>,
+) -> Vec<T> {
+    let mut found = Vec::new();
+    for part in parts {
+        match part {
+            Ok(part) => found.extend(part),
+            Err(error) => left_out.push(error),
+        }
+    }
+    found
+}
