@@ -1,4 +1,4 @@
-//! Taking over what an earlier life of the agent left in the kernel.
+//! Adopts what an earlier run of the agent left in the kernel.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     slices::Slices,
 };
 
-/// The contents of the kernel, sorted into what can be built upon and what cannot.
+/// The contents of the kernel, sorted into what can be reused and what cannot.
 pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
@@ -25,7 +25,7 @@ pub(crate) struct Adopted {
     pub(crate) distrusted: BTreeSet<ServiceKey>,
     /// Ids with a name that has another id already.
     pub(crate) stale_ids: BTreeSet<u32>,
-    /// Networks that may use a service port which nobody knows.
+    /// Networks of an unknown service port.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 

@@ -19,10 +19,10 @@ use crate::{
     rules,
 };
 
-/// Node ports where nothing else is said.
+/// The default range of node ports.
 pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// What one Service has been given.
+/// The allocation of one Service.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Allocation {
     /// Its cluster IPs, one of each family at most.
@@ -42,7 +42,7 @@ impl Allocation {
 /// The allocations of all Services.
 pub type Allocations = BTreeMap<ObjectName, Allocation>;
 
-/// The allocations an earlier life of the agent left in the kernel.
+/// The allocations that an earlier run of the agent left in the kernel.
 pub fn known_allocations(contents: &Contents) -> Allocations {
     let mut known = Allocations::new();
     for labels in contents.service_labels.values() {
@@ -64,8 +64,8 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
     known
 }
 
-/// Gives every Service its cluster IPs and node ports: what it asks for, else what it has, else what a hash of its
-/// name says, so that the same Services get the same addresses even where nothing was remembered. Never one to two.
+/// Allocates cluster IPs and node ports: what the Service requests, else what it has, else by a hash of its name, so that
+/// the same Services get the same addresses even if nothing was remembered. Never allocates one twice.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
@@ -78,7 +78,7 @@ pub struct Allocator {
 impl Allocator {
     /// An allocator of addresses from `ranges` (the first of each family counts; the family of the first is that of
     /// single-stack Services). `known` is what the Services have: see [`known_allocations`]. Of that, whatever is
-    /// out of range or held twice is forgotten.
+    /// out of range or held twice is dropped.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
@@ -140,7 +140,7 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // What one Service asks for may be what another one was about to give up, and that one in turn.
+        // A Service may request what another one is about to release, and that one in turn.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -157,7 +157,7 @@ impl Allocator {
         errors
     }
 
-    /// Takes back everything a Service that is gone was given.
+    /// Releases everything that a deleted Service has.
     pub fn release(&mut self, service: &ObjectName) {
         let Some(gone) = self.services.remove(service) else { return };
         gone.cluster_ips.iter().for_each(|ip| {
@@ -168,15 +168,15 @@ impl Allocator {
         });
     }
 
-    /// Takes back everything from Services that do not exist; to be called once all that exist are known, before
-    /// the first assignment.
+    /// Releases everything of Services that do not exist. Call it once all existing ones are known, before the first
+    /// assignment.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
             self.services.keys().filter(|service| !exists(service)).cloned().collect();
         gone.iter().for_each(|service| self.release(service));
     }
 
-    /// What every Service has.
+    /// The allocations of all Services.
     pub const fn allocations(&self) -> &Allocations {
         &self.services
     }
@@ -193,7 +193,7 @@ impl Allocator {
         };
     }
 
-    /// Takes what a Service asks for and leaves the rest as it is.
+    /// Reserves what a Service requests and leaves the rest as it is.
     fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -241,7 +241,7 @@ struct ClusterIps {
     headless: bool,
 }
 
-/// One Service asks.
+/// The request of one Service.
 struct Request<'a> {
     allocator: &'a Allocator,
     name: &'a ObjectName,
@@ -330,7 +330,7 @@ impl Request<'_> {
         Ok(families)
     }
 
-    /// The addresses the Service asks for: valid, of its families, in range and nobody else's.
+    /// The addresses that the Service requests: valid, of its families, in range and not taken.
     fn explicit_ips(&self, spec: &api::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
         let mut explicit: Vec<IpAddr> = Vec::new();
         if families.is_empty() {
@@ -435,7 +435,7 @@ impl Request<'_> {
         Ok(given)
     }
 
-    /// The node ports the Service asks for: valid, in range and nobody else's.
+    /// The node ports that the Service requests: valid, in range and not taken.
     fn explicit_node_ports(
         &self,
         spec: &api::ServiceSpec,
@@ -461,7 +461,7 @@ impl Request<'_> {
         Ok(explicit)
     }
 
-    /// A port that was asked for: in range and nobody else's.
+    /// A requested port: in range and not taken.
     fn valid_node_port(&self, field: String, number: i32) -> Result<u16, ConvertError> {
         let range = &self.allocator.node_ports;
         let Some(valid) = u16::try_from(number).ok().filter(|number| range.contains(number)) else {
@@ -489,7 +489,7 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first node port from the one the hash points at that nobody has and the Service does not use otherwise.
+    /// The first free node port from the position of the hash on that the Service does not use otherwise.
     fn free_node_port(
         &self,
         hash: u64,

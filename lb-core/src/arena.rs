@@ -1,5 +1,4 @@
-//! Who may use which slots of `BACKENDS` or `TABLES`: a best-fit allocator whose released ranges rest until no program
-//! can still read them.
+//! Allocates slots of `BACKENDS` or `TABLES`: best fit; released ranges are not reused until no program can still read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +72,7 @@ impl Arena {
         self.used.range(..=slot).next_back().is_some_and(|(base, count)| slot - base < *count)
     }
 
-    /// The base of `count` slots that nobody uses; `None` where no free range is large enough.
+    /// The base of `count` free slots; `None` if no free range is large enough.
     pub fn allocate(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return None;

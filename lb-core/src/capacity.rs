@@ -1,11 +1,11 @@
-//! How much the maps can hold, and what of it a plan may still give out.
+//! The capacity of the maps, and how much of it is left for a plan.
 //!
-//! What does not fit is refused here, for the one Service that asks for it. The kernel would refuse it in the middle of a
-//! plan, and everything after it, of whatever Service, would wait.
+//! A Service that does not fit is rejected here, alone. The kernel would reject it in the middle of a plan, and the steps
+//! of all Services after it would wait.
 
 use crate::plan::Contents;
 
-/// How much the maps can hold.
+/// The sizes of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Slots of `BACKENDS`, and of `ACTIVE`.
@@ -27,7 +27,7 @@ impl Capacity {
     }
 }
 
-/// What has no room for a Service.
+/// The map that has no room for a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     Backends,
@@ -42,14 +42,14 @@ pub(crate) enum Full {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) frontends: usize,
-    /// Frontends that certainly go, which they do before anything is made.
+    /// Frontends that this plan deletes, which it does before it writes any.
     pub(crate) frontends_gone: usize,
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,
 }
 
-/// Entries of hash maps that are free for the rest of a plan. Names and networks go after new ones are made, so that those
-/// which go make no room in the same plan.
+/// Free entries of hash maps for the rest of a plan. Names and networks are deleted after new ones are written, so they free
+/// no entries within the same plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,
@@ -67,7 +67,7 @@ impl Remaining {
         }
     }
 
-    /// Gives out all of the demand, or nothing.
+    /// Takes all of the demand, or nothing.
     pub(crate) fn take(&mut self, demand: Demand) -> Result<(), Full> {
         let frontends = self.frontends + demand.frontends_gone;
         let frontends = frontends.checked_sub(demand.frontends).ok_or(Full::Frontends)?;

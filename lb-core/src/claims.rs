@@ -1,4 +1,4 @@
-//! Who wants which frontend, and who has it.
+//! Which service ports claim a frontend, and which one owns it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,8 +12,8 @@ use crate::{
     model::{ObjectName, Protocol, ServicePortName},
 };
 
-/// Every frontend that some service port claims. The strongest kind owns it, of one kind the smallest name, whoever came
-/// first, so that any order of events gives the same owner.
+/// All claims of frontends by service ports. The strongest kind owns a frontend; among claims of one kind, the smallest name.
+/// Neither depends on the order of events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,
@@ -22,8 +22,8 @@ pub(crate) struct Claims {
 
 type Claim = (ServiceKey, Strength, ServicePortName);
 
-/// How good a reason for a claim the kind of the frontend is; less is stronger. A cluster IP was given to one Service, so
-/// that nobody can take it by writing it down as his external IP.
+/// The strength of a claim, by the kind of the frontend; less is stronger. A cluster IP was allocated to one Service: another
+/// Service cannot take it by listing it as an external IP.
 type Strength = u8;
 
 const fn strength(kind: FrontendKind) -> Strength {

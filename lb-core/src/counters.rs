@@ -1,4 +1,4 @@
-//! Where active flows are counted, for schedulers that ask for their number.
+//! Allocates counters of active flows, for schedulers that use their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,15 +22,15 @@ impl Counted {
     }
 }
 
-/// A counter for each endpoint of each service port that needs one: a slot of `ACTIVE`; 0 is none. It outlives the endpoint
-/// for as long as flows are counted there, so that it is right when the endpoint comes back, and means nobody else before.
+/// A counter for each endpoint of each service port that needs one: its slot in the map of counters; 0 is none. A counter
+/// outlives its endpoint as long as it counts flows, so that it is right when the endpoint returns, and is not reused before.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     capacity: u32,
     of: BTreeMap<Counted, u32>,
     taken: BTreeMap<u32, Counted>,
     next: u32,
-    /// Those that nobody used when that was last asked.
+    /// Counters that were unused at the last check.
     idle: BTreeSet<u32>,
 }
 
@@ -40,7 +40,7 @@ impl Counters {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }
 
-    /// Takes over a counter of an earlier life. Of two that contradict each other the first one stays.
+    /// Adopts a counter of an earlier run. Of two that contradict each other, the first stays.
     pub(crate) fn adopt(&mut self, counter: u32, counted: Counted) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {
@@ -53,7 +53,7 @@ impl Counters {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
         }
-        // Counter 0 is nobody's.
+        // Counter 0 is never allocated.
         if self.taken.len() + 1 >= self.capacity as usize {
             return None;
         }
@@ -66,8 +66,8 @@ impl Counters {
         Some(counter)
     }
 
-    /// Frees the counters that neither a backend nor a flow uses, now and at the last call: in between a program may have
-    /// begun a flow to a backend that was gone already. Whether there were any.
+    /// Frees the counters that neither a backend nor a flow used, now and at the last call: in between, a program may have
+    /// started a flow to a backend that was already removed. Returns whether any was freed.
     pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let before = self.taken.len();
         let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();

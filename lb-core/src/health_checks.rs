@@ -1,5 +1,5 @@
-//! What load balancers in front of the node are told (`spec.healthCheckNodePort`), and which service ports drop
-//! packets because none of their endpoints is here.
+//! Answers to health checks of load balancers (`spec.healthCheckNodePort`), and the service ports that drop packets
+//! because they have no endpoint on this node.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,7 +14,7 @@ use crate::{
     model::{Endpoint, EndpointSlice, Node, ObjectName, Service},
 };
 
-/// What the health check of a Service says.
+/// The health check of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`

@@ -1,4 +1,4 @@
-//! The way to the API server does not depend on what the API server says in a bad moment.
+//! Keeps the endpoints of the API server when the API server reports none.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -18,8 +18,8 @@ pub(crate) struct LastGood {
 }
 
 impl LastGood {
-    /// What the kernel leads the Service to, as an earlier life of the agent left it; without the frontends that cannot
-    /// be trusted.
+    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except frontends that cannot be
+    /// trusted.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
         let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
         for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
@@ -45,7 +45,7 @@ impl LastGood {
         (&*name.namespace, &*name.name) == ("default", "kubernetes")
     }
 
-    /// The slices to use: those that there are, but in a family in which no endpoint is usable those of before.
+    /// The slices to use: the current ones, but in a family without a usable endpoint the last good ones.
     pub(crate) fn choose<'a>(
         &mut self,
         slices: impl Iterator<Item = &'a EndpointSlice> + Clone,

@@ -1,5 +1,5 @@
-//! Layouts of pinned maps in words that an agent of another version understands, and what becomes of an element of one layout in
-//! the other.
+//! Describes the layout of pinned maps as text that an agent of another version can read, and converts elements from one
+//! layout to another.
 //!
 //! A description is text, a line for the keys and one for the values of each map:
 //!
@@ -12,12 +12,12 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use lb_common::layout::{Described, Field};
 
-/// Of one map its keys or its values.
+/// The keys or the values of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// What elements are found by.
+    /// The keys.
     Key,
-    /// What they hold.
+    /// The values.
     Value,
 }
 
@@ -33,14 +33,14 @@ impl Part {
 /// How a struct lies in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Its octets.
+    /// Its bytes.
     pub size: usize,
     /// Name, offset and size of each field.
     pub fields: Vec<(String, usize, usize)>,
 }
 
 impl Layout {
-    /// That of a struct of this version.
+    /// The layout of a struct of this version.
     pub fn of<T: Described>() -> Self {
         let field = |field: &Field| (field.name.to_owned(), field.offset, field.size);
         Self { size: size_of::<T>(), fields: T::FIELDS.iter().map(field).collect() }
@@ -50,9 +50,9 @@ impl Layout {
         let size = words.next()?.parse().ok()?;
         let field = |word: &str| {
             let (name, place) = word.rsplit_once('=')?;
-            let (offset, octets) = place.split_once('+')?;
-            let (offset, octets): (usize, usize) = (offset.parse().ok()?, octets.parse().ok()?);
-            (offset.checked_add(octets)? <= size).then(|| (name.to_owned(), offset, octets))
+            let (offset, bytes) = place.split_once('+')?;
+            let (offset, bytes): (usize, usize) = (offset.parse().ok()?, bytes.parse().ok()?);
+            (offset.checked_add(bytes)? <= size).then(|| (name.to_owned(), offset, bytes))
         };
         Some(Self { size, fields: words.map(field).collect::<Option<_>>()? })
     }
@@ -71,7 +71,7 @@ impl Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description(BTreeMap<(String, Part), Layout>);
 
-/// A line of a description that nobody can read.
+/// An invalid line of a description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the description of the maps has a line that makes no sense: `{0}`")]
 pub struct Unreadable(String);
@@ -83,7 +83,7 @@ impl Description {
         self.0.insert((map.to_owned(), Part::Value), value);
     }
 
-    /// That of keys or values of a map.
+    /// The layout of the keys or values of a map.
     pub fn get(&self, map: &str, part: Part) -> Option<&Layout> {
         self.0.get(&(map.to_owned(), part))
     }
@@ -121,15 +121,15 @@ impl Description {
     }
 }
 
-/// What brings a struct of one layout into another.
+/// Converts a struct of one layout to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// From, to and how many octets.
+    /// From, to and how many bytes.
     moves: Vec<(usize, usize, usize)>,
 }
 
 impl Conversion {
-    /// Each field of the new layout gets the octets of the old one of its name, cut or filled with zeros at the upper end, as a
+    /// Each field of the new layout gets the bytes of the old one of its name, cut or filled with zeros at the upper end, as a
     /// little-endian number is that becomes narrower or wider. Fields that the old layout has not are zeros.
     pub fn between(old: &Layout, new: &Layout) -> Self {
         let old_fields: BTreeMap<&str, (usize, usize)> =
@@ -160,38 +160,38 @@ mod tests {
 
     const NAMES: [&str; 8] = ["to.source", "to.port", "service", "seen", "hop", "counter", "", "reserved"];
 
-    /// Any order of any of the names, each with some octets.
+    /// Any order of any of the names, each with some bytes.
     fn layout() -> impl Strategy<Value = Layout> {
         let names = subsequence(NAMES.to_vec(), 1..=NAMES.len()).prop_shuffle();
         (names, vec(1usize..=24, NAMES.len())).prop_map(|(names, sizes)| {
             let mut size = 0;
             let mut fields = Vec::new();
-            for (name, octets) in names.into_iter().zip(sizes) {
-                fields.push((name.to_owned(), size, octets));
-                size += octets;
+            for (name, bytes) in names.into_iter().zip(sizes) {
+                fields.push((name.to_owned(), size, bytes));
+                size += bytes;
             }
             Layout { size, fields }
         })
     }
 
-    fn converted(old: &Layout, new: &Layout, octets: &[u8]) -> Vec<u8> {
+    fn converted(old: &Layout, new: &Layout, bytes: &[u8]) -> Vec<u8> {
         let mut result = vec![0; new.size];
-        Conversion::between(old, new).apply(octets, &mut result);
+        Conversion::between(old, new).apply(bytes, &mut result);
         result
     }
 
-    fn field<'a>(layout: &Layout, name: &str, octets: &'a [u8]) -> Option<&'a [u8]> {
+    fn field<'a>(layout: &Layout, name: &str, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let (_, offset, size) = layout.fields.iter().find(|(other, ..)| other == name)?;
-        octets.get(*offset..offset + size)
+        bytes.get(*offset..offset + size)
     }
 
     proptest! {
         #[test]
-        fn every_field_is_what_it_was_or_zero(old in layout(), new in layout(), octets in vec(any::<u8>(), 200)) {
-            let octets = &octets[..old.size];
-            let result = converted(&old, &new, octets);
+        fn every_field_is_what_it_was_or_zero(old in layout(), new in layout(), bytes in vec(any::<u8>(), 200)) {
+            let bytes = &bytes[..old.size];
+            let result = converted(&old, &new, bytes);
             for (name, _, size) in &new.fields {
-                let mut expected = field(&old, name, octets).unwrap_or_default().to_vec();
+                let mut expected = field(&old, name, bytes).unwrap_or_default().to_vec();
                 expected.resize(*size, 0);
                 prop_assert_eq!(field(&new, name, &result), Some(expected.as_slice()), "{}", name);
             }
@@ -202,13 +202,13 @@ mod tests {
         fn there_and_back_loses_only_what_the_other_has_no_room_for(
             old in layout(),
             new in layout(),
-            octets in vec(any::<u8>(), 200),
+            bytes in vec(any::<u8>(), 200),
         ) {
-            let octets = &octets[..old.size];
-            let back = converted(&new, &old, &converted(&old, &new, octets));
+            let bytes = &bytes[..old.size];
+            let back = converted(&new, &old, &converted(&old, &new, bytes));
             for (name, _, size) in &old.fields {
                 let room = new.fields.iter().find(|(other, ..)| other == name).map_or(0, |(_, _, room)| *room);
-                let mut expected = field(&old, name, octets).unwrap_or_default()[..room.min(*size)].to_vec();
+                let mut expected = field(&old, name, bytes).unwrap_or_default()[..room.min(*size)].to_vec();
                 expected.resize(*size, 0);
                 prop_assert_eq!(field(&old, name, &back), Some(expected.as_slice()), "{}", name);
             }
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn the_same_layout_changes_nothing() {
         let layout = Layout::of::<Flow>();
-        let octets: Vec<u8> = (0..layout.size).map(|octet| octet.to_le_bytes()[0]).collect();
-        assert_eq!(converted(&layout, &layout, &octets), octets);
+        let bytes: Vec<u8> = (0..layout.size).map(|byte| byte.to_le_bytes()[0]).collect();
+        assert_eq!(converted(&layout, &layout, &bytes), bytes);
         assert_eq!(Layout::of::<Tuple>().size, 40);
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel holds, as far as steps have told us.
+//! What the kernel holds, according to the steps that were applied.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
@@ -47,7 +47,7 @@ impl Mirror {
         self.ranges.get(&id).into_iter().flatten().copied()
     }
 
-    /// Whether the kernel knows this id from somewhere.
+    /// Whether the kernel holds anything under this id.
     pub(crate) fn mentions(&self, id: u32) -> bool {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
@@ -64,11 +64,11 @@ impl Mirror {
         self.contents.tables.get(&base) == Some(&table)
     }
 
-    pub(crate) fn forget_table(&mut self, range: SlotRange) {
+    pub(crate) fn delete_table(&mut self, range: SlotRange) {
         self.contents.tables.remove(&range.base);
     }
 
-    pub(crate) fn forget_backends(&mut self, range: SlotRange) {
+    pub(crate) fn delete_backends(&mut self, range: SlotRange) {
         for slot in range.base..range.base.saturating_add(range.count) {
             self.contents.backends.remove(&slot);
         }
@@ -88,7 +88,7 @@ impl Mirror {
                 self.contents.tables.insert(*base, Digest::of(entries));
             }
             Step::ReleaseTable { base, count } => {
-                self.forget_table(SlotRange { base: *base, count: *count });
+                self.delete_table(SlotRange { base: *base, count: *count });
             }
             Step::PutServiceLabels(id, labels) => {
                 self.contents.service_labels.insert(*id, labels.clone());
@@ -103,7 +103,7 @@ impl Mirror {
                 self.by_id.insert((service.id, *key));
             }
             Step::ReleaseBackends { base, count } => {
-                self.forget_backends(SlotRange { base: *base, count: *count });
+                self.delete_backends(SlotRange { base: *base, count: *count });
             }
             Step::DeleteServiceLabels(id) => {
                 self.contents.service_labels.remove(id);

@@ -94,8 +94,8 @@ pub struct Scheduling {
     pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
-    /// What was meant as such an annotation, and is none.
-    pub mistakes: Vec<AnnotationError>,
+    /// Invalid annotations.
+    pub annotation_errors: Vec<AnnotationError>,
 }
 
 impl Scheduling {
@@ -112,7 +112,7 @@ impl Scheduling {
     }
 }
 
-/// Whom a weight is for.
+/// The endpoints that a weight applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Member {
     /// The endpoint with this address.
@@ -125,7 +125,7 @@ pub enum Member {
     Zone(Arc<str>),
 }
 
-/// An annotation that says nothing we understand.
+/// An invalid annotation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnotationError {
     /// Its name.
@@ -143,14 +143,14 @@ impl Service {
     }
 }
 
-/// How a Service is reached from outside of the cluster, beside the node ports of its [`ServicePort`]s.
+/// How a Service is reached from outside the cluster, besides the node ports of its [`ServicePort`]s.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
     /// `spec.externalIPs`, valid ones, each once.
     pub ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, without those of `ipMode: Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`: who may use `load_balancer_ips`; nothing said is everybody.
+    /// `spec.loadBalancerSourceRanges`: the sources that may use `load_balancer_ips`; empty is all.
     pub source_ranges: Vec<IpNet>,
     /// `spec.externalTrafficPolicy`: which endpoints clients from outside get.
     pub policy: TrafficPolicy,
@@ -233,7 +233,7 @@ pub struct Hints {
     pub nodes: Vec<Arc<str>>,
 }
 
-/// What never changes while the agent runs.
+/// Settings that never change while the agent runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Policy {
     /// Name of this node, as endpoints name it.
@@ -248,17 +248,17 @@ pub struct Policy {
     pub north_south: NorthSouthMode,
 }
 
-/// What is known of this node.
+/// The state of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Node {
-    /// What was decided when the agent started.
+    /// The settings from the start of the agent.
     pub policy: Policy,
     /// Its zone.
     pub zone: Option<Arc<str>>,
     /// Its addresses.
     pub addresses: NodeAddresses,
-    /// In which families clients inside the cluster can be told from others (`--detect-local-mode`) by what is known now.
-    /// Clients of cluster IPs from outside are masqueraded only there.
+    /// The families in which internal clients can currently be told from external ones (`--detect-local-mode`). External
+    /// clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
 }
 
@@ -280,7 +280,7 @@ impl NodeAddresses {
     }
 }
 
-/// What a source tells the store. `None` is an object that is gone.
+/// A change from a source to the store. `None` is a deleted object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A Service is there, with these properties, or no longer one with virtual addresses.
@@ -289,7 +289,7 @@ pub enum Change {
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
-/// That something happened in the cluster of which a change of an EndpointSlice is the consequence.
+/// The event in the cluster that triggered a change of an EndpointSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trigger {
     /// The family of the slice.
@@ -298,24 +298,24 @@ pub struct Trigger {
     pub time: SystemTime,
 }
 
-/// What a source sends to the one task that writes to the kernel.
+/// An event from a source to the task that writes to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// Changes that belong together.
     Changes(Vec<Change>),
-    /// What the next `Changes` are the consequence of: one trigger for each EndpointSlice that names it.
+    /// The triggers of the next `Changes`: one for each EndpointSlice that names it.
     Triggered(Vec<Trigger>),
     /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
     /// The addresses of this node, from now on.
     NodeAddresses(NodeAddresses),
-    /// In which families clients inside the cluster can be told from others, from now on.
+    /// The families in which internal clients can be told from external ones, from now on.
     DetectsInside(Families),
     /// Everything that could be read has been sent at least once.
     Synchronised,
-    /// Nothing exists but what has been sent, and these Services, of which something could not be read: what the kernel
-    /// has beyond that may go. Comes after `Synchronised`, perhaps several times with fewer and fewer Services.
+    /// Everything was sent except objects of these Services, which could not be read: all else in the kernel may be deleted.
+    /// Comes after `Synchronised`, perhaps several times with fewer and fewer Services.
     CompleteBut(BTreeSet<ObjectName>),
-    /// Nothing exists but what has been sent: what the kernel has beyond that may go. Comes after `Synchronised`, once.
+    /// Everything was sent: all else in the kernel may be deleted. Comes after `Synchronised`, once.
     Complete,
 }

@@ -1,4 +1,4 @@
-//! What is said of each address, counted over all Services that say it.
+//! A value for each address, counted over all Services that set it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,9 +7,9 @@ use std::{
 
 use crate::model::ObjectName;
 
-/// A value for every address that some Service says something about. An address has one place in the kernel; where
-/// Services say different things about it, as pods that share their node's address do, the greatest value wins, so that
-/// any order of events gives the same.
+/// A value for every address that a Service sets one for. The kernel holds one value for an address; if Services set
+/// different ones, as for pods that share their node's address, the greatest wins, so that any order of events gives the
+/// same.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Vec<Claim<V>>>,

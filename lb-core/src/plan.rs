@@ -14,7 +14,7 @@ use crate::{
     tables::Digest,
 };
 
-/// What people call an endpoint; kept in the kernel beside its address so that every command can show it.
+/// Names of an endpoint, kept in the kernel with its address so that every command can show them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EndpointLabels {
     /// Node the endpoint runs on.
@@ -25,7 +25,7 @@ pub struct EndpointLabels {
     pub pod: Option<Arc<str>>,
 }
 
-/// What people call a service port; kept in the kernel under its id.
+/// Names of a service port, kept in the kernel under its id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceLabels {
     /// Its name.
@@ -95,7 +95,7 @@ pub struct Contents {
     pub frontends: BTreeMap<ServiceKey, Service>,
     /// The slots of `BACKENDS` that some frontend refers to, by index.
     pub backends: BTreeMap<u32, Backend>,
-    /// What lies in the slots of `TABLES` that some frontend refers to, by the first of them.
+    /// The tables in the slots of `TABLES` that some frontend refers to, by their first slot.
     pub tables: BTreeMap<u32, Digest>,
     /// `SERVICE_NAMES`
     pub service_labels: BTreeMap<u32, ServiceLabels>,
@@ -123,23 +123,23 @@ pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
 }
 
-/// What to do next, in this order. Wherever it stops, every frontend has a whole set of backends: the one before or
-/// the one after.
+/// Steps to apply in this order. Wherever the order stops, every frontend has a complete set of backends: the old or the
+/// new one.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Plan {
     /// The changes of the maps.
     pub steps: Vec<Step>,
-    /// What could not be planned for the Services this plan looked at.
+    /// The Services of this plan that could not be planned, and why.
     pub problems: Vec<Condition>,
 }
 
-/// Why a Service is not in the kernel as its author wants it.
+/// Why the kernel does not serve a Service as its author wants it; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Condition {
     /// The new backends do not fit; the Service keeps its last good state and is tried again when slots are freed.
     #[error(
         "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
-         in one piece); it keeps the backends it has: start anew with a larger --max-backends"
+         in one piece); it keeps the backends it has: restart the agent with a larger --max-backends"
     )]
     ArenaFull {
         /// The Service.
@@ -154,7 +154,7 @@ pub enum Condition {
     /// The new tables do not fit; as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs {wanted} new slots of TABLES for its scheduler, but of {slots} slots {free} are free \
-         (perhaps not in one piece); it keeps the backends it has: give it a smaller table, or start anew with a larger \
+         (perhaps not in one piece); it keeps the backends it has: give it a smaller table, or restart the agent with a larger \
          --max-table-slots"
     )]
     TablesFull {
@@ -170,7 +170,7 @@ pub enum Condition {
     /// The new backends have no counters for their active flows; as [`Self::ArenaFull`].
     #[error(
         "Service {service} has more backends than there are free slots of ACTIVE to count their flows in; it keeps the \
-         backends it has: give it a scheduler that does not count, or start anew with a larger --max-backends"
+         backends it has: give it a scheduler that does not count, or restart the agent with a larger --max-backends"
     )]
     CountersFull {
         /// The Service.
@@ -179,7 +179,7 @@ pub enum Condition {
     /// The new frontends do not fit; as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} frontends in SERVICES, but of {slots} {free} are free; it keeps what it \
-         has: start anew with a larger --max-frontends"
+         has: restart the agent with a larger --max-frontends"
     )]
     FrontendsFull {
         /// The Service.
@@ -206,26 +206,26 @@ pub enum Condition {
         /// Room in all.
         slots: u32,
     },
-    /// An annotation means nothing; the Service is served as if it were not there.
+    /// An annotation is invalid; the Service is served as if it were not there.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
-        name = .mistake.annotation, value = .mistake.value, why = .mistake.why
+        name = .error.annotation, value = .error.value, why = .error.why
     )]
     BadAnnotation {
         /// The Service.
         service: ObjectName,
         /// Which, and why.
-        mistake: AnnotationError,
+        error: AnnotationError,
     },
     /// Two service ports claim one frontend. The stronger kind has it (cluster IP, load balancer, external IP, node port),
     /// of one kind the smaller name; the other takes over when that one goes.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
-        /// What both claim.
+        /// The frontend.
         frontend: ServiceKey,
-        /// Who has it.
+        /// The service port that has it.
         owner: ServicePortName,
-        /// Who does not.
+        /// The service port that does not.
         loser: ServicePortName,
     },
 }
@@ -283,7 +283,7 @@ impl std::fmt::Display for Shown<'_> {
     }
 }
 
-/// Collects steps in any order and gives them out in the one that is safe:
+/// Collects steps in any order and returns them in the safe one:
 ///
 /// 1. frontends that disappear, so that nothing refers to what goes with them;
 /// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks that
@@ -291,7 +291,7 @@ impl std::fmt::Display for Shown<'_> {
 /// 3. what an address is, so that no port is rejected that is just about to be served;
 /// 4. networks that may no longer use a service port: for a moment, those of before and of now may;
 /// 5. slots that no frontend refers to any more;
-/// 6. addresses and names that nobody needs any more.
+/// 6. addresses and names that are no longer needed.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,

@@ -23,7 +23,7 @@ use crate::{
     model::{AnnotationError, Change, Node, NodeAddresses, ObjectName, Policy},
     per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
-    records::{Place, count, labels_of, record, source_ranges, vips_of},
+    records::{Placement, count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     stale_udp::{ServedUdp, StaleFrontends, StaleUdp},
     store::Store,
@@ -37,35 +37,35 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only Services that something has changed for are computed anew. What the kernel held at the start stays until the
-/// sources have shown that Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that
-/// is bad when the agent starts must not cost the Service that it described.
+/// Only changed Services are recomputed. What the kernel held at the start stays until the sources have shown that Service
+/// with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is bad when the agent starts must not
+/// delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
     claims: Claims,
     ids: Ids,
-    /// What each address that is a backend of some Service is called.
+    /// The labels of each address that is a backend of a Service.
     labels: PerAddress<EndpointLabels>,
-    /// What each virtual address is.
+    /// The flags of each virtual address.
     vips: PerAddress<Vip>,
-    /// Of `BACKENDS`.
+    /// Slots of `BACKENDS`.
     slices: Slices,
-    /// Of `TABLES`. Epochs of both end together.
+    /// Slots of `TABLES`. Epochs of both end together.
     tables: Slices,
     counters: Counters,
     capacity: Capacity,
-    /// Whether entries of hash maps that Services may wait for have gone.
+    /// Whether entries of hash maps were freed that Services may wait for.
     has_freed: bool,
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
-    /// Ids that the agent found in the kernel and that nobody has: their names go with the first plan.
+    /// Unknown ids that the agent found in the kernel: the first plan deletes their names.
     stale_ids: BTreeSet<u32>,
-    /// Networks that may use a service port nobody has: they go with the first plan.
+    /// Source ranges of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
-    /// Services that the agent found in the kernel and that the sources have not shown whole yet; empty once they are
-    /// complete.
+    /// Services that the agent found in the kernel and that the sources have not shown completely yet; empty once the
+    /// sources are complete.
     earlier: BTreeSet<ObjectName>,
     /// Whether the sources have shown everything that can be read.
     complete: bool,
@@ -77,7 +77,7 @@ pub struct Reconciler {
     in_flight: InFlight,
 }
 
-/// What the last plan concerns, as long as not all of its steps are applied.
+/// The Services of the last plan, until all of its steps are applied.
 #[derive(Clone, Debug, Default)]
 struct InFlight {
     steps: usize,
@@ -97,14 +97,14 @@ struct Target {
     record: Service,
 }
 
-/// Under this name the node says what its own addresses are. No Service has it.
+/// The name under which the node's own addresses are stored. No Service has it.
 fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
 }
 
 impl Reconciler {
-    /// Takes over what the kernel holds. Whatever of it makes no sense (broken records, overlapping slices, unknown
-    /// ids) is replaced by the first plan.
+    /// Adopts what the kernel holds. The first plan replaces what is invalid (broken records, overlapping slices, unknown
+    /// ids).
     pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
@@ -151,7 +151,7 @@ impl Reconciler {
     /// This node has these addresses.
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
-            // So that no address of the node is ever taken for a cluster IP that nobody has.
+            // So that no address of the node is ever treated as a cluster IP without a Service.
             let own = addresses.own.iter().map(|address| (*address, Vip { flags: 0 })).collect();
             self.vips.set(&no_service(), own);
             self.node.addresses = addresses;
@@ -159,7 +159,7 @@ impl Reconciler {
         }
     }
 
-    /// Clients inside the cluster can be told from others in these families; in none as long as this was not called.
+    /// Sets the families in which internal clients can be told from external ones; before the first call, none.
     pub fn set_detects_inside(&mut self, families: Families) {
         if self.node.detects_inside != families {
             self.node.detects_inside = families;
@@ -179,12 +179,12 @@ impl Reconciler {
             self.store.mark_dirty(service);
         }
         self.complete = true;
-        self.forget_strangers();
+        self.delete_unknown_services();
     }
 
-    /// Lets addresses go that no Service has. They are not kept by Service: those of a Service that stays as it was found
-    /// stay with all others.
-    fn forget_strangers(&mut self) {
+    /// Deletes addresses that no Service has. Addresses are not stored by Service: as long as one Service stays as it was
+    /// found, all addresses stay.
+    fn delete_unknown_services(&mut self) {
         if self.complete && self.earlier.is_empty() {
             self.labels.mark_dirty(self.mirror.contents().endpoint_labels.keys());
             self.vips.mark_dirty(self.mirror.contents().vips.keys());
@@ -221,7 +221,7 @@ impl Reconciler {
         let mut stuck = Vec::new();
         let mut left = Remaining::new(self.capacity, self.mirror.contents());
         for (service, ports) in self.desired() {
-            self.note_mistakes(&service);
+            self.note_annotation_errors(&service);
             match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
@@ -295,10 +295,10 @@ impl Reconciler {
         }
         self.retry_waiting();
         for range in self.slices.discard_unpublished() {
-            self.mirror.forget_backends(range);
+            self.mirror.delete_backends(range);
         }
         for range in self.tables.discard_unpublished() {
-            self.mirror.forget_table(range);
+            self.mirror.delete_table(range);
         }
         for service in services {
             self.endings.failed(&service);
@@ -314,7 +314,7 @@ impl Reconciler {
         self.endings.take()
     }
 
-    /// What serves each UDP frontend, from each plan on before its first step.
+    /// The endpoints that serve each UDP frontend, updated by each plan before its first step.
     pub const fn served(&self) -> &ServedUdp {
         self.endings.served()
     }
@@ -434,7 +434,7 @@ impl Reconciler {
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
         if whole && self.earlier.remove(name) {
-            self.forget_strangers();
+            self.delete_unknown_services();
         }
         whole || !self.earlier.contains(name)
     }
@@ -512,14 +512,14 @@ impl Reconciler {
     }
 
     /// Starts the list of what is wrong with a Service.
-    fn note_mistakes(&mut self, service: &ObjectName) {
+    fn note_annotation_errors(&mut self, service: &ObjectName) {
         let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
-        let mistakes = scheduling.into_iter().flat_map(|scheduling| &scheduling.mistakes);
-        let problem = |mistake: &AnnotationError| Condition::BadAnnotation {
+        let annotation_errors = scheduling.into_iter().flat_map(|scheduling| &scheduling.annotation_errors);
+        let problem = |error: &AnnotationError| Condition::BadAnnotation {
             service: service.clone(),
-            mistake: mistake.clone(),
+            error: error.clone(),
         };
-        let problems: Vec<Condition> = mistakes.map(problem).collect();
+        let problems: Vec<Condition> = annotation_errors.map(problem).collect();
         if problems.is_empty() {
             self.problems.remove(service);
         } else {
@@ -555,19 +555,19 @@ impl Reconciler {
         id
     }
 
-    /// Where each slice of a port lies that some frontend refers to: where its backends and its table are already, or in
-    /// new slots, with the steps that fill them.
+    /// Places each slice of a port that some frontend refers to: where its backends and table already are, or in new slots,
+    /// with the steps that fill them.
     fn place(
         &mut self,
         id: u32,
         port: &Port,
         steps: &mut Vec<Step>,
         reserved: &mut Reserved,
-    ) -> Result<Vec<Place>, Full> {
+    ) -> Result<Vec<Placement>, Full> {
         let mut places = Vec::with_capacity(port.slices.len());
         for (number, backends) in port.slices.iter().enumerate() {
             if !port.uses(number) {
-                places.push(Place::NOWHERE);
+                places.push(Placement::NOWHERE);
                 continue;
             }
             let table = match tables::table(port.scheduler, port.maglev, backends) {
@@ -576,7 +576,7 @@ impl Reconciler {
             };
             let backends = self.counted(id, port, backends)?;
             let backends = self.place_backends(id, &backends, steps, reserved)?;
-            places.push(Place { backends, table });
+            places.push(Placement { backends, table });
         }
         Ok(places)
     }
@@ -691,7 +691,7 @@ impl Reconciler {
         }
     }
 
-    /// What a Service has in the kernel and needs no more once its targets are there.
+    /// The elements of a Service in the kernel that it no longer needs once its targets are written.
     fn retire(
         &mut self,
         service: &ObjectName,

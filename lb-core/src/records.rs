@@ -1,4 +1,4 @@
-//! From a desired port with an id and slots to what lies in the maps.
+//! Turns a desired port with its id and slots into map elements.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,24 +12,25 @@ use crate::{
     plan::EndpointLabels,
 };
 
-/// Where a slice of a port lies.
+/// The slots of one slice of a port.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     /// Its backends, in `BACKENDS`.
     pub(crate) backends: SlotRange,
     /// What the scheduler chooses from, in `TABLES`.
     pub(crate) table: SlotRange,
 }
 
-impl Place {
+impl Placement {
     /// That of a slice that no frontend refers to.
     pub(crate) const NOWHERE: Self = Self { backends: SlotRange::NONE, table: SlotRange::NONE };
 }
 
 /// The record of a frontend; `places` are where the slices of its port lie.
-pub(crate) fn record(id: u32, places: &[Place], port: &Port, frontend: &Frontend) -> Service {
-    let place =
-        |slice: Option<usize>| slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Place::NOWHERE);
+pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Frontend) -> Service {
+    let place = |slice: Option<usize>| {
+        slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Placement::NOWHERE)
+    };
     let (outside, inside) = (place(frontend.slice), place(frontend.inside));
     let record = Service {
         id,
@@ -55,21 +56,21 @@ pub(crate) fn count(backends: &[Backend]) -> u32 {
     u32::try_from(backends.len()).unwrap_or(u32::MAX)
 }
 
-/// Who may use the frontends of a port that look at that.
+/// The networks that may use the frontends of a port that filter by source.
 pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
     let ranges = port.source_ranges.iter().filter(|range| port.filters(Family::of(range.addr())));
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 
-/// What a Service calls the addresses of its backends: in order, each once.
+/// The labels of the addresses of a Service's backends: in order, each once.
 pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
     let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
     desired::unique_labels(&mut labels);
     labels
 }
 
-/// What the virtual addresses of a Service are: in order, each once. One that the node has itself (a DNS cache on the
-/// cluster IP of the DNS service, say) is left to the node's own stack where no port is a frontend.
+/// The flags of the virtual addresses of a Service: in order, each once. Ports that are no frontend are left to the node's
+/// own stack if the node has the address itself (such as a DNS cache on the cluster IP of the DNS Service).
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);
@@ -79,7 +80,7 @@ pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
             _ if node.addresses.is_own(&address) => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
             FrontendKind::LoadBalancer => vip_flags::ECHO,
-            // Often that of another node or machine, which answers for itself, or does not.
+            // Often the address of another node or machine, which answers for itself.
             FrontendKind::ExternalIp | FrontendKind::NodePort => 0,
         };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;

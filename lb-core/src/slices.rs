@@ -86,7 +86,7 @@ impl Slices {
     pub(crate) fn release(&mut self, base: u32) {
         if let Some(range) = self.arena.release(base) {
             self.garbage.remove(&range);
-            self.forget(base);
+            self.remove(base);
         }
     }
 
@@ -94,7 +94,7 @@ impl Slices {
     pub(crate) fn discard(&mut self, base: u32) {
         if self.unpublished.contains(&base) {
             self.arena.discard(base);
-            self.forget(base);
+            self.remove(base);
         }
     }
 
@@ -102,7 +102,7 @@ impl Slices {
     pub(crate) fn discard_unpublished(&mut self) -> Vec<SlotRange> {
         let bases = std::mem::take(&mut self.unpublished);
         let discarded = bases.into_iter().filter_map(|base| {
-            self.forget(base);
+            self.remove(base);
             self.arena.discard(base)
         });
         discarded.collect()
@@ -120,7 +120,7 @@ impl Slices {
         &self.arena
     }
 
-    fn forget(&mut self, base: u32) {
+    fn remove(&mut self, base: u32) {
         self.unpublished.remove(&base);
         if let Some(slice) = self.slices.remove(&base) {
             self.by_id.remove(&(slice.id, base));

@@ -1,5 +1,5 @@
-//! Which UDP flows are stale: those to an endpoint that its service port has lost, since no closing packet ever ends
-//! them (`pkg/proxy/conntrack/cleanup.go`).
+//! Finds stale UDP flows: flows to an endpoint that their service port has lost. No closing packet ends them, so the agent
+//! deletes them (`pkg/proxy/conntrack/cleanup.go` in kube-proxy).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,28 +14,28 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that have lost endpoints: flows to any that does not serve them now are stale, see [`ServedUdp`].
+/// UDP frontends that have lost endpoints: flows to an endpoint that does not serve them now are stale, see [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend, as of the last plan. Clones share it.
 ///
-/// An endpoint that comes is in here before it is in the kernel. So a flow to one that is not in here has lost it, whenever that is
-/// asked; a copy would tell of one that has come meanwhile that its flows are stale.
+/// A new endpoint is added here before it is in the kernel, so a flow to an endpoint that is not here is stale at any time.
+/// A copy would not have endpoints that were added since, and their flows would seem stale.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
 
 impl ServedUdp {
-    /// Whether flows of the frontend to this endpoint are stale. Nothing is known of those of a frontend that is gone.
+    /// Whether flows of the frontend to this endpoint are stale; false for a frontend that is gone.
     pub fn has_lost(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
     }
 
-    /// The endpoints that serve this frontend; `None` of one that is gone.
+    /// The endpoints that serve this frontend; `None` for one that is gone.
     pub fn by(&self, frontend: &ServiceKey) -> Option<Serving> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(frontend).cloned()
     }
 
-    /// Frontends of a Service that had those of `before` have these `now`. Another Service may have got one of its.
+    /// Replaces the frontends of a Service. Keeps those of `before` that another Service has taken over.
     fn replace(&self, before: &Frontends, now: &Frontends) {
         let mut served = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for (frontend, serving) in before {
@@ -57,9 +57,9 @@ type Frontends = BTreeMap<ServiceKey, Serving>;
 
 /// Finds the frontends that have lost endpoints.
 ///
-/// An endpoint counts as long as it serves, whatever policies, hints and its own end say: who has a flow to it keeps
-/// it, only new flows go elsewhere. A frontend without any endpoint loses nothing, for there is nowhere else to go;
-/// it has lost them when it gets others.
+/// An endpoint counts as long as it serves, whatever policies, hints and termination say: established flows stay, only new
+/// flows go elsewhere. A frontend without any endpoint keeps its flows, because they could go nowhere else; they become
+/// stale when it gets other endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,
@@ -68,8 +68,8 @@ pub(crate) struct StaleUdp {
 }
 
 impl StaleUdp {
-    /// These are the ports of the Service now, without frontends that are another's. The first time, whatever flows to
-    /// other endpoints there are is stale: they are of an agent, or a Service, that was here before.
+    /// Sets the ports of the Service, without the frontends that another Service owns. The first time, all flows to other
+    /// endpoints are stale: an earlier agent or an earlier Service has made them.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();
         let mut now = Frontends::new();
@@ -93,20 +93,19 @@ impl StaleUdp {
         }
     }
 
-    /// What is in the kernel of the Service is not what it should be: new flows may still go to endpoints that it has
-    /// lost.
+    /// The kernel does not hold the Service as planned: new flows may still go to endpoints that it has lost.
     pub(crate) fn failed(&mut self, service: &ObjectName) {
         if let Some(before) = self.known.remove(service) {
             self.served.replace(&before, &Frontends::new());
         }
     }
 
-    /// What was found since the last call.
+    /// Returns the frontends found since the last call.
     pub(crate) fn take(&mut self) -> StaleFrontends {
         std::mem::take(&mut self.moved)
     }
 
-    /// What serves each of them.
+    /// The endpoints that serve each frontend.
     pub(crate) const fn served(&self) -> &ServedUdp {
         &self.served
     }

@@ -1,4 +1,4 @@
-//! The newest state of every object a source has told us about, and which Services that concerns.
+//! The newest state of every object from the sources, and the Services that changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

@@ -1,10 +1,10 @@
-//! What services and their backends do: flows, packets and octets, from what the entries of `CONNTRACK` count themselves.
+//! Sums of flows, packets and bytes of service ports and backends, from the counters of the flow entries.
 //!
-//! Whoever walks through the entries now and then notes each of them here. What an entry has counted since the walk before is
-//! added to the sums of its backend, so these only grow, whatever becomes of entries. An entry stays for ten seconds at least
-//! when its flow has ended, and one that a flow takes over goes on counting: with walks in shorter intervals nothing is missed
-//! but what flows do between the last walk and a moment where somebody forgets them at once (a source port that is taken from a
-//! connection that is over, a backend of UDP that has gone).
+//! The agent walks through the entries periodically and notes each of them here. What an entry has counted since the walk
+//! before is added to the sums of its backend, so sums only grow. An entry stays for at least ten seconds after its flow has
+//! ended, and an entry that a new flow takes over keeps counting. With walks in shorter intervals only one thing is missed:
+//! packets after the last walk of an entry that is deleted at once (a masquerade port taken from a closed connection, a UDP
+//! flow to a removed backend).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,33 +16,33 @@ use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
 
 use crate::counters::Counted;
 
-/// Walks without any entry of a backend after which its sums are forgotten: an hour of the agent's sweeps.
+/// Walks without any entry of a backend after which its sums expire: an hour of the agent's walks.
 const SILENCE: u32 = 720;
 
-/// Packets and octets of one direction.
+/// Packets and bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     /// Packets; one that a device is to cut into segments is one.
     pub packets: u64,
-    /// Octets of these packets, network headers included.
-    pub octets: u64,
+    /// Bytes of these packets, network headers included.
+    pub bytes: u64,
 }
 
-/// What was counted up to a moment, or between two.
+/// Counts up to a point in time, or between two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Flows that have begun: connections, and conversations of datagrams.
     pub flows: u64,
-    /// What clients have sent.
+    /// Sent by clients.
     pub sent: Volume,
-    /// What backends have answered.
+    /// Sent by backends.
     pub answered: Volume,
 }
 
 impl AddAssign for Volume {
     fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
-        self.octets += other.octets;
+        self.bytes += other.bytes;
     }
 }
 
@@ -60,7 +60,7 @@ impl Sub for Volume {
     fn sub(self, earlier: Self) -> Self {
         Self {
             packets: self.packets.saturating_sub(earlier.packets),
-            octets: self.octets.saturating_sub(earlier.octets),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
         }
     }
 }
@@ -93,18 +93,18 @@ impl AddAssign for Tally {
     }
 }
 
-/// The sums of everybody. The hasher makes short names for entries; it must be one that clients cannot foresee.
+/// The sums of all backends. The hasher shortens the keys of entries; clients must not be able to predict it.
 #[derive(Debug, Default)]
 pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
     backends: BTreeMap<Counted, Backend>,
-    /// What forgotten backends have done, of services with others that are not: sums of services do not fall.
-    forgotten: BTreeMap<u32, Traffic>,
+    /// Sums of expired backends of services that have others: the sums of a service never fall.
+    expired: BTreeMap<u32, Traffic>,
     walk: u32,
 }
 
-/// What an entry said at the last walk.
+/// The counters of an entry at the last walk.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     packets: u32,
@@ -150,11 +150,11 @@ impl<S: BuildHasher> Ledger<S> {
         self.seen.retain(|_, seen| seen.walk == walk);
         let is_silent = |backend: &Backend| walk.wrapping_sub(backend.last_walk) >= SILENCE;
         for (counted, backend) in self.backends.extract_if(.., |_, backend| is_silent(backend)) {
-            *self.forgotten.entry(counted.service).or_default() += backend.tally.total;
+            *self.expired.entry(counted.service).or_default() += backend.tally.total;
         }
-        if !self.forgotten.is_empty() {
+        if !self.expired.is_empty() {
             let left: BTreeSet<u32> = self.backends.keys().map(|counted| counted.service).collect();
-            self.forgotten.retain(|service, _| left.contains(service));
+            self.expired.retain(|service, _| left.contains(service));
         }
     }
 
@@ -165,8 +165,8 @@ impl<S: BuildHasher> Ledger<S> {
 
     /// The sums of each service port, by its id.
     pub fn services(&self) -> BTreeMap<u32, Tally> {
-        let of_forgotten = |(id, total): (&u32, &Traffic)| (*id, Tally { total: *total, active: 0 });
-        let mut services: BTreeMap<u32, Tally> = self.forgotten.iter().map(of_forgotten).collect();
+        let of_expired = |(id, total): (&u32, &Traffic)| (*id, Tally { total: *total, active: 0 });
+        let mut services: BTreeMap<u32, Tally> = self.expired.iter().map(of_expired).collect();
         for (counted, tally) in self.backends() {
             *services.entry(counted.service).or_default() += *tally;
         }
@@ -174,7 +174,7 @@ impl<S: BuildHasher> Ledger<S> {
     }
 }
 
-/// Whose entry it is.
+/// The backend of an entry.
 const fn counted(key: &Tuple, flow: &Flow) -> Counted {
     let (address, port) = if flow.is_reply() {
         (key.source, key.source_port)
@@ -190,9 +190,9 @@ fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
 }
 
-/// What the entry has counted since it was seen `before`.
+/// The counts of an entry since it was seen `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
-    let whole = Volume { packets: u64::from(flow.packets), octets: flow.bytes() };
+    let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
     // An entry that has counted less is not the same one.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
@@ -200,8 +200,8 @@ fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
         Some(before) => {
             let before = Flow { packets: before.packets, traffic: before.traffic, ..*flow };
             let packets = u64::from(flow.packets.wrapping_sub(before.packets));
-            let octets = flow.bytes().saturating_sub(before.bytes());
-            (Volume { packets, octets }, begun.saturating_sub(u64::from(before.generation()) + 1))
+            let bytes = flow.bytes().saturating_sub(before.bytes());
+            (Volume { packets, bytes }, begun.saturating_sub(u64::from(before.generation()) + 1))
         }
     };
     if flow.is_reply() {
@@ -248,8 +248,8 @@ mod tests {
         ledger.services().get(&7).copied().unwrap_or_default()
     }
 
-    fn volume(packets: u64, octets: u64) -> Volume {
-        Volume { packets, octets }
+    fn volume(packets: u64, bytes: u64) -> Volume {
+        Volume { packets, bytes }
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
         walk(&mut ledger, &[(from, forward, reply), other]);
         let total = Traffic { flows: 1, sent: volume(2, 144), answered: volume(2, 100) };
         assert_eq!(all(&ledger), Tally { total, active: 2 });
-        let of: Vec<u64> = ledger.backends().map(|(_, tally)| tally.total.sent.octets).collect();
+        let of: Vec<u64> = ledger.backends().map(|(_, tally)| tally.total.sent.bytes).collect();
         assert_eq!(of, [100, 44]);
     }
 
@@ -281,7 +281,7 @@ mod tests {
         let before = all(&ledger);
         walk(&mut ledger, &[]);
         assert_eq!(all(&ledger), Tally { active: 0, ..before });
-        // Its port is used anew.
+        // Its port is reused.
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1000), ..Traffic::default() });
     }
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_silent_for_long_is_forgotten() {
+    fn silent_backends_expire() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[pair(1, 5)]);
         (1..SILENCE).for_each(|_| walk(&mut ledger, &[]));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_a_service_does_not_fall_when_a_backend_is_forgotten() {
+    fn sums_of_a_service_never_fall_when_a_backend_expires() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let (mut old, mut new) = (pair(1, 5), pair(2, 6));

@@ -7,49 +7,49 @@ use kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-/// Which API server, and who we are to it.
+/// The API server to use, and the credentials for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiServer {
     /// The current context of a kubeconfig file.
     Kubeconfig(PathBuf),
-    /// The one of the cluster whose Pod this is, with the Pod's service account.
+    /// The API server of the cluster that runs this Pod, with the Pod's service account.
     InCluster,
 }
 
-/// Why the source cannot work at all.
+/// Why the agent cannot use the API server at all.
 #[derive(Debug, thiserror::Error)]
 pub enum KubernetesError {
     /// The kubeconfig does not lead to an API server.
-    #[error("the kubeconfig {} is refused: {source}; check it with `kubectl --kubeconfig FILE get services`", path.display())]
+    #[error("cannot use the kubeconfig {}: {source}; check it with `kubectl --kubeconfig FILE get services`", path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
         /// What is wrong.
         source: Box<KubeconfigError>,
     },
-    /// The process is not set up as one of a Pod.
-    #[error("cannot use the service account of this Pod: {0}; give one to the Pod, or --kubeconfig FILE")]
+    /// The process does not have what a Pod of a cluster has.
+    #[error("cannot use the service account of this Pod: {0}; give the Pod one, or set --kubeconfig FILE")]
     InCluster(#[from] Box<InClusterError>),
     /// Certificates, keys or proxies that cannot be used.
     #[error(
-        "cannot set up a client of the API server: {0}; check certificates, keys and proxy of the kubeconfig"
+        "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]
     Client(#[from] Box<kube::Error>),
-    /// A bug: a watch goes on for ever.
+    /// A bug: a watch never ends.
     #[error("a watch of the API server has ended; this is a bug, please report it")]
     Ended,
 }
 
-/// Where the API server is and who we are to it; nothing is asked yet.
+/// The address of the API server and the credentials for it; sends no request.
 pub(super) async fn client_config(server: ApiServer) -> Result<Config, KubernetesError> {
     match server {
         ApiServer::InCluster => Config::incluster().map_err(|error| Box::new(error).into()),
         ApiServer::Kubeconfig(path) => {
-            let refused =
+            let unusable =
                 |source| KubernetesError::Kubeconfig { path: path.clone(), source: Box::new(source) };
-            let file = Kubeconfig::read_from(&path).map_err(refused)?;
+            let file = Kubeconfig::read_from(&path).map_err(unusable)?;
             let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(file, &options).await.map_err(refused)
+            Config::from_custom_kubeconfig(file, &options).await.map_err(unusable)
         }
     }
 }

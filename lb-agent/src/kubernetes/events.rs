@@ -1,7 +1,7 @@
-//! Events: what a cluster's administrators should hear of this node, as kube-proxy tells it.
+//! Kubernetes Events that this node emits for administrators, as kube-proxy does.
 //!
-//! Telling costs nothing and never waits: [`Events`] hands over, the task [`run`] talks to the API server. What cannot
-//! be told in a few attempts is lost, like kube-proxy's.
+//! [`Events`] queues an Event without waiting; the task [`run`] sends it to the API server. An Event that cannot be sent
+//! in a few attempts is lost, as in kube-proxy.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -21,18 +21,18 @@ use super::client::{ApiServer, KubernetesError, client_config};
 
 /// Events that may wait for the API server.
 const QUEUE: usize = 64;
-/// How often it is tried to tell an event, how long an attempt may take, and the first pause, doubled every time.
+/// Attempts to send an Event, how long one may take, and the first pause, doubled every time.
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
-/// The API server refuses longer notes.
+/// The API server rejects longer notes; bytes.
 const LONGEST_NOTE: usize = 1024;
 
-/// Where events are told. Clones tell them to the same API server; the default tells nobody.
+/// A queue of Events. Clones share the queue; the default drops every Event.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Option<mpsc::Sender<Occurrence>>);
 
-/// The events that nobody has read yet; for [`run`].
+/// The Events that are not sent yet, for [`run`].
 #[derive(Debug)]
 pub struct Outbox(mpsc::Receiver<Occurrence>);
 
@@ -44,7 +44,7 @@ enum Occurrence {
 }
 
 impl Events {
-    /// A place to tell events, and what [`run`] takes them from.
+    /// A queue, and its end for [`run`].
     pub fn channel() -> (Self, Outbox) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(Some(sender)), Outbox(receiver))
@@ -52,53 +52,53 @@ impl Events {
 
     /// The agent starts: `Starting` on the Node.
     pub fn starting(&self) {
-        self.tell(Occurrence::Starting);
+        self.emit(Occurrence::Starting);
     }
 
     /// The `healthCheckNodePort` of a Service cannot be served: Warning `FailedToStartServiceHealthcheck` on it.
     pub fn health_check_failed(&self, service: ObjectName, why: impl Into<String>) {
-        self.tell(Occurrence::HealthCheckFailed { service, why: why.into() });
+        self.emit(Occurrence::HealthCheckFailed { service, why: why.into() });
     }
 
-    fn tell(&self, occurrence: Occurrence) {
+    fn emit(&self, occurrence: Occurrence) {
         if let Some(sender) = &self.0
             && let Err(error) = sender.try_send(occurrence)
         {
-            debug!("an event is lost: {error}");
+            debug!("dropping an Event: {error}");
         }
     }
 }
 
-/// Tells the API server what has happened, for ever.
+/// Sends queued Events to the API server, for ever.
 ///
 /// # Errors
 ///
 /// A configuration that leads to no API server.
 pub async fn run(server: ApiServer, node: &str, mut outbox: Outbox) -> Result<Infallible, KubernetesError> {
     let client = Client::try_from(client_config(server).await?).map_err(Box::new)?;
-    let herald = Herald::new(client, node);
+    let publisher = Publisher::new(client, node);
     loop {
         match outbox.0.recv().await {
-            Some(occurrence) => herald.tell(&occurrence).await,
-            // Nobody can tell anything any more: the agent is stopping.
+            Some(occurrence) => publisher.publish(&occurrence).await,
+            // All senders are gone: the agent is stopping.
             None => std::future::pending().await,
         }
     }
 }
 
-struct Herald {
+struct Publisher {
     recorder: Recorder,
     node: String,
 }
 
-impl Herald {
+impl Publisher {
     fn new(client: Client, node: &str) -> Self {
         let instance = Some(format!("lb-agent-{node}"));
         let reporter = Reporter { controller: "lb-agent".to_owned(), instance };
         Self { recorder: Recorder::new(client, reporter), node: node.to_owned() }
     }
 
-    async fn tell(&self, occurrence: &Occurrence) {
+    async fn publish(&self, occurrence: &Occurrence) {
         let (event, regarding) = (event(occurrence), regarding(occurrence, &self.node));
         let mut pause = PAUSE;
         for attempt in 1..=ATTEMPTS {
@@ -110,18 +110,18 @@ impl Herald {
             if attempt == ATTEMPTS {
                 warn!(
                     event = event.reason,
-                    "cannot tell the API server: {why}; it may be down, or this agent may not create and patch events"
+                    "cannot send an Event: {why}; check that the API server runs and that the agent's user may create and patch events"
                 );
                 return;
             }
-            debug!(event = event.reason, attempt, "telling the API server again: {why}");
+            debug!(event = event.reason, attempt, "sending the Event again: {why}");
             sleep(pause).await;
             pause *= 2;
         }
     }
 }
 
-/// The event in the words of kube-proxy.
+/// The Event, worded as kube-proxy's.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),
@@ -132,7 +132,7 @@ fn event(occurrence: &Occurrence) -> Event {
     Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
 }
 
-/// What the event is about. The uids are those that kube-proxy gives: it does not know the real ones either.
+/// The object of the Event. As in kube-proxy, names stand in for the uids, which are not known.
 fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -172,7 +172,7 @@ mod tests {
 
     type Told = Arc<Mutex<Vec<(String, Value)>>>;
 
-    /// As much of an API server as an event sees; the first request of all fails.
+    /// The Events endpoint of an API server; fails the first request.
     async fn api_server(told: Told) -> Client {
         let refused = Arc::new(Mutex::new(false));
         let take = move |Path(namespace): Path<String>,
@@ -194,12 +194,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_are_told_as_kube_proxy_does() {
+    async fn events_are_those_of_kube_proxy() {
         let told = Told::default();
-        let herald = Herald::new(api_server(Arc::clone(&told)).await, "node-a");
-        herald.tell(&Occurrence::Starting).await;
+        let publisher = Publisher::new(api_server(Arc::clone(&told)).await, "node-a");
+        publisher.publish(&Occurrence::Starting).await;
         let service = ObjectName::new("shop", "web");
-        herald.tell(&Occurrence::HealthCheckFailed { service, why: "port 31000 is taken".into() }).await;
+        publisher
+            .publish(&Occurrence::HealthCheckFailed { service, why: "port 31000 is taken".into() })
+            .await;
 
         let told = told.lock().unwrap();
         let shown: Vec<_> = told
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn telling_never_waits() {
+    fn emitting_never_waits() {
         Events::default().starting();
         let (events, mut outbox) = Events::channel();
         (0..2 * QUEUE).for_each(|_| events.starting());

@@ -11,9 +11,9 @@ use lb_core::{
 
 use super::{node::NodeInfo, watched::Read};
 
-/// When that happened in the cluster which an EndpointSlice is the consequence of.
+/// Annotation with the time of the change in the cluster that triggered the newest version of an EndpointSlice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Objects of a list that are fetched at once, and so are in memory together as the API server has them.
+/// Objects per page of a list: so many are in memory at once in the form of the API server.
 const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
@@ -24,32 +24,32 @@ pub(super) trait Kind: Read {
     const NAMESPACED: bool;
     /// Whether there are API servers without this kind.
     const OPTIONAL: bool = false;
-    /// What the rest of the agent learns of an object.
+    /// The form in which the rest of the agent gets an object.
     type Change: Send;
 
-    /// The object, which has that name, as the rest of the agent sees it.
+    /// Converts the object, which has this name.
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError>;
 
-    /// The object is gone.
+    /// The change for a deleted object.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// The Service that nobody knows in full as long as an object with this metadata cannot be read.
+    /// The Service that is not known completely while an object with this metadata cannot be read.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }
 
-    /// What it is the consequence of.
+    /// What triggered the newest version of the object.
     fn triggered(&self) -> Option<Trigger> {
         None
     }
 }
 
-/// kube-proxy's choice of Services: not what another proxy serves, not what nobody does.
+/// kube-proxy's selection of Services: neither those of other proxies nor headless ones.
 pub(super) fn services() -> watcher::Config {
     config().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
 }
 
-/// kube-proxy's choice of EndpointSlices: not those of headless Services.
+/// kube-proxy's selection of EndpointSlices: not those of headless Services.
 pub(super) fn endpoint_slices() -> watcher::Config {
     config().labels(&format!("!{HEADLESS}"))
 }

@@ -1,10 +1,11 @@
 //! The source of a cluster: an API server that is watched for Services and EndpointSlices.
 //!
-//! A watch of each kind (list, then follow) gives events; [`objects::Objects`] turns them into changes and keeps of
-//! every object no more than its name and version. An API server that is away costs nothing but news: the last state
-//! stays. `docs/kubernetes.md` says what happens under each fault.
+//! A watch of each kind (list, then follow) gives events; [`objects::Objects`] turns them into changes and keeps only
+//! the name and version of each object. While the API server cannot be reached, the last known state stays in force.
+//! `docs/kubernetes.md` describes each fault.
 
 mod client;
+mod conditions;
 pub mod events;
 mod kind;
 mod node;
@@ -13,7 +14,6 @@ mod pace;
 mod run;
 #[cfg(test)]
 mod tolerance_test;
-mod trouble;
 mod watch;
 mod watched;
 

@@ -1,4 +1,4 @@
-//! What the Node object of this node says.
+//! Reads the Node object of this node.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -7,14 +7,14 @@ use lb_core::api::{Node, NodeStatus};
 
 /// The label that names the zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// The cluster autoscaler is about to remove a node with this taint.
+/// The taint of a node that the cluster autoscaler is about to remove.
 const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// The Node object of this node, reduced to what the agent looks at.
+/// The Node object of this node, reduced to what the agent uses.
 ///
-/// Until the API server has shown the Node, and without any API server, this is the default: nothing is known, and
-/// nothing speaks against the node. A Node that is deleted loses its eligibility and nothing else: zone and addresses
-/// of a running node do not go away because somebody deletes an object.
+/// The default is in force until the API server has returned the Node, and without any API server: nothing is known, and
+/// the node is eligible. When the Node is deleted, the node becomes ineligible but keeps its zone and addresses: it is
+/// still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
     /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node exists, is not being deleted, and
@@ -22,11 +22,11 @@ pub struct NodeInfo {
     pub eligible: bool,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs`, or `spec.podCIDR` where there is no list; what is no network is left out. `None` until the API
-    /// server has shown the Node.
+    /// `spec.podCIDRs`, or `spec.podCIDR` without a list; invalid networks are left out. `None` until the API server has
+    /// returned the Node.
     pub pod_cidrs: Option<Vec<IpNet>>,
-    /// The node's address of each family, the one of the primary family first: of `status.addresses` the first
-    /// `InternalIP`, else the first `ExternalIP`.
+    /// The node's address of each family, the primary family first: the first `InternalIP` of `status.addresses`, else the
+    /// first `ExternalIP`.
     pub internal_ips: Vec<IpAddr>,
 }
 
@@ -37,7 +37,7 @@ impl Default for NodeInfo {
 }
 
 impl NodeInfo {
-    /// What the object says.
+    /// Reads the Node object.
     pub(super) fn new(node: &Node) -> Self {
         let zone = node.metadata.label(ZONE);
         Self {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_everything() {
+    fn all_used_fields_are_read() {
         let info = info(json!({
             "metadata": {"name": "a", "labels": {"topology.kubernetes.io/zone": "z1", "other": "x"}},
             "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]},
@@ -107,20 +107,20 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_nothing_is_eligible() {
+    fn node_without_any_field_is_eligible() {
         let shown = NodeInfo { pod_cidrs: Some(Vec::new()), ..NodeInfo::default() };
         assert_eq!(info(json!({"metadata": {"name": "a"}})), shown);
     }
 
     #[test]
-    fn an_external_address_is_better_than_none() {
+    fn external_address_stands_in_for_a_missing_internal_one() {
         let addresses = json!([{"type": "ExternalIP", "address": "203.0.113.1"}]);
         let info = info(json!({"metadata": {"name": "a"}, "status": {"addresses": addresses}}));
         assert_eq!(info.internal_ips, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
     }
 
     #[test]
-    fn what_is_no_network_is_left_out() {
+    fn invalid_pod_cidr_is_left_out() {
         let info = info(json!({"metadata": {"name": "a"}, "spec": {"podCIDRs": ["ten", "10.244.1.9/24"]}}));
         assert_eq!(info.pod_cidrs.unwrap(), ["10.244.1.0/24".parse().unwrap()]);
         let info = self::info(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.0.0/24"}}));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_about_to_go_is_not_eligible() {
+    fn node_about_to_be_removed_is_not_eligible() {
         let deleted = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
         assert!(!info(deleted).eligible);
         let tainted = |key: &str| json!({"metadata": {"name": "a"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});

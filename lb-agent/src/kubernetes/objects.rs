@@ -15,26 +15,26 @@ use tracing::warn;
 use super::{kind::Kind, watched::Watched};
 use crate::tell::warn_few;
 
-/// What a watch has shown of the objects of one kind: from its events to changes.
+/// The known objects of one kind; turns the events of a watch into changes.
 ///
-/// A list counts when it is done: its changes come together, and only then goes what is not in it. An object that
-/// cannot be read stays in its last good state; one with an odd address loses that address.
+/// A list takes effect when it is complete: its changes come together, and only then objects that it does not have are
+/// deleted. An object that cannot be read stays in its last good state; of one with a bad part, the rest is served.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, Known>,
-    /// Objects whose newest version cannot be read, or not as a whole.
-    bad: BTreeMap<ObjectName, Bad>,
+    /// Objects whose newest version cannot be read, or not completely.
+    rejected: BTreeMap<ObjectName, Rejected>,
     /// Number of the newest list that was begun.
     list: u64,
     /// Whether a list was done.
     listed: bool,
-    /// What has changed and was not given out yet.
+    /// Changes that [`Self::handle`] has not returned yet.
     changes: Vec<K::Change>,
-    /// What the changes are the consequence of; nothing from before the beginning counts.
+    /// What triggered the changes, if that was after the beginning.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
-    /// What is wrong with objects and was not logged yet.
-    untold: Vec<String>,
+    /// Problems of objects that are not logged yet.
+    unlogged: Vec<String>,
 }
 
 /// An object that exists, readable or not.
@@ -42,14 +42,14 @@ pub(super) struct Objects<K: Kind> {
 struct Known {
     /// See [`version`].
     version: Option<u64>,
-    /// The list, or the list before the news, that has shown it.
+    /// Number of the newest list when the object was last seen.
     list: u64,
-    /// What its newest readable version was the consequence of.
+    /// What triggered its newest readable version.
     triggered: Option<Trigger>,
 }
 
 #[derive(Debug)]
-struct Bad {
+struct Rejected {
     why: String,
     /// Whether no version of it could ever be read.
     unread: bool,
@@ -58,25 +58,25 @@ struct Bad {
 }
 
 impl<K: Kind> Objects<K> {
-    /// Nothing was shown yet; the beginning is now.
+    /// No object is known yet.
     pub(super) fn new(beginning: SystemTime) -> Self {
         Self {
             known: BTreeMap::new(),
-            bad: BTreeMap::new(),
+            rejected: BTreeMap::new(),
             list: 0,
             listed: false,
             changes: Vec::new(),
             triggered: Vec::new(),
             beginning,
-            untold: Vec::new(),
+            unlogged: Vec::new(),
         }
     }
 
-    /// Takes note of an event; the changes that are due.
+    /// Handles an event; returns the changes that are due.
     pub(super) fn handle(&mut self, event: Event<Watched<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
-                // Changes of a list that was broken off stay: their versions count as known.
+                // Changes of an interrupted list stay queued: their versions count as known.
                 self.list += 1;
                 return Vec::new();
             }
@@ -86,44 +86,43 @@ impl<K: Kind> Objects<K> {
             }
             Event::InitDone => {
                 self.listed = true;
-                self.forget_unlisted();
+                self.delete_unlisted();
             }
             Event::Apply(object) => self.take(object),
             Event::Delete(object) => {
                 if let Some(name) = name_of::<K>(&object.metadata) {
-                    self.forget(name);
+                    self.delete(name);
                 }
             }
         }
-        warn_few(self.untold.drain(..));
+        warn_few(self.unlogged.drain(..));
         std::mem::take(&mut self.changes)
     }
 
-    /// When that happened which the changes since the last call are the consequence of.
+    /// What triggered the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.triggered)
     }
 
-    /// Whether everything that can be read was given out once.
+    /// Whether a list was completed.
     pub(super) const fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether nothing exists, as far as is known.
+    /// Whether no object is known.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// The Services with an object that cannot be read and never could: it may be one that the kernel has from an
-    /// earlier run.
+    /// The Services with an object that cannot be read and never could. The kernel may hold them from an earlier run.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
-        let unread = self.bad.values().filter(|bad| bad.unread);
+        let unread = self.rejected.values().filter(|bad| bad.unread);
         unread.filter_map(|bad| bad.service.clone()).collect()
     }
 
-    /// What is wrong with objects.
+    /// All current problems of objects.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
-        self.bad.values().map(|bad| bad.why.as_str())
+        self.rejected.values().map(|bad| bad.why.as_str())
     }
 
     fn take(&mut self, Watched { metadata, object, .. }: Watched<K>) {
@@ -142,52 +141,52 @@ impl<K: Kind> Objects<K> {
                 self.known.insert(name, Known { triggered, ..now });
                 self.changes.push(value);
             }
-            Err(why) => self.refuse(name, now, why, &metadata),
+            Err(why) => self.reject(name, now, why, &metadata),
         }
     }
 
-    /// The object can be read but for that.
+    /// Notes which parts of a readable object are left out.
     fn note_left_out(&mut self, name: &ObjectName, left_out: &[ConvertError]) {
         let Some(why) = left_out_text(left_out) else {
-            self.bad.remove(name);
+            self.rejected.remove(name);
             return;
         };
-        if self.bad.get(name).is_none_or(|bad| bad.why != why) {
-            self.untold.push(why.clone());
+        if self.rejected.get(name).is_none_or(|bad| bad.why != why) {
+            self.unlogged.push(why.clone());
         }
-        self.bad.insert(name.clone(), Bad { why, unread: false, service: None });
+        self.rejected.insert(name.clone(), Rejected { why, unread: false, service: None });
     }
 
-    /// The same time again is no news: something else of the object has changed.
+    /// Notes what triggered a change. A time that was noted before is ignored: something else of the object changed.
     fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
         let news = triggered.filter(|trigger| trigger.time > self.beginning && before != Some(*trigger));
         self.triggered.extend(news);
     }
 
-    fn refuse(&mut self, name: ObjectName, now: Known, why: String, metadata: &ObjectMeta) {
-        let unread = self.bad.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
+    fn reject(&mut self, name: ObjectName, now: Known, why: String, metadata: &ObjectMeta) {
+        let unread = self.rejected.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
         let stays = if unread { "it is left out" } else { "its last good state stays in force" };
         let why = format!("{why}; {stays}");
-        self.untold.push(why.clone());
+        self.unlogged.push(why.clone());
         let triggered = self.known.get(&name).and_then(|known| known.triggered);
         let service = K::service(&name, metadata);
         self.known.insert(name.clone(), Known { triggered, ..now });
-        self.bad.insert(name, Bad { why, unread, service });
+        self.rejected.insert(name, Rejected { why, unread, service });
     }
 
-    fn forget_unlisted(&mut self) {
+    fn delete_unlisted(&mut self) {
         let list = self.list;
-        // After the changes of the list: one that was broken off may have shown an object that is gone since.
+        // After the changes of the list: an interrupted one may have shown an object that is gone since.
         let gone = self.known.extract_if(.., |_, known| known.list != list);
         for (name, _) in gone {
-            self.bad.remove(&name);
+            self.rejected.remove(&name);
             self.changes.push(K::gone(name));
         }
     }
 
-    fn forget(&mut self, name: ObjectName) {
-        self.bad.remove(&name);
+    fn delete(&mut self, name: ObjectName) {
+        self.rejected.remove(&name);
         if self.known.remove(&name).is_some() {
             self.changes.push(K::gone(name));
         }
@@ -207,7 +206,7 @@ fn changed<K: Kind>(
     Ok((change, object.triggered()))
 }
 
-/// What is wrong with an object that can be read but for some parts: the first few of them.
+/// The errors of the parts of an object that are left out: the first few of them.
 fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     const FEW: usize = 3;
     let (first, others) = left_out.split_first()?;
@@ -223,13 +222,12 @@ fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     Some(text)
 }
 
-/// An object without a name cannot be told from others: nothing can be done with it.
+/// The name of an object. An object without one cannot be told from others and is left out.
 fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }
 
-/// Tells versions of an object of one name apart; `None` where the API server gave it none. A digest, because the
-/// version itself is a text, and there are many objects.
+/// A digest of uid and version, smaller than the texts themselves; `None` without a version.
 fn version(metadata: &ObjectMeta) -> Option<u64> {
     let version = metadata.resource_version.as_ref().filter(|version| !version.is_empty())?;
     let mut hasher = DefaultHasher::new();
@@ -312,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_given_out_at_once() {
+    fn watch_events_take_effect_at_once() {
         let mut objects = with_a_and_b();
         assert_eq!(handle(&mut objects, Event::Apply(service("c", 3, "10.96.0.3"))), ["+c 10.96.0.3"]);
         assert_eq!(handle(&mut objects, Event::Apply(service("a", 4, "10.96.0.4"))), ["+a 10.96.0.4"]);
@@ -321,21 +319,21 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_what_is_known_changes_nothing() {
+    fn list_of_known_objects_changes_nothing() {
         let mut objects = with_a_and_b();
         let listed = vec![service("b", 2, "10.96.0.2"), service("a", 1, "10.96.0.1")];
         assert_eq!(list(&mut objects, listed), [""; 0]);
     }
 
     #[test]
-    fn what_was_deleted_meanwhile_goes_when_the_list_is_done() {
+    fn list_deletes_missing_objects_when_complete() {
         let mut objects = with_a_and_b();
         let listed = vec![service("b", 7, "10.96.0.9"), service("c", 8, "10.96.0.1")];
         assert_eq!(list(&mut objects, listed), ["+b 10.96.0.9", "+c 10.96.0.1", "-a"]);
     }
 
     #[test]
-    fn an_object_that_came_by_watch_goes_with_a_list_without_it() {
+    fn list_deletes_objects_seen_by_watch() {
         let mut objects = with_a_and_b();
         handle(&mut objects, Event::Apply(service("c", 3, "10.96.0.3")));
         let listed = vec![service("a", 1, "10.96.0.1"), service("b", 2, "10.96.0.2")];
@@ -343,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_breaks_off_removes_nothing_and_loses_nothing() {
+    fn interrupted_list_deletes_and_loses_nothing() {
         let mut objects = with_a_and_b();
         handle(&mut objects, Event::Init);
         handle(&mut objects, Event::InitApply(service("b", 3, "10.96.0.3")));
@@ -353,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_was_made_anew_counts_even_with_an_old_version() {
+    fn recreated_object_takes_effect_even_with_an_old_version() {
         let mut objects = with_a_and_b();
         let mut anew = value("a", 1, "10.96.0.7");
         anew["metadata"]["uid"] = json!("another");
@@ -361,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_turns_bad_stays_as_it_was() {
+    fn object_that_becomes_unreadable_keeps_its_last_good_state() {
         for bad in [malformed("a", 3), invalid("a", 3)] {
             let mut objects = with_a_and_b();
             assert_eq!(handle(&mut objects, Event::Apply(bad.clone())), [""; 0]);
@@ -375,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_object_is_left_out_and_goes_with_its_deletion() {
+    fn unreadable_object_is_left_out_until_deleted() {
         let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
         let changes = list(&mut objects, vec![malformed("a", 1), service("b", 2, "10.96.0.2")]);
         assert_eq!(changes, ["+b 10.96.0.2"]);
@@ -389,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_a_name_is_left_out() {
+    fn object_without_a_name_is_left_out() {
         let mut objects = with_a_and_b();
         let mut nameless = value("", 9, "10.96.0.9");
         nameless["metadata"]["name"] = Value::Null;
@@ -397,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_loses_its_address_is_gone() {
+    fn service_without_address_is_deleted() {
         let mut objects = with_a_and_b();
         assert_eq!(handle(&mut objects, Event::Apply(service("a", 3, "None"))), ["-a"]);
     }
@@ -418,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_taken_alike() {
+    fn slices_are_listed_and_deleted_like_services() {
         let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
         objects.handle(Event::Init);
         objects.handle(Event::InitApply(slice(1, "")));
@@ -456,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_address_costs_itself_and_is_named_until_it_is_gone() {
+    fn bad_address_is_left_out_and_reported_until_gone() {
         let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
         let changes = objects.handle(Event::Apply(slice_with(1, &["10.0.0.1", "127.0.0.1"])));
         assert_eq!(addresses(&changes), ["10.0.0.1"]);
@@ -485,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_with_an_odd_address_that_turns_bad_stays_as_it_was() {
+    fn partly_bad_object_that_becomes_unreadable_keeps_its_last_good_state() {
         let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
         objects.handle(Event::Apply(slice_with(1, &["10.0.0.1", "127.0.0.1"])));
         let mut bad = slice_value(2, "");
@@ -497,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trigger_counts_once_and_only_since_the_beginning() {
+    fn trigger_counts_once_and_only_since_the_beginning() {
         let time = |text: &str| SystemTime::from(text.parse::<jiff::Timestamp>().unwrap());
         let beginning = "2026-01-01T00:00:00Z";
         let mut objects = Objects::new(time(beginning));

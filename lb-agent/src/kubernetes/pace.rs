@@ -11,11 +11,11 @@ use kube::client::Body;
 use tokio::time::{Instant, sleep_until};
 use tower::Service;
 
-/// How far apart the beginnings of two watches of a kind are at least.
+/// The shortest time between the starts of two watches of a kind.
 const APART: Duration = Duration::from_secs(1);
 
-/// Keeps a watch that ends as soon as it has begun from being asked for again and again without a pause: the library
-/// takes every end for the ordinary one after some minutes.
+/// Delays watches that would start too soon after each other. The library restarts a watch that ends without a pause,
+/// even if it ended at once, because it takes every end for the usual one after some minutes.
 #[derive(Clone, Debug)]
 pub(super) struct Paced<S> {
     inner: S,
@@ -28,7 +28,7 @@ impl<S> Paced<S> {
         Self { inner, begins: Arc::default() }
     }
 
-    /// When a request may be made.
+    /// When a request may be sent.
     fn begin(&self, request: &Request<Body>) -> Instant {
         let now = Instant::now();
         let uri = request.uri();
@@ -57,7 +57,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let begin = self.begin(&request);
-        // Does nothing before it is waited for.
+        // The request is sent when the future is polled.
         let answer = self.inner.call(request);
         Box::pin(async move {
             sleep_until(begin).await;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn only_watches_of_the_same_path_are_kept_apart() {
+    fn only_watches_of_the_same_path_are_delayed() {
         let paced = Paced::new(());
         let (watch, list) = ("/api/v1/services?labelSelector=x&watch=true", "/api/v1/services?limit=200");
         let first = paced.begin(&request(watch));

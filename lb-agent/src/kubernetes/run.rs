@@ -21,40 +21,40 @@ use tracing::info;
 
 use super::{
     client::{ApiServer, KubernetesError, client_config},
+    conditions::ServerConditions,
     kind,
     node::NodeInfo,
     pace::Paced,
-    trouble::Trouble,
     watch::Watch,
 };
 
-/// What the source tells beside the events for the writer. Each channel has the newest state.
+/// Channels for what the source publishes beside the events for the writer. Each has the newest state.
 #[derive(Debug)]
 pub struct Published {
     /// The Node object of this node.
     pub node: watch::Sender<NodeInfo>,
-    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Where the API server has no such API, what
-    /// the channel was made with stays.
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. If the API server has no such API, the
+    /// channel keeps its first value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// All that is wrong now.
+    /// All current problems, for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
-/// How long the first write waits for the Node when everything else is there.
+/// How long the first write waits for the Node when everything else was listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an API server may be silent before the connection counts as dead. A real one sends a bookmark a minute.
+/// How long an API server may send nothing before the connection counts as dead. Real ones send a bookmark a minute.
 const SILENCE: Duration = Duration::from_secs(150);
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Watches the API server until the receiver of `events` is dropped. Sends what changes, [`SourceEvent::Synchronised`]
-/// once when all Services and EndpointSlices were listed, and then which Services nobody can know:
-/// [`SourceEvent::CompleteBut`] those with an object that could never be read, [`SourceEvent::Complete`] as soon as
-/// there are none. `node_name` is the name of the own Node: its zone is sent before the first write, which waits for
-/// the API server's word about the Node, that there is none included, but not for long.
+/// Watches the API server until the receiver of `events` is dropped. Sends changes, then [`SourceEvent::Synchronised`]
+/// once when all Services and EndpointSlices were listed, then [`SourceEvent::CompleteBut`] with the Services of which
+/// an object could never be read, and [`SourceEvent::Complete`] as soon as there are none. `node_name` is the name of
+/// this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds for the API
+/// server to return the Node or to answer that there is none.
 ///
 /// # Errors
 ///
-/// A configuration that leads to no API server. One that does not answer is asked until it does.
+/// A configuration that leads to no API server. A server that does not answer is retried for ever.
 pub async fn run(
     server: ApiServer,
     node_name: &str,
@@ -76,17 +76,17 @@ struct Follower {
     cidrs: Watch<ServiceCidr>,
     events: mpsc::Sender<SourceEvent>,
     published: Published,
-    trouble: Trouble,
-    /// What is wrong as long as there is no Node.
+    server: ServerConditions,
+    /// The problem to report while the Node does not exist.
     no_node: String,
-    /// The ranges of each ServiceCIDR, and those that hold where there is none.
+    /// The ranges of each ServiceCIDR, and those to use when there is none.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
     /// Until when the first write waits for the Node.
     node_deadline: Option<Instant>,
-    /// Whether the rest of the agent was told so.
+    /// Whether [`SourceEvent::Synchronised`] was sent.
     synchronised: bool,
-    /// The Services it was told nobody can know.
+    /// The Services of the last [`SourceEvent::CompleteBut`].
     unread: Option<BTreeSet<ObjectName>>,
 }
 
@@ -106,7 +106,7 @@ impl Follower {
             cidrs: Watch::new(client.clone(), kind::service_cidrs(), now),
             events,
             published,
-            trouble: Trouble::default(),
+            server: ServerConditions::default(),
             no_node: format!(
                 "the API server has no Node \"{node_name}\": give --node-name the name that endpoints on this node have"
             ),
@@ -131,7 +131,7 @@ impl Follower {
                 () = at(self.node_deadline) => Vec::new(),
                 () = self.events.closed() => return Ok(()),
             };
-            self.tell_people();
+            self.publish_problems();
             due.extend(self.progress());
             for event in due {
                 if self.events.send(event).await.is_err() {
@@ -175,7 +175,7 @@ impl Follower {
         Vec::new()
     }
 
-    /// What the rest of the agent is told of how far the lists are.
+    /// The events that are due because lists are complete.
     fn progress(&mut self) -> Vec<SourceEvent> {
         let mut due = Vec::new();
         if !self.services.is_listed() || !self.slices.is_listed() {
@@ -199,21 +199,21 @@ impl Follower {
         due
     }
 
-    fn tell_people(&mut self) {
+    fn publish_problems(&mut self) {
         let Self { services, slices, node, cidrs, .. } = self;
         let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
-        // One that was deleted made the agent ineligible. One that never was is a wrong name, or not registered yet: its
-        // Services are served, and people are told.
+        // A deleted Node made this node ineligible. A Node that never existed is a wrong name or not registered yet:
+        // the node serves Services, and `status` shows the problem.
         let no_node = node.is_missing().then_some(self.no_node.as_str());
         let problems = problems.chain(no_node);
-        let now = self.trouble.update(failures.into_iter().flatten(), problems);
+        let now = self.server.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, now);
     }
 }
 
-/// Whoever listens hears only of what is another state than before.
+/// Updates the channel; receivers wake up only if the value is another one.
 fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|published| {
         let modified = *published != now;
@@ -222,7 +222,7 @@ fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     });
 }
 
-/// Sleeps until then; for ever when there is no then.
+/// Sleeps until the given time, for ever without one.
 async fn at(then: Option<Instant>) {
     match then {
         Some(then) => sleep_until(then).await,

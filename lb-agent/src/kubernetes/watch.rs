@@ -17,8 +17,8 @@ use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
 
-/// Nothing tells that a watch goes on where it was broken off. It does if it has not failed for that long: longer than
-/// the pause between two attempts and the time that an attempt may take, together.
+/// No event says that a watch was resumed. It counts as resumed after this time without a failure: longer than the pause
+/// between two attempts plus the time that an attempt may take.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind.
@@ -32,20 +32,21 @@ pub(super) struct Watch<K: Kind> {
 /// Why a kind cannot be followed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The API server cannot be asked.
+    /// The API server does not answer.
     Away(String),
-    /// The API server answers, but not with these objects.
+    /// The API server forbids to list or watch these objects.
     Refused(String),
 }
 
 impl<K: Kind> Watch<K> {
-    /// Nothing is asked before [`Self::next`]. What has happened before `beginning` triggers nothing.
+    /// Sends no request before [`Self::next`]. Changes from before `beginning` trigger nothing.
     pub(super) fn new(client: Client, config: watcher::Config, beginning: SystemTime) -> Self {
         let stream = watcher(Api::all(client), config).default_backoff().boxed();
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 
-    /// Waits for news; what has changed, perhaps nothing. `None` is the end, which never comes. May be cancelled.
+    /// Waits for the next event; returns what changed, perhaps nothing. `None` would be the end, which never comes.
+    /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
             Some((_, last)) => match timeout_at(*last + QUIET, self.stream.next()).await {
@@ -76,14 +77,14 @@ impl<K: Kind> Watch<K> {
 
     fn failed(&mut self, error: &watcher::Error) {
         if is_routine(error) {
-            debug!("the watch of {}s goes on after: {error}", K::NAME);
+            debug!("the watch of {}s resumes after: {error}", K::NAME);
             return;
         }
         let why = format!("{}s: {}", K::NAME, chain(error));
         debug!("{why}");
         let (status, now) = (status(error), Instant::now());
         self.failure = match status {
-            // An API server that is too old is asked again, because it may be replaced, but there is nothing to say.
+            // An API server too old for this kind is retried, because it may be upgraded, but that is no problem.
             Some(404) if K::OPTIONAL => None,
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),
@@ -96,7 +97,7 @@ impl<K: Kind> Watch<K> {
         self.objects.problems()
     }
 
-    /// Whether everything that can be read was given out once.
+    /// Whether a list was completed.
     pub(super) const fn is_listed(&self) -> bool {
         self.objects.is_listed()
     }
@@ -106,17 +107,17 @@ impl<K: Kind> Watch<K> {
         self.objects.is_listed() && self.objects.is_empty()
     }
 
-    /// Whether the API server has said what there is, if only that it does not tell us.
+    /// Whether the API server has listed the kind or has forbidden to.
     pub(super) const fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// The Services of which something cannot be read and never could.
+    /// The Services of which an object cannot be read and never could.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         self.objects.unread()
     }
 
-    /// When that happened which the changes since the last call are the consequence of.
+    /// What triggered the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         self.objects.take_triggered()
     }
@@ -141,8 +142,8 @@ fn status(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-/// Connections end, and versions expire: then the watch goes on by itself. If it cannot, the next error says so. A watch that
-/// cannot even begin with an expired version, which API servers tell within the watch, asks for that version again.
+/// Connections end and versions expire; the watch then resumes by itself, and the next error reports a failure to do so.
+/// A watch that cannot start because of an expired version is not routine: it would request that version again.
 fn is_routine(error: &watcher::Error) -> bool {
     let expired = status(error) == Some(410) && !matches!(error, watcher::Error::WatchStartFailed(_));
     expired

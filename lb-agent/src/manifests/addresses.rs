@@ -10,10 +10,10 @@ use lb_core::{
     plan::Contents,
 };
 
-use super::{options::ManifestsOptions, problem::Fault};
+use super::{condition::FieldError, options::ManifestsOptions};
 
-/// What became of a request: the Service with its addresses (`None` for one without virtual addresses), or why not.
-pub(super) type Outcome = Result<Option<Service>, Fault>;
+/// The result of a request: the Service with its addresses (`None` for one without virtual addresses), or the error.
+pub(super) type Outcome = Result<Option<Service>, FieldError>;
 
 #[derive(Debug)]
 pub(super) struct Addresses {
@@ -26,29 +26,29 @@ impl Addresses {
         Self { allocator: Allocator::new(&options.cluster_ip_ranges, options.node_port_range.clone(), known) }
     }
 
-    /// Takes back everything from Services that do not exist.
+    /// Releases everything that Services have which do not exist.
     pub(super) fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         self.allocator.retain(exists);
     }
 
-    /// Takes back everything from a Service that is gone.
+    /// Releases everything that a deleted Service had.
     pub(super) fn release(&mut self, service: &ObjectName) {
         self.allocator.release(service);
     }
 
-    /// Gives addresses to Services, in whatever order works. One that is refused keeps what it had.
+    /// Allocates addresses to Services, in whatever order works. A rejected Service keeps what it had.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
         self.assign_swapped(&mut services, &mut errors);
         let outcome = |(index, service): (usize, &api::Service)| match errors.remove(&index) {
-            Some(error) => Err(fault(error)),
+            Some(error) => Err(field_error(error)),
             None => convert(service),
         };
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Services that take each other's addresses can only be served together, by first taking back what they have.
+    /// Services that exchange addresses can only be served together: all of them first release what they have.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);
@@ -71,20 +71,20 @@ impl Addresses {
                 }
                 self.allocator = trial;
             }
-            let mut place = 0..;
-            open.retain(|_| place.next().is_some_and(|place| !refused.contains_key(&place)));
+            let mut location = 0..;
+            open.retain(|_| location.next().is_some_and(|location| !refused.contains_key(&location)));
         }
     }
 }
 
 fn convert(service: &api::Service) -> Outcome {
-    match convert::service(service).and_then(Converted::whole).map_err(fault)? {
+    match convert::service(service).and_then(Converted::whole).map_err(field_error)? {
         Change::Service(_, service) => Ok(service),
         Change::EndpointSlice(..) => Ok(None),
     }
 }
 
-/// The words of an error without its object, which is told apart.
-pub(super) fn fault(error: ConvertError) -> Fault {
-    Fault::new(error.field, error.why)
+/// The error of a field without its object, which the condition names.
+pub(super) fn field_error(error: ConvertError) -> FieldError {
+    FieldError::new(error.field, error.why)
 }

@@ -9,9 +9,9 @@ use std::{
 use twox_hash::XxHash3_128;
 
 use super::{
+    condition::DocumentLocation,
     documents::{DocumentText, split},
     parse::{Parsed, parse},
-    problem::DocumentPlace,
 };
 
 /// Below this many new documents threads cost more than they save.
@@ -23,7 +23,7 @@ pub(super) struct File {
     pub(super) documents: Vec<Document>,
     /// Why the file cannot be read at this moment; the documents are those of the last time it could.
     pub(super) unreadable: Option<String>,
-    /// Whether somebody still writes to it.
+    /// Whether it is open for writing.
     pub(super) is_draft: bool,
 }
 
@@ -41,16 +41,16 @@ pub(super) struct Document {
 }
 
 impl File {
-    /// Whether there may be objects in the file that cannot be told at this moment.
+    /// Whether there may be objects in the file that cannot be read at this moment.
     pub(super) fn is_obscure(&self) -> bool {
         self.unreadable.is_some()
             || self.is_draft
-            || self.documents.iter().any(|document| !document.parsed.faults.is_empty())
+            || self.documents.iter().any(|document| !document.parsed.errors.is_empty())
     }
 
-    /// The place of the document at `index`.
-    pub(super) fn place(&self, index: usize) -> DocumentPlace {
-        DocumentPlace {
+    /// The location of the document at `index`.
+    pub(super) fn location(&self, index: usize) -> DocumentLocation {
+        DocumentLocation {
             number: index + 1,
             line: self.documents.get(index).map_or(1, |document| document.line),
         }
@@ -100,7 +100,7 @@ pub(super) struct Difference {
 }
 
 impl File {
-    /// Takes over a new text. What [`Text::news`] told to parse is in `parsed`; ids are taken from `next_id` on.
+    /// Applies a new text. `parsed` has the documents from [`Text::news`]; ids are taken from `next_id` on.
     pub(super) fn update(
         &mut self,
         text: &Text<'_>,

@@ -14,27 +14,27 @@ use lb_core::{
 
 use super::{
     addresses::Addresses,
+    condition::{Condition, FieldError, Location, Severity},
     file::{Difference, Document, File, Text, parse_all},
     options::ManifestsOptions,
     parse::{Key, Kind, Parsed, Resource, Slices},
-    problem::{Fault, Place, Problem, Severity},
 };
 
-/// News about one file of the folder.
+/// A change of one file of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// Its name within the folder.
     pub file: OsString,
-    /// What became of it.
+    /// Its content now.
     pub content: Content,
 }
 
-/// What became of a file.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// It holds this text.
     Text(String),
-    /// It holds this text, and somebody still writes to it: there may be more.
+    /// It holds this text and is open for writing: there may be more.
     Draft(String),
     /// It is there but cannot be read, for this reason.
     Unreadable(String),
@@ -42,35 +42,35 @@ pub enum Content {
     Gone,
 }
 
-/// What followed from edits.
+/// The result of edits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     /// Only what is different from before.
     pub changes: Vec<Change>,
     /// Everything that is wrong with the folder now, by file and document.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Condition>,
     /// Places of objects of kinds that this source does not take, and their kinds; each kind only once.
-    pub ignored: Vec<(Place, String)>,
+    pub ignored: Vec<(Location, String)>,
 }
 
-/// Everything that is known about a folder of manifests. Does no IO.
+/// The state of a folder of manifests. Does no IO.
 #[derive(Debug)]
 pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// Who defines an object. More than one is a mistake of the user: the first of them counts.
+    /// The documents that define an object. More than one is an error: the first counts.
     claims: HashMap<Key, Vec<Claim>>,
     objects: HashMap<Key, Known>,
     addresses: Addresses,
-    /// Whether `addresses` may know Services of an earlier life that exist no more.
+    /// Whether `addresses` may hold Services of an earlier run that no longer exist.
     remembers: bool,
     /// Why the folder cannot be read at this moment.
     unreadable: Option<String>,
     /// Whether there are files whose content was not shown yet.
     expects_more: bool,
-    /// Services that could not get the addresses or ports they want.
-    refused: BTreeMap<Key, Fault>,
+    /// Services whose addresses or ports cannot be allocated.
+    refused: BTreeMap<Key, FieldError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
     /// Objects that no document defines, but that may be in one that cannot be read at this moment.
@@ -84,7 +84,7 @@ struct Claim {
     file: Arc<OsStr>,
     document: u64,
     parsed: Arc<Parsed>,
-    /// Place among the objects of the document.
+    /// Location among the objects of the document.
     index: usize,
 }
 
@@ -104,7 +104,7 @@ struct Known {
     service: Option<Service>,
 }
 
-/// What is to become of an object.
+/// What to do with an object.
 enum Verdict {
     Keep,
     Remove,
@@ -137,28 +137,28 @@ impl Manifests {
         self.files.keys().map(AsRef::as_ref)
     }
 
-    /// Takes note of whether the folder can be read. While it cannot, everything stays as it is.
+    /// Sets why the folder cannot be read. As long as it cannot, everything stays as it is.
     pub fn set_unreadable(&mut self, why: Option<String>) {
         self.unreadable = why;
     }
 
-    /// Takes note of whether there are files with a content that comes with a later edit.
+    /// Sets whether there are files whose content comes with a later edit.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
     }
 
-    /// Takes note of edits, of each file at most one, and tells what followed.
+    /// Applies edits, at most one of each file; returns what followed.
     pub fn apply(&mut self, edits: &[Edit]) -> Update {
         let mut touched = self.take_edits(edits);
         touched.extend(self.refused.keys().cloned());
         touched.append(&mut self.missing);
-        self.forget_earlier_life();
+        self.release_earlier_addresses();
         let changes = self.settle(&touched);
         Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
-    /// Once it is certain which Services exist, the addresses that others had in an earlier life are free.
-    fn forget_earlier_life(&mut self) {
+    /// Frees the addresses that other Services had in an earlier run, once it is certain which Services exist.
+    fn release_earlier_addresses(&mut self) {
         let knows_all = self.unreadable.is_none() && !self.expects_more;
         if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
             let key = |name: &ObjectName| Key { kind: Kind::Service, name: name.clone() };
@@ -195,13 +195,13 @@ impl Manifests {
                     let file = self.files.entry(edit.file.as_os_str().into()).or_default();
                     (file.unreadable, file.is_draft) = (Some(why.clone()), false);
                 }
-                Content::Gone => self.forget(&edit.file, &mut touched),
+                Content::Gone => self.remove_file(&edit.file, &mut touched),
             }
         }
         touched
     }
 
-    fn forget(&mut self, file: &OsStr, touched: &mut BTreeSet<Key>) {
+    fn remove_file(&mut self, file: &OsStr, touched: &mut BTreeSet<Key>) {
         if let Some((name, file)) = self.files.remove_entry(file) {
             let difference = Difference { removed: file.documents, ..Difference::default() };
             self.reclaim(&name, &difference, touched);
@@ -233,7 +233,7 @@ impl Manifests {
         }
     }
 
-    /// Decides what becomes of the objects. Addresses are given back before others are given out.
+    /// Applies the changes of objects. Releases addresses before it allocates others.
     fn settle(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut services = Vec::new();
@@ -259,8 +259,8 @@ impl Manifests {
         for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
             match outcome {
                 Ok(service) => self.set(key, Known { file, resource, service }, &mut changes),
-                Err(fault) => {
-                    self.refused.insert(key.clone(), fault);
+                Err(error) => {
+                    self.refused.insert(key.clone(), error);
                 }
             }
         }
@@ -337,9 +337,9 @@ impl Manifests {
     }
 
     /// Everything that is wrong, in the order of files and documents.
-    fn problems(&self) -> Vec<Problem> {
+    fn problems(&self) -> Vec<Condition> {
         let mut problems = Vec::new();
-        let unreadable = |file, why: &String| Problem::of_file(Severity::Error, file, why.clone());
+        let unreadable = |file, why: &String| Condition::of_file(Severity::Error, file, why.clone());
         problems.extend(self.unreadable.as_ref().map(|why| unreadable(self.dir.clone(), why)));
         for (name, file) in &self.files {
             problems.extend(file.unreadable.as_ref().map(|why| unreadable(self.dir.join(&**name), why)));
@@ -351,15 +351,21 @@ impl Manifests {
         problems
     }
 
-    fn problems_of(&self, name: &Arc<OsStr>, index: usize, document: &Document, problems: &mut Vec<Problem>) {
-        let mut report = |severity, object: Option<&Key>, fault: &Fault| {
-            let place = self.place(name, index);
-            let (object, field) = (object.map(Key::to_string), fault.field.clone());
-            let message = fault.message_at(document.first_line);
-            problems.push(Problem { severity, place, object, field, message });
+    fn problems_of(
+        &self,
+        name: &Arc<OsStr>,
+        index: usize,
+        document: &Document,
+        problems: &mut Vec<Condition>,
+    ) {
+        let mut report = |severity, object: Option<&Key>, error: &FieldError| {
+            let location = self.location(name, index);
+            let (object, field) = (object.map(Key::to_string), error.field.clone());
+            let message = error.message_at(document.first_line);
+            problems.push(Condition { severity, location, object, field, message });
         };
-        for fault in &document.parsed.faults {
-            report(Severity::Error, None, fault);
+        for error in &document.parsed.errors {
+            report(Severity::Error, None, error);
         }
         for (index, object) in document.parsed.objects.iter().enumerate() {
             let key = &object.key;
@@ -367,30 +373,32 @@ impl Manifests {
                 && let Some(first) = self.claims.get(key).and_then(|claims| claims.first())
                 && (first.document, first.index) != (document.id, index)
             {
-                let place = self.place(&first.file, position(&self.files, first));
-                let fault =
-                    Fault::new("", format_args!("is defined already in {place}; this one is ignored"));
-                report(Severity::Error, Some(key), &fault);
+                let location = self.location(&first.file, position(&self.files, first));
+                let error = FieldError::new(
+                    "",
+                    format_args!("is defined already in {location}; this one is ignored"),
+                );
+                report(Severity::Error, Some(key), &error);
                 continue;
             }
-            let faults = object.resource.as_ref().err().into_iter().flatten();
-            for fault in faults.chain(self.refused.get(key)) {
-                report(Severity::Error, Some(key), fault);
+            let errors = object.resource.as_ref().err().into_iter().flatten();
+            for error in errors.chain(self.refused.get(key)) {
+                report(Severity::Error, Some(key), error);
             }
-            for fault in &object.warnings {
-                report(Severity::Warning, Some(key), fault);
+            for error in &object.warnings {
+                report(Severity::Warning, Some(key), error);
             }
         }
     }
 
-    /// Kinds that are of no concern, where they are seen for the first time.
-    fn newly_ignored(&mut self) -> Vec<(Place, String)> {
+    /// Ignored kinds, where they are seen for the first time.
+    fn newly_ignored(&mut self) -> Vec<(Location, String)> {
         let mut found = Vec::new();
         for (name, file) in &self.files {
             for (index, document) in file.documents.iter().enumerate() {
                 for kind in &document.parsed.ignored {
                     if self.ignored_kinds.insert(kind.clone()) {
-                        found.push((self.place(name, index), kind.clone()));
+                        found.push((self.location(name, index), kind.clone()));
                     }
                 }
             }
@@ -398,16 +406,16 @@ impl Manifests {
         found
     }
 
-    fn place(&self, file: &Arc<OsStr>, document: usize) -> Place {
-        let place = self.files.get(file).map(|file| file.place(document));
-        Place { file: self.dir.join(&**file), document: place }
+    fn location(&self, file: &Arc<OsStr>, document: usize) -> Location {
+        let location = self.files.get(file).map(|file| file.location(document));
+        Location { file: self.dir.join(&**file), document: location }
     }
 }
 
-/// Whoever waits for an object to go has to know why it does not.
-fn draft(file: PathBuf) -> Problem {
-    let message = "somebody still writes to it; what it defined and does not any more stays in force until it is written and closed";
-    Problem::of_file(Severity::Warning, file, message.to_owned())
+/// The warning that tells why an object that was removed from the file is still served.
+fn draft(file: PathBuf) -> Condition {
+    let message = "is open for writing; objects that it no longer defines stay in force until it is closed";
+    Condition::of_file(Severity::Warning, file, message.to_owned())
 }
 
 /// Which document of its file a claim is in.

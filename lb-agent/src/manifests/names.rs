@@ -1,7 +1,7 @@
 //! The forms of names in Kubernetes (`k8s.io/apimachinery/pkg/util/validation`). Each function gives the reason why a
 //! name is not of its form.
 
-/// What Services are named by: a DNS-1035 label.
+/// The form of Service names: a DNS-1035 label.
 pub(super) fn dns_1035_label(name: &str) -> Option<String> {
     let fits = name.starts_with(|first: char| first.is_ascii_lowercase()) && is_label(name);
     too_long(name, 63).or_else(|| {
@@ -14,7 +14,7 @@ pub(super) fn dns_1035_label(name: &str) -> Option<String> {
     })
 }
 
-/// What namespaces and ports are named by: an RFC 1123 label.
+/// The form of names of namespaces and ports: an RFC 1123 label.
 pub(super) fn dns_1123_label(name: &str) -> Option<String> {
     too_long(name, 63).or_else(|| {
         (!is_label(name)).then(|| {
@@ -26,7 +26,7 @@ pub(super) fn dns_1123_label(name: &str) -> Option<String> {
     })
 }
 
-/// What most objects are named by: an RFC 1123 subdomain.
+/// The form of most object names: an RFC 1123 subdomain.
 pub(super) fn dns_1123_subdomain(name: &str) -> Option<String> {
     too_long(name, 253).or_else(|| {
         (!name.split('.').all(is_label)).then(|| {
@@ -38,7 +38,7 @@ pub(super) fn dns_1123_subdomain(name: &str) -> Option<String> {
     })
 }
 
-/// What `targetPort` may refer to: an IANA service name (RFC 6335).
+/// The form of a named `targetPort`: an IANA service name (RFC 6335).
 pub(super) fn port_name(name: &str) -> Option<String> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let why = if name.len() > 15 {

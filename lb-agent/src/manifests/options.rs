@@ -2,14 +2,13 @@ use std::{ops::RangeInclusive, path::PathBuf};
 
 use ipnet::IpNet;
 
-/// What the source needs to know.
+/// Settings of the source.
 #[derive(Clone, Debug)]
 pub struct ManifestsOptions {
     /// The folder.
     pub dir: PathBuf,
-    /// Where cluster IPs are taken from; one range of each family at most. The family of the first is the one of
-    /// Services that ask for none.
+    /// The ranges of cluster IPs, at most one of each family. The family of the first is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
-    /// Where node ports are taken from; [`lb_core::allocate::DEFAULT_NODE_PORTS`] where nothing else is said.
+    /// The range of node ports; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.
     pub node_port_range: RangeInclusive<u16>,
 }

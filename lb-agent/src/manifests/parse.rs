@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
-use super::{addresses::fault, problem::Fault, validate};
+use super::{addresses::field_error, condition::FieldError, validate};
 
 /// How much aliases may repeat within one document.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
@@ -65,7 +65,7 @@ pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 pub(super) enum Resource {
     /// As the API server would store it, but for its addresses and node ports, which depend on the other Services.
     Service(Box<api::Service>),
-    /// What an EndpointSlice or Endpoints come to.
+    /// The slices of an EndpointSlice or of Endpoints.
     Slices(Slices),
 }
 
@@ -78,21 +78,21 @@ impl Resource {
     }
 }
 
-/// An object that could be told by its kind and name.
+/// An object whose kind and name could be read.
 #[derive(Debug, PartialEq)]
 pub(super) struct Object {
     pub(super) key: Key,
-    pub(super) resource: Result<Arc<Resource>, Vec<Fault>>,
-    pub(super) warnings: Vec<Fault>,
+    pub(super) resource: Result<Arc<Resource>, Vec<FieldError>>,
+    pub(super) warnings: Vec<FieldError>,
 }
 
-/// What is in a document.
+/// The content of a document.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parsed {
     pub(super) objects: Vec<Object>,
-    /// Why there may be objects in it that could not be told.
-    pub(super) faults: Vec<Fault>,
-    /// `apiVersion, kind` of objects that are of no concern here.
+    /// Errors because of which there may be objects in it whose name is not known.
+    pub(super) errors: Vec<FieldError>,
+    /// `apiVersion kind` of ignored objects.
     pub(super) ignored: Vec<String>,
 }
 
@@ -102,13 +102,13 @@ pub(super) fn parse(text: &str) -> Parsed {
     match to_value(text) {
         Ok(Value::Null) => {}
         Ok(value) => take(&value, "", &Type::default(), &mut parsed),
-        Err(fault) => parsed.faults.push(fault),
+        Err(error) => parsed.errors.push(error),
     }
     parsed
 }
 
 /// YAML becomes JSON first, as in kubectl. JSON is tried first where the text looks like it: it is much faster.
-fn to_value(text: &str) -> Result<Value, Fault> {
+fn to_value(text: &str) -> Result<Value, FieldError> {
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str(text)
     {
@@ -128,7 +128,7 @@ fn to_value(text: &str) -> Result<Value, Fault> {
         let position = error.location().and_then(|location| {
             Some((usize::try_from(location.line()).ok()?, usize::try_from(location.column()).ok()?))
         });
-        Fault { field: String::new(), message: format!("invalid YAML: {message}"), position }
+        FieldError { field: String::new(), message: format!("invalid YAML: {message}"), position }
     })
 }
 
@@ -153,7 +153,7 @@ impl Type {
 fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     if !value.is_object() {
         let field = prefix.trim_end_matches('.');
-        parsed.faults.push(Fault::new(
+        parsed.errors.push(FieldError::new(
             field,
             "this is no Kubernetes object: apiVersion, kind and metadata are expected",
         ));
@@ -161,7 +161,7 @@ fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     }
     let Type { api_version: Some(api_version), kind: Some(kind) } = Type::of(value, inherited) else {
         let missing = if Type::of(value, inherited).kind.is_none() { "kind" } else { "apiVersion" };
-        parsed.faults.push(Fault::new(format_args!("{prefix}{missing}"), "Required value"));
+        parsed.errors.push(FieldError::new(format_args!("{prefix}{missing}"), "Required value"));
         return;
     };
     if let Some(item_kind) = list_of(&kind) {
@@ -178,7 +178,7 @@ fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     match recognise(&api_version, &kind) {
         Recognised::Ours(kind) => take_object(kind, value, prefix, parsed),
         Recognised::Ignored => parsed.ignored.push(format!("{api_version} {kind}")),
-        Recognised::Mistaken(meant) => parsed.faults.push(Fault::new(
+        Recognised::Mistaken(meant) => parsed.errors.push(FieldError::new(
             format_args!("{prefix}kind"),
             format_args!(
                 "no matches for kind {kind:?} in version {api_version:?}; apiVersion: {}, kind: {} is meant?",
@@ -202,8 +202,8 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// A kind of ours under another version, or in other letters, is a mistake; under a foreign group (such as
-/// Knative's Service) it is of no concern.
+/// One of our kinds under another version, or with other capitals, is an error; under a foreign group (such as Knative's
+/// Service) it is ignored.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;
@@ -225,7 +225,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
             Some(Value::String(_)) => "Required value: not empty".to_owned(),
             Some(other) => format!("Invalid value: {other}: must be a string; quote it"),
         };
-        parsed.faults.push(Fault::new(
+        parsed.errors.push(FieldError::new(
             format_args!("{prefix}metadata.name"),
             format_args!("{why} ({})", kind.as_str()),
         ));
@@ -239,11 +239,11 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
         Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
         Kind::Endpoints => endpoints(value),
     };
-    let resource = resource.map(Arc::new).map_err(|faults| under(prefix, faults));
+    let resource = resource.map(Arc::new).map_err(|errors| under(prefix, errors));
     parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
 }
 
-fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
+fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let mut service: api::Service = typed::<core::Service, _>(value)?;
     validate::service(&service)?;
     // Annotations of others may be many times larger than the rest and mean nothing here.
@@ -254,49 +254,53 @@ fn service(value: &Value) -> Result<Resource, Vec<Fault>> {
     Ok(Resource::Service(Box::new(service)))
 }
 
-fn endpoint_slice(value: &Value, warnings: &mut Vec<Fault>) -> Result<Resource, Vec<Fault>> {
+fn endpoint_slice(value: &Value, warnings: &mut Vec<FieldError>) -> Result<Resource, Vec<FieldError>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
     // The API server stores an unset name as the empty one. kube-proxy ignores a port without any.
     slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
-    match convert::endpoint_slice(&slice).and_then(Converted::whole).map_err(|error| vec![fault(error)])? {
+    match convert::endpoint_slice(&slice)
+        .and_then(Converted::whole)
+        .map_err(|error| vec![field_error(error)])?
+    {
         Change::EndpointSlice(name, Some(slice)) => Ok(Resource::Slices(Slices::from([(name, slice)]))),
         Change::EndpointSlice(_, None) | Change::Service(..) => Ok(Resource::Slices(Slices::new())),
     }
 }
 
-fn endpoints(value: &Value) -> Result<Resource, Vec<Fault>> {
+fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let endpoints: api::Endpoints = typed::<core::Endpoints, _>(value)?;
     validate::endpoints(&endpoints)?;
-    let slices = convert::endpoints(&endpoints).map_err(|error| vec![fault(error)])?;
+    let slices = convert::endpoints(&endpoints).map_err(|error| vec![field_error(error)])?;
     Ok(Resource::Slices(slices.into_iter().collect()))
 }
 
-/// The faults with the object's own place in the document before each field.
-fn under(prefix: &str, mut faults: Vec<Fault>) -> Vec<Fault> {
+/// The errors with the object's own location in the document before each field.
+fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
     if !prefix.is_empty() {
-        for fault in &mut faults {
-            fault.field = format!("{prefix}{}", fault.field);
+        for error in &mut errors {
+            error.field = format!("{prefix}{}", error.field);
         }
     }
-    faults
+    errors
 }
 
 /// Reads the object as a `T`, after a check of the whole of it against `Schema`, which has all fields of the kind. A
 /// field that the kind does not have is an error, as for `kubectl apply`: a typo must not pass for an absent field,
 /// which for the endpoints of a Service would mean none.
-fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(value: &Value) -> Result<T, Vec<Fault>> {
+fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(value: &Value) -> Result<T, Vec<FieldError>> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
     let mut unknown = Vec::new();
-    let note = |path: serde_ignored::Path<'_>| unknown.push(Fault::new(FieldPath(&path), "unknown field"));
+    let note =
+        |path: serde_ignored::Path<'_>| unknown.push(FieldError::new(FieldPath(&path), "unknown field"));
     let checked: Result<Schema, _> = serde_ignored::deserialize(deserializer, note);
     checked.map_err(|error| {
         let field = track.path().to_string();
-        vec![Fault::new(if field == "." { "" } else { &field }, error)]
+        vec![FieldError::new(if field == "." { "" } else { &field }, error)]
     })?;
     if unknown.is_empty() {
-        T::deserialize(value).map_err(|error| vec![Fault::new("", error)])
+        T::deserialize(value).map_err(|error| vec![FieldError::new("", error)])
     } else {
         Err(unknown)
     }

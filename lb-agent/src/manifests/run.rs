@@ -16,30 +16,30 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
+    condition::{Condition, Severity},
     folder::{Content, Edit, Manifests, Update},
     options::ManifestsOptions,
-    problem::{Problem, Severity},
     read,
     settle::Work,
     watch::Watch,
 };
 use crate::tell;
 
-/// How long the first load waits for files that somebody writes to at that moment.
+/// How long the first load waits for files that are being written.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
 
-/// Why the source cannot work at all.
+/// Why the agent cannot use the folder at all.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestsError {
     /// The folder cannot be read when the agent starts.
-    #[error("cannot read the folder of manifests {}: {source}; create it, or give another one with --manifests", dir.display())]
+    #[error("cannot read the folder of manifests {}: {source}; create it, or set another one with --manifests", dir.display())]
     Folder {
         /// The folder.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The kernel does not tell what happens in the folder.
+    /// The folder cannot be watched.
     #[error(
         "cannot watch the folder of manifests {}: {source}; if it is a limit, raise fs.inotify.max_user_instances \
          and fs.inotify.max_user_watches", dir.display()
@@ -47,27 +47,27 @@ pub enum ManifestsError {
     Watch {
         /// The folder.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// A bug: the thread that reads manifests has ended.
-    #[error("reading the manifests has failed: {0}; this is a bug, please report it")]
+    #[error("cannot read the manifests: {0}; this is a bug, please report it")]
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends what changes, and
-/// [`SourceEvent::Synchronised`] once after everything was read for the first time, also when some of it is bad, and
-/// [`SourceEvent::Complete`] as soon as none of it is: until then nobody knows what the bad documents describe.
-/// `problems` always has all that is wrong now. `contents` is what the kernel holds from an earlier run.
+/// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
+/// [`SourceEvent::Synchronised`] once after the first read of everything, and [`SourceEvent::Complete`] as soon as no
+/// document is bad: until then it is not known which objects the bad ones define. `problems` always has all current
+/// problems. `contents` is what the kernel holds from an earlier run.
 ///
 /// # Errors
 ///
-/// A folder that cannot be read or watched at the start. Later on the last good state stays.
+/// A folder that cannot be read or watched at the start. Later, the last good state stays in force.
 pub async fn run(
     options: ManifestsOptions,
     contents: &Contents,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<Problem>>,
+    problems: watch::Sender<Vec<Condition>>,
 ) -> Result<(), ManifestsError> {
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
@@ -81,7 +81,7 @@ struct Follower {
     dir: PathBuf,
     watch: Watch,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<Problem>>,
+    problems: watch::Sender<Vec<Condition>>,
 }
 
 impl Follower {
@@ -94,7 +94,7 @@ impl Follower {
             let update;
             (manifests, update) = self.load(manifests, work).await?;
             let sound = !update.problems.iter().any(|problem| problem.severity == Severity::Error);
-            let mut events = Vec::from_iter(self.tell(update));
+            let mut events = Vec::from_iter(self.publish(update));
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
                 synchronised = true;
                 events.push(SourceEvent::Synchronised);
@@ -138,13 +138,12 @@ impl Follower {
         Ok(spawn_blocking(apply).await?)
     }
 
-    /// Looks at what happened to the files while they were read: keeps what was found for certain, as far as it is.
+    /// Drops what was read of files that changed meanwhile; they are read again soon.
     fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
-        // What changed while it was read is read again soon.
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
         if !self.watch.is_attached() {
-            // Another folder has come in the place of this one: what is missing in it now may be in the next look at it.
+            // Another folder has replaced this one: a file that seems gone may be in the new folder.
             edits.retain(|edit| edit.content != Content::Gone);
             self.watch.poll();
         }
@@ -175,10 +174,10 @@ impl Follower {
         }
     }
 
-    /// Tells people what is wrong; the event for the rest of the agent.
-    fn tell(&self, update: Update) -> Option<SourceEvent> {
-        for (place, kind) in update.ignored {
-            info!("{place}: {kind} is of no concern for load balancing; objects of this kind are ignored");
+    /// Publishes and logs problems; returns the event for the writer.
+    fn publish(&self, update: Update) -> Option<SourceEvent> {
+        for (location, kind) in update.ignored {
+            info!("{location}: ignoring objects of kind {kind}: they define no load balancing");
         }
         self.problems.send_if_modified(|problems| {
             let modified = *problems != update.problems;
@@ -196,11 +195,11 @@ impl Follower {
     }
 }
 
-/// Logs problems when they come and when they go, of many at once the first few. One that only moved to another line is the same.
-fn log_difference(old: &[Problem], new: &[Problem]) {
-    let identity = |problem: &Problem| {
-        let Problem { severity, place, object, field, message } = problem.clone();
-        (severity, place.file, object, field, message)
+/// Logs new and resolved problems; of many at once, the first few. A problem that only moved to another line is the same.
+fn log_difference(old: &[Condition], new: &[Condition]) {
+    let identity = |problem: &Condition| {
+        let Condition { severity, location, object, field, message } = problem.clone();
+        (severity, location.file, object, field, message)
     };
     let (known, now): (HashSet<_>, HashSet<_>) =
         (old.iter().map(identity).collect(), new.iter().map(identity).collect());
@@ -211,9 +210,9 @@ fn log_difference(old: &[Problem], new: &[Problem]) {
     });
     tell::say_more(more);
     let gone = old.iter().filter(|problem| !now.contains(&identity(problem)));
-    let more = tell::few(gone, |problem| info!("put right: {problem}"));
+    let more = tell::few(gone, |problem| info!("resolved: {problem}"));
     if more > 0 {
-        info!("put right: {more} more problems");
+        info!("resolved: {more} more problems");
     }
 }
 

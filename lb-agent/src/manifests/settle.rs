@@ -1,8 +1,8 @@
-//! When to look at a file after something happened to it.
+//! Decides when to read a file after an event.
 //!
-//! A finished write or a rename onto a name counts at once. Everything else may be half of something: an editor
-//! moves a file away before it writes the new one, a shell empties it before it fills it. Such files are left alone
-//! for a moment, so that no Service vanishes for the time in between.
+//! A finished write or a rename onto a name takes effect at once. Any other event may be the first half of a change: an
+//! editor moves a file away before it writes the new one, a shell empties it before it fills it. Such files are read a
+//! moment later, so that no Service disappears in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_millis(400);
 /// The longest that writing can put off that a file is read.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// Files that something happened to.
+/// Files with events that are not handled yet.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     files: BTreeMap<OsString, Due>,
@@ -30,7 +30,7 @@ struct Due {
     at: Instant,
 }
 
-/// What to look at.
+/// What to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// These files.
@@ -50,7 +50,7 @@ impl Unsettled {
         self.set(file, now, SETTLE);
     }
 
-    /// Somebody writes to a file.
+    /// A file is being written.
     pub(super) fn writing(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, QUIET);
     }
@@ -81,7 +81,7 @@ impl Unsettled {
         if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
     }
 
-    /// What is to be looked at now.
+    /// The work that is due now.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Work> {
         let due: BTreeSet<_> =
             self.files.extract_if(.., |_, due| due.at <= now).map(|(file, _)| file).collect();

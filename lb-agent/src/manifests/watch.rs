@@ -73,7 +73,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 impl Watch {
-    /// Starts watching. What happens from now on will be told.
+    /// Starts watching: later changes are reported.
     pub(super) fn new(dir: &Path) -> io::Result<Self> {
         // SAFETY: Inotify owns its descriptor until it is dropped and always gives the same one.
         let inotify = unsafe { AsyncFd::register(Inotify::init()?) }?;
@@ -103,7 +103,7 @@ impl Watch {
             | WatchMask::ATTRIB
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
-            // What is written to a file that has no name any more is not the next one's.
+            // Writes to an unlinked file do not concern the next file of its name.
             | WatchMask::EXCL_UNLINK
             | WatchMask::ONLYDIR;
         let folder = identity(&fs::metadata(&self.dir)?);
@@ -215,7 +215,7 @@ impl Watch {
         self.unsettled.contains(name)
     }
 
-    /// Whether somebody has written to the file and not closed it since.
+    /// Whether the file was written to and not closed since.
     pub(super) fn is_draft(&self, name: &OsStr) -> bool {
         self.drafts.contains(name)
     }

@@ -32,7 +32,7 @@ impl TrafficSource for Fixed {
             port: "http".into(),
             protocol: Protocol::Tcp,
         };
-        let (sent, answered) = (Volume { packets: 4, octets: 400 }, Volume { packets: 3, octets: 3000 });
+        let (sent, answered) = (Volume { packets: 4, bytes: 400 }, Volume { packets: 3, bytes: 3000 });
         let tally = Tally { total: Traffic { flows: 2, sent, answered }, active: 1 };
         let backend = Some("10.1.0.5:8080".parse().unwrap());
         vec![

@@ -92,7 +92,7 @@ fn encode(
         ConstCounter::new(tally.total.flows).encode(family.encode_family(labels)?)?;
     }
     encode_volume(encoder, prefix, "packets", whose, sums, |volume| volume.packets)?;
-    encode_volume(encoder, prefix, "bytes", whose, sums, |volume| volume.octets)
+    encode_volume(encoder, prefix, "bytes", whose, sums, |volume| volume.bytes)
 }
 
 fn encode_volume(

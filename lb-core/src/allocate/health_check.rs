@@ -1,5 +1,5 @@
-//! The port on which a load balancer asks whether the node has endpoints of a Service: one of the node ports, given as an
-//! API server gives it.
+//! Allocates `healthCheckNodePort`, on which a load balancer asks whether the node has endpoints of a Service, from the node
+//! ports, as an API server does.
 
 use super::{Request, fnv1a};
 use crate::{api, convert::ConvertError};
@@ -30,7 +30,7 @@ impl Request<'_> {
         }
     }
 
-    /// The port that the Service asks for: in range and nobody else's.
+    /// The port that the Service requests: in range and not taken.
     pub(super) fn explicit_health_check_node_port(
         &self,
         spec: &api::ServiceSpec,

@@ -7,7 +7,7 @@ use crate::{
     rules,
 };
 
-/// A field of an object that an API server would refuse.
+/// A field of an object that an API server would reject.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{object}\" is invalid: {field}: {why}")]
 pub struct ConvertError {
@@ -17,7 +17,7 @@ pub struct ConvertError {
     pub object: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub field: String,
-    /// What is wrong with it, and what would be right.
+    /// The error, in the words of the API server.
     pub why: String,
 }
 
@@ -27,7 +27,7 @@ pub struct ConvertError {
 pub struct Converted<T> {
     /// All of the object that can be served.
     pub value: T,
-    /// What an API server would refuse of it.
+    /// The fields that an API server would reject.
     pub left_out: Vec<ConvertError>,
 }
 

@@ -1,4 +1,4 @@
-//! Objects of the Kubernetes API → [`model`](crate::model), by kube-proxy's rules of what a service proxy looks at.
+//! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
 mod error;
 mod external;
@@ -13,7 +13,7 @@ use crate::{
     rules,
 };
 
-/// How the names of all annotations of ours begin.
+/// The prefix of this project's annotations.
 pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 
 pub(crate) use self::error::Object;
@@ -22,13 +22,13 @@ pub use self::{
     scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
 };
 
-/// Services with this label are another proxy's business.
+/// Label of Services that another proxy serves.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// EndpointSlices with this label belong to headless Services.
+/// Label of EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The Service an EndpointSlice belongs to.
+/// Label that names the Service of an EndpointSlice.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Endpoints with this label set to `true` are not mirrored.
+/// Label of Endpoints that are not mirrored if it is `true`.
 pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
 /// `namespace/name` of an object; without a namespace it is in `default`.
@@ -53,7 +53,7 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 ///
 /// # Errors
 ///
-/// Any other field that an API server would refuse.
+/// Any other field that an API server would reject.
 pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
@@ -171,7 +171,7 @@ fn affinity(
 ///
 /// # Errors
 ///
-/// Any other field that an API server would refuse.
+/// Any other field that an API server would reject.
 pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);
@@ -199,7 +199,7 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     Ok(Converted { value, left_out })
 }
 
-/// A port without a name or a number means nothing to kube-proxy, and so to us.
+/// A port of an EndpointSlice. Like kube-proxy we ignore ports without a name or a number.
 fn slice_port(
     object: &Object,
     index: usize,
@@ -249,11 +249,11 @@ fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
 }
 
 /// Endpoints, mirrored into EndpointSlices as Kubernetes does it: one for each subset and family, with a name that
-/// no object of the API can have. Who keeps track of the Endpoints removes the slices that are there no more.
+/// no object of the API can have. The caller deletes slices that are no longer returned.
 ///
 /// # Errors
 ///
-/// A field that an API server would refuse.
+/// A field that an API server would reject.
 pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, EndpointSlice)>, ConvertError> {
     let name = object_name("Endpoints", &endpoints.metadata)?;
     let object = Object::new("Endpoints", &name);

@@ -1,5 +1,5 @@
-//! What the annotations of a Service say about its backends: how they are chosen and reached. A mistake in one costs only that annotation:
-//! the Service is served as if it were not there, and a [`Condition`](crate::plan::Condition) says so.
+//! Reads the annotations of a Service that set how its backends are chosen and reached. An invalid annotation is ignored
+//! alone: the Service is served as if it were not there, and a [`Condition`](crate::plan::Condition) reports it.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
 
@@ -18,10 +18,10 @@ pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// A JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
-/// Weights that IPVS knows, too.
+/// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
 
-/// What the annotations say; `None` where they say nothing, as most do.
+/// The settings from annotations; `None` without any, as on most Services.
 pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     let annotations = metadata.annotations.as_ref()?;
     let text = |name| annotations.get(name).map(|text| text.trim());
@@ -42,9 +42,10 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
 }
 
 impl Scheduling {
-    /// The value, if it is one; else the mistake is noted.
+    /// The parsed value; notes an invalid one.
     fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
-        let note = |why| self.mistakes.push(AnnotationError { annotation, value: value.to_owned(), why });
+        let note =
+            |why| self.annotation_errors.push(AnnotationError { annotation, value: value.to_owned(), why });
         parsed.map_err(note).ok()
     }
 }
@@ -87,20 +88,20 @@ mod tests {
     }
 
     #[test]
-    fn other_annotations_say_nothing() {
+    fn foreign_annotations_are_ignored() {
         assert_eq!(scheduling(&ObjectMeta::default()), None);
         assert_eq!(of(&[("kubernetes.io/description", "rr")]), None);
     }
 
     #[test]
-    fn the_names_begin_as_they_should() {
+    fn names_have_the_prefix() {
         for name in [SCHEDULER, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, WEIGHTS] {
             assert!(name.starts_with(super::super::ANNOTATION_PREFIX));
         }
     }
 
     #[test]
-    fn what_is_said_is_taken() {
+    fn valid_annotations_are_applied() {
         let scheduling = of(&[
             (SCHEDULER, " mh "),
             (MAGLEV_TABLE_SIZE, "65521"),
@@ -113,7 +114,7 @@ mod tests {
             (Some(Scheduler::Maglev), Some(TableSize::ALL[8]))
         );
         assert_eq!(scheduling.north_south, Some(NorthSouthMode::Hybrid));
-        assert_eq!(scheduling.mistakes, []);
+        assert_eq!(scheduling.annotation_errors, []);
         let endpoint = |address: &str, pod: &str, node: &str, zone: &str| Endpoint {
             address: address.parse().unwrap(),
             ready: true,
@@ -137,21 +138,24 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_costs_only_its_annotation() {
+    fn invalid_annotation_is_ignored_alone() {
         let scheduling =
             of(&[(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384"), (WEIGHTS, "{\"a\": 1}")]).unwrap();
         assert_eq!((scheduling.scheduler, scheduling.table_size), (None, None));
         assert_eq!(scheduling.weights.len(), 1);
-        let said: Vec<_> =
-            scheduling.mistakes.iter().map(|mistake| (mistake.annotation, &*mistake.value)).collect();
+        let said: Vec<_> = scheduling
+            .annotation_errors
+            .iter()
+            .map(|mistake| (mistake.annotation, &*mistake.value))
+            .collect();
         assert_eq!(said, [(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384")]);
-        assert_eq!(scheduling.mistakes[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
+        assert_eq!(scheduling.annotation_errors[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
         let scheduling = of(&[(NORTH_SOUTH_MODE, "direct")]).unwrap();
         assert_eq!(scheduling.north_south, None);
-        assert_eq!(scheduling.mistakes[0].why, "give one of snat dsr hybrid");
+        assert_eq!(scheduling.annotation_errors[0].why, "give one of snat dsr hybrid");
         for bad in ["", "web-0=3", "{\"web-0\": -1}", "{\"web-0\": 65536}", "[1]", "{\"a\": 1.5}"] {
             let scheduling = of(&[(WEIGHTS, bad)]).unwrap();
-            assert!(scheduling.weights.is_empty() && scheduling.mistakes.len() == 1, "{bad}");
+            assert!(scheduling.weights.is_empty() && scheduling.annotation_errors.len() == 1, "{bad}");
         }
     }
 }

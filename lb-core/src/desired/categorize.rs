@@ -21,8 +21,7 @@ pub(super) struct Categories<'a> {
     pub(super) any: bool,
 }
 
-/// What is meant by the hints of the ready endpoints. There is no fallback when the answer is applied: it is chosen so
-/// that it leaves an endpoint.
+/// How the hints of the ready endpoints apply. The result always leaves an endpoint, so applying it needs no fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,

@@ -68,7 +68,7 @@ pub(super) const fn serves_terminating(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-/// Those that still serve; one that is not ready to, but ready by `publishNotReadyAddresses`, does, too.
+/// The endpoints that still serve, including those that are ready only by `publishNotReadyAddresses`.
 pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
     let serves = |endpoint: &Endpoint| endpoint.ready || endpoint.serving;
     Arc::new(endpoints.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(key, _)| *key).collect())
@@ -89,12 +89,12 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     Backend { address, port, flags, weight: 1, active_flows_slot: 0 }
 }
 
-/// Whether the endpoint is on another node of the cluster: one that has a name. (Without names nobody knows who is where.)
+/// Whether the endpoint is on another node of the cluster. An endpoint without a node name is not.
 pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
     endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
 }
 
-/// What people call the endpoint.
+/// The labels of the endpoint, for commands to show.
 pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     EndpointLabels {
         node: endpoint.node.as_ref().and_then(as_kept),
@@ -103,7 +103,7 @@ pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     }
 }
 
-/// The text as the kernel will give it back, so that a long name is not written anew by every start of the agent.
+/// The text as it is read back from the kernel, so that a restart of the agent does not rewrite long names.
 fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! What clients speak to, and what each of these addresses does with them: the traffic policies and who is
+//! The frontends of a Service, and what each does with its clients: the traffic policies and which clients are
 //! masqueraded.
 
 use std::net::IpAddr;
@@ -32,8 +32,8 @@ pub(super) struct Lists {
 }
 
 impl Places {
-    /// Of two that are the same, the kind that comes first stays: a cluster IP is nobody else's, a load balancer's
-    /// address was given by one, an external IP is only what somebody wrote, and a node port comes last in kube-proxy.
+    /// Of two equal frontends the first kind stays: a cluster IP is allocated to one Service, a load balancer assigns its
+    /// addresses, anyone may write down an external IP, and a node port comes last in kube-proxy.
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
         let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
@@ -120,8 +120,8 @@ struct Route {
     flags: u16,
 }
 
-/// Cluster IPs. Clients outside of the cluster reach them only by a route to this node, and the endpoint may be
-/// elsewhere: so they are masqueraded, where they can be told from others.
+/// Cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on another node: so they
+/// are masqueraded if they can be told from internal clients.
 fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE
@@ -138,10 +138,9 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
     }
 }
 
-/// All other addresses. Under `Cluster` the endpoint may be on another node, so that every client is masqueraded, unless the
-/// endpoint answers it directly; under
-/// `Local` nobody is, and clients inside the cluster are treated as if they had gone out to a load balancer and come
-/// back on the right node.
+/// All other addresses. Under `Cluster` the endpoint may be on another node, so every client is masqueraded unless the
+/// endpoint answers it directly. Under `Local` no client is, and internal clients are treated as if they had reached the
+/// right node through a load balancer.
 fn external(traffic: TrafficPolicy, lists: &Lists) -> Route {
     match traffic {
         TrafficPolicy::Cluster if lists.direct.is_some() => {

@@ -21,7 +21,7 @@ use categorize::{Categories, Member};
 pub use endpoints::Serving;
 pub(crate) use endpoints::unique_labels;
 
-/// What one port of a Service should be.
+/// The desired state of one port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Its name and node port.
@@ -30,22 +30,22 @@ pub struct Port {
     pub affinity_seconds: u32,
     /// How a backend is chosen.
     pub scheduler: Scheduler,
-    /// How that makes its tables, if it is Maglev.
+    /// Parameters of its tables, if the scheduler is Maglev.
     pub maglev: Maglev,
-    /// What clients speak to, in order of the keys, each once.
+    /// Its frontends, in order of the keys, each once.
     pub frontends: Vec<Frontend>,
     /// Where packets go: lists that frontends refer to. Each is of one family, sorted, has every backend once, and is
     /// neither empty nor like another.
     pub slices: Vec<Vec<Backend>>,
-    /// Who may use the frontends with [`service_flags::SOURCE_RANGES`].
+    /// The networks that may use the frontends with [`service_flags::SOURCE_RANGES`].
     pub source_ranges: Vec<IpNet>,
-    /// Of a UDP port, the endpoints that still serve by family, whatever policies, hints and their own end say.
+    /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
-    /// What the backends' addresses are called; sorted, each address once, none without any label.
+    /// The labels of the backends' addresses; sorted, each address once, none without any label.
     pub endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
 }
 
-/// One address and port that clients speak to.
+/// One address and port that clients connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frontend {
     /// The key in `SERVICES`.

@@ -1,4 +1,4 @@
-//! Who may use the addresses of a load balancer: `spec.loadBalancerSourceRanges`.
+//! The sources that may use the addresses of a load balancer: `spec.loadBalancerSourceRanges`.
 
 use std::net::IpAddr;
 
@@ -21,9 +21,9 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // Where a load balancer's address is one of the node's own, the node speaks to it from that very address. Whether
-        // the node may is for kube-proxy a matter of the address by which others know it; that others of its addresses
-        // may, such as the one of a container bridge that many nodes have, lets nobody in.
+        // If the load balancer's address is one of the node's own, the node connects to it from that very address. kube-proxy
+        // then admits the node by its primary address. Other addresses of the node (such as that of a container bridge,
+        // which many nodes share) admit nothing.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));
         if node.addresses.primary.iter().any(node_may) {
             networks.extend(vips().map(|ip| IpNet::from(*ip)));

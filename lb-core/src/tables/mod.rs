@@ -1,5 +1,5 @@
-//! What schedulers choose from where the list of backends alone does not do: lists of places in a slice, computed ahead,
-//! so that a choice is one lookup.
+//! Precomputed tables for schedulers that need more than the list of backends: a list of positions in a slice, so that a
+//! choice is one lookup.
 
 mod maglev;
 mod shares;
@@ -85,7 +85,7 @@ impl FromStr for TableSize {
 pub struct Maglev {
     /// Number of entries.
     pub size: TableSize,
-    /// What backends are hashed with.
+    /// The seed of the hash of backends.
     pub seed: u64,
 }
 
@@ -95,8 +95,8 @@ impl Default for Maglev {
     }
 }
 
-/// What `scheduler` chooses from: places in `backends`, or [`NOBODY`]. `None` where it chooses from the backends
-/// themselves. Depends on nothing but what is given, so every node has the same table for the same backends.
+/// The table of `scheduler`: positions in `backends`, or [`NOBODY`]. `None` if it chooses from the backends themselves.
+/// Depends only on its arguments, so every node has the same table for the same backends.
 pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Option<Vec<u32>> {
     if scheduler.uses_active_flows() {
         return None;
@@ -117,7 +117,7 @@ pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Opti
     Some(if is_consistent { maglev::table(maglev, backends, &turns) } else { turns })
 }
 
-/// What is remembered of a table in the kernel.
+/// The digest of a table in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Number of entries.

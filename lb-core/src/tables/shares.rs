@@ -5,8 +5,8 @@ const LONGEST: usize = 4096;
 
 /// A sequence in which each place of `weights` occurs as often as its weight says and is spread over the whole of it:
 /// the `k`-th turn of a weight `w` is at `(2k + 1) / 2w` of the sequence. Weights are reduced by their greatest common
-/// divisor, and where the sequence would still be too long, to shares of [`LONGEST`]; nobody but those of weight 0 is left
-/// out.
+/// divisor, and where the sequence would still be too long, to shares of [`LONGEST`]; only
+/// backends of weight 0 are left out.
 pub(super) fn turns(weights: &[u32]) -> Vec<u32> {
     let weights = reduced(weights);
     let mut turns: Vec<Turn> = Vec::new();

@@ -401,7 +401,7 @@ fn labels_that_hide() {
 
 /// The agent may reach the API server through `default/kubernetes`: its last endpoints stay, also through a restart.
 #[test]
-fn the_way_to_the_api_server_stays() {
+fn api_server_endpoints_survive_an_empty_update() {
     let name = |text: &str| text.replace("svc1", "kubernetes");
     let service = name(&service(1, ""));
     let mut node =

@@ -113,7 +113,7 @@ fn tables_are_switched_with_their_backends_and_kept_as_long_as_they_are_right() 
 }
 
 #[test]
-fn a_service_without_room_for_its_table_keeps_what_it_has_until_there_is() {
+fn service_without_table_slots_keeps_its_backends_until_slots_are_free() {
     let mut node = node(4, vec![weighted("a", 1, 150), slice("a", &[1, 2])]);
     let before = node.kernel.resolved();
     node.reconciler.handle(vec![weighted("a", 1, 200)]);
@@ -130,7 +130,7 @@ fn a_service_without_room_for_its_table_keeps_what_it_has_until_there_is() {
 }
 
 #[test]
-fn a_service_goes_from_the_outside_in() {
+fn deleted_service_loses_frontends_before_backends() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     node.reconciler.handle(vec![Change::Service(name("a"), None)]);
     assert_eq!(
@@ -140,7 +140,7 @@ fn a_service_goes_from_the_outside_in() {
 }
 
 #[test]
-fn an_object_sent_again_costs_nothing() {
+fn unchanged_object_plans_no_step() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1, 2])]);
     node.reconciler.handle(vec![service("a", 1), slice("a", &[1, 2])]);
     assert!(!node.reconciler.needs_plan());
@@ -149,7 +149,7 @@ fn an_object_sent_again_costs_nothing() {
 }
 
 #[test]
-fn a_restart_with_the_same_objects_costs_nothing_and_keeps_the_ids() {
+fn restart_with_the_same_objects_plans_no_step_and_keeps_ids() {
     let objects = vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])];
     let mut node = node(100, objects.clone());
     let before = node.kernel.maps.clone();
@@ -160,7 +160,7 @@ fn a_restart_with_the_same_objects_costs_nothing_and_keeps_the_ids() {
 }
 
 #[test]
-fn the_first_plan_removes_what_no_source_knows() {
+fn first_plan_deletes_unknown_services() {
     let mut node = node(100, vec![service("a", 1), service("b", 2), slice("a", &[1]), slice("b", &[2])]);
     node.restart();
     node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
@@ -172,7 +172,7 @@ fn the_first_plan_removes_what_no_source_knows() {
 }
 
 #[test]
-fn what_the_sources_have_not_shown_stays_until_they_are_complete() {
+fn services_not_shown_yet_stay_until_the_sources_are_complete() {
     let objects = vec![service("a", 1), service("b", 2), slice("a", &[1]), slice("b", &[2])];
     let first = node(100, objects);
     let before = first.kernel.maps.clone();
@@ -195,7 +195,7 @@ fn what_the_sources_have_not_shown_stays_until_they_are_complete() {
 }
 
 #[test]
-fn a_service_that_cannot_be_read_keeps_only_itself() {
+fn unreadable_service_keeps_only_its_own_state() {
     let objects = ["a", "b", "c"].into_iter().zip(1..);
     let objects = objects.flat_map(|(name, n)| [service(name, n), slice(name, &[n])]).collect();
     let mut node = Node::started_incomplete_on(node(100, objects).kernel, 100);
@@ -223,7 +223,7 @@ fn a_service_without_endpoints_keeps_its_frontend() {
 }
 
 #[test]
-fn a_taken_frontend_stays_with_the_smaller_name_and_passes_on_when_that_goes() {
+fn conflicting_frontend_belongs_to_the_smaller_name_until_that_is_deleted() {
     for order in [["a", "b"], ["b", "a"]] {
         let mut node = Node::new(100);
         node.reconciler.handle(vec![slice("a", &[1]), slice("b", &[2])]);
@@ -267,7 +267,7 @@ fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
 }
 
 #[test]
-fn a_service_without_room_for_its_frontend_waits_and_holds_up_nobody() {
+fn service_without_free_frontend_entry_delays_no_other() {
     let capacity = Capacity { frontends: 2, names: 2, ..Capacity::of_arenas(100, 0) };
     let mut node = Node::with_capacity(capacity, Policy::default());
     let all = |of: &'static str, n| [service(of, n), slice(of, &[n])];
@@ -290,7 +290,7 @@ fn a_service_without_room_for_its_frontend_waits_and_holds_up_nobody() {
 }
 
 #[test]
-fn a_failed_plan_gives_its_slots_back_and_is_planned_again() {
+fn failed_plan_releases_its_slots_and_is_retried() {
     let mut node = Node::new(2);
     node.reconciler.handle(vec![service("a", 1), slice("a", &[1, 2])]);
     let first = node.sync_some(3);
@@ -310,7 +310,7 @@ fn a_failed_plan_gives_its_slots_back_and_is_planned_again() {
 }
 
 #[test]
-fn a_new_service_never_takes_the_id_of_one_that_went() {
+fn new_service_never_reuses_the_id_of_a_deleted_one() {
     let mut node = node(100, vec![service("a", 1)]);
     let id_of = |node: &Node| node.kernel.maps.frontends.values().map(|record| record.id).next();
     let first = id_of(&node);
@@ -345,7 +345,7 @@ fn load_balancer(of: &str, ranges: &[&str]) -> Change {
 }
 
 #[test]
-fn source_ranges_are_whole_before_they_count_and_stay_as_long_as_they_do() {
+fn source_ranges_are_complete_while_a_frontend_uses_them() {
     let mut node = node(100, vec![load_balancer("a", &[]), slice("a", &[1])]);
     for (ranges, steps) in [
         (&["192.0.2.0/24", "203.0.113.0/24"][..], &["let in", "let in", "put frontend"][..]),
@@ -359,7 +359,7 @@ fn source_ranges_are_whole_before_they_count_and_stay_as_long_as_they_do() {
 }
 
 #[test]
-fn a_load_balancer_leaves_nothing_behind() {
+fn deleted_load_balancer_leaves_no_map_entry() {
     let mut node = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
     node.restart();
     node.settle();
@@ -367,7 +367,7 @@ fn a_load_balancer_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_networks_are_left_of_an_unknown_service_lets_nobody_in() {
+fn source_ranges_of_an_unknown_service_are_deleted() {
     let mut kernel = crate::kernel::Kernel::default();
     let left = ["10.0.0.0", "203.0.113.0"].map(|address| {
         SourceRangeKey::new(1, address.parse::<std::net::IpAddr>().expect("an address").into(), 24)
@@ -403,7 +403,7 @@ fn node_ports_follow_the_addresses_of_the_node() {
 }
 
 #[test]
-fn outsiders_are_masqueraded_in_the_families_in_which_they_are_known() {
+fn external_clients_are_masqueraded_in_the_families_that_detect_them() {
     let Change::Service(of, Some(both)) = service("a", 1) else { panic!("a Service") };
     let cluster_ips = vec![[10, 96, 0, 1].into(), std::net::IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])];
     let both = Change::Service(of, Some(Service { cluster_ips, ..both }));
@@ -441,7 +441,7 @@ fn a_service_that_stays_as_it_was_found_keeps_its_addresses_and_source_ranges() 
 }
 
 #[test]
-fn a_pod_with_a_new_name_on_the_same_address_is_only_renamed() {
+fn pod_renamed_on_its_address_changes_only_labels() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     let Change::EndpointSlice(of, Some(mut changed)) = slice("a", &[1]) else { unreachable!() };
     changed.endpoints[0].pod = Some("p".repeat(200).into());

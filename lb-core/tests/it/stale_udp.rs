@@ -85,7 +85,7 @@ fn after(node: &mut Node, change: Change) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn the_first_plan_and_lost_endpoints_say_so_and_more_of_them_do_not() {
+fn first_plan_and_lost_endpoints_make_flows_stale_and_added_ones_do_not() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     assert_eq!(kept(&mut node), Some(vec![1, 2]), "an agent before may not have been able to");
     assert_eq!(kept(&mut node), None, "it is said once");
@@ -94,7 +94,7 @@ fn the_first_plan_and_lost_endpoints_say_so_and_more_of_them_do_not() {
 }
 
 #[test]
-fn an_endpoint_that_serves_while_it_terminates_keeps_its_flows_until_it_is_gone() {
+fn serving_terminating_endpoint_keeps_its_flows_until_removed() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     node.settle();
     node.reconciler.take_stale_frontends();
@@ -104,7 +104,7 @@ fn an_endpoint_that_serves_while_it_terminates_keeps_its_flows_until_it_is_gone(
 }
 
 #[test]
-fn hints_and_policies_cut_no_flow() {
+fn hints_and_policies_make_no_flow_stale() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     assert_eq!(kept(&mut node), Some(vec![1, 2]));
     let elsewhere = Hints { nodes: vec!["elsewhere".into()], ..Hints::default() };
@@ -116,7 +116,7 @@ fn hints_and_policies_cut_no_flow() {
 }
 
 #[test]
-fn without_endpoints_there_is_nowhere_to_go_until_others_come() {
+fn frontend_without_endpoints_keeps_flows_until_it_has_others() {
     let mut node = node(dns(vec![endpoint(1)]));
     node.settle();
     node.reconciler.take_stale_frontends();
@@ -127,7 +127,7 @@ fn without_endpoints_there_is_nowhere_to_go_until_others_come() {
 }
 
 #[test]
-fn a_service_made_again_starts_anew() {
+fn recreated_service_makes_flows_of_the_old_one_stale() {
     let mut node = node(dns(vec![endpoint(1)]));
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, Change::Service(name(), None)), None);
@@ -135,7 +135,7 @@ fn a_service_made_again_starts_anew() {
 }
 
 #[test]
-fn what_the_kernel_refused_is_said_again() {
+fn stale_frontends_of_a_failed_plan_are_reported_again() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     assert_eq!(kept(&mut node), Some(vec![1, 2]));
     node.reconciler.handle(vec![slice(vec![endpoint(2)])]);
@@ -147,7 +147,7 @@ fn what_the_kernel_refused_is_said_again() {
 }
 
 #[test]
-fn an_endpoint_that_comes_while_others_are_being_forgotten_keeps_its_flows() {
+fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     let mut node = node(dns(vec![endpoint(1)]));
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
@@ -165,7 +165,7 @@ fn an_endpoint_that_comes_while_others_are_being_forgotten_keeps_its_flows() {
 }
 
 #[test]
-fn a_frontend_that_another_service_takes_over_is_served_by_that_one() {
+fn frontend_taken_over_by_another_service_is_served_by_it() {
     for (old, new) in [("a", "b"), ("b", "a")] {
         let changes = |name: &str, last| {
             let Change::Service(_, Some(service)) = service(Protocol::Udp, TrafficPolicy::Cluster) else {
@@ -188,7 +188,7 @@ fn a_frontend_that_another_service_takes_over_is_served_by_that_one() {
 }
 
 #[test]
-fn tcp_ends_its_flows_itself() {
+fn tcp_flows_are_never_stale() {
     let mut node = node(vec![service(Protocol::Tcp, TrafficPolicy::Cluster), slice(vec![endpoint(1)])]);
     assert_eq!(kept(&mut node), None);
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), None);

@@ -436,7 +436,7 @@ fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
         |(scheduler, weights, north_south)| {
             // The smallest there is, since everything is checked after every step.
             let table_size = Some(TableSize::ALL[0]);
-            Scheduling { scheduler, table_size, north_south, weights, mistakes: Vec::new() }.into()
+            Scheduling { scheduler, table_size, north_south, weights, annotation_errors: Vec::new() }.into()
         },
     )
 }

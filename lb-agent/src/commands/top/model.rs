@@ -185,7 +185,7 @@ impl Model {
             active_flows,
             new_flows: rate(traffic.flows),
             packets: rate(traffic.sent.packets + traffic.answered.packets),
-            bytes: rate(traffic.sent.octets + traffic.answered.octets),
+            bytes: rate(traffic.sent.bytes + traffic.answered.bytes),
         }
     }
 
@@ -253,14 +253,14 @@ pub(super) mod tests {
     }
 
     /// Two services: one with two backends, of which the first has had so much, and an idle one.
-    pub(in crate::commands::top) fn sample(flows: u64, packets: u64, octets: u64) -> Sample {
+    pub(in crate::commands::top) fn sample(flows: u64, packets: u64, bytes: u64) -> Sample {
         let name = |name: &str, port: &str| ServicePortName {
             service: ObjectName::new("default", name),
             port: port.into(),
             protocol: Protocol::Tcp,
         };
         let counted = Counted { service: 7, address: Address::from_v4([10, 1, 0, 5]), port: 8080 };
-        let sent = Volume { packets, octets };
+        let sent = Volume { packets, bytes };
         let tally = Tally { total: Traffic { flows, sent, ..Traffic::default() }, active: 3 };
         Sample {
             names: BTreeMap::from([(7, name("web", "http")), (9, name("dns", ""))]),

@@ -15,7 +15,7 @@ fn documents(documents: &[&str]) -> String {
 }
 
 #[test]
-fn only_what_changed_is_told() {
+fn only_changes_are_emitted() {
     let (a, b) = (service("a", 1), service("b", 2));
     let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &b]))]);
     assert_eq!(folder.update.changes.len(), 2);
@@ -94,7 +94,7 @@ fn an_unreadable_file_keeps_what_it_defined() {
 }
 
 #[test]
-fn of_two_definitions_the_first_by_file_and_document_counts() {
+fn first_of_two_definitions_by_file_and_document_wins() {
     let mut folder = Folder::of(&[
         ("b.yaml", &documents(&[&service("x", 1), &service("x", 2)])),
         ("c.yaml", &service("x", 3)),
@@ -110,7 +110,7 @@ fn of_two_definitions_the_first_by_file_and_document_counts() {
 }
 
 #[test]
-fn a_problem_tells_the_line_where_the_document_is_now() {
+fn condition_names_the_current_line_of_the_document() {
     let (a, bad) = (service("a", 1), service("b", 0));
     let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &bad, "x: [\n"]))]);
     assert!(folder.problems()[0].contains("document 2 (line 9)"), "{:?}", folder.problems());
@@ -124,7 +124,7 @@ fn a_problem_tells_the_line_where_the_document_is_now() {
 }
 
 #[test]
-fn a_refused_address_keeps_the_last_good_state_and_is_tried_again_when_it_is_free() {
+fn service_with_a_taken_address_keeps_its_last_good_state_until_the_address_is_free() {
     let mut folder =
         Folder::of(&[("a.yaml", &service_at("a", "10.96.0.1")), ("b.yaml", &service_at("b", "10.96.0.2"))]);
     folder.write(&[("b.yaml", &service_at("b", "10.96.0.1"))]);
@@ -153,7 +153,7 @@ fn a_given_address_stays_while_the_service_changes() {
 }
 
 #[test]
-fn addresses_and_node_ports_of_an_earlier_life_stay() {
+fn addresses_and_node_ports_survive_a_restart() {
     let node_port = service("a", 80).replace("spec:", "spec:\n  type: NodePort");
     let mut contents = Contents::default();
     let name = ServicePortName {
@@ -191,7 +191,7 @@ fn with_node_port(service: &str, node_port: u16) -> Contents {
 }
 
 #[test]
-fn a_file_that_is_written_to_while_the_agent_starts_loses_no_node_port() {
+fn file_being_written_at_startup_loses_no_node_port() {
     let mut folder = Folder::with(options(), &with_node_port("late", 31_234));
     folder.manifests.set_expects_more(true);
     folder.write(&[("a.yaml", &service("a", 80))]);
@@ -201,7 +201,7 @@ fn a_file_that_is_written_to_while_the_agent_starts_loses_no_node_port() {
 }
 
 #[test]
-fn the_address_of_an_earlier_life_is_free_once_its_service_is_known_to_be_gone() {
+fn address_of_an_earlier_run_is_freed_once_its_service_is_known_to_be_deleted() {
     let mut folder = Folder::with(options(), &with_node_port("gone", 31_234));
     let wanted = service("a", 80)
         .replace("spec:", "spec:\n  type: NodePort")

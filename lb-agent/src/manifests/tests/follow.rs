@@ -18,13 +18,13 @@ use tokio::{
 };
 
 use super::{options, service};
-use crate::manifests::{ManifestsError, ManifestsOptions, Problem, run};
+use crate::manifests::{Condition, ManifestsError, ManifestsOptions, run};
 
 /// The source at work on a folder of its own.
 struct Source {
     root: TempDir,
     events: mpsc::Receiver<SourceEvent>,
-    problems: watch::Receiver<Vec<Problem>>,
+    problems: watch::Receiver<Vec<Condition>>,
     task: JoinHandle<Result<(), ManifestsError>>,
 }
 
@@ -107,7 +107,7 @@ fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 }
 
 #[tokio::test]
-async fn a_folder_is_complete_once_nothing_in_it_is_bad() {
+async fn folder_is_complete_once_no_document_is_bad() {
     let limit = Duration::from_secs(1);
     let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1))]).await;
     assert_eq!(source.event(limit).await, Some(SourceEvent::Complete));
@@ -123,7 +123,7 @@ async fn a_folder_is_complete_once_nothing_in_it_is_bad() {
 }
 
 #[tokio::test]
-async fn everything_is_told_once_before_synchronised_also_when_some_is_bad() {
+async fn every_good_object_is_emitted_before_synchronised() {
     let (mut source, changes) =
         Source::start(&[("a.yaml", &service("a", 1)), ("bad.yaml", "{"), ("b.txt", "")]).await;
     assert_eq!(changes, ["a:1"]);
@@ -175,7 +175,7 @@ async fn files_are_followed_as_they_are_created_written_renamed_and_removed() {
 }
 
 #[tokio::test]
-async fn an_editor_that_moves_the_file_away_first_makes_nothing_vanish() {
+async fn editor_that_renames_the_file_first_removes_no_object() {
     let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1))]).await;
     rename(source.path("a.yaml"), source.path("a.yaml~"));
     fs::write(source.path("a.yaml"), service("a", 2)).unwrap();
@@ -198,14 +198,14 @@ async fn a_half_written_file_is_not_read_before_it_is_closed() {
 }
 
 #[tokio::test]
-async fn what_a_stalled_write_has_not_come_to_yet_stays() {
+async fn stalled_write_keeps_objects_it_has_not_reached() {
     use std::io::Write as _;
     let text = format!("{}---\n{}---\n{}", service("a", 1), service("b", 1), service("c", 1));
     let (mut source, _) = Source::start(&[("a.yaml", &text)]).await;
     let mut file = fs::File::create(source.path("a.yaml")).unwrap();
     file.write_all(service("a", 2).as_bytes()).unwrap();
     assert_eq!(source.changes().await, ["a:2"], "what is there counts within a second");
-    assert!(source.problem().await.contains("somebody still writes to it"));
+    assert!(source.problem().await.contains("is open for writing"));
     source.assert_quiet(Duration::from_secs(1)).await;
     file.write_all(format!("---\n{}", service("b", 2)).as_bytes()).unwrap();
     drop(file);
@@ -286,7 +286,7 @@ async fn a_folder_that_is_swapped_is_followed() {
 }
 
 #[tokio::test]
-async fn a_pipe_with_the_name_of_a_manifest_blocks_nothing() {
+async fn named_pipe_never_blocks_the_source() {
     let (mut source, _) = Source::start(&[]).await;
     let path = std::ffi::CString::new(source.path("p.yaml").to_str().unwrap()).unwrap();
     // SAFETY: the path is a valid C string.
@@ -302,7 +302,7 @@ async fn a_pipe_with_the_name_of_a_manifest_blocks_nothing() {
 }
 
 #[tokio::test]
-async fn it_ends_when_nobody_listens_any_more() {
+async fn source_ends_when_the_receiver_is_dropped() {
     let (source, _) = Source::start(&[]).await;
     drop(source.events);
     tokio::time::timeout(Duration::from_secs(1), source.task).await.unwrap().unwrap().unwrap();

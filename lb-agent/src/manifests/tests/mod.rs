@@ -12,8 +12,8 @@ use super::{Content, Edit, Manifests, ManifestsOptions, Update};
 
 mod edits;
 mod follow;
-mod mistakes;
 mod random_edits;
+mod rejected;
 mod seeds;
 
 fn options() -> ManifestsOptions {

@@ -166,7 +166,7 @@ fn a_service_may_have_several_named_ports() {
 }
 
 #[test]
-fn a_cluster_ip_outside_of_the_range_is_refused() {
+fn cluster_ip_out_of_range_is_rejected() {
     for example in [LOAD_BALANCER, LOAD_BALANCER_IP] {
         let folder = Folder::of(&[("lb.yaml", example)]);
         assert_eq!(folder.names(), [""; 0]);

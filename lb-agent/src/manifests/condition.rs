@@ -1,26 +1,26 @@
-//! What is wrong with the manifests, and where.
+//! Problems in the manifests, and their locations.
 
 use std::{fmt, path::PathBuf};
 
 use lb_core::rules;
 
-/// How bad a [`Problem`] is.
+/// How severe a [`Condition`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// What was written has no effect, or perhaps another one than meant.
+    /// The manifest has no effect, or perhaps another one than intended.
     Warning,
-    /// What was written was refused; the last good state, if there was one, stays in force.
+    /// The manifest is rejected; the last good state, if there was one, stays in force.
     Error,
 }
 
-/// Something in the manifests that a person should put right.
+/// Something in the manifests that the user should correct; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Problem {
-    /// How bad it is.
+pub struct Condition {
+    /// Its severity.
     pub severity: Severity,
-    /// Where it was found.
-    pub place: Place,
-    /// The object it is about, as `Service default/web`; `None` where that could not be made out.
+    /// Its location.
+    pub location: Location,
+    /// The object it is about, as `Service default/web`; `None` if that is not known.
     pub object: Option<String>,
     /// Path of the field within the object, as `spec.ports[0].port`; empty where it is about the whole object.
     pub field: String,
@@ -28,45 +28,45 @@ pub struct Problem {
     pub message: String,
 }
 
-impl Problem {
+impl Condition {
     /// One of a whole file, or of the folder.
     pub(super) fn of_file(severity: Severity, file: PathBuf, message: String) -> Self {
-        let place = Place { file, document: None };
-        Self { severity, place, object: None, field: String::new(), message }
+        let location = Location { file, document: None };
+        Self { severity, location, object: None, field: String::new(), message }
     }
 }
 
-/// A place in the manifests.
+/// A location in the manifests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct Location {
     /// The file, or the folder itself.
     pub file: PathBuf,
     /// The document; `None` for what concerns the whole file.
-    pub document: Option<DocumentPlace>,
+    pub document: Option<DocumentLocation>,
 }
 
 /// A document within a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DocumentPlace {
+pub struct DocumentLocation {
     /// Number of the document among those that have content, from 1.
     pub number: usize,
     /// Line of the file where its content starts, from 1.
     pub line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
         match self.document {
-            Some(DocumentPlace { number, line }) => write!(f, ", document {number} (line {line})"),
+            Some(DocumentLocation { number, line }) => write!(f, ", document {number} (line {line})"),
             None => Ok(()),
         }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.place)?;
+        write!(f, "{}", self.location)?;
         if let Some(object) = &self.object {
             write!(f, ", {object}")?;
         }
@@ -77,18 +77,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Something wrong with one field, before it is known where the document lies.
+/// An error in one field, before the location of its document is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct FieldError {
     /// Path of the field; empty for the whole document.
     pub(super) field: String,
     /// What is wrong.
     pub(super) message: String,
-    /// Line and column within the text of the document, from 1, where the fault is one of syntax.
+    /// Line and column within the text of the document, from 1, where the error is one of syntax.
     pub(super) position: Option<(usize, usize)>,
 }
 
-impl Fault {
+impl FieldError {
     pub(super) fn new(field: impl fmt::Display, message: impl fmt::Display) -> Self {
         Self { field: field.to_string(), message: message.to_string(), position: None }
     }
@@ -104,11 +104,11 @@ impl Fault {
     }
 }
 
-/// The faults of one object, in the words of the API server (`k8s.io/apimachinery/pkg/util/validation/field`).
+/// The errors of one object, in the words of the API server (`k8s.io/apimachinery/pkg/util/validation/field`).
 #[derive(Debug, Default)]
-pub(super) struct Faults(pub(super) Vec<Fault>);
+pub(super) struct FieldErrors(pub(super) Vec<FieldError>);
 
-impl Faults {
+impl FieldErrors {
     pub(super) fn invalid(
         &mut self,
         field: impl fmt::Display,
@@ -139,6 +139,6 @@ impl Faults {
     }
 
     pub(super) fn push(&mut self, field: impl fmt::Display, message: String) {
-        self.0.push(Fault::new(field, message));
+        self.0.push(FieldError::new(field, message));
     }
 }

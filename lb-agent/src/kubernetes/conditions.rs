@@ -4,15 +4,15 @@ use tracing::{info, warn};
 
 use super::watch::Failure;
 
-/// What people were told is wrong with the API server: each thing once, however many attempts fail.
+/// What is wrong with the API server. Logs each problem once, however many attempts fail.
 #[derive(Debug, Default)]
-pub(super) struct Trouble {
+pub(super) struct ServerConditions {
     away: bool,
     refused: BTreeSet<String>,
 }
 
-impl Trouble {
-    /// Logs what is new; everything that is wrong now, with the problems of objects, which were logged already.
+impl ServerConditions {
+    /// Logs what is new. Returns all current problems, including those of objects, which were logged already.
     pub(super) fn update<'a>(
         &mut self,
         failures: impl Iterator<Item = &'a Failure>,
@@ -21,7 +21,7 @@ impl Trouble {
         let (mut away, mut refused) = (None, BTreeSet::new());
         for failure in failures {
             match failure {
-                // All kinds come from one API server: it is away once.
+                // All kinds come from one API server: report it once.
                 Failure::Away(why) => away = away.or(Some(away_text(why))),
                 Failure::Refused(why) => _ = refused.insert(refused_text(why)),
             }
@@ -41,12 +41,12 @@ impl Trouble {
 }
 
 fn away_text(why: &str) -> String {
-    format!("cannot ask the API server for {why}; the last known state stays, and it is tried again")
+    format!("cannot ask the API server for {why}; the last known state stays in force, and the agent retries")
 }
 
 fn refused_text(why: &str) -> String {
     format!(
-        "the API server refuses {why}; the last known state stays, and it is tried again: check that the agent's user \
+        "the API server refuses {why}; the last known state stays in force, and the agent retries: check that the agent's user \
          may list and watch them"
     )
 }
@@ -57,15 +57,15 @@ mod tests {
 
     #[test]
     fn one_server_is_away_once_and_what_it_refuses_is_told_by_kind() {
-        let mut trouble = Trouble::default();
+        let mut server = ServerConditions::default();
         let away = |kind: &str| Failure::Away(format!("{kind}: refused"));
-        let told = trouble.update([away("Services"), away("Nodes")].iter(), ["bad"].into_iter());
+        let told = server.update([away("Services"), away("Nodes")].iter(), ["bad"].into_iter());
         assert_eq!(told.len(), 2);
         assert!(told[0].contains("Services") && told[1] == "bad", "{told:?}");
         let forbidden = Failure::Refused("Nodes: forbidden".to_owned());
-        let told = trouble.update([away("Services"), forbidden].iter(), [].into_iter());
+        let told = server.update([away("Services"), forbidden].iter(), [].into_iter());
         assert_eq!(told.len(), 2);
         assert!(told[1].contains("Nodes: forbidden"), "{told:?}");
-        assert!(trouble.update([].into_iter(), [].into_iter()).is_empty());
+        assert!(server.update([].into_iter(), [].into_iter()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What a person is told about mistakes.
+//! The errors that users see for manifests that the source rejects.
 
 use super::{Folder, service, service_at, slice};
 
@@ -15,7 +15,7 @@ fn spec(spec: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_word_for_a_port_number() {
+fn text_as_port_number_is_rejected() {
     let web = service("web", 80).replace("80", "http");
     let text = format!("# two services\n{}---\n# the second\n{web}", service("a", 80));
     assert_eq!(
@@ -28,7 +28,7 @@ fn a_word_for_a_port_number() {
 }
 
 #[test]
-fn a_typo_in_a_field_name() {
+fn unknown_field_is_rejected() {
     let text = service("web", 80)
         .replace("  ports:", "  prots: [a]\n  ports:")
         .replace("- port: 80", "- port: 80\n    portocol: UDP");
@@ -44,7 +44,7 @@ fn a_typo_in_a_field_name() {
 }
 
 #[test]
-fn a_line_with_the_wrong_indentation() {
+fn wrong_indentation_is_reported_with_its_line() {
     let text = format!("{}---\n{}   targetPort: 1\n", service("a", 80), service("web", 80));
     assert_eq!(
         problems(&text),
@@ -56,7 +56,7 @@ fn a_line_with_the_wrong_indentation() {
 }
 
 #[test]
-fn a_key_written_twice() {
+fn duplicate_key_is_rejected() {
     assert_eq!(
         problems("kind: Service\nkind: Service\n"),
         [
@@ -67,7 +67,7 @@ fn a_key_written_twice() {
 }
 
 #[test]
-fn an_address_that_is_taken() {
+fn taken_cluster_ip_is_rejected() {
     let text = format!("{}---\n{}", service_at("a", "10.96.0.10"), service_at("web", "10.96.0.10"));
     assert_eq!(
         problems(&text),
@@ -79,7 +79,7 @@ fn an_address_that_is_taken() {
 }
 
 #[test]
-fn the_same_object_twice() {
+fn second_definition_of_an_object_is_rejected() {
     let folder = Folder::of(&[
         ("a.yaml", &format!("{}---\n{}", service("x", 1), service("web", 2))),
         ("b.yaml", &service("web", 3)),
@@ -95,7 +95,7 @@ fn the_same_object_twice() {
 }
 
 #[test]
-fn no_kind_no_version_no_name_no_object() {
+fn object_without_kind_version_or_name_is_rejected() {
     let cases = [
         ("apiVersion: v1\n", "kind: Required value"),
         ("kind: Service\n", "apiVersion: Required value"),
@@ -122,7 +122,7 @@ fn no_kind_no_version_no_name_no_object() {
 }
 
 #[test]
-fn kinds_of_others_are_ignored_and_each_named_once() {
+fn foreign_kinds_are_ignored_and_logged_once() {
     let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n";
     let knative = "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\n";
     let mut folder = Folder::new();
@@ -209,10 +209,7 @@ fn node_ports_are_checked() {
         ["spec.ports[1].nodePort: Duplicate value: 30080"]
     );
     let out_of_range = spec("{type: NodePort, ports: [{port: 80, nodePort: 80}]}");
-    assert!(
-        out_of_range[0].starts_with("spec.ports[0].nodePort: Invalid value: 80: "),
-        "{out_of_range:?}"
-    );
+    assert!(out_of_range[0].starts_with("spec.ports[0].nodePort: Invalid value: 80: "), "{out_of_range:?}");
     assert!(out_of_range[0].contains("30000-32767"), "{out_of_range:?}");
 }
 
@@ -245,7 +242,7 @@ fn types_and_policies_are_checked() {
 }
 
 #[test]
-fn session_affinity_is_checked_and_lasts_three_hours_where_nothing_is_said() {
+fn session_affinity_is_checked_and_lasts_three_hours_by_default() {
     assert_eq!(
         spec("{sessionAffinity: Sticky, ports: [{port: 80}]}"),
         ["spec.sessionAffinity: Unsupported value: \"Sticky\": supported values: \"ClientIP\", \"None\""]
@@ -292,7 +289,7 @@ fn addresses_of_a_service_are_checked() {
 }
 
 #[test]
-fn every_fault_of_an_object_is_told() {
+fn every_error_of_an_object_is_reported() {
     assert_eq!(spec("{type: X, sessionAffinity: Z, ports: [{port: 0, targetPort: 1}]}").len(), 3);
 }
 
@@ -342,7 +339,7 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
-    // Of an API server's object that one endpoint would be left out. Here is somebody who can put it right.
+    // From an API server, only this endpoint would be left out. The author of a manifest can correct it.
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),
         [format!(
@@ -389,7 +386,7 @@ fn items_of_a_service_list_need_no_kind() {
 }
 
 #[test]
-fn an_alias_bomb_is_an_error_and_no_harm() {
+fn alias_bomb_is_rejected() {
     let mut text = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
     for (letter, previous) in "bcdefghi".chars().zip("abcdefgh".chars()) {
         let aliases = vec![format!("*{previous}"); 9].join(",");
@@ -403,7 +400,7 @@ fn an_alias_bomb_is_an_error_and_no_harm() {
 }
 
 #[test]
-fn a_typo_does_not_take_the_endpoints_away() {
+fn unknown_field_keeps_the_last_endpoints() {
     let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n\
                      subsets: [{addresses: [{ip: 192.0.2.1}], ports: [{port: 80}]}]\n";
     let web = service("web", 80);
