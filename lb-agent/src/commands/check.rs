@@ -1,4 +1,4 @@
-//! `check`: can this machine run it.
+//! `check`: whether this machine can run the data plane.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ struct ProbeView<'a> {
     advice: &'a str,
 }
 
-/// The probes as data.
+/// The results of the probes as JSON.
 pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
     let probes = lb_datapath::check(bpffs);
     serde_json::to_value(probes.iter().map(view).collect::<Vec<_>>())
@@ -28,7 +28,7 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 /// Runs `check`.
 ///
 /// # Errors
-/// Something is missing that the data plane needs.
+/// The kernel lacks something that the data plane needs.
 pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     let probes = lb_datapath::check(&paths.bpffs);
     match output {
@@ -42,7 +42,7 @@ pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
         probes.iter().filter(|probe| probe.result == ProbeResult::Missing).map(|probe| probe.name).collect();
     if !missing.is_empty() {
         bail!(
-            "this machine cannot run the data plane: {} missing; the advice beside it says what to do",
+            "this machine cannot run the data plane: {} missing; see the column ADVICE",
             missing.join(", ")
         );
     }
@@ -61,7 +61,7 @@ fn probe_table(probes: &[Probe]) -> Table {
             ProbeResult::Degraded => Mood::Odd,
             ProbeResult::Missing => Mood::Bad,
         };
-        // The verifier's log has many lines.
+        // Only the first line of a verifier log.
         let detail = probe.detail.lines().next().unwrap_or_default().to_owned();
         let advice = super::service::or_nothing(probe.advice).to_owned();
         table.add_row(vec![
@@ -80,7 +80,7 @@ mod tests {
     use crate::commands::output::render;
 
     #[test]
-    fn the_table_of_probes() {
+    fn probe_table_shows_first_line_and_advice() {
         let probe =
             |name, result, detail: &str, advice| Probe { name, result, detail: detail.into(), advice };
         let probes = [

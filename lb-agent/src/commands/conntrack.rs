@@ -1,4 +1,4 @@
-//! `conntrack list` and `conntrack flush`: the connections the kernel tracks.
+//! `conntrack list` and `conntrack flush`.
 
 use std::{
     collections::BTreeMap,
@@ -16,45 +16,45 @@ use super::{
 use crate::cli::{FlowFilter, TableOrJson, split_name};
 use lb_datapath::Connection;
 
-/// One flow.
+/// One flow. The JSON shape is an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FlowView {
-    /// `TCP` or `UDP`
+    /// `TCP`, `UDP` or `SCTP`
     protocol: &'static str,
     client: SocketAddr,
-    /// The virtual address the client speaks to.
+    /// The virtual address and port.
     vip: SocketAddr,
     backend: SocketAddr,
-    /// The source that the backend sees, where that is not the client.
+    /// The source that the backend sees, if it is not the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
     /// Seconds since the last packet of either direction.
     idle_seconds: u32,
-    /// Seconds until it is forgotten if no packet comes.
+    /// Seconds until the flow expires without another packet.
     seconds_left: u32,
-    /// `namespace/name` of the Service; `None` for one that is gone.
+    /// `namespace/name` of the Service; `None` if it was deleted.
     service: Option<String>,
-    /// Whether its packets go to the backend's node in a tunnel: there is no entry of the replies.
+    /// Whether packets reach the backend's node through a tunnel; such a flow has no reverse entry.
     tunnelled: bool,
-    /// Whether the entry of the replies is missing; the agent gives it back within seconds.
+    /// Whether the reverse entry is missing; the agent restores it within seconds.
     half: bool,
 }
 
 impl FlowView {
-    /// Where the flow is in its life.
+    /// The phase of the flow, such as `established`.
     pub(super) const fn phase(&self) -> &'static str {
         self.phase
     }
 
-    /// `namespace/name` of the Service; `None` for one that is gone.
+    /// `namespace/name` of the Service; `None` if it was deleted.
     pub(super) fn service(&self) -> Option<&str> {
         self.service.as_deref()
     }
 }
 
-/// The flows that `filter` lets through, in the order of `connections`; `services` are names by id.
+/// The flows that meet `filter`, in the order of `connections`. `services` are names by id.
 pub(super) fn flows(
     connections: &[Connection],
     services: &BTreeMap<u32, String>,
@@ -70,7 +70,7 @@ fn flow(
     services: &BTreeMap<u32, String>,
     now: Tick,
 ) -> FlowView {
-    // A lost reply half has sent nothing as far as anyone knows.
+    // A missing reverse entry counts as one that has seen no packet.
     let tunnelled = forward.is_tunnelled();
     let half = reply.is_none() && !tunnelled;
     let reply = reply.unwrap_or(lb_common::conntrack::Flow { seen: 0, ..*forward });
@@ -134,7 +134,7 @@ fn flow_table(flows: &[FlowView]) -> Table {
     table
 }
 
-/// Seconds in the two largest units that matter, such as `23h59m`.
+/// Seconds in their two largest units, such as `23h59m`.
 fn duration(seconds: u32) -> String {
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
@@ -143,11 +143,11 @@ fn duration(seconds: u32) -> String {
     }
 }
 
-/// Says what `conntrack flush` did.
+/// Prints the result of `conntrack flush`.
 pub(super) fn flushed(entries: usize, output: TableOrJson) -> anyhow::Result<()> {
     match output {
         TableOrJson::Table => {
-            print(&format!("Forgot {entries} entries; a connection has two, one in a tunnel has one.\n"))
+            print(&format!("Deleted {entries} entries: two for each connection, one for a tunnelled one.\n"))
         }
         TableOrJson::Json => print_json(&serde_json::json!({ "entries": entries })),
     }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_flows() {
+    fn flow_table_has_one_line_for_each_flow() {
         let expected = "\
 PROTOCOL  CLIENT           VIP            BACKEND        PHASE        IDLE  LEFT    SERVICE
 TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h59m  default/web
@@ -178,7 +178,7 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     }
 
     #[test]
-    fn the_json_of_a_flow() {
+    fn json_of_a_flow() {
         let expected = serde_json::json!([{
             "protocol": "TCP", "client": "192.0.2.1:40000", "vip": "10.96.0.10:80", "backend": "10.1.0.5:8080",
             "phase": "established", "idleSeconds": 39, "secondsLeft": 86361, "service": "default/web", "tunnelled": false,
@@ -188,7 +188,7 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     }
 
     #[test]
-    fn a_masqueraded_flow_shows_what_the_backend_sees() {
+    fn masqueraded_flow_shows_the_source_that_the_backend_sees() {
         let flow = testdata::flow();
         let node = lb_common::Address::from_v4([172, 18, 0, 1]);
         let masqueraded = Some(Tuple { source: node, source_port: 10_017, ..flow.forward.to });
@@ -198,13 +198,13 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     }
 
     #[test]
-    fn a_flow_whose_other_half_is_lost_is_shown() {
+    fn flow_without_reverse_entry_is_shown() {
         let lost = Connection { reply: None, ..testdata::flow() };
         assert_eq!((all(lost)[0].phase, all(lost)[0].half), ("opening", true));
     }
 
     #[test]
-    fn a_flow_through_a_tunnel_is_no_half() {
+    fn tunnelled_flow_is_not_half() {
         let mut flow = Connection { reply: None, ..testdata::flow() };
         flow.forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
         let shown = all(flow);

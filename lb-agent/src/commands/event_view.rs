@@ -1,4 +1,4 @@
-//! An event as people and programs read it. Pure.
+//! Events of `monitor` as text and JSON. Pure.
 
 use std::{fmt, net::SocketAddr};
 
@@ -18,30 +18,30 @@ use crate::cli::{EventVerdict, ServiceFilter};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EventView {
-    /// When, in UTC.
+    /// Time in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
-    /// `TCP`, `UDP`, `SCTP`, or `ICMP`; nothing where the packet was half rewritten.
+    /// `TCP`, `UDP`, `SCTP`, or `ICMP`; `None` if the packet was only partly rewritten.
     pub(super) protocol: Option<&'static str>,
-    /// Who speaks; port 0 where it has none yet.
+    /// The client; port 0 if it has none yet.
     pub(super) client: Option<SocketAddr>,
-    /// To whom.
+    /// The virtual address and port.
     pub(super) vip: Option<SocketAddr>,
-    /// Whose address that is.
+    /// The service port of `vip`.
     pub(super) service: Option<ServiceView>,
-    /// Who was chosen.
+    /// The chosen backend.
     pub(super) backend: Option<SocketAddr>,
-    /// The source that the backend sees, where that is not the client.
+    /// The source that the backend sees, if it is not the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) masqueraded_as: Option<SocketAddr>,
-    /// Whether it goes to the backend's node in a tunnel.
+    /// Whether the packet reaches the backend's node through a tunnel.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) tunnel: bool,
-    /// Why this backend, or why none: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent status`.
+    /// Why this backend or none was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent status`.
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, or `socket`
     pub(super) hook: &'static str,
-    /// The device of the packet.
+    /// The interface of the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<String>,
     /// The process that made the system call.
@@ -95,7 +95,7 @@ impl EventView {
     }
 }
 
-/// An outcome that this version does not know is one of newer programs.
+/// An unknown outcome comes from newer programs.
 fn verdict(outcome: Option<Outcome>) -> EventVerdict {
     match outcome.map(Outcome::verdict) {
         Some(Verdict::Drop) => EventVerdict::Drop,
@@ -149,11 +149,11 @@ impl fmt::Display for ServiceView {
     }
 }
 
-/// Whom [`line`] is for.
+/// Style of [`line`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
-    /// With the escape sequences of terminals.
+    /// With escape sequences for colours.
     Coloured,
 }
 
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_flow_on_a_line() {
+    fn line_of_a_new_flow() {
         let flow = new_flow();
         let begin =
             "12:34:56.789 new    TCP  192.0.2.1:40000 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080";
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_call_on_a_line() {
+    fn line_of_a_system_call() {
         let mut event = Event { origin: 4711, hook: EventHook::Socket as u8, ..new_flow() };
         event.scheduler = Scheduler::Maglev as u8;
         assert_eq!(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_on_a_line() {
+    fn line_of_a_dropped_or_rejected_packet() {
         let of = "TCP  192.0.2.1:40000 → 10.96.0.10:80 (default/web:http)";
         let drop = shown(&refused(Outcome::NoSourcePort));
         assert_eq!(drop, format!("12:34:56.789 drop   {of}: no_source_port, on eth3"));
@@ -315,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_verdict_has_a_colour() {
+    fn only_the_verdict_is_coloured() {
         let text = line(&view(&refused(Outcome::NoSourcePort)), Style::Coloured);
         assert!(text.starts_with("12:34:56.789 \x1b[31mdrop  \x1b[0m TCP "), "{text}");
     }
 
     #[test]
-    fn the_json_of_an_event() {
+    fn json_of_an_event() {
         let expected = serde_json::json!({
             "time": "2026-11-21T12:34:56.789012Z", "verdict": "new", "protocol": "TCP", "client": "192.0.2.1:40000",
             "vip": "10.96.0.10:80", "service": { "namespace": "default", "name": "web", "port": "http" },

@@ -1,4 +1,4 @@
-//! `explain`: what becomes of a packet, and why.
+//! `explain`: the decisions of the data plane on a packet.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
 
-/// What is printed as JSON: an interface.
+/// The JSON output: an interface.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {
@@ -43,7 +43,7 @@ struct StepView<'a> {
 /// Runs `explain`.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or the question makes no sense.
+/// There is no data plane, it cannot be read, or the arguments contradict each other.
 pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     let pinned = Pinned::open(&paths.bpffs)?;
     let mut routes = Routes::open()?;
@@ -64,7 +64,7 @@ pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The device that the packet comes in through: the one named, or the one that leads to the client.
+/// The interface that the packet arrives on: the given one, or the one that the route to its source uses.
 fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     match &args.device {
         Some(name) => routes.device(name).with_context(|| {
@@ -75,7 +75,7 @@ fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     }
 }
 
-/// Which of our programs are on the device, and on system calls.
+/// The programs that are attached to the interface and to system calls.
 struct Attached {
     known: bool,
     xdp: bool,
@@ -97,7 +97,7 @@ impl Attached {
         })
     }
 
-    /// Whether the program of the hook is there; nothing where that has nothing to do with a device.
+    /// Whether the program of the hook is attached; `None` if the hook has no interface.
     const fn at(&self, hook: HookPoint) -> Option<bool> {
         match hook {
             _ if !self.known => None,
@@ -109,7 +109,7 @@ impl Attached {
     }
 }
 
-/// The hook that was named, or the first one that such a packet meets.
+/// The given hook, or the first one that the packet meets.
 fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
         Some(HookContext::TcIngress) => HookPoint::Ingress,

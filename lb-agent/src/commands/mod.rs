@@ -1,4 +1,4 @@
-//! The commands besides `run`: they look at the kernel, or clean it up, and need no running agent.
+//! The commands other than `run`. They read or clean up the kernel and need no running agent.
 
 mod bugreport;
 mod check;
@@ -66,7 +66,7 @@ fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyh
 /// Runs `monitor`.
 ///
 /// # Errors
-/// There is no data plane, another monitor listens to it, or standard output cannot be written to.
+/// There is no data plane, another monitor runs, or standard output cannot be written.
 pub fn monitor(paths: &KernelPaths, args: MonitorArgs) -> anyhow::Result<()> {
     monitor::run(&Pinned::open(&paths.bpffs)?, args)
 }
@@ -84,7 +84,7 @@ pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// An agent runs, or something cannot be removed.
 pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
-    // An agent that still runs has the lock; its socket must stay.
+    // The socket of a running agent must stay.
     if !Pinned::open(&paths.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
         socket::unbind(&paths.bpffs);
     }
@@ -93,8 +93,8 @@ pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
     let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),
         (_, unmounted) => format!(
-            "Removed {attachments} programs from devices and sockets, {programs} pinned programs and {maps} pinned maps{}{}.\n",
-            if ports > 0 { format!("; gave back {ports} reserved ports") } else { String::new() },
+            "Removed {attachments} programs from interfaces and sockets, {programs} pinned programs and {maps} pinned maps{}{}.\n",
+            if ports > 0 { format!("; released {ports} reserved ports") } else { String::new() },
             if unmounted { format!("; unmounted {bpffs}") } else { String::new() }
         ),
     };
@@ -104,7 +104,7 @@ pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
 /// Runs `cleanup --kube-proxy`.
 ///
 /// # Errors
-/// Something that was found cannot be removed.
+/// A leftover cannot be removed.
 pub fn cleanup_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
     let found = leftovers::find();
     let verb = if dry_run { "Would remove" } else { "Removed" };
@@ -117,7 +117,7 @@ pub fn cleanup_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
         writeln!(text, "{verb} {leftover}.").unwrap_or_default();
     }
     if found.is_empty() {
-        text.push_str("kube-proxy has left nothing here that iptables-save, nft or ip show.\n");
+        text.push_str("kube-proxy has left nothing that iptables-save, nft or ip list.\n");
     }
     output::print(&text)
 }
@@ -125,7 +125,7 @@ pub fn cleanup_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
 /// Runs `completions`.
 ///
 /// # Errors
-/// Standard output cannot be written to.
+/// Standard output cannot be written.
 pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "lb-agent", &mut script);

@@ -1,4 +1,4 @@
-//! `monitor`: what the programs do, as they do it.
+//! `monitor`: events of the BPF programs, printed as they arrive.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -20,10 +20,10 @@ use super::event_view::{EventFilter, EventView, Style, line};
 use crate::cli::{MonitorArgs, TableOrJson};
 use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, monotonic_nanoseconds};
 
-/// How often the programs are told that somebody still listens.
+/// Interval at which the monitor renews its request for events.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// Listens until a signal comes, or nobody reads any more.
+/// Prints events until a signal arrives or standard output is closed.
 pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let MonitorArgs { service, client, verdict, output } = args;
@@ -36,7 +36,7 @@ pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     runtime.block_on(listen(pinned.monitor()?, &printer))
 }
 
-/// Colour is for people who look at a terminal and want it.
+/// Coloured on a terminal, unless NO_COLOR is set.
 fn style() -> Style {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }
@@ -71,11 +71,11 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Says how many events there was no room for, if there are more than `before`.
+/// Reports lost events, if there are more than `before`.
 fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
     let lost = monitor.lost()?;
     if lost > before {
-        eprintln!("{} events were lost, {lost} in all: there are more than this reads", lost - before);
+        eprintln!("{} events were lost, {lost} in total: they arrive faster than monitor prints them", lost - before);
     }
     Ok(lost)
 }
@@ -88,7 +88,7 @@ struct Printer {
 }
 
 impl Printer {
-    /// Prints the event if it is to be shown; false where nobody reads any more.
+    /// Prints the event if it meets the filter. Returns false if standard output is closed.
     fn print(&self, event: &Event) -> anyhow::Result<bool> {
         let labels = self.labels(event)?;
         let view = EventView::new(event, wall_clock(event.time), labels.as_ref(), device_name);
@@ -107,7 +107,7 @@ impl Printer {
         }
     }
 
-    /// Who the event is about. Asked for each anew: Services come and go.
+    /// The labels of the Service, read for each event because Services change.
     fn labels(&self, event: &Event) -> Result<Option<ServiceLabels>, DatapathError> {
         let Tuple { destination, destination_port, protocol, .. } = event.from;
         let id = match event.service {
@@ -118,7 +118,7 @@ impl Printer {
     }
 }
 
-/// The time of day of a moment of the monotonic clock.
+/// Converts a time of the monotonic clock.
 fn wall_clock(nanoseconds: u64) -> Timestamp {
     let age = Duration::from_nanos(monotonic_nanoseconds().saturating_sub(nanoseconds));
     SystemTime::now().checked_sub(age).and_then(|time| time.try_into().ok()).unwrap_or_else(Timestamp::now)

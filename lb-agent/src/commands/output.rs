@@ -1,24 +1,23 @@
-//! How results are printed: tables that fit the terminal, JSON, YAML.
+//! Output as tables, JSON and YAML.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-/// What is printed where a value is unknown or does not exist.
+/// Stands for a value that is unknown or does not exist.
 pub(super) const NOTHING: &str = "-";
 
 /// Columns of the narrowest terminal that tables are wrapped for.
 const NARROWEST: u16 = 40;
 
-/// A table with these column heads, without borders, as `kubectl` prints them. On a terminal long cells are
-/// wrapped to its width; elsewhere a row is one line whatever its length.
+/// A table without borders, as `kubectl` prints them. On a terminal, long cells wrap to its width; otherwise each row is one line.
 pub(super) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(heads.iter().map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
     if io::stdout().is_terminal() {
-        // A terminal that nobody looks at, such as one of `script`, may have no width.
+        // A terminal may have no width, such as one of `script`.
         if table.width().is_some_and(|width| width >= NARROWEST) {
             table.set_content_arrangement(ContentArrangement::Dynamic);
         }
@@ -37,7 +36,7 @@ pub(super) fn scaled(value: u64) -> String {
     if value < 1000 {
         return value.to_string();
     }
-    // Tenths of the unit, rounded down: nothing becomes 1000.0 of one.
+    // Tenths of the unit, rounded down, so that no number becomes 1000.0 of its unit.
     let (mut tenths, mut unit) = (value / 100, 0);
     while tenths >= 10_000 {
         (tenths, unit) = (tenths / 1000, unit + 1);
@@ -50,7 +49,7 @@ pub(super) fn scaled(value: u64) -> String {
     }
 }
 
-/// Whether something is as it should be: what the colour of a cell says.
+/// The meaning of the colour of a cell.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
     Good,
@@ -58,7 +57,7 @@ pub(super) enum Mood {
     Bad,
 }
 
-/// A cell that is coloured on a terminal.
+/// A cell, coloured on a terminal.
 pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     let colour = match mood {
         Mood::Good => Color::Green,
@@ -68,7 +67,7 @@ pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     Cell::new(text.to_string()).fg(colour)
 }
 
-/// The lines of a table without the blanks that fill up the last column and the margin of the first.
+/// The lines of a table, without trailing blanks and left margin.
 pub(super) fn render(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {
@@ -93,7 +92,7 @@ pub(super) fn print_yaml(value: &impl Serialize) -> anyhow::Result<()> {
     print(&serde_saphyr::to_string(value)?)
 }
 
-/// Prints text. A reader that went away, such as `head`, is no error.
+/// Prints text. A closed pipe, as with `head`, is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_numbers_are_short() {
+    fn large_numbers_are_abbreviated() {
         let numbers = [0, 999, 1000, 12_345, 123_456, 999_999, 1_000_000, 2_500_000_000, u64::MAX];
         let expected = ["0", "999", "1.0k", "12.3k", "123k", "999k", "1.0M", "2.5G", "18.4E"];
         assert_eq!(numbers.map(scaled), expected);

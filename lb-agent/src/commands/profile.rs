@@ -1,4 +1,4 @@
-//! `profile`: how often each program runs, and for how long.
+//! `profile`: number and duration of the runs of each BPF program.
 
 use std::{
     thread,
@@ -15,15 +15,15 @@ use crate::{
 };
 use lb_datapath::{Pinned, RunTime, Work, work};
 
-/// How often the progress moves.
+/// Interval between two updates of the progress bar.
 const STEP: Duration = Duration::from_millis(100);
-/// A share of a CPU that is worth a look.
+/// CPU share above which a program is highlighted.
 const MUCH: f64 = 0.1;
 
-/// What is printed as JSON: an interface.
+/// The JSON output: an interface.
 #[derive(Debug, Serialize)]
 pub(super) struct Profile {
-    /// For how long it was counted.
+    /// Duration of the measurement.
     seconds: f64,
     /// The busiest first.
     programs: Vec<ProgramProfile>,
@@ -36,16 +36,16 @@ struct ProgramProfile {
     program_id: u32,
     runs: u64,
     runs_per_second: f64,
-    /// Nanoseconds of a run; nothing where there was none.
+    /// Average nanoseconds of a run; `None` without a run.
     average_nanoseconds: Option<f64>,
-    /// 1 is one CPU all the time.
+    /// CPU share; 1 is one CPU fully used.
     cpus: f64,
 }
 
 /// Runs `profile`.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or the kernel does not count.
+/// There is no data plane, it cannot be read, or the kernel does not measure programs.
 pub fn profile(paths: &KernelPaths, args: &ProfileArgs) -> anyhow::Result<()> {
     let pinned = Pinned::open(&paths.bpffs)?;
     let profile = count(&pinned, Duration::from_secs(args.seconds), wait)?;
@@ -55,7 +55,7 @@ pub fn profile(paths: &KernelPaths, args: &ProfileArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Counts for so long; `wait` takes that long.
+/// Measures while `wait` waits for `time`.
 pub(super) fn count(pinned: &Pinned, time: Duration, wait: impl Fn(Duration)) -> anyhow::Result<Profile> {
     let counting = RunTime::count()?;
     let before = pinned.all_programs()?;
@@ -85,16 +85,16 @@ impl Profile {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "2^53 runs take longer than anybody waits")]
+#[expect(clippy::cast_precision_loss, reason = "a measurement has fewer than 2^53 runs")]
 const fn count_of(runs: u64) -> f64 {
     runs as f64
 }
 
-/// Waits and shows how long that still takes, on a terminal.
+/// Waits; shows the remaining time on a terminal.
 fn wait(time: Duration) {
     let steps = u64::try_from(time.as_millis() / STEP.as_millis()).unwrap_or(u64::MAX);
     let bar = ProgressBar::new(steps);
-    if let Ok(style) = ProgressStyle::with_template("counting {bar:30} {eta}") {
+    if let Ok(style) = ProgressStyle::with_template("measuring {bar:30} {eta}") {
         bar.set_style(style);
     }
     let end = Instant::now() + time;
@@ -128,7 +128,7 @@ mod tests {
     use crate::commands::output::render;
 
     #[test]
-    fn the_page_of_a_profile() {
+    fn table_and_json_of_a_profile() {
         let of = |name: &str, id, runs, time| Work { name: name.to_owned(), id, runs, time };
         let work =
             [of("tc_ingress", 12, 4000, Duration::from_millis(1)), of("tc_egress", 13, 0, Duration::ZERO)];

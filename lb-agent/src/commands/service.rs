@@ -1,4 +1,4 @@
-//! `service list` and `service show`: what the kernel holds.
+//! `service list` and `service show`.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
@@ -74,7 +74,7 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     table
 }
 
-/// How many backends, and how many of them only serve because no others are left.
+/// Number of backends, and of terminating ones, which serve only if no others are left.
 fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     let terminating = service.backends.iter().filter(|backend| backend.state == "terminating").count();
     match (service.backends.len(), terminating) {
@@ -288,7 +288,7 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
     }
 
     #[test]
-    fn a_service_without_backends_says_what_that_means() {
+    fn service_without_backends_says_that_connections_are_refused() {
         let services = service_view::services(&testdata::contents());
         assert!(page(&services[1..], false).ends_with("No backends: new connections are refused.\n"));
     }

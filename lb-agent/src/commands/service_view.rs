@@ -1,4 +1,4 @@
-//! Services as people know them, put together from what the kernel holds. Pure.
+//! Services, assembled from the contents of the maps. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,28 +27,27 @@ pub(super) struct ServiceView {
     pub(super) port: u16,
     /// `spec.ports[].name`; empty for an unnamed port.
     pub(super) port_name: String,
-    /// `TCP` or `UDP`
+    /// `TCP`, `UDP` or `SCTP`
     pub(super) protocol: &'static str,
     /// `spec.ports[].nodePort`
     pub(super) node_port: Option<u16>,
-    /// Where clients reach it; sorted.
+    /// Frontends, sorted.
     pub(super) frontends: Vec<FrontendView>,
-    /// `Local` where clients outside of the cluster get backends of this node only; nothing for a Service that they do
-    /// not reach.
+    /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if external clients do not reach the
+    /// Service.
     pub(super) external_traffic_policy: Option<&'static str>,
-    /// How clients outside of the cluster reach backends on other nodes, `snat` or `dsr`; nothing for a Service whose clients
-    /// do not.
+    /// How packets of external clients reach backends on other nodes, `snat` or `dsr`; `None` if they never do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) north_south_mode: Option<&'static str>,
-    /// Networks that may use the load balancer's addresses; empty is everybody.
+    /// Networks that may use the load balancer's addresses; empty allows all.
     pub(super) source_ranges: Vec<String>,
-    /// Where packets go, by any frontend and for any client; sorted.
+    /// Backends of all frontends, sorted.
     pub(super) backends: Vec<BackendView>,
     /// `None` or `ClientIP`
     pub(super) session_affinity: &'static str,
     /// Timeout of `ClientIP` affinity.
     pub(super) session_affinity_seconds: Option<u32>,
-    /// How a backend is chosen.
+    /// Scheduler.
     pub(super) scheduler: &'static str,
     /// The weights of backends other than 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -63,23 +62,23 @@ pub(super) struct ServiceView {
 pub(super) struct FrontendView {
     /// The virtual address.
     pub(super) address: IpAddr,
-    /// The port clients use.
+    /// The port that clients use.
     pub(super) port: u16,
-    /// What kind of address it is.
+    /// `ClusterIP`, `NodePort`, `LoadBalancer` or `ExternalIP`
     pub(super) kind: &'static str,
     /// First of its slots in `BACKENDS`.
     pub(super) slot: u32,
-    /// How many slots it has.
+    /// Number of its slots.
     pub(super) slots: u32,
-    /// First of its slots for clients inside the cluster, where these get other backends.
+    /// First of its slots for internal clients, if these get other backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slot: Option<u32>,
-    /// How many slots that are.
+    /// Number of its slots for internal clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slots: Option<u32>,
-    /// Whose address the backends do not see: `all` clients', that of `outsiders` of the cluster, or `none`.
+    /// Masqueraded clients: `all`, `outsiders` (external clients), or `none`.
     pub(super) masquerade: &'static str,
-    /// What becomes of new connections where there is no backend: `reject` or `drop`.
+    /// What happens to new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
 }
 
@@ -99,15 +98,15 @@ pub(super) struct BackendView {
     pub(super) zone: Option<String>,
     /// Name of its pod.
     pub(super) pod: Option<String>,
-    /// Live flows; counted only where asked for.
+    /// Live flows; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
-    /// What the flows have done that the kernel knows now, over or not; counted with them.
+    /// Traffic of all tracked flows, live or closed; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) traffic: Option<TrafficView>,
 }
 
-/// Packets and octets of flows; IP headers included.
+/// Packets and bytes of flows, including IP headers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TrafficView {
@@ -146,7 +145,7 @@ pub(super) fn services(contents: &Contents) -> Vec<ServiceView> {
 }
 
 fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) -> Option<ServiceView> {
-    // A node port is not the port of the Service.
+    // The port of a NodePort frontend is not the service port.
     let is_node_port = |record: &Service| record.kind == FrontendKind::NodePort as u8;
     let (first_key, record) = of_port.iter().min_by_key(|(key, r)| (is_node_port(r), r.kind, **key))?;
     let (namespace, name, port_name, node_port) = match contents.service_labels.get(&id) {
@@ -238,7 +237,7 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
 }
 
 impl FrontendView {
-    /// Cluster IPs come first, as everyone has one.
+    /// Cluster IPs come first.
     fn kind_order(&self) -> usize {
         ["ClusterIP", "NodePort", "LoadBalancer", "ExternalIP"]
             .iter()
@@ -264,7 +263,7 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
     }
 }
 
-/// Counts the live flows of every backend, and what all of its flows have done.
+/// Counts live flows and traffic of every backend.
 pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
     let mut counts: BTreeMap<(u32, IpAddr, u16), (u64, TrafficView)> = BTreeMap::new();
     for Connection { forward, reply, .. } in connections {

@@ -1,4 +1,4 @@
-//! `status`: the kernel's side from the pins, the agent's side from the agent if there is one.
+//! `status`: the kernel's part from the pins, the agent's part from the status socket.
 
 use std::fmt::Write as _;
 
@@ -20,19 +20,19 @@ use crate::{
 };
 use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
 
-/// Everything `status` shows.
+/// The JSON output: an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     agent: Agent,
-    /// What this kernel lacks, and what is done without it.
+    /// Missing kernel features, and what replaces them.
     degraded: Vec<DegradedView>,
-    /// What a kube-proxy has left.
+    /// Rules that a kube-proxy left behind.
     kube_proxy: Vec<Leftover>,
-    /// Folder of the pins.
+    /// Directory of the pins.
     folder: String,
     programs: Vec<ProgramView>,
-    /// Programs on sockets of a control group.
+    /// Programs on the sockets of a cgroup.
     socket_programs: Vec<SocketProgramView>,
     maps: Vec<MapView>,
     outcomes: Vec<OutcomeView>,
@@ -42,9 +42,9 @@ pub(super) struct Status {
 #[serde(rename_all = "camelCase")]
 struct Agent {
     running: bool,
-    /// Who works with the data plane, as far as the kernel tells.
+    /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why an agent that runs does not report.
+    /// Why a running agent sends no report.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
@@ -56,12 +56,12 @@ struct DegradedView {
     detail: String,
 }
 
-/// A program on one side of a device of this network namespace.
+/// A program on one side of an interface of this network namespace.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProgramView {
     device: String,
-    /// `wire` or `workload`; only the agent knows.
+    /// `wire` or `workload`; known only if the agent reports.
     kind: Option<String>,
     direction: &'static str,
     /// `tcx`, `clsact`, `xdp native` or `xdp generic`
@@ -70,13 +70,13 @@ struct ProgramView {
     program_id: u32,
 }
 
-/// A program on system calls.
+/// A program on system calls of sockets.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SocketProgramView {
     program: &'static str,
     program_id: u32,
-    /// Inode number of the control group's folder; 0 when the group is gone, and the program with it.
+    /// Inode number of the cgroup directory; 0 if the cgroup was removed, and the program with it.
     cgroup: u64,
 }
 
@@ -106,7 +106,7 @@ pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     }
 }
 
-/// Everything that `status` shows.
+/// Collects the status.
 pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
     let agent = agent(paths, pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
@@ -135,7 +135,7 @@ fn agent(paths: &KernelPaths, pinned: &Pinned) -> Agent {
     Agent { running: process.is_some() || report.is_some(), process, silent, report }
 }
 
-/// Programs on devices, those of each device together.
+/// Programs on interfaces, sorted by interface.
 fn programs(pinned: &Pinned, devices: &[DeviceReport]) -> anyhow::Result<Vec<ProgramView>> {
     let tc = pinned.attachments()?;
     let xdp = pinned.xdp_attachments()?;
@@ -227,13 +227,13 @@ fn page(status: &Status, now: Timestamp) -> String {
     text
 }
 
-/// The programs on sockets come and go together, so one line says it.
+/// One line for all programs on sockets, which are attached and detached together.
 fn socket_line(programs: &[SocketProgramView]) -> String {
     match programs.iter().filter(|program| program.cgroup != 0).count() {
-        0 => "not served: processes of the node reach no Service".to_owned(),
+        0 => "not served: processes of the node do not reach Services".to_owned(),
         count => {
             let cgroup = programs.first().map_or(0, |program| program.cgroup);
-            format!("served by {count} programs on the control group with inode {cgroup}")
+            format!("served by {count} programs on the cgroup with inode {cgroup}")
         }
     }
 }
@@ -242,7 +242,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     let Some(report) = &agent.report else {
         let process = agent.process.as_deref().unwrap_or("not running; the data plane works without it");
         let silent =
-            agent.silent.as_ref().map_or_else(String::new, |why| format!(", does not answer: {why}"));
+            agent.silent.as_ref().map_or_else(String::new, |why| format!(", sends no report: {why}"));
         return format!("Agent     {process}{silent}\n");
     };
     let mut text = format!(
@@ -254,7 +254,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     );
     let state = if report.healthy { "healthy" } else { "not healthy" };
     let last =
-        report.last_sync.map_or_else(|| "never yet".to_owned(), |last| format!("{} ago", ago(last, now)));
+        report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
     let Report { services, endpoints, pending, .. } = report;
     let lines = [
         format!("Sync      {state}, last change written {last}"),
@@ -267,7 +267,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
         let since =
             report.pending_since.map_or_else(String::new, |since| format!(", since {}", ago(since, now)));
-        format!("Pending   {pending} changes of maps{since}")
+        format!("Pending   {pending} map updates{since}")
     });
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
@@ -289,14 +289,14 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
 
 fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
     let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
-    format!("Short of  {of}, for {}{count}: {text}", ago(*since, now))
+    format!("Shortage  {of}, for {}{count}: {text}", ago(*since, now))
 }
 
 fn node_lines(node: &NodeReport) -> [String; 5] {
     let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
         (false, _) => some_of(&node.inside_networks),
         (true, false) => format!("devices {}", some_of(&node.inside_devices)),
-        (true, true) => "nobody".to_owned(),
+        (true, true) => "none".to_owned(),
     };
     let NodeReport { addresses, nodeport_addresses, primary, detect_local, .. } = node;
     let (mode, tunnel) = (&node.north_south_mode, &node.dsr_encapsulation);
@@ -304,16 +304,16 @@ fn node_lines(node: &NodeReport) -> [String; 5] {
     [
         format!("Node      {}", some_of(addresses)),
         format!("NodePorts {}", some_of(nodeport_addresses)),
-        format!("Inside    {inside} (detect-local-mode {detect_local})"),
+        format!("Internal  {inside} (detect-local-mode {detect_local})"),
         format!("Masq      from {}, ports {first}-{last}", some_of(primary)),
         format!(
-            "Outside   {mode} (north-south-mode), tunnels {tunnel}, from peers {}",
+            "External  {mode} (north-south-mode), tunnels {tunnel}, from peers {}",
             some_of(&node.dsr_peers)
         ),
     ]
 }
 
-/// The first few of a list that may be long.
+/// The first items of a list, and the number of the others.
 fn some_of<T: ToString>(list: &[T]) -> String {
     const FEW: usize = 6;
     let texts: Vec<String> = list.iter().take(FEW).map(ToString::to_string).collect();
@@ -324,7 +324,7 @@ fn some_of<T: ToString>(list: &[T]) -> String {
     }
 }
 
-/// The time between in its two largest units.
+/// The time between both in its two largest units.
 fn ago(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
@@ -462,12 +462,12 @@ Sync      healthy, last change written 3s ago
 Services  2 service ports, 3 backends
 Node      10.244.0.1, 192.0.2.1, 2001:db8::1
 NodePorts 127.0.0.1, 192.0.2.1
-Inside    10.244.0.0/16 (detect-local-mode ClusterCIDR)
+Internal  10.244.0.0/16 (detect-local-mode ClusterCIDR)
 Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
-Outside   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
+External  hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
 Problem   a.yaml, document 2 (line 9): bad
-Short of  CONNTRACK, for 1m02s, 7 times: full: raise it
-Sockets   served by 1 programs on the control group with inode 1234
+Shortage  CONNTRACK, for 1m02s, 7 times: full: raise it
+Sockets   served by 1 programs on the cgroup with inode 1234
 Degraded  tcx: filters instead
 Pins      /sys/fs/bpf/lb/v1
 
@@ -485,7 +485,7 @@ no_backend  drop     0
     }
 
     #[test]
-    fn a_healthy_agent_says_why_load_balancers_are_sent_away() {
+    fn page_shows_why_a_healthy_agent_answers_503() {
         let going = Report { node_eligible: false, ..report() };
         let agent = Agent { running: true, process: None, silent: None, report: Some(going) };
         let text = page(&status(agent), NOW.parse().unwrap());
@@ -496,17 +496,17 @@ no_backend  drop     0
     }
 
     #[test]
-    fn what_is_known_of_the_node() {
-        let nobody = NodeReport { detect_local: "none".into(), inside_networks: Vec::new(), ..node_report() };
-        assert_eq!(node_lines(&nobody)[2], "Inside    nobody (detect-local-mode none)");
-        let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..nobody };
-        assert_eq!(node_lines(&devices)[2], "Inside    devices cni0, veth1 (detect-local-mode none)");
+    fn node_lines_show_addresses_and_settings() {
+        let none = NodeReport { detect_local: "none".into(), inside_networks: Vec::new(), ..node_report() };
+        assert_eq!(node_lines(&none)[2], "Internal  none (detect-local-mode none)");
+        let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..none };
+        assert_eq!(node_lines(&devices)[2], "Internal  devices cni0, veth1 (detect-local-mode none)");
         assert_eq!(some_of(&[1, 2, 3, 4, 5, 6, 7, 8]), "1, 2, 3, 4, 5, 6 and 2 more");
         assert_eq!(some_of::<u8>(&[]), "none");
     }
 
     #[test]
-    fn without_an_agent_the_kernel_is_shown_all_the_same() {
+    fn page_without_an_agent_shows_the_kernel() {
         let agent = Agent { running: false, process: None, silent: None, report: None };
         let text = page(&status(agent), NOW.parse().unwrap());
         assert!(
@@ -517,7 +517,7 @@ no_backend  drop     0
     }
 
     #[test]
-    fn the_json_says_whether_an_agent_runs() {
+    fn json_has_agent_programs_and_outcomes() {
         let agent = Agent {
             running: true,
             process: Some("pid 17 lb-agent".into()),

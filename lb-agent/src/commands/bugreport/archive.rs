@@ -1,4 +1,4 @@
-//! The archive: a folder of files, as `.tar.gz`, for its owner alone.
+//! The archive: a directory of files as `.tar.gz`, readable by its owner only.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,25 +12,25 @@ use flate2::{Compression, write::GzEncoder};
 use jiff::Timestamp;
 use tar::{Builder, Header};
 
-/// Creates the file; what is there is not replaced.
+/// Creates the file; an existing one is an error.
 pub(super) fn create(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .with_context(|| format!("cannot create {}; give another --output", path.display()))
+        .with_context(|| format!("cannot create {}; set another --output", path.display()))
 }
 
-/// Writes the files into a folder of this name.
+/// Writes the files into a directory of the archive.
 pub(super) fn write(file: File, folder: &str, files: &[(String, Vec<u8>)], now: Timestamp) -> io::Result<()> {
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
-    for (name, octets) in files {
+    for (name, bytes) in files {
         let mut header = Header::new_gnu();
-        header.set_size(octets.len() as u64);
+        header.set_size(bytes.len() as u64);
         header.set_mode(0o600);
         header.set_mtime(u64::try_from(now.as_second()).unwrap_or(0));
-        archive.append_data(&mut header, format!("{folder}/{name}"), octets.as_slice())?;
+        archive.append_data(&mut header, format!("{folder}/{name}"), bytes.as_slice())?;
     }
     archive.into_inner()?.finish()?.sync_all()
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read_and_is_never_replaced() {
+    fn archive_is_readable_and_never_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tar.gz");
         let files = [("one.txt".to_owned(), b"1".to_vec()), ("net/two.txt".to_owned(), vec![b'2'; 70_000])];
@@ -56,12 +56,12 @@ mod tests {
             .unwrap()
             .map(|entry| {
                 let mut entry = entry.unwrap();
-                let mut octets = Vec::new();
-                entry.read_to_end(&mut octets).unwrap();
-                (entry.path().unwrap().display().to_string(), octets)
+                let mut bytes = Vec::new();
+                entry.read_to_end(&mut bytes).unwrap();
+                (entry.path().unwrap().display().to_string(), bytes)
             })
             .collect();
-        let expected = files.map(|(name, octets)| (format!("report/{name}"), octets));
+        let expected = files.map(|(name, bytes)| (format!("report/{name}"), bytes));
         assert_eq!(read, expected);
     }
 }

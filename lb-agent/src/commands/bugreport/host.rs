@@ -1,4 +1,4 @@
-//! What of the node matters: its network, what is left of kube-proxy, its kernel.
+//! Facts about the node: network, leftovers of kube-proxy, kernel.
 
 use std::{
     fs,
@@ -14,12 +14,12 @@ use super::Collection;
 use crate::leftovers;
 use lb_datapath::Routes;
 
-/// How long a program may take.
+/// Time limit of a program.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Where programs are looked for: the environment is not handed on.
+/// Search path of programs, which do not inherit the environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Files, and the programs whose output they hold.
+/// Files with the output of programs.
 const NETWORK: [(&str, &[&str]); 9] = [
     ("net/links.json", &["ip", "-j", "-d", "-s", "link", "show"]),
     ("net/addresses.json", &["ip", "-j", "address", "show"]),
@@ -32,7 +32,7 @@ const NETWORK: [(&str, &[&str]); 9] = [
     ("net/bpf-net.json", &["bpftool", "-j", "net", "show"]),
 ];
 
-/// Settings of the kernel that matter.
+/// Collected sysctls.
 const SYSCTLS: [&str; 10] = [
     "kernel/unprivileged_bpf_disabled",
     "net/core/bpf_jit_enable",
@@ -56,7 +56,7 @@ pub(super) fn collect(collection: &mut Collection) {
     collection.add_text("kernel-config.txt", kernel_config());
 }
 
-/// Filters at both sides of every device: `tc` shows those of one.
+/// tc filters on both sides of every interface.
 fn filters() -> anyhow::Result<Vec<u8>> {
     let mut text = String::new();
     for device in Routes::open()?.names() {
@@ -76,11 +76,11 @@ fn or_none(json: &str) -> &str {
     if json.trim().is_empty() { "[]" } else { json.trim() }
 }
 
-/// How much of kube-proxy there is, not which rules.
+/// Leftovers of kube-proxy, without their rules.
 fn kube_proxy() -> String {
     let found = leftovers::find();
     if found.is_empty() {
-        return "Nothing of kube-proxy's is here, as far as the tools tell that make it.\n".to_owned();
+        return "kube-proxy has left nothing that iptables-save, nft or ip list.\n".to_owned();
     }
     found.iter().map(|leftover| format!("{leftover}\n")).collect()
 }
@@ -95,7 +95,7 @@ fn kernel() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What of the kernel's configuration is about BPF and what goes with it.
+/// Options of the kernel configuration that concern BPF and networking.
 fn kernel_config() -> anyhow::Result<String> {
     let release =
         fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;
@@ -116,11 +116,11 @@ fn config_of_running_kernel() -> Option<String> {
     Some(text)
 }
 
-/// Where the agent logs to; `holder` is such as `pid 17 lb-agent`.
+/// The location of the log of the agent. `holder` is text such as `pid 17 lb-agent`.
 pub(super) fn log_location(holder: Option<&str>) -> String {
     let pid = holder.and_then(|holder| holder.split(' ').nth(1)).and_then(|pid| pid.parse::<u32>().ok());
     let Some(pid) = pid else {
-        return "No agent runs. Its log is where its standard error went: `journalctl -u UNIT`, `kubectl logs`, or a file.\n"
+        return "No agent runs. Its log is the standard error of its process: `journalctl -u UNIT`, `kubectl logs`, or a file.\n"
             .to_owned();
     };
     let target = fs::read_link(format!("/proc/{pid}/fd/2"));

@@ -1,8 +1,7 @@
-//! `bugreport`: one archive with what a maintainer needs to know of a node.
+//! `bugreport`: an archive with the state of a node for its maintainers.
 //!
-//! Nothing secret is looked at in the first place: no environment, no file of credentials, no configuration file as it is written.
-//! What names a machine or a pod is in it: addresses, names of Services, connections. What cannot be had is said in
-//! `errors.txt`, and the rest is written nevertheless.
+//! The command reads no environment, no credentials and no configuration file. The archive does name machines and pods: addresses,
+//! Services, connections. `errors.txt` lists what could not be collected.
 
 mod archive;
 mod host;
@@ -27,12 +26,12 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Pinned};
 
-/// Connections that are listed one by one.
+/// Limit of listed connections.
 const CONNECTIONS: usize = 1000;
-/// For how long runs of programs are counted.
+/// Duration of the profile.
 const PROFILE: Duration = Duration::from_secs(1);
 
-/// What has been collected.
+/// The files collected so far.
 #[derive(Debug, Default)]
 struct Collection {
     files: Vec<(String, Vec<u8>)>,
@@ -40,10 +39,10 @@ struct Collection {
 }
 
 impl Collection {
-    /// Adds a file, or what is to be said in its place.
+    /// Adds a file, or its error.
     fn add(&mut self, name: &str, content: anyhow::Result<Vec<u8>>) {
         match content {
-            Ok(octets) => self.files.push((name.to_owned(), octets)),
+            Ok(bytes) => self.files.push((name.to_owned(), bytes)),
             Err(error) => self.errors.push(format!("{name}: {error:#}")),
         }
     }
@@ -65,7 +64,7 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
     let now = Timestamp::now();
     let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
-    // Before all the work: there is no use in it if it cannot be kept.
+    // First, so that an unwritable path fails before the collection.
     let file = archive::create(&path)?;
     let mut collection = collect(paths, args, now);
     let errors = collection.errors.clone();
@@ -76,12 +75,12 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
 }
 
 fn said(errors: &[String]) -> String {
-    if errors.is_empty() { "Everything could be collected.\n".to_owned() } else { errors.join("\n") + "\n" }
+    if errors.is_empty() { "Everything was collected.\n".to_owned() } else { errors.join("\n") + "\n" }
 }
 
 fn summary(path: &Path, files: usize, errors: &[String]) -> String {
     let mut text = format!(
-        "Wrote {files} files to {}. They name addresses, Services and pods of this cluster; there are no credentials in them.\n",
+        "Wrote {files} files to {}. They name addresses, Services and pods of this cluster, but hold no credentials.\n",
         path.display()
     );
     for error in errors {

@@ -1,4 +1,4 @@
-//! What the agent serves on the address of its metrics.
+//! Pages of the metrics server of the agent.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context as _, bail};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Larger than any page.
+/// Size limit of a page.
 const MOST: u64 = 64 << 20;
 
-/// The page at this path.
+/// Reads the page at `path`.
 pub(super) fn get(address: &str, path: &str) -> anyhow::Result<Vec<u8>> {
     let asked = || format!("cannot ask the agent for http://{address}{path}");
     let mut addresses = address.to_socket_addrs().with_context(asked)?;
@@ -26,7 +26,7 @@ pub(super) fn get(address: &str, path: &str) -> anyhow::Result<Vec<u8>> {
     body(&answer).with_context(asked)
 }
 
-/// The body of a successful answer.
+/// The body of a response with code 200.
 fn body(answer: &[u8]) -> anyhow::Result<Vec<u8>> {
     const END: &[u8] = b"\r\n\r\n";
     let end = memchr::memmem::find(answer, END).context("no HTTP")?;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_body_of_a_page_and_nothing_else() {
+    fn body_is_taken_only_from_code_200() {
         assert_eq!(body(b"HTTP/1.0 200 OK\r\nA: b\r\n\r\n{}\r\n\r\n").unwrap(), b"{}\r\n\r\n");
         assert!(body(b"HTTP/1.0 404 Not Found\r\n\r\nno").unwrap_err().to_string().contains("404"));
         assert!(body(b"SSH-2.0").is_err());

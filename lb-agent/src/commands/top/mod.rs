@@ -1,4 +1,4 @@
-//! `top`: who gets how much, refreshed every few seconds. It reads the pinned maps itself, so it works without an agent.
+//! `top`: traffic of Services and backends, refreshed every few seconds. It reads the pinned maps and works without an agent.
 
 mod model;
 mod screen;
@@ -24,12 +24,12 @@ use super::{
 use crate::cli::{TableOrJson, TopArgs};
 use lb_datapath::{Conntrack, DatapathError, Ledger, Pinned};
 
-/// Shows it on the terminal until somebody quits, or prints it once where there is none.
+/// Shows the traffic on the terminal until the user quits, or prints it once without a terminal.
 pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut source = Source { pinned, ledger: Ledger::default() };
     let mut model = Model::default();
-    // What flows have done before is no rate.
+    // The first sample is the base of the rates.
     model.update(source.sample()?, interval);
     if args.once || args.output == TableOrJson::Json || !io::stdout().is_terminal() {
         let started = Instant::now();
@@ -40,7 +40,7 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     look(&mut Screen::take()?, &mut model, &mut source, interval)
 }
 
-/// Where samples come from.
+/// Reads samples from the maps.
 struct Source<'a> {
     pinned: &'a Pinned,
     ledger: Ledger,
@@ -88,7 +88,7 @@ fn look(
     }
 }
 
-/// Does what a key says. Ctrl-C is one like any other while the terminal is ours.
+/// Handles a key. In raw mode Ctrl-C arrives as a key.
 fn press(model: &mut Model, pressed: KeyEvent) -> Next {
     if pressed.modifiers.contains(KeyModifiers::CONTROL) && pressed.code == KeyCode::Char('c') {
         return Next::Quit;

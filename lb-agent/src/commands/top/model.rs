@@ -1,4 +1,4 @@
-//! What `top` shows: rates of services and of their backends, sorted and filtered. Pure.
+//! The model of `top`: rates of service ports and backends, sorted and filtered. Pure.
 
 use std::{cmp::Ordering, collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -9,14 +9,14 @@ use lb_core::{
 };
 use serde::Serialize;
 
-/// What the kernel had counted at one moment.
+/// The counters of the kernel at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     /// The service ports by their id.
     pub(super) names: BTreeMap<u32, ServicePortName>,
     /// Their backends.
     pub(super) backends: Vec<(u32, SocketAddr)>,
-    /// What was counted of those with flows.
+    /// Sums of backends with flows.
     pub(super) tallies: BTreeMap<Counted, Tally>,
 }
 
@@ -29,17 +29,17 @@ pub(super) struct Row {
     /// Identity of the service port.
     #[serde(skip)]
     pub(super) service: u32,
-    /// Flows that are not over.
+    /// Active flows.
     pub(super) active_flows: u64,
-    /// New ones each second.
+    /// New flows per second.
     pub(super) new_flows: f64,
-    /// Packets each second, in both directions.
+    /// Packets per second in both directions.
     pub(super) packets: f64,
-    /// Their octets, IP headers included.
+    /// Bytes per second in both directions, including IP headers.
     pub(super) bytes: f64,
 }
 
-/// What rows are sorted by; the largest come first.
+/// The sort column; the largest value comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SortBy {
     Name,
@@ -53,7 +53,7 @@ pub(super) enum SortBy {
 impl SortBy {
     const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
 
-    /// The key that sorts so: the first letter of the column's head.
+    /// The key that selects it: the first letter of the column head.
     const fn key(self) -> char {
         match self {
             Self::Name => 's',
@@ -76,7 +76,7 @@ impl SortBy {
     }
 }
 
-/// What was typed.
+/// A key press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Up,
@@ -87,7 +87,7 @@ pub(super) enum Key {
     Letter(char),
 }
 
-/// Whether to go on.
+/// Whether `top` continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Stay,
@@ -103,16 +103,16 @@ pub(super) struct Model {
     pub(super) sort: SortBy,
     /// The text that names must contain.
     pub(super) filter: String,
-    /// Whether that is being typed.
+    /// Whether the user types the filter.
     pub(super) typing: bool,
-    /// The service port whose backends are shown; else service ports are.
+    /// The service port whose backends are shown; `None` shows service ports.
     pub(super) inside: Option<u32>,
     /// The row under the cursor.
     pub(super) cursor: usize,
 }
 
 impl Model {
-    /// Takes what was counted since the last sample, `elapsed` ago.
+    /// Computes the rates since the last sample, taken `elapsed` ago.
     pub(super) fn update(&mut self, sample: Sample, elapsed: Duration) {
         let before = &self.sample.tallies;
         let rate = |(counted, tally): (&Counted, &Tally)| {
@@ -124,7 +124,7 @@ impl Model {
         self.keep_in_bounds();
     }
 
-    /// The rows to show, in their order.
+    /// The rows to show, sorted.
     pub(super) fn rows(&self) -> Vec<Row> {
         let mut rows = match self.inside {
             Some(service) => self.backend_rows(service),
@@ -136,7 +136,7 @@ impl Model {
         rows
     }
 
-    /// What the rows are of.
+    /// The title of the screen.
     pub(super) fn title(&self) -> String {
         match self.inside {
             None => "Services".to_owned(),
@@ -144,7 +144,7 @@ impl Model {
         }
     }
 
-    /// Every service port, with the sums of its backends.
+    /// All service ports, with the sums of their backends.
     pub(super) fn service_rows(&self) -> Vec<Row> {
         let mut sums: BTreeMap<u32, (Traffic, u64)> =
             self.sample.names.keys().map(|id| (*id, <_>::default())).collect();
@@ -157,7 +157,7 @@ impl Model {
         sums.into_iter().map(|(id, (traffic, active))| self.row(self.name(id), id, traffic, active)).collect()
     }
 
-    /// Every backend of a service port, and those that it has no more but that still have flows.
+    /// All backends of a service port, and removed ones that still have flows.
     pub(super) fn backend_rows(&self, service: u32) -> Vec<Row> {
         let of_maps = self.sample.backends.iter().filter(|(id, _)| *id == service);
         let mut rates: BTreeMap<SocketAddr, (Traffic, u64)> =
@@ -177,7 +177,7 @@ impl Model {
 
     fn row(&self, name: String, service: u32, traffic: Traffic, active_flows: u64) -> Row {
         let seconds = self.elapsed.as_secs_f64().max(0.001);
-        #[expect(clippy::cast_precision_loss, reason = "nobody reads sixteen digits")]
+        #[expect(clippy::cast_precision_loss, reason = "rates are shown with at most three digits")]
         let rate = |count: u64| count as f64 / seconds;
         Row {
             name,
@@ -189,7 +189,7 @@ impl Model {
         }
     }
 
-    /// Does what a key says.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Next {
         if self.typing {
             self.type_filter(key);

@@ -1,4 +1,4 @@
-//! The terminal while it is `top`'s. However that ends, the terminal is then as it was before.
+//! The terminal in raw mode. It is restored however `top` ends.
 
 use std::{
     io,
@@ -17,17 +17,17 @@ use signal_hook::{
     low_level,
 };
 
-/// Whose turn it is to write to the terminal: a signal must not give it back in the middle of a picture.
+/// Serialises writes to the terminal: a signal must not restore it while a frame is drawn.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A terminal that was taken over; given back when dropped, by a signal that ends the process, and before the message of a panic.
+/// A terminal in raw mode. Dropping it, a fatal signal and a panic restore it.
 pub(super) struct Screen(DefaultTerminal);
 
 impl Screen {
     pub(super) fn take() -> anyhow::Result<Self> {
         give_back_at_signals().context("cannot listen for signals")?;
         let _turn = turn();
-        // Gives it back also where somebody panics.
+        // Also installs a panic hook that restores it.
         match ratatui::try_init() {
             Ok(terminal) => Ok(Self(terminal)),
             Err(error) => {
@@ -45,7 +45,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The hook for panics has done it already, and what it wrote since must stay.
+        // The panic hook has restored it already, and its message must stay.
         if !thread::panicking() {
             let _turn = turn();
             give_back();
@@ -53,8 +53,7 @@ impl Drop for Screen {
     }
 }
 
-/// Ends the process at a signal as that would end it anyway, but for the terminal. (In a thread: the one that reads keys does not come
-/// back where the terminal is gone.)
+/// Restores the terminal before a signal ends the process. In a thread of its own: reading keys blocks when the terminal is gone.
 fn give_back_at_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     thread::Builder::new().spawn(move || {
@@ -71,7 +70,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A terminal that is gone takes nothing back, and there is nobody left to tell.
+/// Restores the terminal. Errors are ignored: without a terminal there is nothing to restore.
 fn give_back() {
     ratatui::try_restore().and_then(|()| execute!(io::stdout(), Show)).unwrap_or_default();
 }

@@ -11,7 +11,7 @@ use ratatui::{
 use super::model::{Model, Row, SortBy};
 use crate::commands::output::scaled;
 
-/// The heads of the columns, and what sorts by them.
+/// Column heads and their sort orders.
 pub(super) const HEADS: [(&str, SortBy); 5] = [
     ("SERVICE", SortBy::Name),
     ("NEW/S", SortBy::New),
@@ -20,10 +20,10 @@ pub(super) const HEADS: [(&str, SortBy); 5] = [
     ("ACTIVE", SortBy::Active),
 ];
 
-/// Columns of a number.
+/// Width of a number.
 const NUMBER: u16 = 10;
 
-/// Draws the state.
+/// Draws the model.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let [title, body, help] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
@@ -65,7 +65,7 @@ pub(super) fn cells(row: &Row) -> [String; 5] {
     ]
 }
 
-/// A rate; what is rare has a digit after the point.
+/// A rate; below 10 with one decimal.
 pub(super) fn number(rate: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_is_shown_while_it_is_typed_and_as_long_as_it_holds() {
+    fn filter_is_shown_while_typed_and_active() {
         let mut model = model();
         for letter in "/dn".chars() {
             model.press(Key::Letter(letter));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_that_are_small_have_a_digit_more() {
+    fn small_rates_have_one_decimal() {
         assert_eq!([0.0, 0.25, 9.94, 10.4, 1234.5].map(number), ["0", "0.2", "9.9", "10", "1.2k"]);
     }
 }
