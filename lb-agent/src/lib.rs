@@ -1,4 +1,4 @@
-//! The agent: watches Services and EndpointSlices and keeps the maps of the data plane in step with them.
+//! The agent: watches Services and EndpointSlices and keeps the maps of the data plane up to date.
 
 pub mod cli;
 pub mod commands;

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
-            // As clap does for bad usage.
+            // 2 is also the code of clap for bad usage.
             ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
         }
     }
@@ -56,7 +56,7 @@ fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     KernelPaths::new(given)
 }
 
-/// The error and its causes. Some errors tell their cause themselves; that is not said twice.
+/// The error and its causes. A cause that an error already contains is not repeated.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();

@@ -1,26 +1,26 @@
-//! What is wrong with many things at once, as a few lines of the log: a mistake in a template comes once for each object made of it.
+//! Limits the log lines of many errors at once: a mistake in a template is an error of each object made from it.
 
 use tracing::warn;
 
-/// So many are told one by one.
+/// Number of lines before the rest is only counted.
 const FEW: usize = 20;
 
-/// Tells the first few; how many are left.
-pub(crate) fn few<T>(things: impl IntoIterator<Item = T>, mut tell: impl FnMut(T)) -> usize {
+/// Calls `log` for the first few; returns the number of the others.
+pub(crate) fn few<T>(things: impl IntoIterator<Item = T>, mut log: impl FnMut(T)) -> usize {
     let mut things = things.into_iter();
-    things.by_ref().take(FEW).for_each(&mut tell);
+    things.by_ref().take(FEW).for_each(&mut log);
     things.count()
 }
 
-/// Logs the first few problems that came up together, and how many more there are.
+/// Logs the first few problems, and the number of the others.
 pub(crate) fn warn_few<T: std::fmt::Display>(problems: impl IntoIterator<Item = T>) {
     say_more(few(problems, |problem| warn!("{problem}")));
 }
 
-/// Says that there are `more` problems than were told.
+/// Logs that `more` problems were not logged.
 pub(crate) fn say_more(more: usize) {
     if more > 0 {
-        warn!("and {more} more problems: `lb-agent status` lists all that are left");
+        warn!("and {more} more problems: `lb-agent status` lists them");
     }
 }
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_are_told_and_the_others_counted() {
+    fn few_are_logged_and_the_others_counted() {
         for (count, told, more) in [(0, 0, 0), (1, 1, 0), (20, 20, 0), (21, 20, 1), (10_000, 20, 9_980)] {
             let mut seen = Vec::new();
             assert_eq!(few(0..count, |thing| seen.push(thing)), more);

@@ -1,11 +1,11 @@
-//! What `--metrics-bind-address` serves besides metrics: kube-proxy's pages for people and tools.
+//! Pages that `--metrics-bind-address` serves besides metrics, compatible with kube-proxy.
 //!
 //! | path | what |
 //! |---|---|
-//! | `/healthz`, `/healthz/ping` | `ok`: the process answers. Whether it does its work is told on the port of [`crate::health`] |
+//! | `/healthz`, `/healthz/ping` | `ok`: the process answers; [`crate::health`] serves the health of the agent on another port |
 //! | `/proxyMode` | [`PROXY_MODE`] |
 //! | `/configz` | the effective configuration under the names of a KubeProxyConfiguration |
-//! | `/statusz` | since when, which version, which paths |
+//! | `/statusz` | start time, version, paths |
 //! | `/flagz` | the effective flags |
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
@@ -22,17 +22,17 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// What `/proxyMode` says. kube-proxy says `iptables`, `ipvs` or `nftables`: to claim one of them would let tools look
-/// for rules that are not there.
+/// The body of `/proxyMode`. kube-proxy answers `iptables`, `ipvs` or `nftables`; with one of these tools would search for rules
+/// that do not exist.
 pub const PROXY_MODE: &str = "ebpf";
 
 const COMPONENT: &str = "lb-agent";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
                        guarantees and is for debugging purposes only.";
-/// Beside `/metrics`; what `/statusz` lists.
+/// The paths that `/statusz` lists.
 const PATHS: &str = "/configz /flagz /healthz /metrics /metrics/slis /proxyMode";
 
-/// What the pages tell.
+/// Contents of the pages.
 #[derive(Debug)]
 pub struct About {
     /// The page `/configz`.
@@ -41,11 +41,11 @@ pub struct About {
     pub flagz: BTreeMap<&'static str, String>,
     /// When the agent started.
     pub started: Timestamp,
-    /// Where health checks are counted.
+    /// Counts health checks.
     pub metrics: Arc<Metrics>,
 }
 
-/// The pages.
+/// Routes of the pages.
 pub fn router(about: About) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -63,7 +63,7 @@ fn text(text: impl Into<String>) -> impl IntoResponse {
     (headers, text.into())
 }
 
-/// That there is an answer is all there is to know.
+/// Answers `ok` whenever the process runs.
 async fn healthz(Shared(about): Shared<Arc<About>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     about.metrics.record_health_check(true);
     let verbose =
@@ -102,7 +102,7 @@ fn status(started: Timestamp, now: Timestamp) -> String {
     )
 }
 
-/// A page that promises no format: as kube-proxy's, for nobody who wants another type than text.
+/// A page without a stable format. As in kube-proxy, a request that does not accept plain text is refused.
 fn for_people(headers: &HeaderMap, page: impl FnOnce() -> String) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
@@ -113,7 +113,7 @@ fn for_people(headers: &HeaderMap, page: impl FnOnce() -> String) -> Response {
     if accepted.peek().is_none() || accepted.any(is_text) {
         text(page()).into_response()
     } else {
-        (StatusCode::NOT_ACCEPTABLE, "only text/plain is to be had here\n").into_response()
+        (StatusCode::NOT_ACCEPTABLE, "only text/plain is available\n").into_response()
     }
 }
 

@@ -75,7 +75,10 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
 fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
     let lost = monitor.lost()?;
     if lost > before {
-        eprintln!("{} events were lost, {lost} in total: they arrive faster than monitor prints them", lost - before);
+        eprintln!(
+            "{} events were lost, {lost} in total: they arrive faster than monitor prints them",
+            lost - before
+        );
     }
     Ok(lost)
 }

@@ -253,8 +253,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
         ago(report.started, now)
     );
     let state = if report.healthy { "healthy" } else { "not healthy" };
-    let last =
-        report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
+    let last = report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
     let Report { services, endpoints, pending, .. } = report;
     let lines = [
         format!("Sync      {state}, last change written {last}"),

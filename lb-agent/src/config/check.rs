@@ -1,4 +1,4 @@
-//! From texts to values: one function for each form that a setting may have.
+//! Parses and checks values: one function for each kind of setting.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,21 +27,21 @@ use crate::{
 };
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
-/// kube-proxy's ports.
+/// Ports of kube-proxy.
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
-/// Names of devices are shorter (`IFNAMSIZ`).
+/// Longest name of a network interface (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
 pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
-    // Every cgroup2 folder has this file, no folder of a version 1 hierarchy does.
+    // Every cgroup2 directory has this file, no directory of a version 1 hierarchy does.
     if dir.join("cgroup.controllers").exists() {
         return Ok(());
     }
     Err(refused(
         "--cgroup",
         dir.display(),
-        "it is no cgroup2 folder: give one below the mount that `findmnt -t cgroup2` shows",
+        "it is not a cgroup2 directory: give one below the mount that `findmnt -t cgroup2` shows",
     ))
 }
 
@@ -63,7 +63,7 @@ fn kubeconfig(file: PathBuf) -> Result<PathBuf, ConfigError> {
     match Kubeconfig::read_from(&file) {
         Ok(_) => Ok(file),
         Err(error) => {
-            let reason = format!("{error}: give a file that `kubectl --kubeconfig FILE` takes");
+            let reason = format!("{error}: give a file that `kubectl --kubeconfig FILE` accepts");
             Err(refused("--kubeconfig", file.display(), reason))
         }
     }
@@ -74,7 +74,7 @@ fn manifests(dir: PathBuf) -> Result<PathBuf, ConfigError> {
         Ok(_) => Ok(dir),
         Err(error) => {
             let reason =
-                format!("cannot list it ({error}): give a folder of YAML manifests, which may be empty");
+                format!("cannot list it ({error}): give a directory of YAML manifests, which may be empty");
             Err(refused("--manifests", dir.display(), reason))
         }
     }
@@ -85,13 +85,13 @@ pub(super) fn node_name(given: Option<String>) -> Result<String, ConfigError> {
         Some(name) => name,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(ConfigError::NoHostName)?,
     };
-    // Node names are lower case; kube-proxy forgives capitals, so do we.
+    // Node names are lower case; like kube-proxy the agent accepts capitals.
     let name = name.trim().to_lowercase();
     if name.is_empty() {
         return Err(refused(
             "--node-name",
             name,
-            "it is empty: give the name that endpoints have in nodeName",
+            "it is empty: give the name of this node in the nodeName of endpoints",
         ));
     }
     Ok(name)
@@ -101,7 +101,7 @@ pub(super) fn patterns(
     setting: &'static str,
     given: Option<Vec<String>>,
 ) -> Result<Vec<Pattern>, ConfigError> {
-    const WANTED: &str = "give names of network devices, with * and ? for any text and letter";
+    const WANTED: &str = "give names of network interfaces; * matches any text, ? any character";
     let pattern = |text: String| {
         let text = text.trim();
         if text.is_empty() || text.contains(['/', ' ']) {
@@ -134,7 +134,7 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
             return Err(refused(
                 SETTING,
                 &text,
-                "it is the second range of its family: give one IPv4 and one IPv6 range at most",
+                "it is the second range of its family: give at most one IPv4 and one IPv6 range",
             ));
         }
         ranges.push(range.trunc());
@@ -142,7 +142,7 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// Networks, without host bits. Empty texts are left out: they stand for nothing in manifests of kube-proxy.
+/// Networks without host bits. Empty texts are ignored, because files of kube-proxy may contain them.
 fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<IpNet>, ConfigError> {
     let texts = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     let network = |text: &str| {
@@ -154,7 +154,7 @@ fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<I
     texts.map(network).collect()
 }
 
-/// What was given for the way to tell clients inside the cluster from others.
+/// The settings of how internal clients are recognised.
 #[derive(Debug, Default)]
 pub(super) struct Detect {
     pub(super) mode: Option<DetectLocalMode>,
@@ -163,7 +163,7 @@ pub(super) struct Detect {
     pub(super) prefix: Option<String>,
 }
 
-/// As in kube-proxy, what belongs to another mode is not used, and without pod networks nothing is detected.
+/// As in kube-proxy, settings of other modes are ignored, and without pod networks every client is internal.
 pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
     let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
     match given.mode.unwrap_or(DetectLocalMode::ClusterCidr) {
@@ -172,7 +172,7 @@ pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal
         DetectLocalMode::NodeCidr if matches!(source, Source::Manifests(_)) => Err(refused(
             "--detect-local-mode",
             "NodeCIDR",
-            "only an API server knows the networks of this node's pods: give ClusterCIDR and --cluster-cidr",
+            "only an API server knows the pod networks of this node: give ClusterCIDR and --cluster-cidr",
         )),
         DetectLocalMode::NodeCidr => Ok(DetectLocal::NodeCidr),
         DetectLocalMode::BridgeInterface => {
@@ -184,12 +184,12 @@ pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal
     }
 }
 
-/// The name of a device, or the beginning of one.
+/// The name of an interface, or a prefix of one.
 fn device(setting: &'static str, given: Option<String>) -> Result<String, ConfigError> {
     let name = given.unwrap_or_default();
     if name.is_empty() || name.len() > DEVICE_NAME_MAX || name.contains(['/', ' ']) {
         let reason =
-            format!("--detect-local-mode asks for it: give a name of 1 to {DEVICE_NAME_MAX} characters");
+            format!("--detect-local-mode needs it: give a name of 1 to {DEVICE_NAME_MAX} characters");
         return Err(refused(setting, name, reason));
     }
     Ok(name)
@@ -238,7 +238,7 @@ pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
         .map_err(|error: UnknownSize| refused("--maglev-table-size", size, error.to_string()))
 }
 
-/// The address of this node, or the family alone.
+/// The address of this node, or an unspecified one that selects a family.
 pub(super) fn bind(given: Option<String>) -> Result<IpAddr, ConfigError> {
     match given.as_deref().unwrap_or_default() {
         "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -264,7 +264,7 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// `HOST:PORT`, or the host alone; empty is nowhere.
+/// `HOST:PORT`, or the host alone; empty means none.
 fn listener(
     setting: &'static str,
     given: Option<String>,
@@ -282,7 +282,7 @@ fn listener(
             setting,
             text,
             format!(
-                "give ADDRESS:PORT such as {default} or [::]:{}, or an empty text for nowhere",
+                "give ADDRESS:PORT such as {default} or [::]:{}, or an empty text for none",
                 default.port()
             ),
         )),
@@ -300,7 +300,7 @@ pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, Config
     Ok(given)
 }
 
-/// The same in the words of the data plane.
+/// The option as a type of the data plane.
 pub(super) fn forwarding(option: Option<cli::Forwarding>) -> Forwarding {
     match option {
         None | Some(cli::Forwarding::Stack) => Forwarding::Stack,

@@ -1,4 +1,4 @@
-//! What holds, told as kube-proxy would: the page `/configz`.
+//! The effective configuration in the format of kube-proxy: the page `/configz`.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,7 @@ use super::{Config, DetectLocal, NodePortAddresses, Source, kube_proxy};
 use crate::{cli::LogFormat, kubernetes::ApiServer};
 
 impl Config {
-    /// The effective configuration with the field names of `KubeProxyConfiguration`, for the page `/configz`. What has
-    /// no field there has none here.
+    /// The effective configuration with the field names of `KubeProxyConfiguration`. Other settings are left out.
     pub fn configz(&self) -> Value {
         let kubeconfig = match &self.source {
             Source::ApiServer(ApiServer::Kubeconfig(path)) => path.display().to_string(),
@@ -39,7 +38,7 @@ impl Config {
         }})
     }
 
-    /// Mode, pod networks, bridge and prefix, as kube-proxy would have them.
+    /// Mode, pod networks, bridge and prefix in the values of kube-proxy.
     fn detection(&self) -> (&'static str, String, &str, &str) {
         match &self.detect_local {
             DetectLocal::Never => ("ClusterCIDR", String::new(), "", ""),

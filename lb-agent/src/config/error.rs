@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::IN_CLUSTER;
 
-/// Why a configuration was refused. The process ends with exit code 2.
+/// An invalid configuration. The process ends with exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -13,31 +13,31 @@ pub enum ConfigError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file is no configuration.
-    #[error("the configuration file {} is refused: {reason}", path.display())]
+    /// The content of the file is invalid.
+    #[error("the configuration file {} is invalid: {reason}", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
         /// Which key, where, why.
         reason: String,
     },
-    /// A setting has a value that cannot be.
-    #[error("{setting}: {value:?} is refused: {reason}")]
+    /// A setting has an invalid value.
+    #[error("{setting}: {value:?} is invalid: {reason}")]
     BadValue {
         /// The flag; a key of the file has the same name.
         setting: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is wrong and what is wanted.
+        /// Error and advice.
         reason: String,
     },
-    /// Nothing says where Services come from.
+    /// There is no source of Services.
     #[error(
-        "no source of Services: give `--manifests DIR`, a folder of YAML manifests, or `--kubeconfig FILE` for a \
+        "no source of Services: give `--manifests DIR`, a directory of YAML manifests, or `--kubeconfig FILE` for a \
          Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default"
     )]
     NoSource,
-    /// Services can come from one place only.
+    /// There is more than one source of Services.
     #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
     TwoSources {
         /// The folder.
@@ -50,7 +50,7 @@ pub enum ConfigError {
     NoHostName(#[source] std::io::Error),
 }
 
-/// A value that is refused.
+/// An invalid value.
 pub(super) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::BadValue { setting, value: value.to_string(), reason: reason.into() }
 }

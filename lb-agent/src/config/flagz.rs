@@ -1,4 +1,4 @@
-//! What holds, told as flags: the page `/flagz`.
+//! The effective configuration as flags: the page `/flagz`.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
 impl Config {
-    /// The effective value of every flag of `run` by its name; empty where nothing was said and nothing is meant.
+    /// The effective value of every flag of `run` by its name; empty if it has none.
     pub fn flagz(&self) -> BTreeMap<&'static str, String> {
         let path = |path: &Path| path.display().to_string();
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
@@ -65,7 +65,7 @@ impl Config {
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
         };
-        // Who gives the default ranges says more by that than the default does.
+        // Given ranges also drop packets to unassigned addresses, so default ranges are not shown.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
         BTreeMap::from([
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_is_told() {
+    fn every_flag_has_a_value() {
         let command = Cli::command();
         let run = command.find_subcommand("run").unwrap();
         let flags: BTreeSet<&str> =
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_come_to_the_same_configuration() {
+    fn flags_give_the_same_configuration() {
         for extra in [
             "--node-name=a",
             "--node-name=a --service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112",

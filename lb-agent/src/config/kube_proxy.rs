@@ -1,7 +1,7 @@
-//! The file of kube-proxy: `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`.
+//! `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, the file of kube-proxy.
 //!
-//! As there, null and the zero value stand for the default, and unknown fields cost a warning only: kube-proxy decodes
-//! strictly, and leniently when that fails. Beyond that, a field that asks for something we do not do is named.
+//! As in kube-proxy, null and the zero value stand for the default, and unknown fields only cause a warning: kube-proxy decodes
+//! strictly, and leniently if that fails. The agent also warns of fields that request something it does not do.
 
 use lb_common::Scheduler;
 use serde::Deserialize;
@@ -14,11 +14,11 @@ pub(super) const KIND: &str = "KubeProxyConfiguration";
 /// Its `apiVersion`, the only one there is.
 pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 
-/// From this `logging.verbosity` on kube-proxy says what we say at debug level.
+/// From this `logging.verbosity` kube-proxy logs what the agent logs at debug level.
 const DEBUG_VERBOSITY: u32 = 4;
 
-/// Fields that change nothing here, and the values with which they ask for nothing: those that kube-proxy takes when
-/// nothing is said. So does the zero value. A field that has fields stands for all of them.
+/// Fields without effect, and their values that cause no warning: the defaults of kube-proxy. Zero values cause none either. A field
+/// with subfields stands for all of them.
 const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("bindAddressHardFail", &[]),
     ("clientConnection.acceptContentTypes", &[]),
@@ -59,7 +59,7 @@ const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("winkernel", &[]),
 ];
 
-/// The fields that count.
+/// The fields with effect.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct KubeProxyConfiguration {
@@ -141,10 +141,10 @@ enum Mode {
     Nftables,
 }
 
-/// Reads such a file.
+/// Parses the file: settings, and names of fields without effect.
 ///
 /// # Errors
-/// What is wrong, and where: it is no YAML, of another version, or a field has a value of a wrong type.
+/// The text is not YAML, has another version, or a field has a value of a wrong type; the error has the path.
 pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     remove_nulls(&mut value);
@@ -163,7 +163,7 @@ pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     Ok(config.into_settings(without_effect))
 }
 
-/// In Go, null leaves a field as it is.
+/// In Go, null leaves a field unchanged.
 fn remove_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -171,7 +171,7 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// The names of the fields there that ask for something, and of those that kube-proxy does not have.
+/// Collects the names of fields below `path` that request something without effect, and of unknown fields.
 fn asked_for(path: &str, value: Option<&Value>, names: &mut Vec<String>) {
     let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == path);
     match (known, value) {
@@ -198,7 +198,7 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// In mode ipvs there is one, and round robin is the default. IPVS may have modules that we have no scheduler for.
+    /// The scheduler of mode ipvs; its default is round robin. IPVS may have modules without a scheduler here.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();
@@ -235,7 +235,7 @@ impl KubeProxyConfiguration {
                 self.iptables.masquerade_all
             },
             nodeport_addresses: match self.node_port_addresses {
-                // What that mode of kube-proxy takes when nothing is said.
+                // The default of kube-proxy in this mode.
                 none if none.is_empty() && nftables => Some(List::Text("primary".to_owned())),
                 addresses => (!addresses.is_empty()).then_some(List::Items(addresses)),
             },

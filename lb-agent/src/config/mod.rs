@@ -1,5 +1,5 @@
-//! From what was typed ([`crate::cli`]) to what holds: a flag wins over the environment (clap does that part),
-//! the environment over the file, the file over the default. Everything is checked here, before anything is done.
+//! The effective configuration, from what was typed ([`crate::cli`]). A flag overrides the environment (clap does that part), the
+//! environment overrides the file, and the file overrides the default. All values are checked before the agent acts.
 
 mod check;
 mod configz;
@@ -33,98 +33,98 @@ use crate::{
 };
 use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
 
-/// Where a BPF file system is mounted by convention.
+/// Conventional mount point of a BPF file system.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
-/// Where cluster IPs come from when nothing else is said: what kubeadm uses, and a unique local range beside it.
+/// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: &str = "10.96.0.0/12,fd00:10:96::/112";
-/// Kubernetes sets it in every Pod.
+/// Environment variable that Kubernetes sets in every Pod.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
-/// What every command needs to know.
+/// Paths in the kernel that every command uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelPaths {
     /// Mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// Control group of the sockets to serve; `None` is the root of the cgroup2 mount.
+    /// cgroup of the sockets to serve; `None` is the root of the cgroup2 mount.
     pub cgroup: Option<PathBuf>,
 }
 
-/// What `run` needs to know.
+/// The configuration of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// What every command needs to know.
+    /// Paths in the kernel that every command uses.
     pub kernel: KernelPaths,
-    /// Where Services come from.
+    /// Source of Services.
     pub source: Source,
     /// Name of this node.
     pub node_name: String,
-    /// The address by which others know this node, see [`Self::node_ip`]; an unspecified one is only a family.
+    /// The address of this node, see [`Self::node_ip`]; an unspecified one only selects a family.
     pub bind_address: IpAddr,
-    /// Which devices are served; what is empty is detected.
+    /// Patterns of the interfaces to serve; empty lists mean detection.
     pub devices: DevicePatterns,
-    /// Ranges of cluster IPs, one of each family at most; `None` are those that the API server names.
+    /// Ranges of cluster IPs, at most one for each family; `None` for those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether what is sent to an address of these ranges that no Service has is dropped. Nobody has said of the default
-    /// ranges that there are no other machines in them.
+    /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may contain other
+    /// machines.
     pub drops_unknown_vips: bool,
-    /// How clients inside the cluster are told from others.
+    /// How internal clients are recognised.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
     /// Source ports of masqueraded packets.
     pub masquerade_ports: RangeInclusive<u16>,
-    /// Which addresses of the node serve node ports.
+    /// Addresses of the node that serve node ports.
     pub nodeport_addresses: NodePortAddresses,
-    /// How backends are chosen where a Service says nothing.
+    /// Default scheduler.
     pub scheduler: Scheduler,
-    /// How Maglev tables are made, and what all schedulers that hash do that with.
+    /// Size of Maglev tables, and the seed of all schedulers that hash.
     pub maglev: Maglev,
-    /// How clients from outside reach backends on other nodes where a Service says nothing.
+    /// How packets of external clients reach backends on other nodes by default.
     pub north_south: NorthSouthMode,
-    /// Through which tunnel, if any.
+    /// Tunnel to backends on other nodes.
     pub dsr_encapsulation: DsrEncapsulation,
-    /// Who may send packets through such a tunnel.
+    /// Nodes that may send packets through such a tunnel.
     pub dsr_peers: Vec<IpNet>,
-    /// Whose sockets are served.
+    /// Processes whose sockets are served.
     pub socket_lb: SocketLb,
-    /// Which wire devices are served at XDP.
+    /// Wire devices that are served at XDP.
     pub xdp: XdpOption,
-    /// How packets get from device to device.
+    /// How packets get from interface to interface.
     pub forwarding: Forwarding,
-    /// Retransmissions of a SYN after which another backend is tried; 0 is never.
+    /// Retransmissions of a SYN after which another backend is chosen; 0 means never.
     pub syn_retries: u16,
-    /// Where health is served.
+    /// Address of the health server.
     pub healthz: Option<SocketAddr>,
-    /// Where metrics are served.
+    /// Address of the metrics server.
     pub metrics: Option<SocketAddr>,
-    /// Of what traffic is counted there.
+    /// Subjects of the traffic metrics.
     pub service_metrics: ServiceMetrics,
-    /// Filter of the log as in `RUST_LOG`; `None` where nothing was said.
+    /// Log filter in the syntax of `RUST_LOG`, if one is configured.
     pub log_filter: Option<String>,
-    /// How log lines look.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// How much the BPF programs log; `None` is nothing.
+    /// Log level of the BPF programs; `None` is off.
     pub bpf_log: Option<BpfLogLevel>,
-    /// Sizes of new maps.
+    /// Capacities of new maps.
     pub capacities: Capacities,
-    /// Fields of a KubeProxyConfiguration that ask for something that is not done.
+    /// Fields of a KubeProxyConfiguration that request something that the agent does not do.
     pub without_effect: Vec<String>,
 }
 
-/// Where Services come from.
+/// The source of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A folder of manifests.
+    /// A directory of manifests.
     Manifests(PathBuf),
     /// An API server.
     ApiServer(ApiServer),
 }
 
 impl KernelPaths {
-    /// What holds for a command that only looks at the kernel or cleans up.
+    /// The paths for a command other than `run`.
     ///
     /// # Errors
-    /// The file is unreadable, or any of its settings is refused.
+    /// The file is unreadable, or one of its settings is invalid.
     pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
         let file = File::read(typed.config.as_deref())?;
         Self::merge(typed, file.settings.bpffs, file.settings.cgroup)
@@ -137,17 +137,17 @@ impl KernelPaths {
     ) -> Result<Self, ConfigError> {
         let bpffs = typed.bpffs.or(bpffs).unwrap_or_else(|| DEFAULT_BPFFS.into());
         if !bpffs.is_absolute() {
-            return Err(refused("--bpffs", bpffs.display(), "give an absolute path"));
+            return Err(refused("--bpffs", bpffs.display(), "set an absolute path"));
         }
         Ok(Self { bpffs, cgroup: typed.cgroup.or(cgroup) })
     }
 }
 
 impl Config {
-    /// What holds for `run`.
+    /// The configuration for `run`.
     ///
     /// # Errors
-    /// The file is unreadable, a setting is refused, or there is no source of Services.
+    /// The file is unreadable, a setting is invalid, or there is no source of Services.
     pub fn new(kernel: KernelArgs, run: RunArgs) -> Result<Self, ConfigError> {
         let File { settings: file, without_effect } = File::read(kernel.config.as_deref())?;
         let kernel = KernelPaths::merge(kernel, file.bpffs, file.cgroup)?;
@@ -217,7 +217,7 @@ impl Config {
                 services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
                 backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
                 tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
-                // One entry for each direction.
+                // Two entries for each connection.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
                 affinity: size(run.max_affinity_clients, file.max_affinity_clients)
                     .unwrap_or(defaults.affinity),
@@ -226,12 +226,12 @@ impl Config {
         })
     }
 
-    /// The address by which others know this node, if it was given; else the Node object says it.
+    /// The address of this node, if it is configured; otherwise the Node object has it.
     pub fn node_ip(&self) -> Option<IpAddr> {
         (!self.bind_address.is_unspecified()).then_some(self.bind_address)
     }
 
-    /// What the plan wants to know.
+    /// The part of the configuration that the plan uses.
     pub fn policy(&self) -> Policy {
         Policy {
             node_name: self.node_name.as_str().into(),

@@ -1,4 +1,4 @@
-//! What a load balancer is told about one Service.
+//! The response of a `healthCheckNodePort`.
 
 use axum::{
     http::{HeaderName, StatusCode, header},
@@ -6,10 +6,10 @@ use axum::{
 };
 use lb_core::model::ObjectName;
 
-/// Some load balancers weigh nodes by it.
+/// Some load balancers use it as the weight of the node.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// 200 where there are endpoints on this node and the agent is healthy, else 503; kube-proxy's words, to the octet.
+/// 200 if this node has endpoints and the agent is healthy, else 503. The body is kube-proxy's, byte for byte.
 pub(super) fn answer(
     service: &ObjectName,
     local_endpoints: usize,
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_body_is_kube_proxys_to_the_octet() {
+    fn body_is_byte_for_byte_that_of_kube_proxy() {
         let expected = "\
 {
 	\"service\": {
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn good_needs_endpoints_and_health() {
+    fn code_200_needs_endpoints_and_health() {
         let code = |endpoints, healthy| {
             answer(&ObjectName::new("ns", "svc"), endpoints, healthy).into_response().status().as_u16()
         };

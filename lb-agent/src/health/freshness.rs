@@ -10,16 +10,16 @@ use jiff::Timestamp;
 /// A change that waits as long as this makes the agent unhealthy: twice kube-proxy's period of synchronisation.
 const STALE: Duration = Duration::from_secs(60);
 
-/// A point in time: for the calendar, and for durations, which a clock that is put right must not change.
+/// A point in time, of the wall clock and of the monotonic clock, which clock adjustments do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// What a calendar shows.
+    /// Time of the wall clock.
     pub timestamp: Timestamp,
     instant: Instant,
 }
 
 impl Moment {
-    /// Now.
+    /// The current time.
     pub fn now() -> Self {
         Self { timestamp: Timestamp::now(), instant: Instant::now() }
     }
@@ -33,61 +33,61 @@ impl Add<Duration> for Moment {
     }
 }
 
-/// How far the kernel is behind what the sources say.
+/// How far the maps are behind the sources.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Freshness {
     last_updated: Option<Moment>,
-    /// When the oldest change came that is not in the kernel.
+    /// When the oldest pending change arrived.
     oldest_queued: Option<Moment>,
 }
 
-/// How healthy the agent is at a moment.
+/// Health of the agent at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Alive, and synchronised once.
+    /// Alive, and synchronised at least once.
     pub healthy: bool,
-    /// No change has been waiting for long: before the first synchronisation nothing waits but the source, which may
-    /// be an API server that is away, and another agent would wait as well.
+    /// No change has waited too long. Before the first synchronisation no change counts as waiting: a restart does not help if the
+    /// API server is unreachable.
     pub alive: bool,
-    /// When the kernel last was what it should be; `None` before the first time.
+    /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,
-    /// The moment.
+    /// The time of this state.
     pub now: Timestamp,
 }
 
 impl Freshness {
-    /// A change has come that is not in the kernel yet.
+    /// A change has arrived.
     pub fn queued(&mut self, now: Moment) {
         self.oldest_queued.get_or_insert(now);
     }
 
-    /// The kernel is what it should be.
+    /// A synchronisation was complete.
     pub const fn updated(&mut self, now: Moment) {
         *self = Self { last_updated: Some(now), oldest_queued: None };
     }
 
-    /// What has come changes nothing: the kernel still is what it should be.
+    /// The changes that arrived need no map update.
     pub const fn nothing_to_do(&mut self) {
         self.oldest_queued = None;
     }
 
-    /// Whether the kernel has been what it should be once.
+    /// Whether a synchronisation has been complete.
     pub const fn is_synchronised(&self) -> bool {
         self.last_updated.is_some()
     }
 
-    /// When the kernel last was what it should be.
+    /// Time of the last complete synchronisation.
     pub fn last_updated(&self) -> Option<Timestamp> {
         self.last_updated.map(|moment| moment.timestamp)
     }
 
-    /// Since when changes have been waiting.
+    /// When the oldest pending change arrived.
     pub fn waiting_since(&self) -> Option<Timestamp> {
         self.oldest_queued.map(|moment| moment.timestamp)
     }
 
-    /// How healthy that is. kube-proxy also calls itself healthy before its first synchronisation; whoever waits for
-    /// a 200 of ours may rely on the data plane.
+    /// The health at `now`. Unlike kube-proxy, the agent is unhealthy before its first synchronisation, so that a 200 means a
+    /// complete data plane.
     pub fn health(&self, now: Moment) -> Health {
         let is_stale = |since: Moment| now.instant.saturating_duration_since(since.instant) >= STALE;
         let alive = !self.oldest_queued.is_some_and(is_stale);
@@ -112,14 +112,14 @@ mod tests {
         assert_eq!(
             freshness.health(now),
             Health { healthy: false, alive: true, last_updated: None, now: now.timestamp },
-            "what waits is not in the kernel"
+            "the change is not in the kernel"
         );
         freshness.updated(now);
         assert!(freshness.health(now).healthy);
     }
 
     #[test]
-    fn an_idle_agent_stays_healthy() {
+    fn idle_agent_stays_healthy() {
         let start = Moment::now();
         let mut freshness = Freshness::default();
         freshness.updated(start);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_waits_for_long_makes_it_unhealthy_until_it_is_done() {
+    fn change_that_waits_too_long_makes_it_unhealthy_until_written() {
         let start = Moment::now();
         let mut freshness = Freshness::default();
         freshness.updated(start);
@@ -144,17 +144,14 @@ mod tests {
         assert!(freshness.health(start + NOT_LATE).healthy);
         assert!(!freshness.health(start + LATE).healthy);
         freshness.queued(start + NOT_LATE);
-        assert!(
-            !freshness.health(start + LATE).healthy,
-            "a later change does not make the first one younger"
-        );
+        assert!(!freshness.health(start + LATE).healthy, "the oldest change counts");
         freshness.updated(start + LATE);
         assert!(freshness.health(start + LATE).healthy);
         assert_eq!(freshness.waiting_since(), None);
     }
 
     #[test]
-    fn a_change_without_consequences_does_not_wait() {
+    fn change_without_map_update_does_not_wait() {
         let start = Moment::now();
         let mut freshness = Freshness::default();
         freshness.updated(start);

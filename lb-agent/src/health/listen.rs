@@ -1,14 +1,14 @@
-//! Sockets that leave the other family alone.
+//! Listening sockets for one address family.
 
 use std::{io, net::SocketAddr};
 
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that may wait to be accepted: what Go asks for.
+/// Backlog; the value that Go uses.
 const BACKLOG: u32 = 4096;
 
-/// Listens on this address; on `::` for IPv6 only, since another server has IPv4.
+/// Listens on the address. `::` covers IPv6 only, because another server has IPv4.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -18,7 +18,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
             socket
         }
     };
-    // Not to wait for the last connections of the server before us.
+    // Without it a new server waits for closed connections of the previous one.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -1,8 +1,8 @@
-//! Who may rely on this node, in the words of kube-proxy (`pkg/proxy/healthcheck`).
+//! Health checks, compatible with kube-proxy (`pkg/proxy/healthcheck`).
 //!
-//! `/healthz` and `/livez` speak about the agent ([`router`]), by the rule of [`Freshness`]: unhealthy is who has
-//! changes that wait for long. A Service with a `healthCheckNodePort` has a server of its own, which tells load balancers
-//! whether this node has endpoints of it ([`Servers`]).
+//! `/healthz` and `/livez` ([`router`]) answer for the agent by the rule of [`Freshness`]: an agent is unhealthy if changes wait too
+//! long. Each Service with a `healthCheckNodePort` has a server that tells load balancers whether this node has endpoints of it
+//! ([`Servers`]).
 
 mod answer;
 mod freshness;
@@ -13,5 +13,5 @@ mod servers;
 pub use self::{
     freshness::{Freshness, Health, Moment},
     proxy::router,
-    servers::{Checks, Report, Servers, TellFailure},
+    servers::{Checks, Report, ReportFailure, Servers},
 };

@@ -29,7 +29,7 @@ struct Body {
     status: Option<Families>,
 }
 
-/// Both families are written by one task in one go, so they are always in the same state.
+/// One task writes both families together, so they always have the same state.
 #[derive(Debug, Serialize)]
 struct Families {
     #[serde(rename = "IPv4")]
@@ -46,12 +46,12 @@ struct Family {
 }
 
 impl Body {
-    /// What `/healthz` says.
+    /// The body of `/healthz`.
     fn of_health(health: Health, node_eligible: bool) -> Self {
         Self::new(health, health.healthy, Some(node_eligible))
     }
 
-    /// What `/livez` says: a kubelet ends those who say no.
+    /// The body of `/livez`. A kubelet restarts a container whose `/livez` fails.
     fn of_life(health: Health) -> Self {
         Self::new(health, health.alive, None)
     }
@@ -79,7 +79,7 @@ impl Body {
     }
 }
 
-/// The time that Go has for "never", `0001-01-01T00:00:00Z`: readers of kube-proxy's answers expect a time.
+/// Go's zero time, `0001-01-01T00:00:00Z`: clients of kube-proxy's responses expect a time.
 fn never() -> Timestamp {
     let midnight = civil::date(1, 1, 1).to_datetime(civil::Time::midnight());
     jiff::tz::Offset::UTC.to_timestamp(midnight).unwrap_or(Timestamp::UNIX_EPOCH)
@@ -98,8 +98,8 @@ impl fmt::Debug for Probes {
     }
 }
 
-/// The service of `--healthz-bind-address`. `health` tells how the agent is, `eligible` whether load balancers may
-/// send traffic to this node.
+/// Routes of `--healthz-bind-address`. `health` returns the health of the agent, `eligible` whether load balancers may send traffic
+/// to this node.
 pub fn router(
     health: impl Fn() -> Health + Send + Sync + 'static,
     eligible: impl Fn() -> bool + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! The servers of `healthCheckNodePort`: one for each Service, family and address, as long as the Service wants it.
+//! The servers of `healthCheckNodePort`: one for each Service and address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,27 +25,27 @@ use tracing::{debug, info, warn};
 use super::{answer::answer, listen::listen};
 use crate::metrics::Metrics;
 
-/// Pauses between attempts to listen, doubled every time.
+/// Pauses between attempts to listen; each is twice as long as the last one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long a server that closes waits for an answer that is under way.
+/// How long a closing server waits for pending responses.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 /// The Services with a `healthCheckNodePort`.
 pub type Checks = BTreeMap<ObjectName, HealthCheck>;
 
-/// What is told of a Service that cannot be served.
-pub type TellFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
+/// Reports a Service whose server cannot be started.
+pub type ReportFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
 
-/// Whom the servers ask and tell.
+/// Inputs and outputs of the servers.
 pub struct Report {
     /// Whether the agent is healthy.
     pub healthy: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Told when a server of a Service cannot be started, and why; once for each reason.
-    pub failed: Box<TellFailure>,
-    /// Where the servers are counted.
+    /// Called with the reason when a server cannot be started; once for each reason.
+    pub failed: Box<ReportFailure>,
+    /// Receives the number of servers.
     pub metrics: Arc<Metrics>,
-    /// What this node is called.
+    /// Name of this node.
     pub node_name: Arc<str>,
 }
 
@@ -55,21 +55,21 @@ impl fmt::Debug for Report {
     }
 }
 
-/// A server that somebody wants.
+/// The Service and address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct ListenAddress {
     service: ObjectName,
     address: SocketAddr,
 }
 
-/// Keeps the servers that are wanted, and no others.
+/// Starts and stops servers as Services and addresses change.
 #[derive(Debug)]
 pub struct Servers {
     checks: watch::Receiver<Checks>,
     addresses: watch::Receiver<BTreeSet<IpAddr>>,
     report: Report,
-    running: BTreeMap<Place, Server>,
-    failing: BTreeMap<Place, Failure>,
+    running: BTreeMap<ListenAddress, Server>,
+    failing: BTreeMap<ListenAddress, Failure>,
 }
 
 #[derive(Debug)]
@@ -131,7 +131,7 @@ impl Servers {
         self.report.metrics.set_health_check_servers(self.running.len(), self.failing.len());
     }
 
-    fn open(&mut self, place: Place) {
+    fn open(&mut self, place: ListenAddress) {
         match listen(place.address) {
             Ok(listener) => {
                 info!(service = %place.service, address = %place.address, "serving the health of a Service");
@@ -153,9 +153,9 @@ impl Servers {
     }
 
     /// Says so once for each reason, and sees to another attempt.
-    fn failed(&mut self, place: Place, error: String) {
+    fn failed(&mut self, place: ListenAddress, error: String) {
         let earlier = self.failing.get(&place);
-        let Place { service, address } = &place;
+        let ListenAddress { service, address } = &place;
         if earlier.is_some_and(|earlier| earlier.error == error) {
             debug!(%service, %address, error, "still cannot serve the health of a Service");
         } else {
@@ -180,7 +180,7 @@ impl Servers {
 
 impl Server {
     /// Ends with its socket closed. Whoever is connected gets no further answer.
-    async fn close(mut self, place: Place) {
+    async fn close(mut self, place: ListenAddress) {
         info!(service = %place.service, address = %place.address, "closing the server of a Service's health");
         drop(self.stop);
         if time::timeout(LAST_MOMENT, &mut self.task).await.is_err() {
@@ -190,11 +190,14 @@ impl Server {
 }
 
 /// A server for each Service, each of its families and each address of that.
-fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<Place> {
+fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddress> {
     let places = |(service, check): (&ObjectName, &HealthCheck)| {
         let (service, check) = (service.clone(), *check);
         let served = addresses.iter().filter(move |ip| check.local_endpoints(Family::of(**ip)).is_some());
-        served.map(move |ip| Place { service: service.clone(), address: SocketAddr::new(*ip, check.port) })
+        served.map(move |ip| ListenAddress {
+            service: service.clone(),
+            address: SocketAddr::new(*ip, check.port),
+        })
     };
     checks.iter().flat_map(places).collect()
 }

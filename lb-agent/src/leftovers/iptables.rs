@@ -1,4 +1,4 @@
-//! Chains of kube-proxy and the rules that lead to them.
+//! Chains of kube-proxy in iptables, and the jumps to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,14 +7,14 @@ use std::{
 
 use super::{Leftover, Order, output_of};
 
-/// The tools of each kind of iptables: a node may have rules of both.
+/// Tools of both kinds of iptables; a node may have rules of both.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-nft-save", "iptables-nft-restore"),
     ("ip6tables-nft-save", "ip6tables-nft-restore"),
     ("iptables-legacy-save", "iptables-legacy-restore"),
     ("ip6tables-legacy-save", "ip6tables-legacy-restore"),
 ];
-/// Where there is but one kind, it has no name.
+/// Tools of a node with one kind only.
 const PLAIN_TOOLS: [(&str, &str); 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
@@ -34,7 +34,7 @@ const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-SOURCE-RANGES-FIREWALL",
 ];
-/// Chains that it makes for a service port or an endpoint: with 16 characters of a hash.
+/// Prefixes of chains for a service port or an endpoint; 16 characters of a hash follow.
 const PREFIXES: [&str; 6] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"];
 const HASH: usize = 16;
 
@@ -62,13 +62,13 @@ pub(super) fn find() -> Vec<Leftover> {
 /// A table as `iptables-save` prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table<'a> {
-    /// With whether it is built in.
+    /// Names, and whether the chain is built in.
     chains: BTreeMap<&'a str, bool>,
     /// `-A CHAIN …`
     rules: Vec<&'a str>,
 }
 
-/// How a table is rid of kube-proxy's chains: as one transaction.
+/// The removal of kube-proxy's chains from a table, in one transaction.
 #[derive(Debug, PartialEq, Eq)]
 struct Removal {
     chains: usize,
@@ -93,7 +93,7 @@ fn tables(text: &str) -> Vec<(&str, Table<'_>)> {
     tables
 }
 
-/// None where nothing is to be removed.
+/// `None` without chains of kube-proxy.
 fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     let mut chains: BTreeSet<&str> = table
         .chains
@@ -103,7 +103,7 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
         .collect();
     keep_what_others_use(table, &mut chains);
     let (mut jumps, mut input) = (0, format!("*{name}\n"));
-    // Writing to a String never fails. Declared again, a chain is empty.
+    // Writing to a String never fails. A declaration empties an existing chain.
     chains.iter().for_each(|chain| writeln!(input, ":{chain} - [0:0]").unwrap_or_default());
     for rule in &table.rules {
         if !chains.contains(chain_of(rule)) && target_of(rule).is_some_and(|target| chains.contains(target)) {
@@ -116,7 +116,7 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps, input })
 }
 
-/// A chain to which a chain of somebody else leads stays, with all that it leads to itself.
+/// Keeps chains that chains of other programs jump to, and all chains that these jump to.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {

@@ -1,5 +1,5 @@
-//! What the mode `ipvs` leaves: a device with the addresses of all Services, virtual servers, and sets of addresses that its rules of
-//! iptables look into.
+//! Leftovers of the mode `ipvs`: an interface with the addresses of all Services, virtual servers, and address sets that rules of
+//! iptables use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +10,11 @@ use std::{
 
 use super::{Leftover, Order, output_of};
 
-/// The dummy device that has the addresses of all Services.
+/// The dummy interface with the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
-/// Where Kubernetes takes node ports from, where nobody says otherwise.
+/// Kubernetes' default range of node ports.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// Where the kernel shows that it knows sets: `ipset` would load what is missing, and looking is to change nothing.
+/// Exists if the kernel module of ipset is loaded. Listing must not change anything, and `ipset` would load the module.
 const SETS_MODULE: &str = "/sys/module/ip_set";
 /// Sets that kube-proxy makes, without `KUBE-`, or `KUBE-6-` for IPv6.
 const SETS: [&str; 17] = [
@@ -36,16 +36,16 @@ const SETS: [&str; 17] = [
     "NODE-PORT-TCP",
     "NODE-PORT-UDP",
 ];
-/// A set is in use for a moment after the last rule that looks into it.
+/// A set stays in use for a moment after its last rule was removed.
 const ATTEMPTS: u32 = 20;
-/// Longer names are cut off.
+/// Longer names of sets are truncated.
 const SET_NAME: usize = 31;
 
 pub(super) fn find() -> Vec<Leftover> {
     device().into_iter().chain(sets()).collect()
 }
 
-/// The device, and virtual servers that would be known by its addresses no longer.
+/// The interface, and the virtual servers that only its addresses identify.
 fn device() -> Option<Leftover> {
     let listed = output_of("ip", &["-o", "address", "show", "dev", DEVICE])?;
     let addresses = addresses(&listed);
@@ -61,7 +61,7 @@ fn device() -> Option<Leftover> {
     Some(Leftover { what, orders })
 }
 
-/// To be removed after the rules that use them.
+/// The sets; rules that use them must be removed before.
 fn sets() -> Option<Leftover> {
     let listed = Path::new(SETS_MODULE).exists().then(|| output_of("ipset", &["list", "-n"]))??;
     let names: Vec<&str> = listed.lines().filter(|name| is_kube_proxys(name)).collect();
@@ -78,7 +78,7 @@ fn is_kube_proxys(set: &str) -> bool {
     ["KUBE-", "KUBE-6-"].into_iter().any(|prefix| SETS.into_iter().any(|name| is(prefix, name)))
 }
 
-/// Those in the output of `ip -o address show`, but for link-local ones.
+/// The addresses in the output of `ip -o address show`, without link-local ones.
 fn addresses(listed: &str) -> BTreeSet<IpAddr> {
     let address = |line: &str| {
         let mut words = line.split_whitespace().skip_while(|word| !["inet", "inet6"].contains(word)).skip(1);
@@ -91,20 +91,20 @@ fn addresses(listed: &str) -> BTreeSet<IpAddr> {
 /// A virtual server in the output of `ipvsadm -S -n`.
 #[derive(Debug, PartialEq, Eq)]
 struct Server<'a> {
-    /// As ipvsadm's option.
+    /// Option of ipvsadm.
     protocol: &'a str,
     at: &'a str,
-    /// Where it leads to.
+    /// Its real servers.
     real: BTreeSet<&'a str>,
 }
 
 impl Server<'_> {
-    /// None for what is not an address and a port.
+    /// `None` if it is not an address and a port.
     fn address(&self) -> Option<SocketAddr> {
         self.at.parse().ok()
     }
 
-    /// A node port has no address on the device. It is known by leading to endpoints of a Service that has one there.
+    /// Whether this is a node port. Its address is not on the interface, but its real servers are those of a Service whose address is.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);
@@ -112,7 +112,7 @@ impl Server<'_> {
     }
 }
 
-/// The virtual servers at one of the addresses, and those of node ports that lead to the same endpoints.
+/// The virtual servers on these addresses, and those of node ports with the same real servers.
 fn servers<'a>(saved: &'a str, addresses: &BTreeSet<IpAddr>) -> Vec<Server<'a>> {
     let mut real: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for line in saved.lines() {

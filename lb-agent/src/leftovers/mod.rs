@@ -1,7 +1,7 @@
-//! What a kube-proxy that is gone has left in this network namespace: rules of iptables and nftables, virtual servers of
-//! IPVS, sets of ipset. Traffic never needs them, as packets of Services come past them translated; but they may refuse what they do not know.
+//! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets of ipset.
+//! Packets of Services are translated before they reach these rules, but the rules may reject them.
 //!
-//! Looked for and removed with the tools that made them, each as one transaction; where a tool is missing, nothing is found.
+//! Leftovers are listed and removed with the tools that made them, each in one transaction. A missing tool finds nothing.
 
 mod iptables;
 mod ipvs;
@@ -16,29 +16,29 @@ use std::{
 
 use serde::Serialize;
 
-/// Something that kube-proxy has left, and how it is removed.
+/// A leftover, and the commands that remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Leftover {
-    /// What it is.
+    /// Description.
     pub what: String,
     #[serde(skip)]
     orders: Vec<Order>,
 }
 
-/// A command with what it reads.
+/// A command with its standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Order {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
-    /// How often it is tried, with a [`PAUSE`] between.
+    /// Number of attempts, with a [`PAUSE`] between.
     attempts: u32,
 }
 
-/// In this time the kernel has let go of what a rule has used that is gone.
+/// The kernel releases what a deleted rule used within this time.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a leftover stays.
+/// A leftover cannot be removed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot remove {what}: {source}; remove it by hand, or restart the node")]
 pub struct LeftoverError {
@@ -94,34 +94,34 @@ impl Order {
     }
 }
 
-/// Everything that kube-proxy has left in the network namespace of this thread. Changes nothing.
+/// Lists the leftovers in the network namespace of this thread. Changes nothing.
 pub fn find() -> Vec<Leftover> {
     let mut found = iptables::find();
     found.extend(nftables());
-    // Its sets can go when no rule looks into them.
+    // Last: sets can be removed only after the rules that use them.
     found.extend(ipvs::find());
     found
 }
 
-/// All of it in a line, with what to do; none where nothing is left.
+/// One line with all leftovers and advice; `None` without leftovers.
 pub fn advice(found: &[Leftover]) -> Option<String> {
     let list: Vec<&str> = found.iter().map(|leftover| &*leftover.what).collect();
     (!list.is_empty()).then(|| {
         format!(
-            "kube-proxy runs here or has left {}: once it is gone, `lb-agent cleanup --kube-proxy` removes that (--dry-run \
+            "kube-proxy is running or has left {}: after it has stopped, `lb-agent cleanup --kube-proxy` removes this (--dry-run \
              lists it)",
             list.join(", ")
         )
     })
 }
 
-/// What a tool prints; none where it is missing or fails, as one does that the kernel has no support for.
+/// The output of a tool; `None` if it is missing or fails, as without support by the kernel.
 fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Its tables are its own.
+/// Tables of kube-proxy; it shares them with no other program.
 fn nftables() -> Vec<Leftover> {
     let tables = output_of("nft", &["list", "tables"]).unwrap_or_default();
     ["ip", "ip6"]

@@ -8,26 +8,26 @@ use lb_core::model::NodeAddresses;
 
 use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
-/// kube-proxy in mode ipvs puts every cluster IP on this device, and leaves it behind.
+/// kube-proxy in mode ipvs puts every cluster IP on this interface, and leaves it behind.
 const LEFT_BY_IPVS: &str = "kube-ipvs0";
 
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Which addresses serve node ports: `--nodeport-addresses`.
+/// The addresses that serve node ports: `--nodeport-addresses`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All of the node, and those of the loopback device.
+    /// All addresses of the node, including loopback.
     #[default]
     All,
-    /// The primary one of each family.
+    /// The primary address of each family.
     Primary,
-    /// Those in these networks. Of a family without a network all, as kube-proxy does it.
+    /// Addresses in these networks; all addresses of a family without a network, as in kube-proxy.
     Networks(Vec<IpNet>),
 }
 
 impl NodePortAddresses {
-    /// Where something listens that is to be reached like a node port: `0.0.0.0` or `::` for a family of which every
-    /// address serves.
+    /// Listen addresses for a server that is reachable wherever node ports are: `0.0.0.0` or `::` if all addresses of the family
+    /// serve node ports.
     pub fn listen(&self, node: &NodeAddresses) -> BTreeSet<IpAddr> {
         let anywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         let all = anywhere.into_iter().filter(|ip| self.contains_all(ip.is_ipv4()));
@@ -58,38 +58,38 @@ impl NodePortAddresses {
     }
 }
 
-/// The address by which others know the node; one of its own.
+/// The primary addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Primary {
-    /// Of IPv4; none where the node has no such address.
+    /// IPv4; `None` if the node has no IPv4 address.
     pub v4: Option<IpAddr>,
-    /// Of IPv6.
+    /// IPv6.
     pub v6: Option<IpAddr>,
 }
 
 impl Primary {
-    /// The two, IPv4 first.
+    /// Both addresses, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.v4.into_iter().chain(self.v6)
     }
 
-    /// Whether it is one of the two.
+    /// Whether `ip` is one of them.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.iter().any(|primary| primary == ip)
     }
 }
 
-/// The addresses of this node and what they are for.
+/// The addresses of this node and their uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// What the plan wants to know. Of a family without an address of the node, no node port is served.
+    /// Addresses for the plan. A family without an address of the node serves no node ports.
     pub node: NodeAddresses,
-    /// The source of masqueraded packets, and perhaps all that serves node ports.
+    /// Sources of masqueraded packets; with `primary` the only addresses that serve node ports.
     pub primary: Primary,
 }
 
 impl Addresses {
-    /// What follows from the devices. `preferred` are what the primary addresses shall be if the node has them.
+    /// Derives the addresses from the interfaces. An address of `preferred` becomes primary if the node has it.
     pub fn new(network: &Network, serving: &NodePortAddresses, preferred: &[IpAddr]) -> Self {
         let own = own(network);
         let primary = Primary {
@@ -112,7 +112,7 @@ fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
     own.iter().any(|ip| ip.is_ipv4() == like.is_ipv4())
 }
 
-/// The addresses whose packets the kernel takes for its own.
+/// The addresses whose packets the kernel delivers locally.
 fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }

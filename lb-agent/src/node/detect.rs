@@ -5,19 +5,19 @@ use lb_core::family::{Families, Family};
 
 use lb_datapath::Network;
 
-/// How clients inside the cluster are told from others: kube-proxy's `--detect-local-mode`.
+/// How internal clients are recognised: kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
-    /// Not at all.
+    /// All clients count as internal.
     #[default]
     Never,
     /// Their addresses are in one of these networks.
     ClusterCidr(Vec<IpNet>),
-    /// Their addresses are in the networks of this node's pods, which its Node object names.
+    /// Their addresses are in the pod networks that the Node object of this node names.
     NodeCidr,
-    /// Their packets come through this bridge.
+    /// Their packets arrive through this bridge.
     BridgeInterface(String),
-    /// Their packets come through a device whose name begins so.
+    /// Their packets arrive on an interface whose name has this prefix.
     InterfaceNamePrefix(String),
 }
 
@@ -33,7 +33,7 @@ impl DetectLocal {
         }
     }
 
-    /// The networks of clients inside the cluster; `None` as long as the Node object has not named those of its pods.
+    /// The networks of internal clients; `None` until the Node object names pod networks.
     pub fn networks(&self, pod_cidrs: &[IpNet]) -> Option<Vec<IpNet>> {
         match self {
             Self::ClusterCidr(networks) => Some(networks.clone()),
@@ -42,8 +42,8 @@ impl DetectLocal {
         }
     }
 
-    /// In which families clients inside can be told from others: by networks only in theirs, as kube-proxy does it.
-    /// `networks` are those that count now.
+    /// Families in which internal clients can be recognised. Networks recognise clients only of their own family, as in kube-proxy.
+    /// `networks` are the current ones.
     pub fn families(&self, networks: &[IpNet]) -> Families {
         match self {
             Self::Never => Families::NONE,
@@ -52,8 +52,8 @@ impl DetectLocal {
         }
     }
 
-    /// What is wrong where the Node object, once it was shown, names no network of its pods in a family that is
-    /// `in_use`. `inside` are the families of the networks that count now.
+    /// The conditions of a Node object that names no pod network in a family that is `in_use`. `pod_cidrs` is `None` until the Node
+    /// object was read, `inside` are the families of the current networks.
     pub fn problems(
         &self,
         node_name: &str,
@@ -67,23 +67,22 @@ impl DetectLocal {
             Family::ALL.into_iter().filter(|family| in_use.contains(*family) && !named.contains(*family));
         let problem = |family: Family| {
             let meanwhile = if inside.contains(family) {
-                "the network of pods that was known before stays in force"
+                "the pod network that was known before stays in force"
             } else {
-                "in that family pods cannot be told from clients outside of the cluster, so that nobody is masqueraded at \
-                 cluster IPs for being one"
+                "in that family external clients cannot be recognised, so they are not masqueraded when they use cluster IPs"
             };
             format!(
                 "Node {node_name:?} has no podCIDR of family {family}: {meanwhile}; let the control plane allocate one \
-                 (kube-controller-manager --allocate-node-cidrs), give another --detect-local-mode, or say by \
-                 --service-cluster-ip-range that no Service has that family",
+                 (kube-controller-manager --allocate-node-cidrs), set another --detect-local-mode, or set a \
+                 --service-cluster-ip-range without that family",
                 family = family.as_str(),
             )
         };
         missing.map(problem).collect()
     }
 
-    /// Interface indices of the devices that only clients inside the cluster send through. The ports of a bridge count
-    /// as the bridge: our programs see packets before it does.
+    /// Interface indices of the interfaces that only internal clients use. The ports of a bridge belong to it, because the programs
+    /// see packets before the bridge.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
         let links = network.links.iter();
         match self {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_networks_of_each_mode() {
+    fn each_mode_has_its_networks() {
         let pods = nets(&["10.244.3.0/24"]);
         let of = |detect: &DetectLocal, pod_cidrs: &[IpNet]| detect.networks(pod_cidrs);
         let cluster = DetectLocal::ClusterCidr(nets(&["10.0.0.0/8"]));
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_families_of_each_mode() {
+    fn each_mode_has_its_families() {
         for by_network in
             [DetectLocal::NodeCidr, DetectLocal::ClusterCidr(nets(&["10.0.0.0/8", "fd00::/48"]))]
         {
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_networks_of_pods_is_a_problem_in_each_family_in_use() {
+    fn node_without_pod_network_is_a_condition_in_each_family_in_use() {
         let missing = |shown: Option<&[&str]>, in_use, count| {
             let shown = shown.map(nets);
             DetectLocal::NodeCidr.problems("a", shown.as_deref(), in_use, count)
@@ -163,17 +162,17 @@ mod tests {
         assert!(both[1].starts_with("Node \"a\" has no podCIDR of family IPv6: "), "{both:?}");
         let one = missing(Some(&["10.244.3.0/24"]), Families::BOTH, V4);
         assert_eq!(one, both[1..]);
-        assert!(one[0].contains("nobody is masqueraded"), "{one:?}");
+        assert!(one[0].contains("are not masqueraded"), "{one:?}");
         let stays = missing(Some(&[]), V4, V4);
         assert!(stays.len() == 1 && stays[0].contains("that was known before stays"), "{stays:?}");
-        assert_eq!(missing(Some(&["10.244.3.0/24"]), V4, V4), [""; 0], "nobody uses IPv6");
-        assert_eq!(missing(None, Families::BOTH, Families::NONE), [""; 0], "nobody has seen the Node");
+        assert_eq!(missing(Some(&["10.244.3.0/24"]), V4, V4), [""; 0], "IPv6 is not in use");
+        assert_eq!(missing(None, Families::BOTH, Families::NONE), [""; 0], "the Node is unknown");
         let other = DetectLocal::InterfaceNamePrefix("veth".into());
         assert_eq!(other.problems("a", Some(&[]), Families::BOTH, Families::BOTH), [""; 0]);
     }
 
     #[test]
-    fn the_devices_of_each_mode() {
+    fn each_mode_has_its_devices() {
         let link = |index, name: &str, controller| Link {
             index,
             name: name.to_owned(),

@@ -1,5 +1,4 @@
-//! What the agent knows of its node, and what it makes of that for the data plane. Nothing here asks the kernel or the
-//! API server.
+//! Settings of the data plane derived from facts about the node. Pure: nothing here reads the kernel or the API server.
 
 mod addresses;
 mod detect;

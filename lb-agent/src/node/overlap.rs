@@ -5,9 +5,8 @@ use ipnet::IpNet;
 use super::{Primary, addresses::addresses_of};
 use lb_datapath::Network;
 
-/// What is wrong where cluster IPs may be addresses of other machines: networks of the node's devices, or its own primary
-/// address, meet the ranges. A lone address that is not the primary one is no reason to believe so: a DNS cache on every
-/// node has the cluster IP of the DNS service.
+/// The conditions of cluster IP ranges that overlap networks of the node's interfaces or its primary address: cluster IPs may then be
+/// addresses of other machines. Other single addresses do not count: a node-local DNS cache has the cluster IP of the DNS Service.
 pub fn overlaps(network: &Network, primary: &Primary, ranges: &[IpNet]) -> Vec<String> {
     let mut problems = BTreeSet::new();
     for link in &network.links {
@@ -19,9 +18,8 @@ pub fn overlaps(network: &Network, primary: &Primary, ranges: &[IpNet]) -> Vec<S
             let meets = |range: &&IpNet| range.contains(&net) || net.contains(*range);
             problems.extend(ranges.iter().filter(meets).map(|range| {
                 format!(
-                    "{net} of device {device} and the range of cluster IPs {range} overlap: machines there are taken for \
-                     Services; give another range with --service-cluster-ip-range (with an API server: to the control \
-                     plane, too)",
+                    "{net} of device {device} overlaps the cluster IP range {range}: addresses of machines there are treated as \
+                     cluster IPs; set another --service-cluster-ip-range (with an API server also in the control plane)",
                     device = link.name,
                 )
             }));
@@ -49,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_of_the_node_in_a_range_of_cluster_ips_are_named() {
+    fn overlapping_networks_are_named() {
         let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
         let links = vec![
             link("eth0", true, &["10.100.0.5/16", "fd00:10::5/32", "192.0.2.5/24"]),

@@ -5,28 +5,27 @@ use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings, settings_fla
 
 use super::Primary;
 
-/// What is known now of what holds for every packet.
+/// Inputs of the settings that apply to every packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Networks of the clients inside the cluster; `None` as long as the API server has not named them.
+    /// Networks of internal clients; `None` until the API server names them.
     pub inside: Option<Vec<IpNet>>,
-    /// Ranges of cluster IPs; `None` as long as the API server has not named them.
+    /// Ranges of cluster IPs; `None` until the API server names them.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether what is sent to an address of these ranges that no Service has is dropped; `None` as long as `VIPS` may lack
-    /// one that a Service has.
+    /// Whether packets to unassigned addresses in these ranges are dropped; `None` until `VIPS` is complete.
     pub drops_unknown_vips: Option<bool>,
-    /// The sources of masqueraded packets.
+    /// Source addresses of masqueraded packets.
     pub primary: Primary,
-    /// Their source ports.
+    /// Source ports of masqueraded packets.
     pub ports: RangeInclusive<u16>,
-    /// Who may send packets through a tunnel to backends here.
+    /// Nodes that may send packets to backends on this node through a tunnel.
     pub peers: Vec<IpNet>,
-    /// Whether tunnels to backends elsewhere take UDP.
+    /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,
 }
 
 impl Known {
-    /// The settings that follow, and what is wrong with them. What is not known yet stays as it was `earlier`.
+    /// The settings, and conditions such as ranges that do not fit. Unknown inputs keep their `earlier` values.
     pub fn settings(&self, earlier: &Settings) -> (Settings, Vec<String>) {
         let mut problems = Vec::new();
         let mut list = |what: &str, known: &Option<Vec<IpNet>>, earlier: Networks| match known {
@@ -39,8 +38,8 @@ impl Known {
         };
         let settings = Settings {
             peers: list("peers", &Some(self.peers.clone()), earlier.peers),
-            internal: list("networks of clients inside the cluster", &self.inside, earlier.internal),
-            service_ranges: list("ranges of cluster IPs", &self.service_ranges, earlier.service_ranges),
+            internal: list("networks of internal clients", &self.inside, earlier.internal),
+            service_ranges: list("cluster IP ranges", &self.service_ranges, earlier.service_ranges),
             source_v4: self.primary.v4.map_or_else(unspecified, Address::from),
             source_v6: self.primary.v6.map_or_else(unspecified, Address::from),
             first_port: *self.ports.start(),
@@ -64,7 +63,7 @@ fn unspecified() -> Address {
     bytemuck::Zeroable::zeroed()
 }
 
-/// As many networks as the kernel has room for; neighbours are merged.
+/// Merges adjacent networks and keeps as many as the settings have room for.
 fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let mut merged = IpNet::aggregate(&networks.to_vec());
     merged.sort_unstable();
@@ -72,7 +71,7 @@ fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let problem = merged.get(MAX_NETWORKS..).filter(|left_out| !left_out.is_empty()).map(|left_out| {
         let left_out: Vec<String> = left_out.iter().map(ToString::to_string).collect();
         format!(
-            "there are more than {MAX_NETWORKS} {what}: {} do not count; give fewer and larger ones",
+            "there are more than {MAX_NETWORKS} {what}: {} are ignored; configure fewer and larger ones",
             left_out.join(", ")
         )
     });
@@ -160,7 +159,7 @@ mod tests {
         let (list, problem) = fit("networks", &scattered);
         assert_eq!(list.count as usize, MAX_NETWORKS);
         let problem = problem.unwrap();
-        assert!(problem.contains("10.32.0.0/16, 10.34.0.0/16 do not count"), "{problem}");
+        assert!(problem.contains("10.32.0.0/16, 10.34.0.0/16 are ignored"), "{problem}");
     }
 
     #[test]
