@@ -22,7 +22,7 @@ from helm_python.errors import HelmError
 
 DEPLOY = Path(__file__).resolve().parent.parent
 CHART = DEPLOY / "chart"
-HEADER = "# Made of the chart by deploy/lint/check.py --write; change that.\n"
+HEADER = "# Rendered from the chart by deploy/lint/check.py --write; edit the chart.\n"
 RENDERED = {
     "lb-agent.yaml": DEPLOY / "lint/values-manifests.yaml",
     "kubeadm.yaml": DEPLOY / "lint/values-kubeadm.yaml",
