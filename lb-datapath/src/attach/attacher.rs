@@ -18,6 +18,7 @@ use crate::{
     attach::{
         clsact,
         direction::{Direction, parse_pin},
+        pinned_link::adopt,
     },
     bpf::{
         bpffs::{self, Folder},
@@ -165,9 +166,10 @@ impl Attacher {
             return Ok(false);
         }
         let path = self.pin_of(device.index, direction);
-        let adopted = adopt(&path, &present, program)?;
+        let is_present = |info: &sys::LinkInfo| present.iter().any(|program| program.link_id == info.id);
+        let adopted = adopt(&path, program, sys::link_info, is_present)?;
         let link_id = match adopted {
-            Some(link_id) => link_id,
+            Some(info) => info.id,
             None => {
                 let earlier = self.earlier_link(device.index, direction, &present)?;
                 let before = earlier.as_ref().map(AsFd::as_fd);
@@ -266,29 +268,6 @@ impl Attacher {
         }
         Ok(())
     }
-}
-
-/// Puts our program into the link pinned at `path` if that link is on the device, and returns its id. A stale pin is
-/// removed: the index may belong to another device by now, or the pin may come from another network namespace.
-fn adopt(
-    path: &std::path::Path,
-    present: &[TcxProgram],
-    program: &LoadedProgram,
-) -> Result<Option<u32>, DatapathError> {
-    let link = match sys::open_pin(path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
-    };
-    let info = sys::link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
-    if !present.iter().any(|program| program.link_id == info.id) {
-        bpffs::unpin(path)?;
-        return Ok(None);
-    }
-    sys::update_link(link.as_fd(), program.fd())
-        .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
-    Ok(Some(info.id))
 }
 
 fn is_device_gone(error: &DatapathError) -> bool {

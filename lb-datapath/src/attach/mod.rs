@@ -4,5 +4,6 @@ pub(crate) mod attacher;
 pub(crate) mod cleanup;
 pub(crate) mod clsact;
 pub(crate) mod direction;
+pub(crate) mod pinned_link;
 pub(crate) mod sockets;
 pub(crate) mod xdp;

@@ -13,6 +13,7 @@ use std::{
 use tracing::info;
 
 use crate::{
+    attach::pinned_link::adopt,
     bpf::{
         bpffs::{self, Folder},
         layout::{SOCKET_HOOKS, SocketHook},
@@ -50,7 +51,8 @@ pub(crate) fn attach(
     let inode = group.metadata().map_err(failed("read the inode number of"))?.ino();
     for (hook, program) in SOCKET_HOOKS.iter().zip(programs) {
         let path = pin_of(folder, hook);
-        if adopt(&path, inode, program)? {
+        let is_current = |info: &sys::CgroupLinkInfo| info.cgroup == inode;
+        if adopt(&path, program, sys::cgroup_link_info, is_current)?.is_some() {
             continue;
         }
         let link = sys::attach_cgroup(program.fd(), group.as_fd(), hook.attach_type)
@@ -90,23 +92,4 @@ pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, Data
 
 fn pin_of(folder: &Folder, hook: &SocketHook) -> PathBuf {
     folder.links().join(hook.program)
-}
-
-/// Puts our program into the link pinned at `path` if that link is on the control group with this inode number. Returns
-/// whether it was. A pin of another group is removed.
-fn adopt(path: &Path, inode: u64, program: &LoadedProgram) -> Result<bool, DatapathError> {
-    let link = match sys::open_pin(path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
-    };
-    let info = sys::cgroup_link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
-    if info.cgroup != inode {
-        bpffs::unpin(path)?;
-        return Ok(false);
-    }
-    sys::update_link(link.as_fd(), program.fd())
-        .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
-    Ok(true)
 }

@@ -13,6 +13,7 @@ use std::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    attach::pinned_link::adopt,
     bpf::{
         bpffs::{self, Folder},
         options::XdpOption,
@@ -141,7 +142,8 @@ impl XdpAttacher {
             XdpMode::Native => native,
         };
         let path = self.pin_of(device.index, mode);
-        if adopt(&path, device.index, program)? {
+        let is_current = |info: &sys::XdpLinkInfo| info.index == device.index;
+        if adopt(&path, program, sys::xdp_link_info, is_current)?.is_some() {
             return Ok(());
         }
         let link = sys::attach_xdp(program.fd(), device.index, mode.flags()).map_err(failed)?;
@@ -163,27 +165,6 @@ impl XdpAttacher {
         }
         Ok(())
     }
-}
-
-/// Puts our program into the link pinned at `path` if that link is on this device. Returns whether it is. A pin of
-/// another device is removed.
-fn adopt(path: &Path, index: u32, program: &LoadedProgram) -> Result<bool, DatapathError> {
-    let link = match sys::open_pin(path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
-    };
-    let info = sys::xdp_link_info(link.as_fd())
-        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
-    if info.index != index {
-        bpffs::unpin(path)?;
-        return Ok(false);
-    }
-    if info.program_id != program.id {
-        sys::update_link(link.as_fd(), program.fd())
-            .map_err(|error| DatapathError::file("put a new program into the pinned link", path, error))?;
-    }
-    Ok(true)
 }
 
 /// The pinned links: interface index, mode and the id of the program.

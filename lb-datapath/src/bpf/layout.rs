@@ -5,7 +5,7 @@
 
 use std::{fmt, io, path::Path};
 
-use aya::maps::{MapError, MapInfo, MapType};
+use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
     Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
@@ -99,6 +99,17 @@ impl MapSpec {
     /// Whether the map is an array, which always has all its elements.
     pub(crate) fn is_array(&self) -> bool {
         self.shape.kind == MapType::Array
+    }
+
+    /// Opens the map pinned at `path` by aya, for types that [`crate::Table`] does not serve.
+    ///
+    /// # Errors
+    /// There is no such pin, or it has another type or other sizes.
+    pub(crate) fn open_by_aya(&self, path: &Path) -> Result<Map, DatapathError> {
+        let found = Shape::of_pin(path)?.ok_or_else(|| DatapathError::Absent(path.to_owned()))?;
+        self.check(path, &found)?;
+        let failed = |error| DatapathError::file("open the pinned map", path, io::Error::other(error));
+        Map::from_map_data(MapData::from_pin(path).map_err(failed)?).map_err(failed)
     }
 
     /// Fails for a pinned map of another type or other sizes. Another number of entries is the administrator's choice.

@@ -45,31 +45,53 @@ pub(crate) struct Loaded {
     pub(crate) logger: Option<BpfLogger>,
 }
 
+/// The values of the constants in the programs.
+struct Constants {
+    log_level: u8,
+    netns: u64,
+    serve_pods: u8,
+    direct: u8,
+    syn_retries: u16,
+    hash_seed: u64,
+    random_seed: u64,
+}
+
+impl Constants {
+    fn new(options: &Options) -> Result<Self, DatapathError> {
+        let serves_pods = options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All);
+        Ok(Self {
+            // By default the object logs everything. With 0 the verifier removes the code that only logs.
+            log_level: options.bpf_log.map_or(0, |level| level as u8),
+            netns: sys::netns_cookie().map_err(DatapathError::Netns)?,
+            serve_pods: u8::from(serves_pods),
+            direct: u8::from(options.forwarding == Forwarding::Direct),
+            syn_retries: options.syn_retries,
+            hash_seed: options.hash_seed,
+            random_seed: RandomState::new().hash_one(0),
+        })
+    }
+
+    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader
+            .override_global(aya_log::LEVEL, &self.log_level, false)
+            .override_global("NODE_NETNS", &self.netns, true)
+            .override_global("SERVE_PODS", &self.serve_pods, true)
+            .override_global("DIRECT", &self.direct, true)
+            .override_global("SYN_RETRIES", &self.syn_retries, true)
+            .override_global("HASH_SEED", &self.hash_seed, true)
+            .override_global("CHANCE_SEED", &self.random_seed, true);
+    }
+}
+
 /// Loads maps and programs and pins both.
 pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
     check_object()?;
-    let level = options.bpf_log.map_or(0, |level| level as u8);
     // Without the kernel's BTF the maps load all the same; bpftool then shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
+    let constants = Constants::new(options)?;
     let mut loader = EbpfLoader::new();
-    // By default the object logs everything. With 0 the verifier removes the code that only logs.
-    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &level, false);
-    let netns = sys::netns_cookie().map_err(DatapathError::Netns)?;
-    let serve_pods =
-        u8::from(options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All));
-    loader.override_global("NODE_NETNS", &netns, true).override_global("SERVE_PODS", &serve_pods, true);
-    let direct = u8::from(options.forwarding == Forwarding::Direct);
-    loader.override_global("DIRECT", &direct, true).override_global(
-        "SYN_RETRIES",
-        &options.syn_retries,
-        true,
-    );
-    let random_seed = RandomState::new().hash_one(0);
-    loader.override_global("HASH_SEED", &options.hash_seed, true).override_global(
-        "CHANCE_SEED",
-        &random_seed,
-        true,
-    );
+    loader.btf(btf.as_ref());
+    constants.set(&mut loader);
     let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
         let max_entries = entries_of(path, spec, &options.capacities)?;

@@ -1,6 +1,6 @@
 //! Typed access to a map, one element or many at a time.
 
-use std::{io, marker::PhantomData, os::fd::BorrowedFd, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, marker::PhantomData, os::fd::BorrowedFd, path::Path, sync::Arc};
 
 use bytemuck::{Pod, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut, pod_read_unaligned};
 
@@ -90,6 +90,16 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
     }
 
+    /// As [`Self::update`], for callers that need no count.
+    pub(crate) fn update_all(&self, keys: &[K], values: &[V]) -> Result<(), DatapathError> {
+        self.update(keys, values).map_err(|(_, error)| error)
+    }
+
+    /// As [`Self::delete`], for callers that need no count.
+    pub(crate) fn delete_all(&self, keys: &[K]) -> Result<(), DatapathError> {
+        self.delete(keys).map_err(|(_, error)| error)
+    }
+
     /// Runs batches until all elements are done. The element at which a batch stops is written alone, which gives the
     /// error. Repeating an element is harmless: every operation here is idempotent.
     fn write(
@@ -128,6 +138,19 @@ impl<K: Pod, V: Pod> Table<K, V> {
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
         self.map.for_each(&mut |key, value| see(&pod_read_unaligned(key), &pod_read_unaligned(value)))
+    }
+
+    /// All elements, sorted by key.
+    pub(crate) fn entries(&self) -> Result<BTreeMap<K, V>, DatapathError>
+    where
+        K: Ord,
+    {
+        let mut entries = BTreeMap::new();
+        self.for_each(|key, value| {
+            entries.insert(*key, *value);
+            Ok(())
+        })?;
+        Ok(entries)
     }
 
     /// How many elements there are. Reads the whole map.

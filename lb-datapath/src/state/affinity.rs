@@ -71,12 +71,7 @@ impl AffinityTable {
 
 impl Clients for Table<AffinityKey, Affinity> {
     fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError> {
-        let mut all = BTreeMap::new();
-        self.for_each(|key, affinity| {
-            all.insert(*key, *affinity);
-            Ok(())
-        })?;
-        Ok(all)
+        self.entries()
     }
 
     fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError> {

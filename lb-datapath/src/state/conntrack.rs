@@ -127,11 +127,7 @@ impl Conntrack {
 
     /// All flows, sorted by [`Connection::from`].
     pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
-        let mut entries = BTreeMap::new();
-        self.table.for_each(|key, flow| {
-            entries.insert(*key, *flow);
-            Ok(())
-        })?;
+        let entries = self.table.entries()?;
         // The other end of a tunnel has no entry on this node: one with that tuple belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
@@ -160,7 +156,7 @@ impl Conntrack {
             Ok(())
         })?;
         // Entries that programs have made since the walk belong to new flows and stay.
-        self.table.delete(&keys).map_err(|(_, error)| error)?;
+        self.table.delete_all(&keys)?;
         self.count_down(&slots);
         Ok(keys.len())
     }
@@ -179,7 +175,7 @@ impl Conntrack {
             }
             Ok(())
         })?;
-        self.table.delete(&keys).map_err(|(_, error)| error)?;
+        self.table.delete_all(&keys)?;
         self.count_down(&slots);
         Ok(flows)
     }

@@ -34,16 +34,12 @@ impl DeviceMap {
             .iter()
             .filter_map(|device| Some((device.index, self.info(device, xdp(device.index).is_some())?)))
             .collect();
-        let mut found = BTreeMap::new();
-        self.map.for_each(|index, info| {
-            found.insert(*index, *info);
-            Ok(())
-        })?;
+        let found = self.map.entries()?;
         let gone: Vec<u32> = found.keys().filter(|index| !wanted.contains_key(index)).copied().collect();
         let (new, values): (Vec<u32>, Vec<DeviceInfo>) =
             wanted.into_iter().filter(|(index, info)| found.get(index) != Some(info)).unzip();
-        self.map.delete(&gone).map_err(|(_, error)| error)?;
-        self.map.update(&new, &values).map_err(|(_, error)| error)
+        self.map.delete_all(&gone)?;
+        self.map.update_all(&new, &values)
     }
 
     fn info(&self, device: &Device, has_xdp: bool) -> Option<DeviceInfo> {

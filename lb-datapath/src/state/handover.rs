@@ -292,7 +292,7 @@ impl Handover {
         let is_array = spec.is_array();
         let mut elements: (Vec<K>, Vec<V>) = (Vec::new(), Vec::new());
         let write = |(keys, values): &mut (Vec<K>, Vec<V>)| {
-            let written = table.update(keys, values).map_err(|(_, error)| error);
+            let written = table.update_all(keys, values);
             keys.clear();
             values.clear();
             written
@@ -355,11 +355,11 @@ fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<()
     if whole == copy {
         return Ok(());
     }
-    table.update(&[*key], &[whole]).map_err(|(_, error)| error)
+    table.update_all(&[*key], &[whole])
 }
 
 /// Sets which flows our programs begin: one of the modes of [`lb_common::handover`].
 pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
     let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
-    table.update(&[0], &[mode]).map_err(|(_, error)| error)
+    table.update_all(&[0], &[mode])
 }

@@ -20,12 +20,7 @@ impl InternalDevices {
 
     /// The interface indices that are in the map.
     pub fn get(&self) -> Result<BTreeSet<u32>, DatapathError> {
-        let mut devices = BTreeSet::new();
-        self.map.for_each(|index, _| {
-            devices.insert(*index);
-            Ok(())
-        })?;
-        Ok(devices)
+        Ok(self.map.entries()?.into_keys().collect())
     }
 
     /// Makes the map contain exactly these interface indices.
@@ -33,7 +28,7 @@ impl InternalDevices {
         let present = self.get()?;
         let gone: Vec<u32> = present.difference(devices).copied().collect();
         let new: Vec<u32> = devices.difference(&present).copied().collect();
-        self.map.delete(&gone).map_err(|(_, error)| error)?;
-        self.map.update(&new, &vec![1; new.len()]).map_err(|(_, error)| error)
+        self.map.delete_all(&gone)?;
+        self.map.update_all(&new, &vec![1; new.len()])
     }
 }

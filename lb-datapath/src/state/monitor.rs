@@ -2,13 +2,13 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use aya::maps::{Map, MapData, RingBuf};
+use aya::maps::{MapData, RingBuf};
 use lb_common::{Event, monitor};
 
 use crate::{
     bpf::{
         bpffs::{Folder, Lock},
-        layout::{self, Shape},
+        layout,
         table::Table,
     },
     error::DatapathError,
@@ -85,7 +85,7 @@ impl Monitor {
     }
 
     fn set(&self, until: u64) -> Result<(), DatapathError> {
-        self.switch.update(&[monitor::UNTIL], &[until]).map_err(|(_, error)| error)
+        self.switch.update_all(&[monitor::UNTIL], &[until])
     }
 }
 
@@ -105,9 +105,6 @@ impl AsRawFd for Monitor {
 
 fn open_ring(folder: &Folder) -> Result<RingBuf<MapData>, DatapathError> {
     let path = folder.map(layout::EVENTS.name);
-    let found = Shape::of_pin(&path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
-    layout::EVENTS.check(&path, &found)?;
-    let open = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
-    let map = Map::from_map_data(MapData::from_pin(&path).map_err(open)?).map_err(open)?;
-    RingBuf::try_from(map).map_err(open)
+    let failed = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
+    RingBuf::try_from(layout::EVENTS.open_by_aya(&path)?).map_err(failed)
 }

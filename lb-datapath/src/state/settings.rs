@@ -35,8 +35,8 @@ impl SettingsMap {
             return Ok(());
         }
         let other = 1 - self.slot()?;
-        self.slots.update(&[other], &[*settings]).map_err(|(_, error)| error)?;
-        self.active.update(&[0], &[other]).map_err(|(_, error)| error)?;
+        self.slots.update_all(&[other], &[*settings])?;
+        self.active.update_all(&[0], &[other])?;
         // After the grace period the previous slot may be written again.
         grace::wait()
     }

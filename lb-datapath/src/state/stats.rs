@@ -1,13 +1,10 @@
 //! The packet counters: the map `STATS`.
 
-use aya::maps::{Map, MapData, PerCpuArray};
+use aya::maps::{MapData, PerCpuArray};
 use lb_common::Outcome;
 
 use crate::{
-    bpf::{
-        bpffs::Folder,
-        layout::{self, Shape},
-    },
+    bpf::{bpffs::Folder, layout},
     error::DatapathError,
 };
 
@@ -25,11 +22,9 @@ impl std::fmt::Debug for Stats {
 impl Stats {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         let path = folder.map(layout::STATS.name);
-        let found = Shape::of_pin(&path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
-        layout::STATS.check(&path, &found)?;
-        let open = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
-        let map = Map::from_map_data(MapData::from_pin(&path).map_err(open)?).map_err(open)?;
-        Ok(Self { counters: PerCpuArray::try_from(map).map_err(open)? })
+        let failed = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
+        let map = layout::STATS.open_by_aya(&path)?;
+        Ok(Self { counters: PerCpuArray::try_from(map).map_err(failed)? })
     }
 
     /// Packets by [`Outcome`] since the map was created, summed over all CPUs.
