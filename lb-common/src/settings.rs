@@ -55,6 +55,14 @@ describe!(Settings {
     flags,
 });
 
+impl Settings {
+    /// The source of masqueraded and tunnelled packets of a family; zeros if the agent has none.
+    #[inline(always)]
+    pub const fn source(&self, is_v4: bool) -> &Address {
+        if is_v4 { &self.source_v4 } else { &self.source_v6 }
+    }
+}
+
 /// A short list of networks of both families.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -2,7 +2,7 @@
 //!
 //! The binary beside it (`main.rs`) adds entry points, maps and helpers. Both use the same names for the stages of a
 //! packet: [`parse`], [`service`] (choice of a backend), [`forward`], [`rewrite`], [`reject`]. The part of `service`
-//! that needs the kernel is `datapath/service`, and so on.
+//! that needs the kernel is `datapath/service`, and so on. The decisions are in [`rules`].
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(
@@ -17,4 +17,5 @@ pub mod forward;
 pub mod parse;
 pub mod reject;
 pub mod rewrite;
+pub mod rules;
 pub mod service;

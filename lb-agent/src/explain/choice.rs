@@ -5,13 +5,16 @@ use std::collections::BTreeSet;
 
 use lb_common::{
     AffinityKey, Backend, Outcome, Scheduler, Service,
-    conntrack::{Flow, Tick, seen},
+    conntrack::{Flow, Tick},
 };
-use lb_ebpf::service::schedule::{self, Load};
+use lb_ebpf::{
+    rules::admission::rejection,
+    service::schedule::{self, Load},
+};
 
 use super::{
     frontend::AdmittedFlow,
-    step::{AffinityState, Method, TraceStep, Verdict, endpoint, socket},
+    step::{AffinityState, Method, TraceStep, Verdict, socket},
     tables::Tables,
     walk::{Stop, Walk, WalkResult},
 };
@@ -38,10 +41,10 @@ impl<T: Tables> Walk<'_, T> {
         };
         if places.is_empty() {
             self.steps.push(TraceStep::NoBackends { elsewhere: false });
-            return Err(Stop::With(Verdict::Rejected { outcome: self.question.rejection() }));
+            return Err(Stop::With(Verdict::of(rejection(self.question.tuple.protocol))));
         }
         if let Some(flow) = earlier.filter(|_| self.tables.globals().syn_retries != 0) {
-            let others: Places = places.iter().map(|place| another(flow, &slice, *place)).collect();
+            let others: Places = places.iter().map(|place| another(service, flow, &slice, *place)).collect();
             if others != places {
                 self.steps.push(TraceStep::NextBackend);
                 places = others;
@@ -85,16 +88,14 @@ impl<T: Tables> Walk<'_, T> {
     /// As `choose::scheduled`: the index of every backend that the scheduler may pick.
     fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Places> {
         let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
-        let how = match scheduler {
-            Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => Method::Turn,
-            Scheduler::SourceHash | Scheduler::DestinationHash => Method::Hash,
-            Scheduler::Maglev if self.question.knows_port => Method::Hash,
-            Scheduler::Maglev => Method::HashOfPort,
-            Scheduler::Random => Method::Chance,
-            Scheduler::LeastConnection
-            | Scheduler::WeightedLeastConnection
-            | Scheduler::ShortestExpectedDelay
-            | Scheduler::NeverQueue => Method::Load,
+        let how = match schedule::Method::of(scheduler) {
+            schedule::Method::Random => Method::Chance,
+            schedule::Method::Turn => Method::Turn,
+            schedule::Method::Hash if scheduler == Scheduler::Maglev && !self.question.knows_port => {
+                Method::HashOfPort
+            }
+            schedule::Method::Hash => Method::Hash,
+            schedule::Method::Load => Method::Load,
         };
         let (of, table) = (service.backends_count, service.table_count);
         self.steps.push(TraceStep::Scheduler { scheduler, how, of, table });
@@ -142,11 +143,8 @@ impl<T: Tables> Walk<'_, T> {
 }
 
 /// As `choose::another`: the index after that of the backend that did not answer the client.
-fn another(flow: &Flow, slice: &[Backend], place: u32) -> u32 {
-    let asked = socket(flow.to.destination, flow.to.destination_port);
-    let is_asked = slice.get(place as usize).is_some_and(|backend| endpoint(backend) == asked);
-    if flow.seen & seen::ACK != 0 || !is_asked {
-        return place;
-    }
-    if place as usize + 1 < slice.len() { place + 1 } else { 0 }
+fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
+    let Some(backend) = slice.get(place as usize) else { return place };
+    let slot = service.backends_base.wrapping_add(place);
+    schedule::retried(service, flow, backend, slot).wrapping_sub(service.backends_base)
 }

@@ -3,13 +3,16 @@
 
 use lb_common::{
     Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
-    vip_flags,
+};
+use lb_ebpf::rules::{
+    admission::{self, Admission},
+    client, unlisted,
 };
 
 use super::{
-    step::{ClientSide, TraceStep, Unlisted, Verdict, socket},
+    step::{ClientSide, TraceStep, Verdict, socket},
     tables::Tables,
-    walk::{Stop, Walk, WalkResult, untouched},
+    walk::{Stop, Walk, WalkResult},
 };
 
 /// A flow that may begin: its Service, before a backend is chosen.
@@ -37,25 +40,24 @@ impl<T: Tables> Walk<'_, T> {
     /// The flow that may begin with the packet; `None` if it is for no Service.
     pub(super) fn prepare(&mut self) -> WalkResult<Option<AdmittedFlow>> {
         let Some(service) = self.frontend()? else { return Ok(None) };
-        if !self.may_begin(&service)? {
+        if self.question.tuple.protocol != protocol::UDP
+            && !self.conclude(admission::first_segment(&self.segment, &service))?
+        {
             return Ok(None);
         }
         let (service, side) = self.for_client(service)?;
         if let Some(is) = side {
             self.steps.push(TraceStep::Client { is, backends: service.backends_count });
         }
-        if service.flags & service_flags::SOCKETS_ONLY != 0 {
-            self.steps.push(TraceStep::SocketsOnly);
+        let client = self.question.tuple.source;
+        if !self.admit(&service, &client, |ranges| admission::packets_of(&service, ranges))?
+            || !self.conclude(admission::handshake(&self.segment))?
+        {
             return Ok(None);
         }
-        self.admit(&service, &self.question.tuple.source)?;
-        if self.segment.is_syn_ack() {
-            self.steps.push(TraceStep::StraySynAck);
-            return Ok(None);
-        }
-        let inside = !matches!(side, None | Some(ClientSide::Outside));
-        let direct = !inside && service.flags & service_flags::DSR != 0;
-        Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(inside), direct }))
+        let internal = !matches!(side, None | Some(ClientSide::Outside));
+        let direct = client::is_answered_directly(&service, internal);
+        Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
     }
 
     /// The record of the destination, noted as a step.
@@ -84,55 +86,56 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// As `admit::first_packet`.
-    fn may_begin(&mut self, service: &Service) -> WalkResult<bool> {
-        let tracked = self.question.tuple.protocol != protocol::UDP;
-        if tracked && service.requires_syn() && !self.segment.is_syn() {
-            self.steps.push(TraceStep::NotSyn);
-            return Ok(false);
-        }
-        if tracked && self.segment.is_rst() {
-            self.steps.push(TraceStep::StrayReset);
-            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::StrayReset }));
-        }
-        Ok(true)
-    }
-
-    /// As `settings::for_client`: the record for this client, and whether it is internal, if that matters.
+    /// The record for this client, and whether the client is internal, if that matters; as `settings::for_client`.
     pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
         if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
         }
         let source = &self.question.tuple.source;
-        let side = if self.settings()?.is_some_and(|settings| settings.internal.contains(source)) {
-            ClientSide::InsideByAddress
-        } else if self.tables.is_internal_device(self.question.device)? {
-            ClientSide::InsideByDevice
-        } else {
-            ClientSide::Outside
-        };
-        Ok((service.for_client(side != ClientSide::Outside), Some(side)))
+        let by_address = self.settings()?.is_some_and(|settings| settings.internal.contains(source));
+        let by_device = self.tables.is_internal_device(self.question.device)?;
+        let side = client::side(|| by_address, || by_device);
+        Ok((service.for_client(side.is_internal()), Some(side.into())))
     }
 
-    /// As `admit::client`, and what follows it.
-    pub(super) fn admit(&mut self, service: &Service, client: &Address) -> WalkResult<()> {
-        if service.flags & service_flags::SOURCE_RANGES != 0 {
-            let allowed = self.tables.is_in_source_range(service.id, client)?;
+    /// Applies a `rule` that may ask whether the client is in the source ranges of the service; false if the packet is for
+    /// no Service.
+    pub(super) fn admit(
+        &mut self,
+        service: &Service,
+        client: &Address,
+        rule: impl FnOnce(&mut dyn FnMut() -> bool) -> Admission,
+    ) -> WalkResult<bool> {
+        let has_ranges = service.flags & service_flags::SOURCE_RANGES != 0;
+        let allowed = has_ranges && self.tables.is_in_source_range(service.id, client)?;
+        let mut asked = false;
+        let admission = rule(&mut || {
+            asked = true;
+            allowed
+        });
+        if asked {
             self.steps.push(TraceStep::SourceRanges { allowed });
-            if !allowed {
-                return Err(Stop::With(Verdict::Dropped { outcome: Outcome::SourceNotAllowed }));
-            }
         }
-        if service.backends_count > 0 {
-            return Ok(());
+        self.conclude(admission)
+    }
+
+    /// Notes why a flow may not begin: an early end, or false if the packet is for no Service.
+    fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
+        match admission {
+            // `admit` has noted the source ranges.
+            Admission::Admitted | Admission::SourceNotAllowed => {}
+            Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
+            Admission::StrayReset => self.steps.push(TraceStep::StrayReset),
+            Admission::SocketsOnly => self.steps.push(TraceStep::SocketsOnly),
+            Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),
+            Admission::NoBackends => self.steps.push(TraceStep::NoBackends { elsewhere: false }),
+            Admission::StraySynAck => self.steps.push(TraceStep::StraySynAck),
         }
-        let elsewhere = service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0;
-        self.steps.push(TraceStep::NoBackends { elsewhere });
-        Err(Stop::With(if elsewhere {
-            Verdict::Dropped { outcome: Outcome::NoLocalBackend }
-        } else {
-            Verdict::Rejected { outcome: self.question.rejection() }
-        }))
+        match admission.allow(self.question.tuple.protocol) {
+            Ok(()) => Ok(true),
+            Err(Outcome::NoService) => Ok(false),
+            Err(outcome) => Err(Stop::With(Verdict::of(outcome))),
+        }
     }
 
     /// A packet to an address and port that no Service has; as `vips::unlisted`.
@@ -142,20 +145,9 @@ impl<T: Tables> Walk<'_, T> {
         let in_range = settings.is_some_and(|settings| settings.service_ranges.contains(address));
         let drops = settings.is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0);
         let vip = self.tables.vip(address)?;
-        let (is, verdict) = match vip {
-            _ if !in_range => (Unlisted::OutOfRange, untouched(Outcome::NoService)),
-            None if drops => (Unlisted::UnknownVip, Verdict::Dropped { outcome: Outcome::UnknownVip }),
-            None => (Unlisted::Unknown, untouched(Outcome::NoService)),
-            Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => {
-                (Unlisted::NoClusterIp, untouched(Outcome::NoService))
-            }
-            Some(_) if self.segment.is_rst() => {
-                (Unlisted::ClusterIp, Verdict::Dropped { outcome: Outcome::StrayReset })
-            }
-            Some(_) => (Unlisted::ClusterIp, Verdict::Rejected { outcome: self.question.rejection() }),
-        };
-        self.steps.push(TraceStep::Address { is });
-        Ok(verdict)
+        let is = unlisted::unlisted(in_range, || vip, || drops, self.segment.is_rst());
+        self.steps.push(TraceStep::Address { is: is.into() });
+        Ok(Verdict::of(is.outcome(self.question.tuple.protocol)))
     }
 }
 

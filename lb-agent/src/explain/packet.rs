@@ -5,7 +5,13 @@ use lb_common::{
     conntrack::{Flow, Phase, Tuple, flow_flags, seconds_left},
     device_flags, protocol,
 };
-use lb_ebpf::service::schedule;
+use lb_ebpf::{
+    rules::{
+        self,
+        flow::{Membership, Relation, Staleness},
+    },
+    service::schedule,
+};
 
 use super::{
     HookPoint,
@@ -56,7 +62,7 @@ impl<T: Tables> Walk<'_, T> {
         }
         let known = self.known_flow()?;
         if let Some(flow) = &known {
-            if flow.flags & flow_flags::ROUTED == 0 || self.is_foreign(flow)? {
+            if flow.flags & flow_flags::ROUTED == 0 || self.bypasses_vip(flow)? {
                 return Ok(None);
             }
             if !self.is_new_connection(flow)? {
@@ -129,67 +135,84 @@ impl<T: Tables> Walk<'_, T> {
         Ok(self.tables.flow(&flow.to.reversed())?)
     }
 
-    /// As `slow_path::is_same_flow`.
+    /// Whether the packet belongs to the flow, rather than beginning another one; as `slow_path::is_same_flow`.
     fn is_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
-        if self.question.hook == HookPoint::Egress && !self.translates(flow) {
-            self.steps.push(TraceStep::OtherHook);
-            return Err(Stop::With(untouched(Outcome::OtherHook)));
+        let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
+        let mut asked = false;
+        let relation = rules::flow::relation(
+            flow,
+            self.question.hook == HookPoint::Egress,
+            || bypasses_vip,
+            || {
+                asked = true;
+                staleness.is_some_and(|staleness| staleness != Staleness::Fresh)
+            },
+        );
+        if asked {
+            self.note_staleness(staleness);
         }
-        if flow.flags & flow_flags::MASQUERADE != 0 {
-            return Ok(true);
+        match relation {
+            Relation::Same => Ok(true),
+            Relation::New => Ok(false),
+            Relation::OtherHook => {
+                self.steps.push(TraceStep::OtherHook);
+                Err(Stop::With(untouched(Outcome::OtherHook)))
+            }
+            Relation::Foreign => {
+                self.steps.push(TraceStep::Foreign);
+                Err(Stop::With(untouched(Outcome::NoService)))
+            }
         }
-        if self.is_foreign(flow)? {
-            self.steps.push(TraceStep::Foreign);
-            return Err(Stop::With(untouched(Outcome::NoService)));
-        }
-        Ok(!self.is_new_connection(flow)?)
     }
 
-    /// As `HookPoint::translates`.
+    /// Whether packets of the flow are translated at this hook.
     fn translates(&self, flow: &Flow) -> bool {
-        (flow.flags & flow_flags::AT_EGRESS != 0) == (self.question.hook == HookPoint::Egress)
+        rules::flow::is_translated_at(flow, self.question.hook == HookPoint::Egress)
     }
 
-    /// As `conntrack::is_foreign`, which also deletes the flow.
-    fn is_foreign(&self, flow: &Flow) -> WalkResult<bool> {
-        if !self.segment.is_syn_ack() || !flow.is_reply() {
+    /// Whether the packet belongs to a connection that bypasses the VIP; as `conntrack`, which then deletes the flow.
+    fn bypasses_vip(&self, flow: &Flow) -> WalkResult<bool> {
+        if !rules::flow::is_syn_ack_of_backend(&self.segment, flow) {
             return Ok(false);
         }
-        Ok(self.reverse_entry(flow)?.is_some_and(|forward| Phase::of(&forward, flow).is_over()))
+        Ok(self.reverse_entry(flow)?.is_some_and(|forward| rules::flow::has_ended(&forward, flow)))
     }
 
-    /// As `conntrack::is_new_connection`.
+    /// Whether the packet begins a new connection on the entry; as `conntrack::is_new_connection`.
     fn is_new_connection(&mut self, flow: &Flow) -> WalkResult<bool> {
-        if !self.segment.is_syn() || flow.is_reply() {
-            return Ok(false);
-        }
-        let why = self.stale(flow)?;
-        self.steps.push(why.map_or(TraceStep::Retransmission, |why| TraceStep::NewConnection { why }));
-        Ok(why.is_some())
+        let staleness = self.staleness(flow)?;
+        self.note_staleness(staleness);
+        Ok(staleness.is_some_and(|staleness| staleness != Staleness::Fresh))
     }
 
-    /// As `conntrack::is_stale`.
-    fn stale(&self, flow: &Flow) -> WalkResult<Option<Stale>> {
-        let phase = match self.reverse_entry(flow)? {
-            _ if flow.is_tunnelled() => Phase::of_one_way(flow),
-            Some(reply) => Phase::of(flow, &reply),
-            None => return Ok(Some(Stale::HalfLost)),
-        };
-        let retries = self.tables.globals().syn_retries;
-        if phase.is_over() {
-            return Ok(Some(Stale::Over));
+    fn note_staleness(&mut self, staleness: Option<Staleness>) {
+        let Some(staleness) = staleness else { return };
+        let step =
+            Stale::of(staleness).map_or(TraceStep::Retransmission, |why| TraceStep::NewConnection { why });
+        self.steps.push(step);
+    }
+
+    /// Whether the entry is stale for the packet; `None` if the packet is no SYN of the client.
+    fn staleness(&self, flow: &Flow) -> WalkResult<Option<Staleness>> {
+        if !rules::flow::is_syn_of_client(&self.segment, flow) {
+            return Ok(None);
         }
-        if retries != 0 && flow.is_unanswered(phase, retries) {
-            return Ok(Some(Stale::Unanswered));
-        }
-        let Some(service) = self.record()? else { return Ok(None) };
+        let (reply, membership) = (self.reverse_entry(flow)?, self.membership(flow)?);
+        let syn_retries = self.tables.globals().syn_retries;
+        Ok(Some(rules::flow::staleness(flow, reply.as_ref(), syn_retries, || membership)))
+    }
+
+    /// Whether the service of the packet still has the flow's backend; as `conntrack::membership`.
+    fn membership(&self, flow: &Flow) -> WalkResult<Membership> {
+        let Some(service) = self.record()? else { return Ok(Membership::NoService) };
         let (service, _) = self.for_client(service)?;
+        if service.backends_count == 0 {
+            return Ok(Membership::NoBackends);
+        }
         let slice = self.tables.backends(service.backends_base, service.backends_count)?;
         let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
-        let (address, port) = (&flow.to.destination, flow.to.destination_port);
-        let is_lost = (service.backends_count > 0 || phase == Phase::Opening)
-            && schedule::find(&service, address, port, slot).is_none();
-        Ok(is_lost.then_some(Stale::BackendGone))
+        let found = schedule::find(&service, &flow.to.destination, flow.to.destination_port, slot);
+        Ok(if found.is_some() { Membership::Member } else { Membership::Gone })
     }
 
     /// A packet of the flow is translated and sent on; as `forward::packet`.
@@ -213,13 +236,7 @@ impl<T: Tables> Walk<'_, T> {
             self.steps.push(TraceStep::OtherHook);
             return Ok(untouched(Outcome::OtherHook));
         }
-        let outcome = match flow.flags {
-            flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
-            flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
-            flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
-            _ => Outcome::Forward,
-        };
-        Ok(Verdict::Translated { outcome, to })
+        Ok(Verdict::Translated { outcome: rules::flow::translated(flow), to })
     }
 }
 

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use lb_common::{
-    Address, Backend, Outcome, backend_flags,
+    Address, Backend, Outcome,
     conntrack::{Tuple, flow_flags},
-    device_flags,
 };
+use lb_ebpf::rules::forwarding::{self, Forwarding};
 
 use super::{
     frontend::AdmittedFlow,
@@ -48,28 +48,26 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// How packets get to the backend, and whose address it sees.
+    /// How packets get to the backend, and the source address that it sees.
     pub(super) fn way(
         &self,
         request: &AdmittedFlow,
         backend: &Backend,
     ) -> WalkResult<(ForwardingPath, Source)> {
-        let has = |flag| backend.flags & flag != 0;
-        let tuple = &self.question.tuple;
-        let masquerade = request.masquerade && !(request.direct && has(backend_flags::LOCAL));
-        if backend.address == tuple.source {
-            // The backend sees the virtual address as its client.
-            return Ok((ForwardingPath::Hairpin, Source::Client));
-        }
-        if request.direct && has(backend_flags::PEER) && self.fallback(&tuple.source)?.is_some() {
-            return Ok((ForwardingPath::Tunnel, Source::Client));
-        }
-        if !masquerade {
-            return Ok((self.through_node(backend)?, Source::Client));
-        }
-        if has(backend_flags::HOST) {
-            return Ok((self.through_node(backend)?, Source::ClientOnNode));
-        }
+        let client = &self.question.tuple.source;
+        let may_tunnel = self.fallback(client)?.is_some();
+        let rule = forwarding::forwarding(client, backend, request.masquerade, request.direct, || may_tunnel);
+        Ok(match rule {
+            Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Client),
+            Forwarding::Tunnel => (ForwardingPath::Tunnel, Source::Client),
+            Forwarding::Plain => (self.through_node(backend)?, Source::Client),
+            Forwarding::PlainOnNode => (self.through_node(backend)?, Source::ClientOnNode),
+            Forwarding::Masquerade => self.masqueraded(backend)?,
+        })
+    }
+
+    /// How packets of a masqueraded client get to the backend, and the source address that it sees.
+    fn masqueraded(&self, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
         if self.settings()?.is_none() {
             return Ok((ForwardingPath::Masqueraded, Source::Nobody));
         }
@@ -92,19 +90,16 @@ impl<T: Tables> Walk<'_, T> {
     /// As `masquerade::fallback`: the agent's source address of the family of `like`.
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
-        let source = if like.is_v4() { settings.source_v4 } else { settings.source_v6 };
+        let source = *settings.source(like.is_v4());
         Ok((source != Address::from_v6([0; 16])).then_some(source))
     }
 
     /// As `routed::source`.
     fn routed_source(&self, backend: &Backend) -> WalkResult<Option<IpAddr>> {
-        let wire = |device| -> WalkResult<Option<u32>> {
-            let info = self.tables.device(device)?;
-            Ok(info.filter(|info| info.flags & device_flags::WIRE != 0).map(|info| info.mtu))
-        };
-        let Some(entrance) = wire(self.question.device)? else { return Ok(None) };
+        let Some(entrance) = self.tables.device(self.question.device)? else { return Ok(None) };
         let Some(route) = self.tables.route(&backend.address)? else { return Ok(None) };
-        if route.mtu < entrance || wire(route.device)?.is_none_or(|mtu| mtu > entrance) {
+        let Some(exit) = self.tables.device(route.device)? else { return Ok(None) };
+        if route.mtu < entrance.mtu || !forwarding::is_routed(&entrance, &exit) {
             return Ok(None);
         }
         match route.source {

@@ -1,7 +1,6 @@
 //! What can be asked.
 
 use lb_common::{
-    Outcome,
     conntrack::{Segment, Tick, Tuple, chunk, tcp_flags},
     protocol,
 };
@@ -67,10 +66,5 @@ impl Question {
             protocol::SCTP => Segment::of_chunk(chunk, 0, 0),
             _ => NOTHING,
         }
-    }
-
-    /// The outcome of rejecting such a packet.
-    pub(super) const fn rejection(&self) -> Outcome {
-        if self.tuple.protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
     }
 }

@@ -1,6 +1,7 @@
 //! A system call in which a process of the node names a virtual address; as `sockets::frontend`.
 
 use lb_common::{Address, Outcome, Service, conntrack::Tuple, protocol};
+use lb_ebpf::rules::admission;
 
 use super::{
     Question,
@@ -22,7 +23,7 @@ impl<T: Tables> Walk<'_, T> {
         // `SOCKETS_ONLY` frontends are for such processes, so that flag is not checked.
         let service = service.for_client(true);
         let node = self.node_address()?;
-        self.admit(&service, &node)?;
+        self.admit(&service, &node, |ranges| admission::calls_of(&service, ranges))?;
         // The socket has no source port yet: the programs hash the number of the socket instead.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };
@@ -44,8 +45,7 @@ impl<T: Tables> Walk<'_, T> {
     /// The node's own address of the family of the destination; unspecified until the agent has written one.
     fn node_address(&self) -> WalkResult<Address> {
         let is_v4 = self.question.tuple.destination.is_v4();
-        let settings = self.settings()?;
-        Ok(settings.map_or_else(Address::default, |s| if is_v4 { s.source_v4 } else { s.source_v6 }))
+        Ok(self.settings()?.map_or_else(Address::default, |settings| *settings.source(is_v4)))
     }
 }
 

@@ -7,6 +7,7 @@ use lb_common::{
     Address, Backend, FrontendKind, Outcome, Scheduler,
     conntrack::{Phase, Tuple},
 };
+use lb_ebpf::rules;
 use serde::Serialize;
 
 /// One look-up or decision of the programs, and its result.
@@ -342,6 +343,55 @@ pub struct Candidate {
     pub outcome: Outcome,
     /// How packets get to it.
     pub way: ForwardingPath,
+}
+
+impl Verdict {
+    /// The verdict of a packet that gets no flow.
+    pub(super) const fn of(outcome: Outcome) -> Self {
+        match outcome.verdict() {
+            lb_common::Verdict::Pass => Self::Untouched { outcome },
+            lb_common::Verdict::Bounce | lb_common::Verdict::Route => Self::Rejected { outcome },
+            lb_common::Verdict::Drop => Self::Dropped { outcome },
+        }
+    }
+}
+
+impl From<rules::client::ClientSide> for ClientSide {
+    fn from(side: rules::client::ClientSide) -> Self {
+        use rules::client::ClientSide::{External, InternalByAddress, InternalByDevice};
+        match side {
+            External => Self::Outside,
+            InternalByAddress => Self::InsideByAddress,
+            InternalByDevice => Self::InsideByDevice,
+        }
+    }
+}
+
+impl From<rules::unlisted::Unlisted> for Unlisted {
+    fn from(is: rules::unlisted::Unlisted) -> Self {
+        use rules::unlisted::Unlisted as Rule;
+        match is {
+            Rule::OutOfRange => Self::OutOfRange,
+            Rule::UnknownVip => Self::UnknownVip,
+            Rule::Unknown => Self::Unknown,
+            Rule::NoClusterIp => Self::NoClusterIp,
+            Rule::ClusterIp | Rule::StrayReset => Self::ClusterIp,
+        }
+    }
+}
+
+impl Stale {
+    /// Why an entry is stale; `None` if it is not.
+    pub(super) const fn of(staleness: rules::flow::Staleness) -> Option<Self> {
+        use rules::flow::Staleness::{BackendGone, Fresh, HalfLost, Over, Unanswered};
+        Some(match staleness {
+            Fresh => return None,
+            HalfLost => Self::HalfLost,
+            Over => Self::Over,
+            Unanswered => Self::Unanswered,
+            BackendGone => Self::BackendGone,
+        })
+    }
 }
 
 pub(super) fn socket(address: Address, port: u16) -> SocketAddr {

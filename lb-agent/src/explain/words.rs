@@ -1,6 +1,7 @@
 //! The text of every step and verdict. A reader sees one line at a time, so each line names its subject and its reason.
 
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
+use lb_ebpf::rules::socket::{self, SocketVerdict};
 
 use super::{
     HookPoint, Question,
@@ -258,12 +259,8 @@ fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
 /// The verdict as lines of text; the first one says what happens to the packet.
 pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     match verdict {
-        Verdict::Untouched { outcome } => {
-            let what = if question.hook == HookPoint::Socket {
-                "the call goes on unchanged"
-            } else {
-                "left untouched"
-            };
+        Verdict::Untouched { outcome } | Verdict::Rejected { outcome } | Verdict::Dropped { outcome } => {
+            let what = if question.hook == HookPoint::Socket { call(*outcome) } else { packet(*outcome) };
             vec![format!("{what} ({})", outcome.as_str())]
         }
         Verdict::Translated { outcome, to } => {
@@ -277,25 +274,25 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
                 std::iter::once(first).chain(each).collect()
             }
         },
-        Verdict::Rejected { outcome } => {
-            vec![format!("{} ({})", rejected(question, *outcome), outcome.as_str())]
-        }
-        Verdict::Dropped { outcome } => {
-            let what = if question.hook == HookPoint::Socket {
-                "the call fails with EHOSTUNREACH"
-            } else {
-                "dropped"
-            };
-            vec![format!("{what} ({})", outcome.as_str())]
-        }
     }
 }
 
-fn rejected(question: &Question, outcome: Outcome) -> &'static str {
-    match (question.hook, outcome) {
-        (HookPoint::Socket, _) => "the call fails with ECONNREFUSED",
-        (_, Outcome::RejectTcp) => "rejected with a TCP RST",
-        _ => "rejected with ICMP port unreachable",
+/// What happens to a system call that gets no backend.
+const fn call(outcome: Outcome) -> &'static str {
+    match socket::verdict(outcome) {
+        SocketVerdict::Continue => "the call goes on unchanged",
+        SocketVerdict::ConnectionRefused => "the call fails with ECONNREFUSED",
+        SocketVerdict::HostUnreachable => "the call fails with EHOSTUNREACH",
+    }
+}
+
+/// What happens to a packet that is not translated.
+fn packet(outcome: Outcome) -> &'static str {
+    match outcome.verdict() {
+        lb_common::Verdict::Pass => "left untouched",
+        lb_common::Verdict::Drop => "dropped",
+        _ if outcome == Outcome::RejectTcp => "rejected with a TCP RST",
+        lb_common::Verdict::Bounce | lb_common::Verdict::Route => "rejected with ICMP port unreachable",
     }
 }
 

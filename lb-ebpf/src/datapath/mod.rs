@@ -30,10 +30,7 @@ mod slow_path;
 pub(crate) mod stats;
 pub(crate) mod xdp;
 
-use lb_common::{
-    EventHook, Outcome,
-    conntrack::{Flow, flow_flags},
-};
+use lb_common::{EventHook, Outcome, conntrack::Flow};
 
 use lb_ebpf::parse::Packet;
 
@@ -62,7 +59,7 @@ impl Hook {
     /// Whether packets of `flow` are translated here.
     #[inline(always)]
     fn translates(self, flow: &Flow) -> bool {
-        (flow.flags & flow_flags::AT_EGRESS != 0) == (self == Self::Egress)
+        lb_ebpf::rules::flow::is_translated_at(flow, self == Self::Egress)
     }
 }
 

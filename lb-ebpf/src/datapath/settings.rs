@@ -1,6 +1,7 @@
 //! Settings of the node.
 
 use lb_common::{Address, Service, Settings, settings_flags};
+use lb_ebpf::rules::client::{self, ClientSide};
 
 use super::{
     context::HookContext,
@@ -17,16 +18,18 @@ pub(crate) fn current() -> Option<&'static Settings> {
 /// The service as this client may use it, and whether the client is internal.
 #[inline(always)]
 pub(super) fn for_client(context: &HookContext, client: &Address, service: Service) -> (Service, bool) {
-    let internal = service.depends_on_client() && is_internal(context.device, client);
+    let internal = service.depends_on_client() && side(context.device, client).is_internal();
     (service.for_client(internal), internal)
 }
 
 /// Whether a packet with this source, from this device, comes from an internal client.
 #[inline(never)]
-fn is_internal(device: u32, source: &Address) -> bool {
-    current().is_some_and(|settings| settings.internal.contains(source))
+fn side(device: u32, source: &Address) -> ClientSide {
+    client::side(
+        || current().is_some_and(|settings| settings.internal.contains(source)),
         // SAFETY: the element is not read.
-        || unsafe { INSIDE_DEVICES.get(&device) }.is_some()
+        || unsafe { INSIDE_DEVICES.get(&device) }.is_some(),
+    )
 }
 
 /// Whether the address is in the range of cluster IPs.

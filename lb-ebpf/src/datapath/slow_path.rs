@@ -1,10 +1,10 @@
 //! The slow path: packets with unusual headers, and those with which a flow begins or ends.
 
-use lb_common::{
-    Outcome,
-    conntrack::{Flow, flow_flags},
+use lb_common::{Outcome, conntrack::Flow};
+use lb_ebpf::{
+    parse::{self, Body, Packet},
+    rules::flow::{Relation, relation},
 };
-use lb_ebpf::parse::{self, Body, Packet};
 
 use super::{
     Hook,
@@ -79,16 +79,14 @@ pub(super) fn process(
 /// Whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
 #[inline(always)]
 fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
-    if hook == Hook::Egress && !hook.translates(flow) {
-        return Err(Outcome::OtherHook);
+    let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
+    let is_new = || conntrack::is_new_connection(&skb.context(), packet, flow);
+    match relation(flow, hook == Hook::Egress, bypasses_vip, is_new) {
+        Relation::Same => Ok(true),
+        Relation::New => Ok(false),
+        Relation::OtherHook => Err(Outcome::OtherHook),
+        Relation::Foreign => Err(Outcome::NoService),
     }
-    if flow.flags & flow_flags::MASQUERADE != 0 {
-        return Ok(true);
-    }
-    if conntrack::bypasses_vip(packet, flow) {
-        return Err(Outcome::NoService);
-    }
-    Ok(!conntrack::is_new_connection(&skb.context(), packet, flow))
 }
 
 /// Creates the flow that begins with this packet, in place of an `earlier` one, and returns its entry.

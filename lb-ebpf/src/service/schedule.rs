@@ -5,10 +5,61 @@
 
 use core::cmp::Ordering;
 
-use lb_common::{Address, Backend, Scheduler, Service, conntrack::Tuple, hash};
+use lb_common::{
+    Address, Backend, Scheduler, Service,
+    conntrack::{Flow, Tuple, seen},
+    hash,
+};
 
 /// No slot: the arena has far fewer.
 pub const NONE: u32 = u32::MAX;
+
+/// How a scheduler picks a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Method {
+    /// An entry at random.
+    Random = 0,
+    /// One entry after the other.
+    Turn = 1,
+    /// The entry that a hash of the packet names.
+    Hash = 2,
+    /// The backend with the least [`Load`].
+    Load = 3,
+}
+
+impl Method {
+    /// The method of a scheduler.
+    #[inline(always)]
+    pub const fn of(scheduler: Scheduler) -> Self {
+        match scheduler {
+            Scheduler::Random => Self::Random,
+            Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => Self::Turn,
+            Scheduler::SourceHash | Scheduler::DestinationHash | Scheduler::Maglev => Self::Hash,
+            Scheduler::LeastConnection
+            | Scheduler::WeightedLeastConnection
+            | Scheduler::ShortestExpectedDelay
+            | Scheduler::NeverQueue => Self::Load,
+        }
+    }
+}
+
+/// The slot for another attempt of a client whose previous connection is `flow`, when its service's choice is `backend` in
+/// `slot`: the next slot if that backend did not answer, else the same.
+#[inline(always)]
+pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> u32 {
+    let answered = flow.seen & seen::ACK != 0;
+    let (address, port) = (&flow.to.destination, flow.to.destination_port);
+    if answered || (address, port) != (&backend.address, backend.port) {
+        return slot;
+    }
+    let next = slot.wrapping_add(1);
+    if next < service.backends_base.wrapping_add(service.backends_count) {
+        next
+    } else {
+        service.backends_base
+    }
+}
 
 /// Entries to draw from.
 #[inline(always)]
@@ -165,6 +216,30 @@ mod tests {
             flags: 0,
             weight: 1,
             active_flows_slot: 0,
+        }
+    }
+
+    #[test]
+    fn unanswered_client_gets_the_next_backend() {
+        let service = service(8, 3);
+        let backend = backend(0);
+        let to = Tuple::new(Address::default(), backend.address, 1, backend.port, 6);
+        let other = Tuple { destination_port: 1, ..to };
+        for (to, seen, slot, expected) in [
+            (to, seen::PACKET | seen::SYN, 8, 9),
+            (to, seen::PACKET | seen::SYN, 10, 8),
+            (to, seen::PACKET | seen::SYN | seen::ACK, 8, 8),
+            (other, seen::PACKET | seen::SYN, 8, 8),
+        ] {
+            let flow = Flow { seen, to, ..Flow::zeroed() };
+            assert_eq!(retried(&service, &flow, &backend, slot), expected, "seen {seen}, slot {slot}");
+        }
+    }
+
+    #[test]
+    fn schedulers_that_use_active_flows_pick_by_load() {
+        for scheduler in Scheduler::ALL {
+            assert_eq!(Method::of(scheduler) == Method::Load, scheduler.uses_active_flows(), "{scheduler}");
         }
     }
 

@@ -3,10 +3,12 @@
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple, protocol,
-    service_flags, vip_flags,
+    Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple, service_flags,
 };
-use lb_ebpf::service::schedule;
+use lb_ebpf::{
+    rules::admission::{self, rejection},
+    service::schedule,
+};
 
 use super::call::Call;
 use crate::datapath::{
@@ -54,41 +56,17 @@ fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Whether the service accepts processes of the node, and has a backend for them.
+/// Whether the service accepts system calls of processes of the node, and has a backend for them.
 #[inline(always)]
 fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
-    if service.flags & service_flags::SOURCE_RANGES != 0
-        && !is_in_source_range(service.id, &node_address(&key.address))
-    {
-        return Err(Outcome::SourceNotAllowed);
-    }
-    if service.backends_count > 0 {
-        return Ok(());
-    }
-    if service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0 {
-        return Err(Outcome::NoLocalBackend);
-    }
-    Err(rejection(key))
+    let in_source_ranges = || is_in_source_range(service.id, &node_address(&key.address));
+    admission::calls_of(service, in_source_ranges).allow(key.protocol)
 }
 
-/// Decides about an address and port that no service has: refuses them if the address is a cluster IP, or could
-/// become one.
+/// Decides about a call to an address and port that no Service has.
 #[inline(never)]
 fn unlisted(key: &ServiceKey) -> Outcome {
-    if !settings::is_in_service_range(&key.address) {
-        return Outcome::NoService;
-    }
-    match vips::lookup(&key.address) {
-        None if settings::drops_unknown_vips() => Outcome::UnknownVip,
-        None => Outcome::NoService,
-        Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
-        Some(_) => rejection(key),
-    }
-}
-
-#[inline(always)]
-const fn rejection(key: &ServiceKey) -> Outcome {
-    if key.protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
+    vips::unlisted_address(&key.address, false).outcome(key.protocol)
 }
 
 /// A backend for a connection, or for a datagram of an unconnected socket. Its source port is not known yet: the
@@ -99,7 +77,7 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
     let tuple = Tuple::new(client, key.address, call.number(), key.port, key.protocol);
     let slot = choose::choose(&tuple, service, || {});
     if slot == schedule::NONE {
-        return Err(rejection(key));
+        return Err(rejection(key.protocol));
     }
     let backend = service::backend(slot).ok_or(Outcome::NoBackend)?;
     choose::flow_began(service.id, service.scheduler);
@@ -166,9 +144,5 @@ fn client(call: &Call, vip: &Address) -> Address {
 /// The address of the node in the family of `like`.
 #[inline(always)]
 pub(super) fn node_address(like: &Address) -> Address {
-    match settings::current() {
-        Some(settings) if like.is_v4() => settings.source_v4,
-        Some(settings) => settings.source_v6,
-        None => Address::default(),
-    }
+    settings::current().map_or_else(Address::default, |settings| *settings.source(like.is_v4()))
 }

@@ -1,7 +1,8 @@
 //! Entry points of the socket hooks, in pairs.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use lb_common::{Outcome, Verdict};
+use lb_common::Outcome;
+use lb_ebpf::rules::socket::{self, SocketVerdict};
 
 use super::{
     call::{self, Call, Family},
@@ -13,11 +14,6 @@ use crate::datapath::stats;
 const ALLOW: i32 = 1;
 /// The call fails.
 const REFUSE: i32 = 0;
-
-/// The error that the stack makes of a RST or an ICMP port unreachable.
-const ECONNREFUSED: i32 = 111;
-/// The error in place of a drop: a system call cannot stay silent.
-const EHOSTUNREACH: i32 = 113;
 
 /// A socket is connected to an IPv4 address.
 #[cgroup_sock_addr(connect4)]
@@ -100,13 +96,12 @@ fn run_name_peer(call: &Call) -> i32 {
 fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
     let outcome = result.unwrap_or_else(|early| early);
     count(outcome);
-    let errno = match outcome.verdict() {
-        Verdict::Pass => return ALLOW,
-        Verdict::Bounce | Verdict::Route => ECONNREFUSED,
-        Verdict::Drop => EHOSTUNREACH,
-    };
+    let verdict = socket::verdict(outcome);
+    if verdict == SocketVerdict::Continue {
+        return ALLOW;
+    }
     frontend::emit_rejected(call, outcome);
-    call::fail(errno);
+    call::fail(verdict as i32);
     REFUSE
 }
 

@@ -5,9 +5,10 @@ use aya_ebpf::{
     Global,
     helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns},
 };
-use lb_common::conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen};
+use lb_common::conntrack::{Flow, Tick, Tuple, flow_flags, seen};
 use lb_ebpf::{
     parse::{Body, Packet},
+    rules::flow::{self, Membership, Staleness},
     service::schedule,
 };
 
@@ -57,19 +58,16 @@ pub(crate) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
 /// backend.
 #[inline(always)]
 pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.is_syn() && !flow.is_reply() && is_stale(context, packet, flow)
+    flow::is_syn_of_client(&packet.segment, flow) && is_stale(context, packet, flow)
 }
 
 /// Whether a SYN replaces the entry.
 #[inline(never)]
 fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
-    let phase = if flow.is_tunnelled() {
-        Phase::of_one_way(flow)
-    } else {
-        let Some(reply) = lookup(&flow.to.reversed()) else { return true };
-        Phase::of(flow, reply)
-    };
-    phase.is_over() || is_given_up(flow, phase) || has_lost_backend(context, packet, flow, phase)
+    let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
+    let reply = reply.map(|reply| &*reply);
+    let membership = || membership(context, packet, flow);
+    flow::staleness(flow, reply, SYN_RETRIES.load(), membership) != Staleness::Fresh
 }
 
 /// Retransmissions of an unanswered SYN to one backend before another backend is tried; 0 never tries another one.
@@ -83,24 +81,17 @@ pub(crate) fn tries_other_backends() -> bool {
     SYN_RETRIES.load() != 0
 }
 
-/// Whether the client has sent this backend enough SYNs.
+/// Whether the service of the packet still has the flow's backend.
 #[inline(always)]
-fn is_given_up(flow: &Flow, phase: Phase) -> bool {
-    tries_other_backends() && flow.is_unanswered(phase, SYN_RETRIES.load())
-}
-
-/// Whether the flow's backend is no longer one of its service. A service that has lost all backends loses only the
-/// flows that no backend has answered: their next SYN is rejected.
-#[inline(always)]
-fn has_lost_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: Phase) -> bool {
-    match service::lookup(&packet.tuple) {
-        Ok(service) => {
-            let (service, _) = settings::for_client(context, &packet.tuple.source, service);
-            let (address, port) = (&flow.to.destination, flow.to.destination_port);
-            (service.backends_count > 0 || phase == Phase::Opening)
-                && service::find_backend(&service, address, port) == schedule::NONE
-        }
-        Err(_) => false,
+fn membership(context: &HookContext, packet: &Packet, flow: &Flow) -> Membership {
+    let Ok(service) = service::lookup(&packet.tuple) else { return Membership::NoService };
+    let (service, _) = settings::for_client(context, &packet.tuple.source, service);
+    if service.backends_count == 0 {
+        return Membership::NoBackends;
+    }
+    match service::find_backend(&service, &flow.to.destination, flow.to.destination_port) {
+        schedule::NONE => Membership::Gone,
+        _ => Membership::Member,
     }
 }
 
@@ -109,7 +100,7 @@ fn has_lost_backend(context: &HookContext, packet: &Packet, flow: &Flow, phase: 
 /// so, the entries of the old connection are deleted.
 #[inline(always)]
 pub(crate) fn bypasses_vip(packet: &Packet, flow: &Flow) -> bool {
-    packet.segment.is_syn_ack() && flow.is_reply() && delete_old_flow(packet, flow)
+    flow::is_syn_ack_of_backend(&packet.segment, flow) && delete_old_flow(packet, flow)
 }
 
 /// Deletes the flow with this reply entry if it is over; returns whether it was.
@@ -117,7 +108,7 @@ pub(crate) fn bypasses_vip(packet: &Packet, flow: &Flow) -> bool {
 fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     let key = reply.to.reversed();
     match lookup(&key) {
-        Some(forward) if Phase::of(forward, reply).is_over() => {
+        Some(forward) if flow::has_ended(forward, reply) => {
             active_flows::end(forward);
             // Another CPU may have been faster.
             CONNTRACK.remove(&key).unwrap_or_default();
@@ -141,7 +132,7 @@ pub(crate) fn delete_if_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool 
     *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
     // If the forward entry is missing, another CPU may be creating it.
     let Some(forward) = lookup(&keys.forward) else { return false };
-    if !may_be_replaced(forward, reply, eager) || CONNTRACK.remove(key).is_err() {
+    if !flow::may_be_replaced(forward, reply, eager, now) || CONNTRACK.remove(key).is_err() {
         return false;
     }
     active_flows::end(forward);
@@ -170,22 +161,6 @@ fn delete_first_flow(keys: &mut Keys) {
     // They may be gone already.
     CONNTRACK.remove(&keys.forward).unwrap_or_default();
     CONNTRACK.remove(&keys.first_reply).unwrap_or_default();
-}
-
-/// Ticks without a packet after which a UDP flow that is no stream may be replaced: a resolver has given up by then.
-const UDP_IDLE: u32 = 5;
-
-#[inline(always)]
-fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool) -> bool {
-    match Phase::of(forward, reply) {
-        Phase::Closed => true,
-        Phase::TimeWait => eager,
-        Phase::Unreplied | Phase::Replied => {
-            let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
-            eager && now().0.saturating_sub(last_seen) > UDP_IDLE
-        }
-        Phase::Opening | Phase::Accepted | Phase::Established | Phase::HalfClosed | Phase::Stream => false,
-    }
 }
 
 /// Updates the flow with this packet.

@@ -5,10 +5,14 @@ use aya_ebpf::{
     helpers::generated::bpf_get_prandom_u32,
 };
 use lb_common::{
-    Address, Backend, Choice, Outcome, Service, backend_flags,
+    Address, Backend, Choice, Outcome, Service,
     conntrack::{Flow, NextHop, Tuple, flow_flags},
 };
-use lb_ebpf::{parse::Packet, service::schedule};
+use lb_ebpf::{
+    parse::Packet,
+    rules::forwarding::{Forwarding, forwarding},
+    service::schedule,
+};
 
 use super::{
     active_flows, affinity,
@@ -160,8 +164,6 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     let scratch = scratch()?;
     let (request, setup) = (scratch.request(), scratch.setup());
     let backend = service::backend(request.slot).ok_or(Outcome::NoBackend)?;
-    // The replies of a backend on this node pass here anyway.
-    let masquerade = request.masquerade && !(request.direct && backend.flags & backend_flags::LOCAL != 0);
     (setup.from, setup.to) = (packet.tuple, packet.tuple);
     (setup.to.destination, setup.to.destination_port) = (backend.address, backend.port);
     setup.node = NO_ADDRESS;
@@ -170,22 +172,25 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.service = request.service.id;
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
-    if setup.to.destination == setup.to.source {
-        // A pod does not answer itself through the network: the VIP takes its place as source.
-        setup.to.source = setup.from.destination;
-        setup.flags = flow_flags::HAIRPIN;
-    } else if tunnel::plan(setup, request, backend) {
-        // `plan` has filled in the tunnel.
-    } else if masquerade && backend.flags & backend_flags::HOST == 0 {
-        setup.ports = masquerade::ports()?;
-        setup.to.source_port = setup.ports.random();
-        let node = routed::source(context, &setup.to, &mut setup.next_hop);
-        if node != NO_ADDRESS {
-            setup.to.source = node;
-            setup.flags = flow_flags::ROUTED;
-        } else if !only_routed {
-            setup.node = masquerade::source(context, &setup.to)?;
-            setup.flags = flow_flags::MASQUERADED;
+    let client = &packet.tuple.source;
+    match forwarding(client, backend, request.masquerade, request.direct, || tunnel::set_ends(setup)) {
+        Forwarding::Hairpin => {
+            setup.to.source = setup.from.destination;
+            setup.flags = flow_flags::HAIRPIN;
+        }
+        // `set_ends` has filled in the tunnel.
+        Forwarding::Tunnel | Forwarding::Plain | Forwarding::PlainOnNode => {}
+        Forwarding::Masquerade => {
+            setup.ports = masquerade::ports()?;
+            setup.to.source_port = setup.ports.random();
+            let node = routed::source(context, &setup.to, &mut setup.next_hop);
+            if node != NO_ADDRESS {
+                setup.to.source = node;
+                setup.flags = flow_flags::ROUTED;
+            } else if !only_routed {
+                setup.node = masquerade::source(context, &setup.to)?;
+                setup.flags = flow_flags::MASQUERADED;
+            }
         }
     }
     Ok(backend)

@@ -50,7 +50,7 @@ pub(crate) fn source(context: &HookContext, to: &Tuple) -> Result<Address, Outco
 #[inline(always)]
 pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     let settings = settings::current().ok_or(Outcome::NoSourcePort)?;
-    let source = if is_v4 { settings.source_v4 } else { settings.source_v6 };
+    let source = *settings.source(is_v4);
     if source == NO_ADDRESS { Err(Outcome::NoSourcePort) } else { Ok(source) }
 }
 

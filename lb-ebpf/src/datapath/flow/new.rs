@@ -1,7 +1,14 @@
 //! New flows: which service a packet is for, whether it may begin a flow, and which backend that gets.
 
-use lb_common::{Choice, EventHook, Outcome, Service, service_flags};
-use lb_ebpf::{parse::Packet, service::schedule};
+use lb_common::{Choice, EventHook, Outcome, Service};
+use lb_ebpf::{
+    parse::Packet,
+    rules::{
+        admission::{self, Admission},
+        client::is_answered_directly,
+    },
+    service::schedule,
+};
 
 use super::{
     conntrack,
@@ -142,16 +149,13 @@ fn request_service(context: &HookContext, packet: &Packet) -> Result<(), Refusal
     admit::handover(packet)?;
     admit::first_packet(packet, &service)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
-    admit::client(&service, &packet.tuple.source)?;
-    if service.backends_count == 0 {
-        return Err(Refusal::NoBackend);
+    match admit::client(&service, &packet.tuple.source) {
+        Admission::NoBackends => return Err(Refusal::NoBackend),
+        admission => admission.allow(packet.tuple.protocol)?,
     }
-    if packet.segment.is_syn_ack() {
-        // A SYN-ACK without a flow: the SYN bypassed this proxy.
-        return Err(Refusal::Outcome(Outcome::NoService));
-    }
+    admission::handshake(&packet.segment).allow(packet.tuple.protocol)?;
     let masquerade = service.masquerades(internal);
-    let direct = !internal && service.flags & service_flags::DSR != 0;
+    let direct = is_answered_directly(&service, internal);
     *scratch()?.request() =
         Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
     Ok(())

@@ -11,7 +11,7 @@ use lb_common::{
     Outcome,
     conntrack::{Flow, flow_flags},
 };
-use lb_ebpf::parse::Packet;
+use lb_ebpf::{parse::Packet, rules};
 
 use super::{Hook, either, flow::conntrack, rewrite, skb::Skb};
 
@@ -49,10 +49,5 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook
 pub(super) fn through_stack(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
     rewrite::packet(skb, packet, flow, 0)?;
-    Ok(match flow.flags {
-        flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
-        flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
-        flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
-        _ => Outcome::Forward,
-    })
+    Ok(rules::flow::translated(flow))
 }

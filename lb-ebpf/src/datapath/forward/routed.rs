@@ -8,13 +8,13 @@
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
-    Address, DeviceInfo, Outcome,
+    Address, Outcome,
     conntrack::{Flow, NextHop, Tuple},
-    device_flags,
 };
 use lb_ebpf::{
     parse::{Body, Headers, Packet, frame::Frame as _},
     reject::{time_exceeded, too_big},
+    rules::forwarding,
 };
 
 use super::{
@@ -32,18 +32,15 @@ use crate::datapath::{
     skb::{Exit, Skb},
 };
 
-/// The device, if it is a wire.
-#[inline(always)]
-fn wire(device: u32) -> Option<DeviceInfo> {
-    Some(next_hop::device(device)).filter(|device| device.flags & device_flags::WIRE != 0)
-}
-
 /// The node's address for a flow whose packets become `to`, if it can be routed: its packets come in and go out
 /// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. Its first packet uses
 /// `next_hop`, which this lookup resolves.
 #[inline(never)]
 pub(crate) fn source(context: &HookContext, to: &Tuple, next_hop: &mut NextHop) -> Address {
-    let Some(entrance) = wire(context.device) else { return NO_ADDRESS };
+    let entrance = next_hop::device(context.device);
+    if !forwarding::is_wire(&entrance) {
+        return NO_ADDRESS;
+    }
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
     let found = route::lookup(context, to, length, BPF_FIB_LOOKUP_SRC);
     match found {
@@ -52,10 +49,8 @@ pub(crate) fn source(context: &HookContext, to: &Tuple, next_hop: &mut NextHop) 
     }
     next_hop::note(found, next_hop, conntrack::now());
     let Ok(route) = route::found() else { return NO_ADDRESS };
-    // Replies must fit as well.
-    match wire(route.device) {
-        Some(exit) if exit.mtu <= entrance.mtu => {}
-        Some(_) | None => return NO_ADDRESS,
+    if !forwarding::is_routed(&entrance, &next_hop::device(route.device)) {
+        return NO_ADDRESS;
     }
     match route.source() {
         Some(source) => source,

@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{
     BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
 };
 use lb_common::{
-    Backend, Outcome, backend_flags,
+    Outcome,
     conntrack::{Flow, flow_flags},
     settings_flags,
 };
@@ -23,27 +23,16 @@ use lb_ebpf::{
 
 use super::routed;
 use crate::datapath::{
-    flow::{
-        conntrack,
-        create::{FlowSetup, Request},
-        masquerade,
-    },
+    flow::{conntrack, create::FlowSetup, masquerade},
     outcome_of, rewrite,
     scratch::scratch,
     settings,
     skb::Skb,
 };
 
-/// Makes the flow one through a tunnel, if its backend answers the client directly and is on a peer; else returns
-/// false.
-#[inline(always)]
-pub(crate) fn plan(setup: &mut FlowSetup, request: &Request, backend: &Backend) -> bool {
-    request.direct && backend.flags & backend_flags::PEER != 0 && set_ends(setup)
-}
-
-/// Sets the ends of the tunnel; returns false as long as the node does not know its own address.
+/// Makes the flow one through a tunnel; returns false as long as the node does not know its own address.
 #[inline(never)]
-fn set_ends(setup: &mut FlowSetup) -> bool {
+pub(crate) fn set_ends(setup: &mut FlowSetup) -> bool {
     let is_v4 = setup.from.source.is_v4();
     let (Some(settings), Ok(source)) = (settings::current(), masquerade::fallback(is_v4)) else {
         return false;

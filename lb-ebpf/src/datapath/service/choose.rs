@@ -11,12 +11,8 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_smp_processor_id, bpf_loop},
     macros::btf_map,
 };
-use lb_common::{
-    Scheduler, Service,
-    conntrack::{Tuple, seen},
-    hash,
-};
-use lb_ebpf::service::schedule::{self, Load};
+use lb_common::{Scheduler, Service, conntrack::Tuple, hash};
+use lb_ebpf::service::schedule::{self, Load, Method};
 
 use crate::datapath::flow::{
     active_flows, affinity,
@@ -58,17 +54,7 @@ pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), super::backend(slot)) else {
         return slot;
     };
-    let (address, port) = (&flow.to.destination, flow.to.destination_port);
-    let answered = flow.seen & seen::ACK != 0;
-    if answered || (address, port) != (&backend.address, backend.port) {
-        return slot;
-    }
-    let next = slot.wrapping_add(1);
-    if next < service.backends_base.wrapping_add(service.backends_count) {
-        next
-    } else {
-        service.backends_base
-    }
+    schedule::retried(service, flow, backend, slot)
 }
 
 #[inline(never)]
@@ -79,17 +65,13 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
     if entries == 0 {
         return schedule::NONE;
     }
-    if scheduler.uses_active_flows() {
-        return least(scheduler, service, schedule::scale(chance(tuple), service.backends_count));
-    }
-    let nth = match scheduler {
-        Scheduler::RoundRobin | Scheduler::WeightedRoundRobin => {
-            turn(service.id).wrapping_add(cpu()) % entries
+    let nth = match Method::of(scheduler) {
+        Method::Load => {
+            return least(scheduler, service, schedule::scale(chance(tuple), service.backends_count));
         }
-        Scheduler::SourceHash | Scheduler::DestinationHash | Scheduler::Maglev => {
-            schedule::hashed(scheduler, tuple, HASH_SEED.load(), entries)
-        }
-        _ => schedule::scale(chance(tuple), entries),
+        Method::Turn => turn(service.id).wrapping_add(cpu()) % entries,
+        Method::Hash => schedule::hashed(scheduler, tuple, HASH_SEED.load(), entries),
+        Method::Random => schedule::scale(chance(tuple), entries),
     };
     schedule::slot(service, nth, super::entry)
 }

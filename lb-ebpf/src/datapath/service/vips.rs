@@ -1,7 +1,10 @@
 //! Packets to a virtual address that no frontend matches.
 
 use lb_common::{Address, Outcome, Vip, vip_flags};
-use lb_ebpf::parse::Packet;
+use lb_ebpf::{
+    parse::Packet,
+    rules::unlisted::{self, Unlisted},
+};
 
 use crate::datapath::{maps::VIPS, reject, settings, skb::Skb};
 
@@ -11,20 +14,19 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// Decides about a packet to a port that no service has: rejects it if the address is a cluster IP, and drops it if
-/// the address could become one and the agent has declared that the range has no other use. (Passed on, it would
-/// follow the default route out of the cluster, or loop.)
+/// What the address is, if no Service has it at this port.
+#[inline(always)]
+pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
+    let in_range = settings::is_in_service_range(address);
+    unlisted::unlisted(in_range, || lookup(address), settings::drops_unknown_vips, is_rst)
+}
+
+/// Decides about a packet to an address and port that no Service has.
 #[inline(never)]
 pub(crate) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
-    if !settings::is_in_service_range(&packet.tuple.destination) {
-        return Outcome::NoService;
-    }
-    match lookup(&packet.tuple.destination) {
-        None if settings::drops_unknown_vips() => Outcome::UnknownVip,
-        None => Outcome::NoService,
-        Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Outcome::NoService,
-        Some(_) if packet.segment.is_rst() => Outcome::StrayReset,
-        Some(_) => reject::reject(skb, packet),
+    match unlisted_address(&packet.tuple.destination, packet.segment.is_rst()) {
+        Unlisted::ClusterIp => reject::reject(skb, packet),
+        other => other.outcome(packet.tuple.protocol),
     }
 }
 

@@ -154,5 +154,5 @@ fn explain_agrees_with_the_programs_about_unanswered_syns() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let globals = Globals { syn_retries: 1, ..Globals::default() };
     let seen = run_worlds(&mut Testbed::with_globals(globals), false, globals, 0..WORLDS);
-    assert!(is_emulated() || seen.steps.contains("AnotherBackend"), "only {:?}", seen.steps);
+    assert!(is_emulated() || seen.steps.contains("NextBackend"), "only {:?}", seen.steps);
 }

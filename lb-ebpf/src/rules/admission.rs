@@ -1,0 +1,205 @@
+//! Whether a flow may begin.
+
+use lb_common::{Outcome, Service, conntrack::Segment, handover, protocol, service_flags};
+
+/// Whether a flow may begin, or why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Admission {
+    /// It may.
+    Admitted = 0,
+    /// Only a SYN begins a flow of this service, and the packet is none.
+    NotSyn = 1,
+    /// A RST of no flow: there is no connection to reset.
+    StrayReset = 2,
+    /// The frontend serves only processes of the node.
+    SocketsOnly = 3,
+    /// `loadBalancerSourceRanges` do not include the client.
+    SourceNotAllowed = 4,
+    /// The traffic policy is `Local`, and all backends are on other nodes.
+    NoLocalBackend = 5,
+    /// The service has no backend that takes new connections.
+    NoBackends = 6,
+    /// A SYN-ACK of no flow: its SYN bypassed the data plane.
+    StraySynAck = 7,
+}
+
+impl Admission {
+    /// The outcome of a packet, or system call, that may not begin a flow.
+    #[inline(always)]
+    pub const fn allow(self, protocol: u8) -> Result<(), Outcome> {
+        Err(match self {
+            Self::Admitted => return Ok(()),
+            Self::NotSyn | Self::SocketsOnly | Self::StraySynAck => Outcome::NoService,
+            Self::StrayReset => Outcome::StrayReset,
+            Self::SourceNotAllowed => Outcome::SourceNotAllowed,
+            Self::NoLocalBackend => Outcome::NoLocalBackend,
+            Self::NoBackends => rejection(protocol),
+        })
+    }
+}
+
+/// The outcome of rejecting a packet: RST for TCP, ICMP port unreachable for the others.
+#[inline(always)]
+pub const fn rejection(protocol: u8) -> Outcome {
+    if protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
+}
+
+/// Whether a TCP or SCTP flow may begin with this segment. (A UDP flow may begin with any datagram.)
+///
+/// Segments in the middle of a connection may begin one: its entries may be lost, or another node's. At an address of the
+/// node itself only a SYN may, because connections of the node, and those that netfilter masquerades, use ports there too.
+#[inline(always)]
+pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
+    if service.requires_syn() && !segment.is_syn() {
+        Admission::NotSyn
+    } else if segment.is_rst() {
+        Admission::StrayReset
+    } else {
+        Admission::Admitted
+    }
+}
+
+/// Whether the service takes packets of a client; `service` is the record for this client.
+#[inline(always)]
+pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
+    if service.flags & service_flags::SOCKETS_ONLY != 0 {
+        return Admission::SocketsOnly;
+    }
+    calls_of(service, in_source_ranges)
+}
+
+/// Whether the service takes system calls of a client; `service` is the record for this client.
+#[inline(always)]
+pub fn calls_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
+    if service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges() {
+        Admission::SourceNotAllowed
+    } else if service.backends_count > 0 {
+        Admission::Admitted
+    } else if service.flags & service_flags::DROP_WITHOUT_BACKENDS != 0 {
+        Admission::NoLocalBackend
+    } else {
+        Admission::NoBackends
+    }
+}
+
+/// Whether a packet that the service would take follows a SYN which this node has seen or may have lost.
+#[inline(always)]
+pub const fn handshake(segment: &Segment) -> Admission {
+    if segment.is_syn_ack() { Admission::StraySynAck } else { Admission::Admitted }
+}
+
+/// Whether a packet of no flow is left to the programs of an earlier map layout; `mode` is the element of `HANDOVER`.
+/// `connection` is whether its protocol has a handshake: TCP and SCTP.
+#[inline(always)]
+pub const fn is_left_to_earlier(mode: u32, connection: bool, segment: &Segment) -> bool {
+    match mode {
+        handover::EARLIER_CREATES_FLOWS => true,
+        handover::CREATES_FLOWS => connection && !segment.is_syn(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+    use lb_common::{
+        FrontendKind,
+        conntrack::tcp_flags::{ACK, FIN, RST, SYN},
+    };
+
+    use super::*;
+
+    const fn segment(flags: u8) -> Segment {
+        Segment { flags, seq: 0, ack: 0, payload: 0 }
+    }
+
+    fn service(flags: u16, backends_count: u32) -> Service {
+        let kind = FrontendKind::LoadBalancer as u8;
+        Service { flags, backends_count, kind, ..Service::zeroed() }
+    }
+
+    #[test]
+    fn first_segments() {
+        use Admission::{Admitted, NotSyn, StrayReset};
+        let node_port = Service { kind: FrontendKind::NodePort as u8, ..service(0, 1) };
+        for (flags, anywhere, at_node) in [
+            (SYN, Admitted, Admitted),
+            (ACK, Admitted, NotSyn),
+            (SYN | ACK, Admitted, NotSyn),
+            (FIN | ACK, Admitted, NotSyn),
+            (RST, StrayReset, NotSyn),
+            (RST | ACK, StrayReset, NotSyn),
+        ] {
+            assert_eq!(first_segment(&segment(flags), &service(0, 1)), anywhere, "{flags}");
+            for record in [node_port, service(service_flags::SYN_ONLY, 1)] {
+                assert_eq!(first_segment(&segment(flags), &record), at_node, "{flags}");
+            }
+        }
+    }
+
+    #[test]
+    fn clients() {
+        use Admission::{Admitted, NoBackends, NoLocalBackend, SocketsOnly, SourceNotAllowed};
+        use service_flags::{DROP_WITHOUT_BACKENDS, SOCKETS_ONLY, SOURCE_RANGES};
+        for (flags, backends, in_ranges, packets, calls) in [
+            (0, 1, false, Admitted, Admitted),
+            (0, 0, true, NoBackends, NoBackends),
+            (SOURCE_RANGES, 1, true, Admitted, Admitted),
+            (SOURCE_RANGES, 1, false, SourceNotAllowed, SourceNotAllowed),
+            (SOURCE_RANGES, 0, false, SourceNotAllowed, SourceNotAllowed),
+            (DROP_WITHOUT_BACKENDS, 1, true, Admitted, Admitted),
+            (DROP_WITHOUT_BACKENDS, 0, true, NoLocalBackend, NoLocalBackend),
+            (DROP_WITHOUT_BACKENDS | SOURCE_RANGES, 0, false, SourceNotAllowed, SourceNotAllowed),
+            (SOCKETS_ONLY, 1, true, SocketsOnly, Admitted),
+            (SOCKETS_ONLY | SOURCE_RANGES, 1, false, SocketsOnly, SourceNotAllowed),
+        ] {
+            let record = service(flags, backends);
+            assert_eq!(packets_of(&record, || in_ranges), packets, "flags {flags}, {backends} backends");
+            assert_eq!(calls_of(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
+        }
+    }
+
+    #[test]
+    fn source_ranges_are_looked_up_only_where_there_are_any() {
+        assert_eq!(packets_of(&service(0, 1), || unreachable!()), Admission::Admitted);
+    }
+
+    #[test]
+    fn syn_ack_begins_no_flow() {
+        for (flags, expected) in
+            [(SYN, Admission::Admitted), (SYN | ACK, Admission::StraySynAck), (ACK, Admission::Admitted)]
+        {
+            assert_eq!(handshake(&segment(flags)), expected);
+        }
+    }
+
+    #[test]
+    fn packets_left_to_the_earlier_layout() {
+        for (mode, of_syn, of_ack, of_datagram) in [
+            (handover::OVER, false, false, false),
+            (handover::EARLIER_CREATES_FLOWS, true, true, true),
+            (handover::CREATES_FLOWS, false, true, false),
+        ] {
+            let left = |connection, flags| is_left_to_earlier(mode, connection, &segment(flags));
+            assert_eq!((left(true, SYN), left(true, ACK), left(false, 0)), (of_syn, of_ack, of_datagram));
+        }
+    }
+
+    #[test]
+    fn refusals_have_outcomes() {
+        for (admission, tcp, udp) in [
+            (Admission::NotSyn, Outcome::NoService, Outcome::NoService),
+            (Admission::StrayReset, Outcome::StrayReset, Outcome::StrayReset),
+            (Admission::SocketsOnly, Outcome::NoService, Outcome::NoService),
+            (Admission::SourceNotAllowed, Outcome::SourceNotAllowed, Outcome::SourceNotAllowed),
+            (Admission::NoLocalBackend, Outcome::NoLocalBackend, Outcome::NoLocalBackend),
+            (Admission::NoBackends, Outcome::RejectTcp, Outcome::RejectUdp),
+            (Admission::StraySynAck, Outcome::NoService, Outcome::NoService),
+        ] {
+            assert_eq!(admission.allow(protocol::TCP), Err(tcp));
+            assert_eq!(admission.allow(protocol::UDP), Err(udp));
+        }
+        assert_eq!(Admission::Admitted.allow(protocol::TCP), Ok(()));
+    }
+}

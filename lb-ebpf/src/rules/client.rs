@@ -1,0 +1,73 @@
+//! Internal and external clients.
+
+use lb_common::{Service, service_flags};
+
+/// Whether a client is internal to the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ClientSide {
+    /// External.
+    External = 0,
+    /// Internal: its address is in the networks of internal clients.
+    InternalByAddress = 1,
+    /// Internal: its packets enter through a device of internal clients.
+    InternalByDevice = 2,
+}
+
+impl ClientSide {
+    /// Whether the client is treated as internal.
+    #[inline(always)]
+    pub fn is_internal(self) -> bool {
+        self != Self::External
+    }
+}
+
+/// Whether the client is internal. (It makes a difference to services that [depend](Service::depends_on_client) on it.)
+#[inline(always)]
+pub fn side(by_address: impl FnOnce() -> bool, by_device: impl FnOnce() -> bool) -> ClientSide {
+    if by_address() {
+        ClientSide::InternalByAddress
+    } else if by_device() {
+        ClientSide::InternalByDevice
+    } else {
+        ClientSide::External
+    }
+}
+
+/// Whether backends on other nodes answer the client directly (direct server return).
+#[inline(always)]
+pub const fn is_answered_directly(service: &Service, internal: bool) -> bool {
+    !internal && service.flags & service_flags::DSR != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+
+    #[test]
+    fn sides() {
+        use ClientSide::{External, InternalByAddress, InternalByDevice};
+        for (by_address, by_device, expected, internal) in [
+            (true, true, InternalByAddress, true),
+            (true, false, InternalByAddress, true),
+            (false, true, InternalByDevice, true),
+            (false, false, External, false),
+        ] {
+            let found = side(|| by_address, || by_device);
+            assert_eq!((found, found.is_internal()), (expected, internal));
+        }
+    }
+
+    #[test]
+    fn only_external_clients_are_answered_directly() {
+        for (flags, internal, expected) in [
+            (service_flags::DSR, false, true),
+            (service_flags::DSR, true, false),
+            (service_flags::MASQUERADE, false, false),
+        ] {
+            assert_eq!(is_answered_directly(&Service { flags, ..Service::zeroed() }, internal), expected);
+        }
+    }
+}

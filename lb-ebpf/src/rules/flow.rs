@@ -1,0 +1,298 @@
+//! Whether an entry of `CONNTRACK` applies to a packet, and whether another flow may replace it.
+
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, Phase, Segment, Tick, flow_flags},
+};
+
+/// Whether an entry is stale for a SYN, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Staleness {
+    /// It is not: the SYN is a retransmission and goes to the same backend.
+    Fresh = 0,
+    /// Its reverse entry is lost.
+    HalfLost = 1,
+    /// Its connection has ended.
+    Over = 2,
+    /// The backend has left too many SYNs unanswered.
+    Unanswered = 3,
+    /// The service no longer has its backend.
+    BackendGone = 4,
+}
+
+/// Whether the service of a flow still has the flow's backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Membership {
+    /// It has.
+    Member = 0,
+    /// It has others.
+    Gone = 1,
+    /// It has no backends at all.
+    NoBackends = 2,
+    /// There is no such service, or the agent is replacing its record.
+    NoService = 3,
+}
+
+/// How a packet relates to the flow that has its tuple.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Relation {
+    /// It belongs to the flow.
+    Same = 0,
+    /// It belongs to the flow, which is translated at the other tc hook.
+    OtherHook = 1,
+    /// It belongs to a connection that bypasses the VIP.
+    Foreign = 2,
+    /// It begins a new flow.
+    New = 3,
+}
+
+/// How a packet at a tc hook (egress, or ingress) relates to the flow that has its tuple. `bypasses_vip` and `is_new` are
+/// only asked if the other conditions leave that open.
+#[inline(always)]
+pub fn relation(
+    flow: &Flow,
+    egress: bool,
+    bypasses_vip: impl FnOnce() -> bool,
+    is_new: impl FnOnce() -> bool,
+) -> Relation {
+    if egress && !is_translated_at(flow, egress) {
+        Relation::OtherHook
+    } else if flow.flags & flow_flags::MASQUERADE != 0 {
+        // The first flow of the connection decides.
+        Relation::Same
+    } else if bypasses_vip() {
+        Relation::Foreign
+    } else if is_new() {
+        Relation::New
+    } else {
+        Relation::Same
+    }
+}
+
+/// Whether the packet is a SYN from the client, so that the flow may be stale.
+#[inline(always)]
+pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
+    segment.is_syn() && !flow.is_reply()
+}
+
+/// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number of
+/// retransmissions after which another backend is tried; 0 is never.
+///
+/// A service without any backend loses only flows that no backend has answered yet: their next SYN is rejected.
+#[inline(always)]
+pub fn staleness(
+    flow: &Flow,
+    reply: Option<&Flow>,
+    syn_retries: u16,
+    membership: impl FnOnce() -> Membership,
+) -> Staleness {
+    let phase = match reply {
+        _ if flow.is_tunnelled() => Phase::of_one_way(flow),
+        Some(reply) => Phase::of(flow, reply),
+        None => return Staleness::HalfLost,
+    };
+    if phase.is_over() {
+        return Staleness::Over;
+    }
+    if syn_retries != 0 && flow.is_unanswered(phase, syn_retries) {
+        return Staleness::Unanswered;
+    }
+    match membership() {
+        Membership::Gone => Staleness::BackendGone,
+        Membership::NoBackends if phase == Phase::Opening => Staleness::BackendGone,
+        Membership::Member | Membership::NoBackends | Membership::NoService => Staleness::Fresh,
+    }
+}
+
+/// Whether the packet is a SYN-ACK in the direction of the reply: it belongs to a connection that bypasses the VIP if the
+/// flow [has ended](has_ended). (A new connection through the VIP would have replaced the entry.)
+#[inline(always)]
+pub const fn is_syn_ack_of_backend(segment: &Segment, flow: &Flow) -> bool {
+    segment.is_syn_ack() && flow.is_reply()
+}
+
+/// Whether the flow of these two entries has ended.
+#[inline(always)]
+pub const fn has_ended(forward: &Flow, reply: &Flow) -> bool {
+    Phase::of(forward, reply).is_over()
+}
+
+/// Whether packets of the flow are translated at this tc hook: egress, or ingress.
+#[inline(always)]
+pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
+    (flow.flags & flow_flags::AT_EGRESS != 0) == egress
+}
+
+/// The outcome of a packet that its flow translates on its way through the stack.
+#[inline(always)]
+pub const fn translated(flow: &Flow) -> Outcome {
+    match flow.flags {
+        flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
+        flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
+        flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
+        _ => Outcome::Forward,
+    }
+}
+
+/// Ticks after which a UDP flow that was no stream may be replaced: a resolver has given up by then.
+const UDP_IDLE: u32 = 5;
+
+/// Whether a new connection may take the source port of this one. Otherwise a busy client would have used all ports towards
+/// a backend long before the first of them expires. After an orderly end the backend may still expect late segments, and no
+/// datagram is known to be the last, so only an `eager` caller takes those ports.
+#[inline(always)]
+pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
+    match Phase::of(forward, reply) {
+        Phase::Closed => true,
+        Phase::TimeWait => eager,
+        Phase::Unreplied | Phase::Replied => {
+            let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
+            eager && now().0.saturating_sub(last_seen) > UDP_IDLE
+        }
+        Phase::Opening | Phase::Accepted | Phase::Established | Phase::HalfClosed | Phase::Stream => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::{
+        Address,
+        conntrack::{
+            Tuple, seen,
+            tcp_flags::{ACK, RST, SYN},
+        },
+        protocol::{TCP, UDP},
+    };
+
+    use super::*;
+
+    const NOW: Tick = Tick(100);
+
+    fn pair(protocol: u8, seen: [u8; 2]) -> (Flow, Flow) {
+        let address = |last| Address::from_v4([192, 0, 2, last]);
+        let from = Tuple::new(address(1), address(2), 40_000, 80, protocol);
+        let to = Tuple { destination: address(3), ..from };
+        let forward = Flow::new(&from, &to, 1, 0, NOW);
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 1, flow_flags::reverse(0), NOW);
+        (Flow { seen: seen[0], ..forward }, Flow { seen: seen[1], ..reply })
+    }
+
+    const OPENING: [u8; 2] = [seen::PACKET | seen::SYN, 0];
+    const ESTABLISHED: [u8; 2] = [seen::PACKET | seen::SYN | seen::ACK, seen::PACKET | seen::SYN | seen::ACK];
+    const TIME_WAIT: [u8; 2] = [ESTABLISHED[0] | seen::FIN, ESTABLISHED[1] | seen::FIN];
+    const CLOSED: [u8; 2] = [ESTABLISHED[0] | seen::RST, ESTABLISHED[1]];
+
+    #[test]
+    fn entries_are_stale_for_these_reasons() {
+        use Membership::{Gone, Member, NoBackends, NoService};
+        use Staleness::{BackendGone, Fresh, Over, Unanswered};
+        for (seen, syns, retries, membership, expected) in [
+            (ESTABLISHED, 1, 0, Member, Fresh),
+            (ESTABLISHED, 1, 0, NoService, Fresh),
+            (ESTABLISHED, 1, 0, NoBackends, Fresh),
+            (ESTABLISHED, 1, 0, Gone, BackendGone),
+            (OPENING, 1, 0, NoBackends, BackendGone),
+            (OPENING, 1, 0, NoService, Fresh),
+            (OPENING, 9, 0, Member, Fresh),
+            (OPENING, 3, 3, Member, Fresh),
+            (OPENING, 4, 3, Member, Unanswered),
+            (ESTABLISHED, 4, 3, Member, Fresh),
+            (TIME_WAIT, 1, 0, Member, Over),
+            (CLOSED, 1, 0, Member, Over),
+        ] {
+            let (mut forward, reply) = pair(TCP, seen);
+            forward.syns = syns;
+            let found = staleness(&forward, Some(&reply), retries, || membership);
+            assert_eq!(found, expected, "seen {seen:?}, {syns} SYNs of {retries}, {membership:?}");
+        }
+    }
+
+    #[test]
+    fn lost_reverse_entry_makes_a_flow_stale_unless_it_is_tunnelled() {
+        let (mut forward, _) = pair(TCP, OPENING);
+        assert_eq!(staleness(&forward, None, 0, || Membership::Member), Staleness::HalfLost);
+        forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+        assert_eq!(staleness(&forward, None, 0, || Membership::Member), Staleness::Fresh);
+    }
+
+    #[test]
+    fn syn_and_syn_ack_count_in_their_direction_only() {
+        let (forward, reply) = pair(TCP, ESTABLISHED);
+        for (flags, syn, syn_ack) in
+            [(SYN, true, false), (SYN | ACK, false, true), (ACK, false, false), (SYN | RST, false, false)]
+        {
+            let segment = Segment { flags, seq: 0, ack: 0, payload: 0 };
+            assert_eq!(is_syn_of_client(&segment, &forward), syn);
+            assert!(!is_syn_of_client(&segment, &reply));
+            assert_eq!(is_syn_ack_of_backend(&segment, &reply), syn_ack);
+            assert!(!is_syn_ack_of_backend(&segment, &forward));
+        }
+    }
+
+    #[test]
+    fn packets_relate_to_their_flow() {
+        use Relation::{Foreign, New, OtherHook, Same};
+        use flow_flags::{AT_EGRESS, MASQUERADE, REPLY};
+        for (flags, egress, bypasses_vip, is_new, expected) in [
+            (0, false, false, false, Same),
+            (0, false, false, true, New),
+            (0, true, false, true, OtherHook),
+            (REPLY | AT_EGRESS, true, false, false, Same),
+            (REPLY | AT_EGRESS, true, true, false, Foreign),
+            (REPLY | AT_EGRESS, false, true, false, Foreign),
+            (MASQUERADE | AT_EGRESS, true, true, true, Same),
+            (MASQUERADE | AT_EGRESS, false, true, true, Same),
+            (MASQUERADE | REPLY, true, false, false, OtherHook),
+        ] {
+            let flow = Flow { flags, ..pair(TCP, OPENING).0 };
+            assert_eq!(relation(&flow, egress, || bypasses_vip, || is_new), expected, "{flags}, {egress}");
+        }
+    }
+
+    #[test]
+    fn flows_end_with_both_fins_or_a_reset() {
+        for (seen, expected) in [(OPENING, false), (ESTABLISHED, false), (TIME_WAIT, true), (CLOSED, true)] {
+            let (forward, reply) = pair(TCP, seen);
+            assert_eq!(has_ended(&forward, &reply), expected, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn outcomes_and_hooks_follow_from_the_flags() {
+        use flow_flags::{AT_EGRESS, HAIRPIN, MASQUERADE, REPLY};
+        for (flags, outcome, egress) in [
+            (0, Outcome::Forward, false),
+            (REPLY | AT_EGRESS, Outcome::Reply, true),
+            (HAIRPIN, Outcome::Hairpin, false),
+            (HAIRPIN | REPLY, Outcome::Hairpin, false),
+            (MASQUERADE | AT_EGRESS, Outcome::Masquerade, true),
+            (MASQUERADE | REPLY, Outcome::Masquerade, false),
+        ] {
+            let flow = Flow { flags, ..pair(TCP, OPENING).0 };
+            assert_eq!((translated(&flow), is_translated_at(&flow, true)), (outcome, egress), "{flags}");
+            assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
+        }
+    }
+
+    #[test]
+    fn ports_are_taken_over_from_these_flows() {
+        const REPLIED: [u8; 2] = [seen::PACKET, seen::PACKET];
+        const STREAM: [u8; 2] = [seen::PACKET | seen::STREAM, seen::PACKET];
+        for (protocol, seen, idle, cautious, eager) in [
+            (TCP, OPENING, 1000, false, false),
+            (TCP, ESTABLISHED, 1000, false, false),
+            (TCP, TIME_WAIT, 0, false, true),
+            (TCP, CLOSED, 0, true, true),
+            (UDP, REPLIED, UDP_IDLE, false, false),
+            (UDP, REPLIED, UDP_IDLE + 1, false, true),
+            (UDP, STREAM, 1000, false, false),
+        ] {
+            let (forward, reply) = pair(protocol, seen);
+            let replaced = |eager| may_be_replaced(&forward, &reply, eager, || Tick(NOW.0 + idle));
+            assert_eq!((replaced(false), replaced(true)), (cautious, eager), "{seen:?} idle {idle}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How packets of a new flow get to their backend.
+
+use lb_common::{Address, Backend, DeviceInfo, backend_flags, device_flags};
+
+/// How packets of a new flow get to their backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Forwarding {
+    /// With the client's own address.
+    Plain = 0,
+    /// With the client's own address although the service masquerades: the backend has an address of this node.
+    PlainOnNode = 1,
+    /// Client and backend are the same pod: back to it, from the VIP. A pod does not answer itself through the network.
+    Hairpin = 2,
+    /// Unchanged, in a tunnel to the backend's node.
+    Tunnel = 3,
+    /// From an address of this node.
+    Masquerade = 4,
+}
+
+/// How packets from `client` get to `backend`. The service wants the client `masquerade`d, and `direct`ly answered by
+/// backends on other nodes; `may_tunnel` is whether this node has an address to tunnel from.
+#[inline(always)]
+pub fn forwarding(
+    client: &Address,
+    backend: &Backend,
+    masquerade: bool,
+    direct: bool,
+    may_tunnel: impl FnOnce() -> bool,
+) -> Forwarding {
+    let has = |flag| backend.flags & flag != 0;
+    if backend.address == *client {
+        return Forwarding::Hairpin;
+    }
+    if direct && has(backend_flags::PEER) && may_tunnel() {
+        return Forwarding::Tunnel;
+    }
+    // The replies of a backend on this node pass this node anyway.
+    if !masquerade || direct && has(backend_flags::LOCAL) {
+        Forwarding::Plain
+    } else if has(backend_flags::HOST) {
+        Forwarding::PlainOnNode
+    } else {
+        Forwarding::Masquerade
+    }
+}
+
+/// Whether the device leads to other machines.
+#[inline(always)]
+pub const fn is_wire(device: &DeviceInfo) -> bool {
+    device.flags & device_flags::WIRE != 0
+}
+
+/// Whether a masqueraded flow that enters and leaves through these devices is routed in one step. Both are wires, and
+/// replies fit as well: the way out must take whatever the way in does, which the caller has checked by its route.
+#[inline(always)]
+pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
+    is_wire(entrance) && is_wire(exit) && exit.mtu <= entrance.mtu
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+
+    #[test]
+    fn ways_to_a_backend() {
+        use Forwarding::{Hairpin, Masquerade, Plain, PlainOnNode, Tunnel};
+        use backend_flags::{HOST, LOCAL, PEER};
+        let (client, pod) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 1, 0, 1]));
+        for (address, flags, masquerade, direct, may_tunnel, expected) in [
+            (pod, 0, false, false, true, Plain),
+            (pod, LOCAL, true, false, true, Masquerade),
+            (pod, 0, true, false, true, Masquerade),
+            (pod, LOCAL | HOST, true, false, true, PlainOnNode),
+            (pod, LOCAL | HOST, false, false, true, Plain),
+            (pod, PEER, true, true, true, Tunnel),
+            (pod, PEER, true, true, false, Masquerade),
+            (pod, PEER, true, false, true, Masquerade),
+            (pod, LOCAL, true, true, true, Plain),
+            (pod, LOCAL | HOST, true, true, true, Plain),
+            (client, LOCAL, true, true, true, Hairpin),
+            (client, PEER, true, true, true, Hairpin),
+        ] {
+            let backend = Backend { address, flags, ..Backend::zeroed() };
+            let found = forwarding(&client, &backend, masquerade, direct, || may_tunnel);
+            assert_eq!(found, expected, "flags {flags}, masquerade {masquerade}, direct {direct}");
+        }
+    }
+
+    #[test]
+    fn flows_between_wires_are_routed_if_replies_fit() {
+        let device = |flags, mtu| DeviceInfo { flags, mtu };
+        let wire = device_flags::WIRE;
+        for (entrance, exit, expected) in [
+            (device(wire, 1500), device(wire, 1500), true),
+            (device(wire, 1500), device(wire, 1400), true),
+            (device(wire, 1400), device(wire, 1500), false),
+            (device(wire, 1500), device(0, 1500), false),
+            (device(0, 1500), device(wire, 1500), false),
+        ] {
+            assert_eq!(is_routed(&entrance, &exit), expected, "{entrance:?} to {exit:?}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The decisions of the data plane, each defined once. The programs (`datapath/`, `sockets/`) and `lb-agent explain` call them.
+//!
+//! A rule is a pure function over values that its caller has looked up; a closure stands for a look-up that is rarely needed.
+//! It returns an enum without fields, which fits into one register.
+//!
+//! ```text
+//! admission   may a flow begin with this packet, from this client, for this service
+//! client      is the client internal to the cluster, and does its backend answer it directly
+//! flow        does an entry of CONNTRACK apply to the packet, may another flow replace it
+//! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
+//! unlisted    an address and port that no Service has
+//! socket      what a system call returns
+//! ```
+
+pub mod admission;
+pub mod client;
+pub mod flow;
+pub mod forwarding;
+pub mod socket;
+pub mod unlisted;

@@ -1,0 +1,44 @@
+//! What a system call returns to a process.
+
+use lb_common::{Outcome, Verdict};
+
+/// What becomes of a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum SocketVerdict {
+    /// It goes on, translated or not.
+    Continue = 0,
+    /// `ECONNREFUSED`: what the stack makes of a RST or an ICMP port unreachable.
+    ConnectionRefused = 111,
+    /// `EHOSTUNREACH`: in place of dropping the packet, which a system call cannot do silently.
+    HostUnreachable = 113,
+}
+
+/// What becomes of a system call with this outcome.
+#[inline(always)]
+pub const fn verdict(outcome: Outcome) -> SocketVerdict {
+    match outcome.verdict() {
+        Verdict::Pass => SocketVerdict::Continue,
+        Verdict::Bounce | Verdict::Route => SocketVerdict::ConnectionRefused,
+        Verdict::Drop => SocketVerdict::HostUnreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejected_and_dropped_calls_fail() {
+        for (outcome, expected) in [
+            (Outcome::NewFlow, SocketVerdict::Continue),
+            (Outcome::NoService, SocketVerdict::Continue),
+            (Outcome::RejectTcp, SocketVerdict::ConnectionRefused),
+            (Outcome::RejectUdp, SocketVerdict::ConnectionRefused),
+            (Outcome::NoLocalBackend, SocketVerdict::HostUnreachable),
+            (Outcome::SourceNotAllowed, SocketVerdict::HostUnreachable),
+        ] {
+            assert_eq!(verdict(outcome), expected, "{}", outcome.as_str());
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Packets and system calls to an address and port that no Service has.
+
+use lb_common::{Outcome, Vip, vip_flags};
+
+use super::admission::rejection;
+
+/// What an address is, if no Service has it at this port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Unlisted {
+    /// Outside the ranges of cluster IPs: left untouched.
+    OutOfRange = 0,
+    /// In such a range, but no Service has it: dropped, because the range is known to have no other use.
+    UnknownVip = 1,
+    /// In such a range, but no Service has it: left untouched.
+    Unknown = 2,
+    /// In such a range, but an address of the node or a load balancer, or an external IP: left untouched.
+    NoClusterIp = 3,
+    /// A cluster IP: rejected.
+    ClusterIp = 4,
+    /// A cluster IP, and the packet is a RST: dropped.
+    StrayReset = 5,
+}
+
+impl Unlisted {
+    /// The outcome of a packet, or system call, to such an address.
+    #[inline(always)]
+    pub const fn outcome(self, protocol: u8) -> Outcome {
+        match self {
+            Self::OutOfRange | Self::Unknown | Self::NoClusterIp => Outcome::NoService,
+            Self::UnknownVip => Outcome::UnknownVip,
+            Self::StrayReset => Outcome::StrayReset,
+            Self::ClusterIp => rejection(protocol),
+        }
+    }
+}
+
+/// What an address is that no Service has at this port. Passed on, packets to an unknown address in a range of cluster IPs
+/// would follow the default route out of the cluster, or loop.
+#[inline(always)]
+pub fn unlisted(
+    in_range: bool,
+    vip: impl FnOnce() -> Option<Vip>,
+    drops_unknown: impl FnOnce() -> bool,
+    is_rst: bool,
+) -> Unlisted {
+    if !in_range {
+        return Unlisted::OutOfRange;
+    }
+    match vip() {
+        None if drops_unknown() => Unlisted::UnknownVip,
+        None => Unlisted::Unknown,
+        Some(vip) if vip.flags & vip_flags::CLUSTER_IP == 0 => Unlisted::NoClusterIp,
+        Some(_) if is_rst => Unlisted::StrayReset,
+        Some(_) => Unlisted::ClusterIp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::protocol::{TCP, UDP};
+
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let (cluster, other) =
+            (Some(Vip { flags: vip_flags::CLUSTER_IP }), Some(Vip { flags: vip_flags::ECHO }));
+        for (in_range, vip, drops, is_rst, expected, outcome) in [
+            (false, cluster, true, false, Unlisted::OutOfRange, Outcome::NoService),
+            (true, None, true, false, Unlisted::UnknownVip, Outcome::UnknownVip),
+            (true, None, true, true, Unlisted::UnknownVip, Outcome::UnknownVip),
+            (true, None, false, false, Unlisted::Unknown, Outcome::NoService),
+            (true, other, true, false, Unlisted::NoClusterIp, Outcome::NoService),
+            (true, other, true, true, Unlisted::NoClusterIp, Outcome::NoService),
+            (true, cluster, true, false, Unlisted::ClusterIp, Outcome::RejectTcp),
+            (true, cluster, false, true, Unlisted::StrayReset, Outcome::StrayReset),
+        ] {
+            let found = unlisted(in_range, || vip, || drops, is_rst);
+            assert_eq!((found, found.outcome(TCP)), (expected, outcome));
+        }
+        assert_eq!(Unlisted::ClusterIp.outcome(UDP), Outcome::RejectUdp);
+    }
+}
