@@ -32,7 +32,7 @@ const FIRST_LOAD: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestsError {
     /// The folder cannot be read when the agent starts.
-    #[error("cannot read the folder of manifests {}: {source}; create it, or set another one with --manifests", dir.display())]
+    #[error("cannot read the folder of manifests {}: {source}; create it, or give another one with --manifests", dir.display())]
     Folder {
         /// The folder.
         dir: PathBuf,
