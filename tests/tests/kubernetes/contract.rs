@@ -115,11 +115,11 @@ fn null_transition_time_of_a_condition_never_freezes_a_service() {
     };
     assert!(serves(&bed, 80));
     bed.cluster.apply(&at_port(&bed, 81));
-    bed.wait_until("the new port", LIMIT, |bed| serves(bed, 81));
+    bed.cluster.apply(&at_port(&bed, 82));
+    bed.wait_until("the port set beside the condition", LIMIT, |bed| serves(bed, 82));
     assert_eq!(bed.problems(), "[]");
 
     bed.kill_agent();
-    bed.cluster.apply(&at_port(&bed, 82));
     bed.cluster.apply(&at_port(&bed, 83));
     bed.start_agent();
     bed.wait_until("the port that the first list shows", LIMIT, |bed| serves(bed, 83));
