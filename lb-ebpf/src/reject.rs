@@ -1,4 +1,4 @@
-//! Headers of answers in place of a backend: RST, ICMP errors.
+//! Answers in place of a backend: headers of RSTs and ICMP errors, and how much of a packet an error quotes.
 
 use lb_common::{
     Address,
@@ -8,13 +8,21 @@ use lb_common::{
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
-use crate::parse::frame::TcpHeader;
+use crate::parse::frame::{TcpHeader, lengths};
 
 /// Bytes of an IPv4 header, as its length field counts them.
 const IPV4_HEADER: u16 = 20;
 
 /// Hop limit of packets that the programs build: the default of Linux.
 pub const HOP_LIMIT: u8 = 64;
+
+/// Bytes of the offending packet that an ICMP error quotes at most: its network header and 8 bytes (RFC 792), for any
+/// IPv4 header and for IPv6 with a few extension headers.
+pub const QUOTE: u32 = 120;
+/// Bytes of the shortest packet there is to quote.
+pub const SHORTEST_QUOTE: u32 = 28;
+/// Bytes of the largest ICMP message.
+pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! The backend of a new flow, or the backends that it may get; as `service::choose`, with the same arithmetic
+//! The backend of a new flow, or the backends that it may get; as `flow::choose`, with the same arithmetic
 //! (`lb_ebpf::service::schedule`).
 
 use std::collections::BTreeSet;

@@ -94,7 +94,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok((source != Address::from_v6([0; 16])).then_some(source))
     }
 
-    /// As `routed::source`.
+    /// As `masquerade::routed_source`.
     fn routed_source(&self, backend: &Backend) -> WalkResult<Option<IpAddr>> {
         let Some(entrance) = self.tables.device(self.question.device)? else { return Ok(None) };
         let Some(route) = self.tables.route(&backend.address)? else { return Ok(None) };

@@ -1,6 +1,8 @@
-//! The context of a program, for helpers that need it.
+//! Where a program runs: its hook, and the context for helpers that need it.
 
 use core::ffi::c_void;
+
+use lb_common::{EventHook, conntrack::Flow};
 
 /// The context of one run of a program.
 #[derive(Clone, Copy)]
@@ -9,4 +11,30 @@ pub(crate) struct HookContext {
     pub(super) raw: *mut c_void,
     /// Interface index of the device that the packet is at.
     pub(super) device: u32,
+}
+
+/// The hook that a tc program runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hook {
+    /// The packet enters the node.
+    Ingress,
+    /// The packet leaves the node.
+    Egress,
+}
+
+impl Hook {
+    /// The name of this hook in events.
+    #[inline(always)]
+    pub(crate) const fn event_hook(self) -> EventHook {
+        match self {
+            Self::Ingress => EventHook::Ingress,
+            Self::Egress => EventHook::Egress,
+        }
+    }
+
+    /// Whether packets of `flow` are translated here.
+    #[inline(always)]
+    pub(super) fn translates(self, flow: &Flow) -> bool {
+        lb_ebpf::rules::flow::is_translated_at(flow, self == Self::Egress)
+    }
 }

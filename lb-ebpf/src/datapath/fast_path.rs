@@ -7,7 +7,7 @@ use lb_common::Outcome;
 use lb_ebpf::parse::{Layer, Packet, parse_plain};
 
 use super::{
-    Hook,
+    context::Hook,
     flow::conntrack,
     forward::{self, Forwarded, decapsulate},
     service, settings,

@@ -3,7 +3,7 @@
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::parse::{Packet, Part};
 
-use super::{flow::conntrack::now, maps::FRAGMENTS};
+use super::{clock::now, maps::FRAGMENTS};
 
 /// Gives a later fragment the ports of its datagram, and their protocol.
 ///

@@ -18,10 +18,10 @@ use lb_ebpf::{
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Hook,
+    context::Hook,
     flow::conntrack,
-    forward::routed,
     rewrite::{self, Compensation},
+    route,
     scratch::scratch,
     skb::{ChecksumField, Skb},
 };
@@ -80,7 +80,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     }
     if flow.flags & flow_flags::ROUTED != 0 {
         let to = Tuple { protocol: icmp_protocol(headers.is_v4), ..flow.to };
-        routed::resolve_route(skb, &to)?;
+        route::resolve(skb, &to)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
     // An error of a pod about its own packet: the stack might refuse the VIP as a source on the device of the pod.

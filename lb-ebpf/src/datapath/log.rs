@@ -4,7 +4,10 @@
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;
 
-use super::{context::HookContext, flow::create::FlowSetup, scratch::scratch};
+use super::{
+    context::HookContext,
+    scratch::{scratch, setup::FlowSetup},
+};
 
 /// The context as aya-log wants it.
 struct Context(*mut core::ffi::c_void);

@@ -11,6 +11,7 @@
 //! subprogram returns one register: a plain [`Outcome`], or an enum that encodes its other variants in values that
 //! `Outcome` does not use.
 
+pub(crate) mod clock;
 mod context;
 pub(crate) mod events;
 mod fast_path;
@@ -20,8 +21,10 @@ mod fragments;
 mod icmp;
 mod log;
 mod maps;
+mod outcome;
 mod reject;
 mod rewrite;
+mod route;
 mod scratch;
 pub(crate) mod service;
 pub(crate) mod settings;
@@ -30,38 +33,12 @@ mod slow_path;
 pub(crate) mod stats;
 pub(crate) mod xdp;
 
-use lb_common::{EventHook, Outcome, conntrack::Flow};
+use lb_common::Outcome;
 
 use lb_ebpf::parse::Packet;
 
-pub(crate) use self::skb::Skb;
+pub(crate) use self::{context::Hook, skb::Skb};
 use self::{fast_path::FastPath, flow::conntrack, forward::decapsulate};
-
-/// The hook that a tc program runs on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hook {
-    /// The packet enters the node.
-    Ingress,
-    /// The packet leaves the node.
-    Egress,
-}
-
-impl Hook {
-    /// The name of this hook in events.
-    #[inline(always)]
-    pub(crate) const fn event_hook(self) -> EventHook {
-        match self {
-            Self::Ingress => EventHook::Ingress,
-            Self::Egress => EventHook::Egress,
-        }
-    }
-
-    /// Whether packets of `flow` are translated here.
-    #[inline(always)]
-    fn translates(self, flow: &Flow) -> bool {
-        lb_ebpf::rules::flow::is_translated_at(flow, self == Self::Egress)
-    }
-}
 
 /// Decides about a packet and rewrites it accordingly.
 #[inline(always)]
@@ -93,18 +70,4 @@ fn process_outside_tunnel(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Res
         },
     };
     slow_path::process(skb, packet, hook, known)
-}
-
-/// Runs the body of a subprogram in which an early return has an outcome as well. (A subprogram returns one register,
-/// and `Result<Outcome, Outcome>` is two. Not for functions that are inlined in several places: the closure would
-/// stay a subprogram of its own.)
-#[inline(always)]
-fn outcome_of(body: impl FnOnce() -> Result<Outcome, Outcome>) -> Outcome {
-    either(body())
-}
-
-/// The outcome, early or not.
-#[inline(always)]
-fn either(result: Result<Outcome, Outcome>) -> Outcome {
-    result.unwrap_or_else(|early| early)
 }

@@ -6,12 +6,14 @@ use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
     parse::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet, bounds::clamped, frame::lengths},
     reject::{
-        HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, port_unreachable, pseudo_header, reset, reset_sum,
+        HOP_LIMIT, MESSAGE, QUOTE, SHORTEST_QUOTE, icmp_protocol, ipv4_header, ipv6_header, port_unreachable,
+        pseudo_header, reset, reset_sum,
     },
 };
 
 use super::{
-    events, outcome_of,
+    events,
+    outcome::outcome_of,
     rewrite::{self, Compensation},
     scratch::scratch,
     skb::{ChecksumField, Skb},
@@ -19,14 +21,6 @@ use super::{
 
 /// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
 const ECHO_REPLY_V6: u8 = 129;
-
-/// Bytes of the offending packet that an ICMP error quotes at most: its network header and 8 bytes (RFC 792), for any
-/// IPv4 header and for IPv6 with a few extension headers.
-const QUOTE: u32 = 120;
-/// Bytes of the shortest packet there is to quote.
-const SHORTEST_QUOTE: u32 = 28;
-/// Bytes of the largest ICMP message.
-pub(super) const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
 #[inline(never)]

@@ -61,6 +61,14 @@ fn write(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Ou
     rewrite::network(skb, headers, flow, hops)
 }
 
+/// The hop limit of the packet, this hop included.
+#[inline(always)]
+pub(super) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
+    let at = headers.l3 + if headers.is_v4 { 8 } else { 7 };
+    let [left, _] = *skb.header::<[u8; 2]>(at)?;
+    Ok(left)
+}
+
 /// Takes a hop from a packet that has more than one left.
 #[inline(always)]
 pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {

@@ -7,7 +7,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    Hook,
+    context::Hook,
     flow::{
         conntrack,
         new::{self, Begin, NewFlow},

@@ -7,8 +7,8 @@ use lb_common::{
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Body, Fragment, Headers, Layer, Packet, Part,
     frame::{Frame, half_word, lengths, v4_address, v6_address},
+    packet::{Body, Fragment, Headers, Layer, Packet, Part},
 };
 
 /// `EtherType`s as they lie in memory.

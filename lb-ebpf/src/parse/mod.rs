@@ -1,144 +1,24 @@
 //! Parsing: from bytes to a [`Packet`].
 
-use lb_common::{
-    Outcome,
-    conntrack::{Segment, Tuple},
-    protocol,
-};
-use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
+use lb_common::{Outcome, protocol};
 
 pub mod bounds;
 pub mod frame;
 mod ip;
+mod packet;
 mod plain;
 mod transport;
 
 pub(crate) use self::ip::{Ip, network_offset};
 use self::{
-    frame::{Frame, half_word, lengths},
+    frame::Frame,
     transport::{icmp, sctp, tcp, udp},
 };
 pub use self::{
+    packet::{Body, Fragment, Headers, Layer, Packet, Part, Quoted},
     plain::parse_plain,
     transport::{ECHO_REQUEST_V4, ECHO_REQUEST_V6, parse_quoted},
 };
-
-/// The position of the network header in frames of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layer {
-    /// After an Ethernet header, and VLAN tags if there are any.
-    Ethernet,
-    /// At offset 0: a device without link-layer header (tun, WireGuard, IPIP, …).
-    Ip,
-}
-
-/// A packet with a transport protocol that has ports, an ICMP error about one, or an ICMP echo request.
-///
-/// No field is an enum with a payload: the payload of the other variants would be undefined. LLVM then stores
-/// whatever a register happens to hold, and the verifier rejects that if it is a pointer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
-    /// The five-tuple; without ports where this is an ICMP message or a later fragment.
-    pub tuple: Tuple,
-    /// Offsets of its headers.
-    pub headers: Headers,
-    /// Which part of a datagram it is.
-    pub fragment: Fragment,
-    /// Its payload.
-    pub body: Body,
-    /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
-    pub segment: Segment,
-    /// Bytes of the IP packet as its header says: without padding of the link layer, and 0 if they are more than a
-    /// header can say. For a packet from a tunnel, those of the inner packet.
-    pub length: u32,
-}
-
-/// Offsets of the headers of a packet, in bytes from the start of the frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Headers {
-    /// The network header.
-    pub l3: u32,
-    /// The transport header.
-    pub l4: u32,
-    /// IPv4, else IPv6.
-    pub is_v4: bool,
-}
-
-impl Headers {
-    /// As [`Packet::length`], but 40 in place of 0 for IPv6. (Read again, it is an unknown number to the verifier,
-    /// which would otherwise follow each case of parsing.)
-    ///
-    /// # Errors
-    ///
-    /// [`Outcome::Malformed`] if the frame ends before the header does.
-    #[inline(always)]
-    pub fn length<F: Frame + ?Sized>(&self, frame: &F) -> Result<u32, Outcome> {
-        if self.is_v4 {
-            let header: &Ipv4Hdr = frame.header(self.l3)?;
-            return Ok(u32::from(u16::from_be(half_word(&header.tot_len))));
-        }
-        let header: &Ipv6Hdr = frame.header(self.l3)?;
-        Ok(u32::from(u16::from_be(half_word(&header.payload_len))) + lengths::IPV6)
-    }
-}
-
-/// Which part of a datagram a packet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fragment {
-    /// Its position in the datagram.
-    pub part: Part,
-    /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6.
-    pub identification: u32,
-}
-
-/// The position of a fragment in its datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The datagram is not fragmented.
-    Whole,
-    /// The first fragment: it carries the transport header.
-    First,
-    /// A later fragment: what follows the network header is *not* a transport header.
-    Later,
-}
-
-impl Part {
-    #[inline(always)]
-    const fn of(offset: u16, more_follow: u16) -> Self {
-        match (offset, more_follow) {
-            (0, 0) => Self::Whole,
-            (0, _) => Self::First,
-            _ => Self::Later,
-        }
-    }
-}
-
-/// The payload of the IP packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
-    /// A TCP segment.
-    Tcp,
-    /// A UDP datagram, or its first fragment.
-    Udp,
-    /// An SCTP packet (RFC 9260 §3). Fragmented ones are not translated: a fragment has neither the length of the
-    /// packet nor all bytes that its checksum covers. SCTP itself avoids fragments.
-    Sctp,
-    /// A fragment without transport header.
-    LaterFragment,
-    /// An ICMP error about another packet.
-    IcmpError,
-    /// An ICMP echo request.
-    Echo,
-}
-
-/// The packet that an ICMP error quotes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quoted {
-    /// Its five-tuple.
-    pub tuple: Tuple,
-    /// Offsets of its headers.
-    pub headers: Headers,
-}
 
 /// Parses the frame of a device of this `layer`.
 ///

@@ -4,9 +4,9 @@ use lb_common::protocol;
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    Fragment, Headers, Packet, Part,
     frame::{Frame, half_word, lengths, v4_address, v6_address},
     ip::{Ip, ether_type},
+    packet::{Fragment, Headers, Packet, Part},
     transport::{tcp, udp},
 };
 

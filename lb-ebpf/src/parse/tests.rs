@@ -6,10 +6,10 @@ use etherparse::{
     EtherType, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, Ipv6Extensions, Ipv6Header, Ipv6RawExtHeader,
     LaxNetSlice, LaxSlicedPacket, PacketBuilder, PacketBuilderStep, TcpHeader as EtherTcp, TransportSlice,
 };
-use lb_common::Address;
+use lb_common::{Address, conntrack::Segment};
 use proptest::{prelude::*, sample::Index};
 
-use super::{ip::ether_type, *};
+use super::{frame::lengths, ip::ether_type, *};
 
 const ETHERNET: usize = 14;
 const CLIENT: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10];

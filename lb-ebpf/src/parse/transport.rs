@@ -8,9 +8,9 @@ use lb_common::{
 use network_types::udp::UdpHdr;
 
 use super::{
-    Body, Headers, Packet, Part, Quoted,
     frame::{Frame, TcpHeader, half_word, lengths, word},
     ip::Ip,
+    packet::{Body, Headers, Packet, Part, Quoted},
 };
 
 #[inline(always)]

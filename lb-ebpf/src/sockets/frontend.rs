@@ -13,8 +13,8 @@ use lb_ebpf::{
 use super::call::Call;
 use crate::datapath::{
     events,
-    flow::affinity,
-    service::{self, admit::is_in_source_range, choose, vips},
+    flow::{affinity, choose},
+    service::{self, admit::is_in_source_range, vips},
     settings,
 };
 

@@ -17,7 +17,7 @@ use self::{
     call::Call,
     maps::{CONNECTED_SOCKETS, SOCKET_BACKENDS, SOCKET_VIPS},
 };
-use crate::datapath::{flow::conntrack::now, service};
+use crate::datapath::{clock::now, service};
 
 /// `connect(2)` of TCP and UDP sockets.
 #[inline(always)]

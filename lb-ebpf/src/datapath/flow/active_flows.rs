@@ -7,12 +7,7 @@
 use core::arch::asm;
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
-use lb_common::{
-    capacity,
-    conntrack::{Flow, Phase, Segment, tcp_flags},
-};
-
-use super::conntrack::lookup;
+use lb_common::{capacity, conntrack::Flow};
 
 /// Active flows by [`lb_common::Backend::active_flows_slot`]. The agent maps the array, and adds atomically as well.
 #[btf_map]
@@ -67,27 +62,4 @@ pub(crate) fn end(forward: &mut Flow) {
 #[inline(never)]
 fn count_down(forward: &mut Flow) {
     add(take(&mut forward.active_flows_slot), -1);
-}
-
-/// Subtracts the flow if it ends with this segment.
-#[inline(always)]
-pub(crate) fn observe(segment: &Segment, flow: &mut Flow) {
-    if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
-        end_if_over(flow);
-    }
-}
-
-#[inline(never)]
-fn end_if_over(flow: &mut Flow) {
-    if flow.is_tunnelled() {
-        if Phase::of_one_way(flow).is_over() {
-            end(flow);
-        }
-        return;
-    }
-    let Some(reverse) = lookup(&flow.to.reversed()) else { return };
-    let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
-    if Phase::of(forward, reply).is_over() {
-        end(forward);
-    }
 }

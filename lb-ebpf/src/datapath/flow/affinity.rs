@@ -3,8 +3,7 @@
 use lb_common::{Address, Affinity, AffinityKey, Backend, Service};
 use lb_ebpf::service::schedule;
 
-use super::conntrack::now;
-use crate::datapath::{maps::AFFINITY, service};
+use crate::datapath::{clock::now, maps::AFFINITY, service};
 
 /// The slot of the backend that the client is pinned to; [`schedule::NONE`] if it is pinned to none that the service
 /// still has.

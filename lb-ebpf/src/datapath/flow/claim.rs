@@ -1,50 +1,27 @@
 //! The reverse entry of a new flow. Its key must be free: inserting it claims the source port towards the backend,
 //! atomically against all other CPUs.
 
-use aya_ebpf::{
-    bindings::{BPF_EXIST, BPF_NOEXIST},
-    helpers::generated::bpf_loop,
-};
+use aya_ebpf::{bindings::BPF_EXIST, helpers::generated::bpf_loop};
 use lb_common::{Outcome, conntrack::flow_flags};
 
 use super::{
-    conntrack::{delete_if_over, lookup, now},
-    create::FlowSetup,
+    conntrack::lookup,
+    entry::{insert, replace},
     masquerade,
 };
-use crate::datapath::{maps::CONNTRACK, scratch::scratch};
+use crate::datapath::{
+    clock::now,
+    maps::CONNTRACK,
+    scratch::{
+        scratch,
+        setup::{Claim, FlowSetup},
+    },
+};
 
 /// Source ports tried towards a backend before a connection is given up.
 const SOURCE_PORT_ATTEMPTS: u32 = 64;
 /// Attempts after which a port is taken even if the other end may still expect packets of its last connection.
 const CAUTIOUS_ATTEMPTS: u32 = 32;
-
-/// The error of an insertion whose key is there already.
-pub(super) const EEXIST: i32 = -17;
-
-/// Whether a flow has its reverse entries.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Claim {
-    /// Another flow has a key that they need: another source port may be free.
-    Taken = 0,
-    /// They are inserted.
-    Made = 1,
-    /// `CONNTRACK` is full.
-    NoRoom = 2,
-}
-
-impl Claim {
-    /// Reads the result of an insertion with `BPF_NOEXIST`.
-    #[inline(always)]
-    pub(super) const fn of(inserted: Result<(), i32>) -> Self {
-        match inserted {
-            Ok(()) => Self::Made,
-            Err(EEXIST) => Self::Taken,
-            Err(_) => Self::NoRoom,
-        }
-    }
-}
 
 /// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken.
 /// (Holds no reference to the flow: `try_claim` takes one of its own.)
@@ -99,18 +76,6 @@ fn claim_reverse(setup: &mut FlowSetup) -> Claim {
         Claim::Taken if setup.has_port_of_node() => replace(setup),
         claim => claim,
     }
-}
-
-/// Inserts the entry that lies prepared in `setup`, if its key is free.
-#[inline(always)]
-pub(super) fn insert(setup: &FlowSetup) -> Claim {
-    Claim::of(CONNTRACK.insert(&setup.key, &setup.flow, u64::from(BPF_NOEXIST)))
-}
-
-/// Inserts the entry in place of the connection that has its key, if that one is over.
-#[inline(always)]
-pub(super) fn replace(setup: &mut FlowSetup) -> Claim {
-    if delete_if_over(&setup.key, setup.eager, &mut setup.replaced) { insert(setup) } else { Claim::Taken }
 }
 
 /// Prepares the reverse entry. (With a stack frame of its own, which is gone before the next one begins.)

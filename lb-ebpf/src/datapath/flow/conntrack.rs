@@ -1,11 +1,8 @@
 //! The entries of `CONNTRACK`: lookup, observation, and deletion of flows that are over. Their life cycle is
 //! `lb_common::conntrack`; `create` inserts them.
 
-use aya_ebpf::{
-    Global,
-    helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns},
-};
-use lb_common::conntrack::{Flow, Tick, Tuple, flow_flags, seen};
+use aya_ebpf::Global;
+use lb_common::conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags};
 use lb_ebpf::{
     parse::{Body, Packet},
     rules::flow::{self, Membership, Staleness},
@@ -13,34 +10,9 @@ use lb_ebpf::{
 };
 
 use super::active_flows;
-use crate::datapath::{context::HookContext, maps::CONNTRACK, service, settings};
-
-/// The number of the last timer interrupt in the upper 32 bits, the tick at that time in the lower 32 bits.
-static mut CLOCK: u64 = 0;
-
-/// The current tick.
-///
-/// Coarse time stands still between two timer interrupts, so the kernel is asked for it once after each; reading
-/// their number takes no call.
-#[inline(always)]
-pub(crate) fn now() -> Tick {
-    // SAFETY: the helper takes nothing and only returns a number.
-    let interrupts = unsafe { bpf_jiffies64() } << 32;
-    // SAFETY: one volatile load of an aligned `u64`, which is never torn. Any value that some CPU has stored is right
-    // for its interrupt.
-    let clock = unsafe { (&raw const CLOCK).read_volatile() };
-    if clock & (u64::MAX << 32) == interrupts { Tick(clock as u32) } else { read_clock(interrupts) }
-}
-
-#[inline(never)]
-fn read_clock(interrupts: u64) -> Tick {
-    // SAFETY: the helper takes nothing and only returns a number.
-    let now = Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() });
-    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If another CPU overwrites it, the next
-    // packet asks again.
-    unsafe { (&raw mut CLOCK).write_volatile(interrupts | u64::from(now.0)) };
-    now
-}
+use crate::datapath::{
+    clock::now, context::HookContext, maps::CONNTRACK, scratch::setup::Keys, service, settings,
+};
 
 /// The entry with this key.
 #[inline(always)]
@@ -143,12 +115,6 @@ pub(crate) fn delete_if_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool 
     true
 }
 
-/// Keys of entries that are deleted together; the stack has no room for them.
-pub(crate) struct Keys {
-    forward: Tuple,
-    first_reply: Tuple,
-}
-
 /// Deletes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves
 /// with the client address.
 #[inline(never)]
@@ -181,7 +147,7 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
         Body::IcmpError | Body::Echo => {}
     }
     if matches!(packet.body, Body::Tcp | Body::Sctp) {
-        active_flows::observe(&packet.segment, flow);
+        observe_end(&packet.segment, flow);
     }
 }
 
@@ -199,5 +165,28 @@ fn observe_reset(packet: &Packet, flow: &mut Flow) {
     {
         flow.seen |= seen::RST;
         flow.last_seen = now();
+    }
+}
+
+/// Subtracts the flow from the active ones of its backend if it ends with this segment.
+#[inline(always)]
+fn observe_end(segment: &Segment, flow: &mut Flow) {
+    if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
+        end_if_over(flow);
+    }
+}
+
+#[inline(never)]
+fn end_if_over(flow: &mut Flow) {
+    if flow.is_tunnelled() {
+        if Phase::of_one_way(flow).is_over() {
+            active_flows::end(flow);
+        }
+        return;
+    }
+    let Some(reverse) = lookup(&flow.to.reversed()) else { return };
+    let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
+    if Phase::of(forward, reply).is_over() {
+        active_flows::end(forward);
     }
 }

@@ -1,121 +1,31 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
-use aya_ebpf::{
-    bindings::{BPF_ANY, BPF_NOEXIST},
-    helpers::generated::bpf_get_prandom_u32,
-};
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use lb_common::{
-    Address, Backend, Choice, Outcome, Service,
-    conntrack::{Flow, NextHop, Tuple, flow_flags},
+    Backend, Outcome,
+    conntrack::{NextHop, flow_flags},
+    settings_flags,
 };
 use lb_ebpf::{
+    forward::tunnel::source_port,
     parse::Packet,
     rules::forwarding::{Forwarding, forwarding},
-    service::schedule,
 };
 
-use super::{
-    active_flows, affinity,
-    claim::{self, Claim, EEXIST},
-    conntrack::{Keys, lookup, now},
-    masquerade::{self, NO_ADDRESS},
-};
+use super::{active_flows, affinity, claim, conntrack::lookup, masquerade};
 use crate::datapath::{
+    clock::now,
     context::HookContext,
-    forward::{routed, tunnel},
     maps::CONNTRACK,
-    scratch::scratch,
-    service,
+    scratch::{
+        scratch,
+        setup::{EEXIST, FlowSetup, NO_ADDRESS, Ports},
+    },
+    service, settings,
 };
 
 /// The source ports that are tried in place of a client's own: all but the privileged ones.
 const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
-
-/// Source ports to choose from.
-#[derive(Clone, Copy)]
-pub(crate) struct Ports {
-    pub(crate) first: u32,
-    pub(crate) count: u32,
-}
-
-impl Ports {
-    /// One of them, at random.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
-    pub(super) fn random(self) -> u16 {
-        // SAFETY: the helper takes nothing and only returns a number.
-        let random = unsafe { bpf_get_prandom_u32() };
-        (self.first + schedule::scale(random, self.count)) as u16
-    }
-}
-
-/// A flow that a packet asks for; it lies in `SCRATCH`.
-#[derive(Clone, Copy)]
-pub(crate) struct Request {
-    /// The service, with the backends that this client may use.
-    pub(crate) service: Service,
-    /// The slot of the backend.
-    pub(crate) slot: u32,
-    /// Whether the client's address becomes the node's where packets leave towards the backend.
-    pub(crate) masquerade: bool,
-    /// Whether the backend is to answer the client directly.
-    pub(crate) direct: bool,
-    /// Why this backend was chosen.
-    pub(crate) choice: Choice,
-}
-
-/// A flow that is being created. It lies in `SCRATCH`, because the stack has no room for so many tuples.
-pub(crate) struct FlowSetup {
-    /// Packets of the client.
-    pub(crate) from: Tuple,
-    /// Their tuple after the translation.
-    pub(crate) to: Tuple,
-    /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
-    /// [`NO_ADDRESS`].
-    pub(crate) node: Address,
-    /// How packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
-    /// [`flow_flags::MASQUERADED`]; or 0.
-    pub(crate) flags: u8,
-    /// The next hop, if it is known.
-    pub(crate) next_hop: NextHop,
-    /// Whether a port may be taken although the other end may still expect packets of its last connection.
-    pub(crate) eager: bool,
-    /// [`Service::id`]
-    pub(crate) service: u32,
-    /// The counter of the flow: [`lb_common::Backend::active_flows_slot`].
-    pub(crate) active_flows_slot: u32,
-    /// The source ports that `to` may have in place of its own.
-    pub(crate) ports: Ports,
-    /// The translated tuple of the entry in the making.
-    pub(crate) back: Tuple,
-    /// Key of the entry in the making.
-    pub(crate) key: Tuple,
-    /// The entry in the making.
-    pub(crate) flow: Flow,
-    /// Whether the reverse entries are inserted.
-    pub(super) claim: Claim,
-    /// Keys of a connection whose port is being taken.
-    pub(super) replaced: Keys,
-}
-
-impl FlowSetup {
-    /// Whether a second flow exchanges the client's address for the node's.
-    #[inline(always)]
-    pub(crate) fn is_masqueraded(&self) -> bool {
-        self.node != NO_ADDRESS
-    }
-
-    /// Whether the source port is one of the node's. A connection gives up such a port as a whole.
-    #[inline(always)]
-    pub(super) fn has_port_of_node(&self) -> bool {
-        self.flags == flow_flags::ROUTED || self.is_masqueraded()
-    }
-
-    #[inline(always)]
-    fn is_tunnelled(&self) -> bool {
-        self.flags & flow_flags::TUNNEL != 0
-    }
-}
 
 /// The way that the packets of a new flow take.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,17 +83,17 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
     let client = &packet.tuple.source;
-    match forwarding(client, backend, request.masquerade, request.direct, || tunnel::set_ends(setup)) {
+    match forwarding(client, backend, request.masquerade, request.direct, || set_tunnel_ends(setup)) {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flow_flags::HAIRPIN;
         }
-        // `set_ends` has filled in the tunnel.
+        // `set_tunnel_ends` has filled in the tunnel.
         Forwarding::Tunnel | Forwarding::Plain | Forwarding::PlainOnNode => {}
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
             setup.to.source_port = setup.ports.random();
-            let node = routed::source(context, &setup.to, &mut setup.next_hop);
+            let node = masquerade::routed_source(context, &setup.to, &mut setup.next_hop);
             if node != NO_ADDRESS {
                 setup.to.source = node;
                 setup.flags = flow_flags::ROUTED;
@@ -194,6 +104,22 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         }
     }
     Ok(backend)
+}
+
+/// Makes the flow one through a tunnel; returns false as long as the node does not know its own address.
+#[inline(never)]
+fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
+    let is_v4 = setup.from.source.is_v4();
+    let (Some(settings), Ok(source)) = (settings::current(), masquerade::fallback(is_v4)) else {
+        return false;
+    };
+    setup.to.source = source;
+    setup.to.source_port = source_port(&setup.from);
+    setup.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+    if settings.flags & settings_flags::GUE != 0 {
+        setup.flags |= flow_flags::GUE;
+    }
+    true
 }
 
 /// Ends the earlier connection of this client's port, and deletes its reverse entry.

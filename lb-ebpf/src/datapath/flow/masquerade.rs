@@ -10,23 +10,19 @@
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC, BPF_NOEXIST};
 use lb_common::{
     Address, Outcome,
-    conntrack::{Tuple, flow_flags},
+    conntrack::{NextHop, Tuple, flow_flags},
 };
+use lb_ebpf::rules::forwarding;
 
-use super::{
-    claim::{self, Claim},
-    conntrack::now,
-    create::{FlowSetup, Ports},
-};
+use super::entry::{insert, replace};
 use crate::datapath::{
+    clock::now,
     context::HookContext,
-    forward::route::{self, ANY_LENGTH, Found},
     maps::CONNTRACK,
+    route::{self, ANY_LENGTH, Found, next_hop},
+    scratch::setup::{Claim, FlowSetup, NO_ADDRESS, Ports},
     settings,
 };
-
-/// No address. (An `Option` on the stack would hold undefined bytes, which the verifier refuses.)
-pub(crate) const NO_ADDRESS: Address = Address::from_v6([0; 16]);
 
 /// The source ports of masqueraded connections.
 #[inline(always)]
@@ -46,6 +42,32 @@ pub(crate) fn source(context: &HookContext, to: &Tuple) -> Result<Address, Outco
     }
 }
 
+/// The node's address for a flow whose packets become `to`, if it can be routed: its packets come in and go out
+/// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. Its first packet uses
+/// `next_hop`, which this lookup resolves.
+#[inline(never)]
+pub(super) fn routed_source(context: &HookContext, to: &Tuple, next_hop: &mut NextHop) -> Address {
+    let entrance = next_hop::device(context.device);
+    if !forwarding::is_wire(&entrance) {
+        return NO_ADDRESS;
+    }
+    let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
+    let found = route::lookup(context, to, length, BPF_FIB_LOOKUP_SRC);
+    match found {
+        Found::Route | Found::WithoutNeighbour => {}
+        Found::TooNarrow | Found::Nothing => return NO_ADDRESS,
+    }
+    next_hop::note(found, next_hop, now());
+    let Ok(route) = route::found() else { return NO_ADDRESS };
+    if !forwarding::is_routed(&entrance, &next_hop::device(route.device)) {
+        return NO_ADDRESS;
+    }
+    match route.source() {
+        Some(source) => source,
+        None => fallback(to.destination.is_v4()).unwrap_or(NO_ADDRESS),
+    }
+}
+
 /// The address that the agent sets.
 #[inline(always)]
 pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
@@ -59,8 +81,8 @@ pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
 #[inline(never)]
 pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
-    let reverse = match claim::insert(setup) {
-        Claim::Taken => claim::replace(setup),
+    let reverse = match insert(setup) {
+        Claim::Taken => replace(setup),
         claim => claim,
     };
     if reverse != Claim::Made {

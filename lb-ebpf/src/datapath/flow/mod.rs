@@ -1,9 +1,11 @@
-//! Flows: the entries of `CONNTRACK`, their creation, and the affinity and counters that go with them.
+//! Flows: the entries of `CONNTRACK`, the choice of a backend, and the affinity and counters that go with them.
 
-pub(crate) mod active_flows;
+mod active_flows;
 pub(crate) mod affinity;
+pub(crate) mod choose;
 mod claim;
 pub(crate) mod conntrack;
-pub(crate) mod create;
+mod create;
+mod entry;
 pub(crate) mod masquerade;
 pub(crate) mod new;

@@ -11,15 +11,15 @@ use lb_ebpf::{
 };
 
 use super::{
-    conntrack,
-    create::{self, Created, Request},
+    choose, conntrack,
+    create::{self, Created},
 };
 use crate::datapath::{
     context::HookContext,
     events, log,
     maps::CONNTRACK,
-    scratch::scratch,
-    service::{self, admit, choose},
+    scratch::{scratch, setup::Request},
+    service::{self, admit},
     settings,
 };
 

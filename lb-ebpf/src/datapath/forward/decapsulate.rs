@@ -17,18 +17,16 @@ use lb_ebpf::{
 
 use super::through_stack;
 use crate::datapath::{
-    Hook,
-    context::HookContext,
+    context::{Hook, HookContext},
     flow::{
-        conntrack,
-        create::Request,
-        masquerade,
+        conntrack, masquerade,
         new::{self, Begin, NewFlow},
     },
     fragments,
     icmp::{self, Translated},
-    maps, outcome_of,
-    scratch::scratch,
+    maps,
+    outcome::outcome_of,
+    scratch::{scratch, setup::Request},
     service, settings,
     skb::Skb,
 };

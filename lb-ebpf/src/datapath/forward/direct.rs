@@ -14,10 +14,11 @@ use lb_ebpf::{
     rewrite::FrameMut as _,
 };
 
-use super::{next_hop, routed};
 use crate::datapath::{
+    clock,
     flow::conntrack,
     rewrite,
+    route::next_hop,
     skb::{Exit, Skb},
 };
 
@@ -34,7 +35,7 @@ pub(super) fn is_possible(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
 /// Whether there is a next hop that takes the packet as it is.
 #[inline(always)]
 fn has_next_hop(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    let now = conntrack::now();
+    let now = clock::now();
     if flow.next_hop.resolved_at != now {
         next_hop::renew(&skb.context(), &flow.to, &mut flow.next_hop, now);
     }
@@ -51,7 +52,7 @@ fn is_plain(packet: &Packet) -> bool {
 /// Whether the packet, or the largest segment that the device will make of it, fits, and has hops left.
 #[inline(always)]
 fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
-    let hops = routed::hops_left(skb, &packet.headers).unwrap_or_default();
+    let hops = rewrite::hops_left(skb, &packet.headers).unwrap_or_default();
     hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(flow.next_hop.mtu)
 }
 

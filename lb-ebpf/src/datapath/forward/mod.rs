@@ -2,8 +2,6 @@
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;
-pub(crate) mod next_hop;
-pub(crate) mod route;
 pub(crate) mod routed;
 pub(crate) mod tunnel;
 
@@ -13,7 +11,7 @@ use lb_common::{
 };
 use lb_ebpf::{parse::Packet, rules};
 
-use super::{Hook, either, flow::conntrack, rewrite, skb::Skb};
+use super::{context::Hook, flow::conntrack, outcome::either, rewrite, skb::Skb};
 
 /// The result of [`packet`].
 ///

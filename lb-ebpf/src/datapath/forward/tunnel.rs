@@ -11,7 +11,6 @@ use aya_ebpf::bindings::{
 use lb_common::{
     Outcome,
     conntrack::{Flow, flow_flags},
-    settings_flags,
 };
 use lb_ebpf::{
     forward::tunnel::{self, Outer},
@@ -21,30 +20,7 @@ use lb_ebpf::{
     },
 };
 
-use super::routed;
-use crate::datapath::{
-    flow::{conntrack, create::FlowSetup, masquerade},
-    outcome_of, rewrite,
-    scratch::scratch,
-    settings,
-    skb::Skb,
-};
-
-/// Makes the flow one through a tunnel; returns false as long as the node does not know its own address.
-#[inline(never)]
-pub(crate) fn set_ends(setup: &mut FlowSetup) -> bool {
-    let is_v4 = setup.from.source.is_v4();
-    let (Some(settings), Ok(source)) = (settings::current(), masquerade::fallback(is_v4)) else {
-        return false;
-    };
-    setup.to.source = source;
-    setup.to.source_port = tunnel::source_port(&setup.from);
-    setup.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
-    if settings.flags & settings_flags::GUE != 0 {
-        setup.flags |= flow_flags::GUE;
-    }
-    true
-}
+use crate::datapath::{flow::conntrack, outcome::outcome_of, rewrite, route, scratch::scratch, skb::Skb};
 
 /// Bytes that the tunnel adds to packets of the flow.
 #[inline(always)]
@@ -64,8 +40,8 @@ pub(crate) fn outcome(outcome: Outcome) -> Outcome {
 pub(crate) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(scratch()?.error_key()).ok_or(Outcome::UnknownIcmpError)?;
-        routed::resolve_route(skb, &flow.to)?;
-        if routed::hops_left(skb, headers)? <= 1 {
+        route::resolve(skb, &flow.to)?;
+        if rewrite::hops_left(skb, headers)? <= 1 {
             // An ICMP error is never answered with an ICMP error (RFC 1122 §3.2.2).
             return Err(Outcome::NoRoute);
         }

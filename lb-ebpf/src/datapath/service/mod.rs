@@ -1,7 +1,6 @@
 //! Services: lookup of frontends and backends.
 
 pub(crate) mod admit;
-pub(crate) mod choose;
 pub(crate) mod vips;
 
 use aya_ebpf::helpers::generated::bpf_loop;

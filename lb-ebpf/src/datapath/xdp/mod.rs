@@ -2,115 +2,32 @@
 //!
 //! All others go on to tc unchanged and uncounted, and tc decides about them: every packet is handled once.
 
-use aya_ebpf::{bindings::xdp_action, helpers::generated::bpf_redirect, programs::XdpContext};
 use lb_common::{
     Outcome,
     conntrack::{Flow, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    parse::{
-        Body, Layer, Packet, Part,
-        bounds::bounded,
-        frame::{Frame, Header, MAX_OFFSET, lengths},
-        parse, parse_plain,
-    },
-    rewrite::{self, FrameMut, lacks_checksum},
+    parse::{Body, Layer, Packet, Part, frame::lengths, parse, parse_plain},
+    rewrite::{self, FrameMut as _},
 };
-use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
+mod frame;
 mod tunnel;
 
+pub(crate) use self::frame::Xdp;
+use self::frame::check;
 use super::{
-    context::HookContext,
-    either,
+    clock,
     fast_path::FastPath,
     flow::{
         conntrack,
         new::{self, Begin, NewFlow},
     },
-    forward::next_hop,
-    maps, outcome_of, service,
+    maps,
+    outcome::{either, outcome_of},
+    route::next_hop,
+    service,
 };
-
-/// A frame of a device.
-pub(crate) struct Xdp {
-    pub(crate) ctx: XdpContext,
-    /// Start and end of the linear part; see [`Self::reload`].
-    data: usize,
-    data_end: usize,
-    /// Interface index of the device that the frame leaves through.
-    exit: u32,
-}
-
-impl Frame for Xdp {
-    #[inline(always)]
-    fn length(&self) -> u32 {
-        (self.data_end - self.data) as u32
-    }
-
-    #[inline(always)]
-    fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
-        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`, which the kernel
-        // guarantees to be readable until a helper moves the frame. A function that calls such a helper takes `&mut
-        // self`, which this borrow excludes. A `Header` has alignment 1 and is valid for every bit pattern.
-        Ok(unsafe { &*(self.bounds::<T>(offset)? as *const T) })
-    }
-}
-
-impl FrameMut for Xdp {
-    #[inline(always)]
-    fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
-        // SAFETY: `bounds` has checked that the whole header lies between `data` and `data_end`, which the kernel
-        // guarantees to be writable until a helper moves the frame. The borrow is mutable, so no other header is
-        // borrowed.
-        Ok(unsafe { &mut *(self.bounds::<T>(offset)? as *mut T) })
-    }
-}
-
-impl Xdp {
-    #[inline(always)]
-    pub(crate) fn new(ctx: XdpContext) -> Self {
-        let (data, data_end) = (ctx.data(), ctx.data_end());
-        Self { ctx, data, data_end, exit: 0 }
-    }
-
-    /// Reads the bounds again after a helper that may have moved the frame.
-    #[inline(always)]
-    pub(crate) fn reload(&mut self) {
-        (self.data, self.data_end) = (self.ctx.data(), self.ctx.data_end());
-    }
-
-    /// The address of a header that lies within the frame.
-    #[inline(always)]
-    fn bounds<T: Header>(&self, offset: u32) -> Result<usize, Outcome> {
-        const { assert!(align_of::<T>() == 1) };
-        if offset > MAX_OFFSET {
-            return Err(Outcome::Malformed);
-        }
-        let start = self.data + bounded(offset) as usize;
-        if start + size_of::<T>() > self.data_end {
-            return Err(Outcome::Malformed);
-        }
-        Ok(start)
-    }
-
-    #[inline(always)]
-    pub(crate) fn context(&self) -> HookContext {
-        // SAFETY: the context is valid for the whole run of the program.
-        let device = unsafe { (*self.ctx.ctx).ingress_ifindex };
-        HookContext { raw: self.ctx.ctx.cast(), device }
-    }
-
-    /// Sends the frame to its next hop.
-    #[inline(always)]
-    pub(crate) fn send(&self) -> u32 {
-        if self.exit == self.context().device {
-            return xdp_action::XDP_TX;
-        }
-        // SAFETY: the helper takes two numbers, and reports a bad one in its result.
-        unsafe { bpf_redirect(self.exit, 0) as u32 }
-    }
-}
 
 /// Decides about a frame and rewrites it. Only outcomes that drop or route it count here: tc decides about all
 /// others.
@@ -197,7 +114,7 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 /// Updates the flow of a packet, and rewrites the packet for its next hop.
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
-    let now = conntrack::now();
+    let now = clock::now();
     if flow.next_hop.resolved_at != now {
         next_hop::renew(&xdp.context(), &flow.to, &mut flow.next_hop, now);
     }
@@ -223,23 +140,5 @@ fn write(xdp: &mut Xdp, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewrite::transport(xdp, packet, flow)?;
     rewrite::network(xdp, &packet.headers, flow, 1)?;
     *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
-    Ok(())
-}
-
-/// Checks that the packet can be sent as it is: it fits, has hops left, and has its checksum. tc handles all others.
-#[inline(always)]
-pub(crate) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
-    let length = packet.length;
-    let hops = if packet.headers.is_v4 {
-        xdp.header::<Ipv4Hdr>(lengths::ETHERNET)?.ttl
-    } else {
-        xdp.header::<Ipv6Hdr>(lengths::ETHERNET)?.hop_limit
-    };
-    if length > mtu || length < lengths::IPV4 || hops <= 1 {
-        return Err(Outcome::OtherHook);
-    }
-    if lacks_checksum(xdp, packet, length)? {
-        return Err(Outcome::OtherHook);
-    }
     Ok(())
 }

@@ -11,7 +11,7 @@ use lb_ebpf::{
     rewrite::{self, FrameMut as _},
 };
 
-use super::{Xdp, check};
+use super::frame::{Xdp, check};
 use crate::datapath::{flow::conntrack, forward::tunnel};
 
 /// Encapsulates a packet of a tunnelled flow, whose next hop is known.

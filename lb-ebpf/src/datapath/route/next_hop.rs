@@ -6,7 +6,7 @@ use lb_common::{
     device_flags,
 };
 
-use super::route::{self, ANY_LENGTH, Found};
+use super::{ANY_LENGTH, Found, found, lookup};
 use crate::datapath::{context::HookContext, maps::DEVICES};
 
 /// The properties of the device; zeros if it has none.
@@ -20,17 +20,17 @@ pub(crate) fn device(index: u32) -> DeviceInfo {
 /// Resolves the next hop of packets `to`.
 #[inline(never)]
 pub(crate) fn renew(context: &HookContext, to: &Tuple, hop: &mut NextHop, now: Tick) {
-    note(route::lookup(context, to, ANY_LENGTH, 0), hop, now);
+    note(lookup(context, to, ANY_LENGTH, 0), hop, now);
 }
 
 /// Stores the result of a route lookup. If the neighbour is not resolved yet, the next packet looks again: the one at
 /// hand goes through the stack, which resolves it.
 #[inline(always)]
-pub(crate) fn note(found: Found, hop: &mut NextHop, now: Tick) {
+pub(crate) fn note(result: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = 0;
-    hop.resolved_at = if found == Found::WithoutNeighbour { Tick(0) } else { now };
-    let Ok(route) = route::found() else { return };
-    if found == Found::Route {
+    hop.resolved_at = if result == Found::WithoutNeighbour { Tick(0) } else { now };
+    let Ok(route) = found() else { return };
+    if result == Found::Route {
         (hop.destination, hop.source) = route.macs();
         (hop.device, hop.mtu) = (route.device, route.mtu());
         let flags = device(route.device).flags;

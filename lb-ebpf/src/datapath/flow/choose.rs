@@ -14,10 +14,8 @@ use aya_ebpf::{
 use lb_common::{Scheduler, Service, conntrack::Tuple, hash};
 use lb_ebpf::service::schedule::{self, Load, Method};
 
-use crate::datapath::flow::{
-    active_flows, affinity,
-    conntrack::{self, now},
-};
+use super::{active_flows, affinity, conntrack};
+use crate::datapath::{clock::now, service};
 
 /// The seed of hashing schedulers; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
@@ -51,7 +49,7 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
 /// The slot after that of a backend that has not answered the client of `tuple`.
 #[inline(never)]
 pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
-    let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), super::backend(slot)) else {
+    let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), service::backend(slot)) else {
         return slot;
     };
     schedule::retried(service, flow, backend, slot)
@@ -73,7 +71,7 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
         Method::Hash => schedule::hashed(scheduler, tuple, HASH_SEED.load(), entries),
         Method::Random => schedule::scale(chance(tuple), entries),
     };
-    schedule::slot(service, nth, super::entry)
+    schedule::slot(service, nth, service::entry)
 }
 
 /// A search for the backend with the least load.
@@ -117,7 +115,7 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     if search.place >= search.count {
         search.place = 0;
     }
-    let Some(backend) = super::backend(slot) else { return 1 };
+    let Some(backend) = service::backend(slot) else { return 1 };
     if backend.weight == 0 {
         return 0;
     }

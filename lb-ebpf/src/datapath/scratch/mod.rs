@@ -2,12 +2,14 @@
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{Outcome, conntrack::Tuple, crc32c::Change};
-use lb_ebpf::forward::tunnel::Tunnel;
+use lb_ebpf::{forward::tunnel::Tunnel, reject::MESSAGE};
 
-use super::{
-    flow::create::{FlowSetup, Request},
-    forward::route::Route,
-    reject::MESSAGE,
+pub(crate) mod route;
+pub(crate) mod setup;
+
+use self::{
+    route::Route,
+    setup::{FlowSetup, Request},
 };
 
 /// The value of this CPU, found once and handed out field by field.

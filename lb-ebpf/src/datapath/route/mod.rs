@@ -1,0 +1,85 @@
+//! Route lookups by the kernel, and the next hops that they find.
+
+pub(crate) mod next_hop;
+
+use aya_ebpf::{bindings::BPF_FIB_LOOKUP_SKIP_NEIGH, helpers::generated::bpf_fib_lookup};
+use lb_common::{Outcome, conntrack::Tuple};
+
+use super::{
+    context::HookContext,
+    scratch::{route::Route, scratch},
+    skb::{Exit, Skb},
+};
+
+/// The result of a lookup: `BPF_FIB_LKUP_RET_*`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A route, and the MAC address of its next hop.
+    Route,
+    /// A route whose next hop is not resolved to a MAC address yet.
+    WithoutNeighbour,
+    /// A route that takes only smaller packets.
+    TooNarrow,
+    /// No route, or one that leads to this node or nowhere.
+    Nothing,
+}
+
+impl Found {
+    #[inline(always)]
+    const fn of(result: i64) -> Self {
+        match result {
+            0 => Self::Route,
+            7 => Self::WithoutNeighbour,
+            8 => Self::TooNarrow,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
+pub(crate) const ANY_LENGTH: u16 = 1;
+
+/// Looks for the route of a packet `to` with `length` bytes (0: of any length) that came in here; `flags` are
+/// `BPF_FIB_LOOKUP_*`. The route is in `SCRATCH`.
+#[inline(never)]
+pub(crate) fn lookup(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
+    let Ok(scratch) = scratch() else { return Found::Nothing };
+    let route = scratch.route();
+    *route = Route::request(to, length, context.device);
+    let mut lookup = |flags| {
+        let size = size_of::<Route>() as i32;
+        // SAFETY: the helper reads and writes `size` bytes at `route`, which has that size and is borrowed mutably.
+        // The context is valid for the whole run of the program.
+        unsafe { bpf_fib_lookup(context.raw, core::ptr::from_mut(route).cast(), size, flags) }
+    };
+    let mut result = lookup(flags);
+    if result == -EINVAL && flags != 0 {
+        // A kernel that does not know these flags (`BPF_FIB_LOOKUP_SRC` before 6.7) does not report the source
+        // either: see `Route::source`.
+        result = lookup(0);
+    }
+    Found::of(result)
+}
+
+/// The error of a helper for an unknown flag.
+const EINVAL: i64 = 22;
+
+/// The route that was looked up last.
+#[inline(always)]
+pub(crate) fn found() -> Result<&'static Route, Outcome> {
+    Ok(scratch()?.route())
+}
+
+/// Finds the device through which packets leave that become `to`; returns the MTU on that way, or 0 if the kernel
+/// does not report it.
+#[inline(always)]
+pub(crate) fn resolve(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
+    let result = lookup(&skb.context(), to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);
+    if result == Found::Nothing {
+        return Err(Outcome::NoRoute);
+    }
+    let route = found()?;
+    skb.exit = Exit::neighbour(route.device);
+    // Kernels before 6.3 cannot skip the neighbour, and report no MTU without one.
+    Ok(if result == Found::WithoutNeighbour { 0 } else { u32::from(route.mtu()) })
+}

@@ -1,0 +1,71 @@
+//! A route lookup, a value of `SCRATCH`.
+
+use lb_common::{Address, conntrack::Tuple};
+
+/// A route lookup: its arguments, then its results. `struct bpf_fib_lookup`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    family: u8,
+    protocol: u8,
+    source_port: u16,
+    destination_port: u16,
+    /// Bytes of the packet, host byte order; 0 checks no size. Then the MTU, if the route was found.
+    length: u16,
+    /// The device that the packet came in through; then the one that it leaves through.
+    pub(crate) device: u32,
+    service_class: u32,
+    source: [u32; 4],
+    destination: [u32; 4],
+    table: u32,
+    /// The MAC address of the device, then that of the next hop.
+    macs: [[u8; 6]; 2],
+}
+
+const _: () = assert!(size_of::<Route>() == size_of::<aya_ebpf::bindings::bpf_fib_lookup>());
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+impl Route {
+    /// The arguments of a lookup for packets `to` with `length` bytes (0: of any length) that came in through `device`.
+    #[inline(always)]
+    pub(crate) fn request(to: &Tuple, length: u16, device: u32) -> Self {
+        let (is_v4, words) = (to.destination.is_v4(), to.destination.words());
+        Self {
+            family: if is_v4 { AF_INET } else { AF_INET6 },
+            protocol: to.protocol,
+            source_port: 0,
+            destination_port: 0,
+            length,
+            device,
+            service_class: 0,
+            source: [0; 4],
+            destination: if is_v4 { [to.destination.v4_word(), 0, 0, 0] } else { words },
+            table: 0,
+            macs: [[0; 6]; 2],
+        }
+    }
+
+    /// The address that the node itself would use as source; `None` before Linux 6.7, which does not report it.
+    #[inline(always)]
+    pub(crate) fn source(&self) -> Option<Address> {
+        let is_v4 = self.family == AF_INET;
+        let source =
+            if is_v4 { Address::from_v4_word(self.source[0]) } else { Address::from_words(self.source) };
+        (self.source != [0; 4]).then_some(source)
+    }
+
+    /// Bytes of the largest packet on this route, if the lookup checked a length.
+    #[inline(always)]
+    pub(crate) const fn mtu(&self) -> u16 {
+        self.length
+    }
+
+    /// The MAC addresses of the next hop and of the device towards it.
+    #[inline(always)]
+    pub(crate) const fn macs(&self) -> ([u8; 6], [u8; 6]) {
+        let [source, destination] = self.macs;
+        (destination, source)
+    }
+}

@@ -1,0 +1,131 @@
+//! The flow that a packet asks for, and the flow that is being created: values of `SCRATCH`.
+
+use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use lb_common::{
+    Address, Choice, Service,
+    conntrack::{Flow, NextHop, Tuple, flow_flags},
+};
+use lb_ebpf::service::schedule;
+
+/// A flow that a packet asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    /// The service, with the backends that this client may use.
+    pub(crate) service: Service,
+    /// The slot of the backend.
+    pub(crate) slot: u32,
+    /// Whether the client's address becomes the node's where packets leave towards the backend.
+    pub(crate) masquerade: bool,
+    /// Whether the backend is to answer the client directly.
+    pub(crate) direct: bool,
+    /// Why this backend was chosen.
+    pub(crate) choice: Choice,
+}
+
+/// No address. (An `Option` on the stack would hold undefined bytes, which the verifier refuses.)
+pub(crate) const NO_ADDRESS: Address = Address::from_v6([0; 16]);
+
+/// A flow that is being created. It lies in `SCRATCH`, because the stack has no room for so many tuples.
+pub(crate) struct FlowSetup {
+    /// Packets of the client.
+    pub(crate) from: Tuple,
+    /// Their tuple after the translation.
+    pub(crate) to: Tuple,
+    /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
+    /// [`NO_ADDRESS`].
+    pub(crate) node: Address,
+    /// How packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
+    /// [`flow_flags::MASQUERADED`]; or 0.
+    pub(crate) flags: u8,
+    /// The next hop, if it is known.
+    pub(crate) next_hop: NextHop,
+    /// Whether a port may be taken although the other end may still expect packets of its last connection.
+    pub(crate) eager: bool,
+    /// [`Service::id`]
+    pub(crate) service: u32,
+    /// The counter of the flow: [`lb_common::Backend::active_flows_slot`].
+    pub(crate) active_flows_slot: u32,
+    /// The source ports that `to` may have in place of its own.
+    pub(crate) ports: Ports,
+    /// The translated tuple of the entry in the making.
+    pub(crate) back: Tuple,
+    /// Key of the entry in the making.
+    pub(crate) key: Tuple,
+    /// The entry in the making.
+    pub(crate) flow: Flow,
+    /// Whether the reverse entries are inserted.
+    pub(crate) claim: Claim,
+    /// Keys of a connection whose port is being taken.
+    pub(crate) replaced: Keys,
+}
+
+impl FlowSetup {
+    /// Whether a second flow exchanges the client's address for the node's.
+    #[inline(always)]
+    pub(crate) fn is_masqueraded(&self) -> bool {
+        self.node != NO_ADDRESS
+    }
+
+    /// Whether the source port is one of the node's. A connection gives up such a port as a whole.
+    #[inline(always)]
+    pub(crate) fn has_port_of_node(&self) -> bool {
+        self.flags == flow_flags::ROUTED || self.is_masqueraded()
+    }
+
+    /// Whether its packets go through a tunnel.
+    #[inline(always)]
+    pub(crate) fn is_tunnelled(&self) -> bool {
+        self.flags & flow_flags::TUNNEL != 0
+    }
+}
+
+/// Source ports to choose from.
+#[derive(Clone, Copy)]
+pub(crate) struct Ports {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+impl Ports {
+    /// One of them, at random.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
+    pub(crate) fn random(self) -> u16 {
+        // SAFETY: the helper takes nothing and only returns a number.
+        let random = unsafe { bpf_get_prandom_u32() };
+        (self.first + schedule::scale(random, self.count)) as u16
+    }
+}
+
+/// The error of an insertion whose key is there already.
+pub(crate) const EEXIST: i32 = -17;
+
+/// Whether a flow has its reverse entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Claim {
+    /// Another flow has a key that they need: another source port may be free.
+    Taken = 0,
+    /// They are inserted.
+    Made = 1,
+    /// `CONNTRACK` is full.
+    NoRoom = 2,
+}
+
+impl Claim {
+    /// Reads the result of an insertion with `BPF_NOEXIST`.
+    #[inline(always)]
+    pub(crate) const fn of(inserted: Result<(), i32>) -> Self {
+        match inserted {
+            Ok(()) => Self::Made,
+            Err(EEXIST) => Self::Taken,
+            Err(_) => Self::NoRoom,
+        }
+    }
+}
+
+/// Keys of entries that are deleted together; the stack has no room for them.
+pub(crate) struct Keys {
+    pub(crate) forward: Tuple,
+    pub(crate) first_reply: Tuple,
+}
