@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use crate::process::{cargo, command_line};
 use crate::stages::Stages;
-use crate::test::is_root;
+use crate::user::is_root;
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]

@@ -11,14 +11,9 @@ use anyhow::{Context as _, bail, ensure};
 use lb_tests::cleanup;
 use lb_tests::cluster::{ClientLink, Cluster};
 
-use self::report::Report;
-use crate::test::is_root;
-
-/// Namespaces are called `lb-demo-client`, `lb-demo-node1` and so on.
-const PREFIX: &str = "lb-demo";
-
-/// Manifests, log and bpffs.
-const FOLDER: &str = "/run/lb-demo";
+use self::kept::{FOLDER, PREFIX};
+use self::report::{Report, say};
+use crate::user::is_root;
 
 /// Arguments of the demo.
 #[derive(clap::Args)]
@@ -74,11 +69,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         drop((agent, cluster));
     }
     report.verdict()
-}
-
-/// Prints progress to standard error: standard output has the results only.
-fn say(what: &str) {
-    eprintln!("· {what}");
 }
 
 fn show(report: &Report, json: bool) -> anyhow::Result<()> {

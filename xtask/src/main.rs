@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod agent;
 mod bench;
 mod build_ebpf;
 mod demo;
@@ -12,6 +13,7 @@ mod setup;
 mod soak;
 mod stages;
 mod test;
+mod user;
 mod vm;
 
 /// Development tasks of the eBPF service load balancer.
@@ -83,5 +85,5 @@ fn run(task: Task) -> anyhow::Result<()> {
 /// Builds `target/release/lb-agent`, after installing the toolchain if it is missing.
 fn prepare_agent() -> anyhow::Result<()> {
     setup::run()?;
-    process::run(test::build_agent())
+    process::run(agent::build_agent())
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use crate::process;
-use crate::test::is_root;
+use crate::user::is_root;
 
 /// Debian's compiler, with `core` for BPF.
 const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];

@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: the churn test, for a given time.
 
-use crate::{process, test::build_agent};
+use crate::{agent::build_agent, process};
 
 /// The churn test, in the binary `netns`. libtest runs no test and passes if the name is wrong.
 const TEST: &str = "soak::churn_fails_no_request_and_leaks_nothing";

@@ -14,7 +14,13 @@ use lb_tests::cluster::{CLIENT, Cluster, serve as serve_pod};
 use lb_tests::netns::Netns;
 use lb_tests::{agent, cleanup, wait_for};
 
-use super::{FOLDER, PREFIX, say};
+use super::report::say;
+
+/// Namespaces are called `lb-demo-client`, `lb-demo-node1` and so on.
+pub(super) const PREFIX: &str = "lb-demo";
+
+/// Manifests, log and bpffs.
+pub(super) const FOLDER: &str = "/run/lb-demo";
 
 /// How long the servers may take to start.
 const SERVERS_LIMIT: Duration = Duration::from_secs(60);

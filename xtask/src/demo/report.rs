@@ -109,6 +109,11 @@ fn bar(answers: u32, most: u32) -> String {
     "█".repeat(length)
 }
 
+/// Prints progress to standard error: standard output has the results only.
+pub(super) fn say(what: &str) {
+    eprintln!("· {what}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,8 +13,7 @@ use lb_tests::manifests::{Port, Service};
 use lb_tests::netns::Netns;
 use lb_tests::wait_for;
 
-use super::report::{Report, Traffic};
-use super::say;
+use super::report::{Report, Traffic, say};
 
 /// Requests to each virtual address.
 const REQUESTS: u32 = 100;

@@ -5,17 +5,17 @@ use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use anyhow::{Context as _, ensure};
-use serde::Deserialize;
+use anyhow::Context as _;
 
+use super::binaries::TestBinary;
+use super::elf;
+use super::folders;
 use super::guest::TESTS;
 use super::kernel::Kernel;
 use super::plan::{PLAN, Plan};
 use super::tree::Tree;
-use super::{create_dir, elf};
-use crate::process::{self, cargo, command_line};
+use crate::process;
 use crate::setup;
 
 /// Programs that the tests and the guest run, besides those of [`setup::TOOLS`].
@@ -47,57 +47,6 @@ const PLUGINS: [&str; 2] =
 /// Empty folders, as mount points.
 const FOLDERS: [&str; 7] = ["/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var"];
 
-/// A test binary of `lb-tests`.
-pub(super) struct TestBinary {
-    /// For example `packet`.
-    pub(super) name: String,
-    /// The binary without debugging information.
-    pub(super) path: PathBuf,
-}
-
-/// A line of `cargo test --message-format=json`.
-#[derive(Deserialize)]
-struct Message {
-    executable: Option<PathBuf>,
-    target: Option<Target>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-    kind: Vec<String>,
-}
-
-/// Builds the integration tests.
-pub(super) fn build_tests() -> anyhow::Result<Vec<TestBinary>> {
-    let mut command = cargo(["test", "--package", "lb-tests", "--no-run", "--message-format=json"]);
-    let line = command_line(&command);
-    eprintln!("$ {line}");
-    let output =
-        command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{line}`"))?;
-    ensure!(output.status.success(), "`{line}` failed: {}", output.status);
-    let text = String::from_utf8(output.stdout).context("the output of cargo is not Unicode")?;
-    let folder = folder()?;
-    let mut tests = Vec::new();
-    for message in text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
-        let (Some(executable), Some(target)) = (message.executable, message.target) else { continue };
-        if target.kind == ["test"] {
-            let path = folder.join(&target.name);
-            elf::strip(&executable, &path)?;
-            tests.push(TestBinary { name: target.name, path });
-        }
-    }
-    ensure!(!tests.is_empty(), "`{line}` built no test");
-    Ok(tests)
-}
-
-/// The folder of stripped programs.
-fn folder() -> anyhow::Result<PathBuf> {
-    let folder = super::folder("programs")?;
-    create_dir(&folder)?;
-    Ok(folder)
-}
-
 /// Writes the initramfs.
 pub(super) fn write(
     archive: &Path,
@@ -109,15 +58,15 @@ pub(super) fn write(
     let mut programs = Programs::default();
     FOLDERS.iter().for_each(|path| tree.folder(path));
     let me = env::current_exe().context("cannot find the path of the xtask binary")?;
-    let init = folder()?.join("init");
+    let init = folders::programs()?.join("init");
     elf::strip(&me, &init)?;
     tree.file("/init", &init)?;
     programs.add_libraries(&init)?;
     let mut all: Vec<(&str, PathBuf)> =
         tests.iter().map(|test| (test.name.as_str(), test.path.clone())).collect();
     for (name, built) in [("lb-agent", "release/lb-agent"), ("next-lb-agent", "next-layout/lb-agent")] {
-        let path = folder()?.join(name);
-        elf::strip(&super::target_dir()?.join(built), &path)?;
+        let path = folders::programs()?.join(name);
+        elf::strip(&folders::target_dir()?.join(built), &path)?;
         all.push((name, path));
     }
     for (name, path) in &all {

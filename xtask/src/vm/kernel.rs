@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::create_dir;
+use super::folders::create_dir;
 use crate::process;
+use crate::setup::apt_get;
 
 /// The kernels of a run without `--kernel`.
 pub(super) const DEFAULTS: [&str; 2] = ["6.1", "6.12"];
@@ -109,7 +110,7 @@ fn newest_package(version: &str) -> anyhow::Result<Option<String>> {
         return Ok(found);
     }
     // There are no package lists yet. Without a network the cache has to do.
-    if let Err(error) = process::run(crate::setup::apt_get(&["update"])) {
+    if let Err(error) = process::run(apt_get(&["update"])) {
         eprintln!("vm: {error:#}; continuing with the existing package lists");
     }
     packages(version)
@@ -158,7 +159,7 @@ fn download(cached: &Path) -> anyhow::Result<()> {
     let package = cached.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let folder = cache()?.join(format!("download-{}", std::process::id()));
     create_dir(&folder)?;
-    let mut command = crate::setup::apt_get(&["download", &package]);
+    let mut command = apt_get(&["download", &package]);
     command.current_dir(&folder);
     let result = process::run(command).and_then(|()| unpack(&only_entry(&folder, "linux-image-")?, cached));
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;

@@ -1,25 +1,27 @@
 //! `cargo xtask vm`: the kernel tests on the kernels of supported distributions.
 //!
 //! ```text
-//! kernel   finds and downloads kernels     image    the initramfs: tests, tools, libraries, modules
-//! plan     selects the tests               qemu     boots the image
-//! guest    process 1 of the guest          report   the guest's results, line by line
-//! docs     the table in docs/kernels.md
+//! kernel   finds and downloads kernels     binaries builds the tests
+//! plan     selects the tests               image    the initramfs: tests, tools, libraries, modules
+//! qemu     boots the image                 guest    process 1 of the guest
+//! report   the guest's results by line     docs     the table in docs/kernels.md
 //! ```
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use crate::agent::{build_agent, build_next_agent};
 use crate::process;
 use crate::setup;
-use crate::test::{build_agent, build_next_agent};
 
+mod binaries;
 mod docs;
 mod elf;
+mod folders;
 pub(crate) mod guest;
 mod image;
 mod kernel;
@@ -28,6 +30,7 @@ mod qemu;
 mod report;
 mod tree;
 
+use self::folders::folder;
 use self::kernel::Kernel;
 use self::plan::Extent;
 use self::qemu::Accelerator;
@@ -78,7 +81,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         args.kernels.iter().map(|name| kernel::find(name)).collect::<Result<_, _>>()?;
     process::run(build_agent())?;
     build_next_agent()?;
-    let tests = image::build_tests()?;
+    let tests = binaries::build()?;
     let accelerator = qemu::accelerator(kernels.first().context("no kernel was given")?)?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();
@@ -129,23 +132,6 @@ fn boot(kernel: &Kernel, accelerator: Accelerator) -> anyhow::Result<Report> {
 
 fn image_of(kernel: &Kernel) -> anyhow::Result<PathBuf> {
     Ok(folder(&kernel.release)?.join("initramfs.cpio"))
-}
-
-/// The folder for the output of kernel and tests: `target/vm/RELEASE`.
-fn folder(release: &str) -> anyhow::Result<PathBuf> {
-    let folder = target_dir()?.join("vm").join(release);
-    create_dir(&folder)?;
-    Ok(folder)
-}
-
-/// Cargo's target folder, two levels above the xtask binary.
-fn target_dir() -> anyhow::Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
-    me.ancestors().nth(2).map(Path::to_owned).context("xtask is not in a target folder")
-}
-
-fn create_dir(path: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 
 fn minutes(took: Duration) -> String {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::image::TestBinary;
+use super::binaries::TestBinary;
 
 /// Path of the plan in the guest.
 pub(super) const PLAN: &str = "/plan.json";

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
+use super::folders::folder;
 use super::kernel::Kernel;
 use super::report::{Record, Report};
 
@@ -83,7 +84,7 @@ pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
     }
-    let console = super::folder(&kernel.release)?.join("kvm-probe.log");
+    let console = folder(&kernel.release)?.join("kvm-probe.log");
     remove_old(&console)?;
     let mut guest = Guest::start(command(kernel, Accelerator::Kvm, &console, "", None))?;
     let start = Instant::now();

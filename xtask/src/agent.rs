@@ -1,0 +1,26 @@
+//! Builds of the agent.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::process::{cargo, run};
+
+/// Builds the agent that the kernel tests, the demo and the benchmarks run.
+pub(crate) fn build_agent() -> Command {
+    cargo(["build", "--release", "--package", "lb-agent"])
+}
+
+/// Builds an agent with another map layout, for tests of upgrades and downgrades. It uses the profile and dependencies of
+/// the unit tests, since only its data plane must be fast. The copy in `target/next-layout` is safe from other builds.
+pub(crate) fn build_next_agent() -> anyhow::Result<()> {
+    run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
+    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
+    let target = me.parent().and_then(Path::parent).context("xtask is not in a target folder")?;
+    let (built, kept) = (target.join("debug/lb-agent"), target.join("next-layout/lb-agent"));
+    fs::create_dir_all(target.join("next-layout"))?;
+    fs::copy(&built, &kept).with_context(|| format!("copying {} to {}", built.display(), kept.display()))?;
+    Ok(())
+}

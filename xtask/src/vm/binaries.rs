@@ -1,0 +1,54 @@
+//! The test binaries of `lb-tests`.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+
+use super::{elf, folders};
+use crate::process::{cargo, command_line};
+
+/// A test binary of `lb-tests`.
+pub(super) struct TestBinary {
+    /// For example `packet`.
+    pub(super) name: String,
+    /// The binary without debugging information.
+    pub(super) path: PathBuf,
+}
+
+/// A line of `cargo test --message-format=json`.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+    target: Option<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// Builds the integration tests, and strips them.
+pub(super) fn build() -> anyhow::Result<Vec<TestBinary>> {
+    let mut command = cargo(["test", "--package", "lb-tests", "--no-run", "--message-format=json"]);
+    let line = command_line(&command);
+    eprintln!("$ {line}");
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(output.status.success(), "`{line}` failed: {}", output.status);
+    let text = String::from_utf8(output.stdout).context("the output of cargo is not Unicode")?;
+    let folder = folders::programs()?;
+    let mut tests = Vec::new();
+    for message in text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
+        let (Some(executable), Some(target)) = (message.executable, message.target) else { continue };
+        if target.kind == ["test"] {
+            let path = folder.join(&target.name);
+            elf::strip(&executable, &path)?;
+            tests.push(TestBinary { name: target.name, path });
+        }
+    }
+    ensure!(!tests.is_empty(), "`{line}` built no test");
+    Ok(tests)
+}
