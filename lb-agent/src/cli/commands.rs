@@ -60,7 +60,7 @@ pub enum HookContext {
 /// Arguments of `profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// Duration of the measurement. Meanwhile every BPF program on this machine runs some nanoseconds longer
+    /// Duration of the measurement. Meanwhile each run of any BPF program takes some nanoseconds longer
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Output format

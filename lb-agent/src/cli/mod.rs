@@ -57,7 +57,7 @@ pub enum Command {
     Bugreport(BugreportArgs),
     /// Print new flows with their backends, and dropped or rejected packets, as they happen
     ///
-    /// Ends on SIGINT or SIGTERM. The BPF programs emit events, which costs time, only while this command runs.
+    /// Ends on SIGINT or SIGTERM. Events cost time, so the BPF programs emit them only while this command runs.
     Monitor(MonitorArgs),
     /// Show the rates of new flows, packets and bytes of each Service, and its active flows
     ///
@@ -65,7 +65,7 @@ pub enum Command {
     Top(TopArgs),
     /// Check whether this kernel and machine can run the agent, and list what is missing
     Check(CheckArgs),
-    /// Remove every program, map and device that any version of the agent made, or the rules of kube-proxy
+    /// Remove every program, map and pin of any version of the agent, or (--kube-proxy) rules of kube-proxy
     Cleanup(CleanupArgs),
     /// Print a completion script for a shell
     Completions {

@@ -170,7 +170,7 @@ settings! {
         /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
         "metrics-bind-address" "LB_AGENT_METRICS_BIND_ADDRESS" "metricsBindAddress"
         metrics_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
-        /// What /metrics counts flows, packets and bytes of [default: service]
+        /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
         /// Log level, or a filter in the syntax of RUST_LOG [default: RUST_LOG, else info]
@@ -286,7 +286,7 @@ pub enum Forwarding {
     Direct,
 }
 
-/// What /metrics counts flows, packets and bytes of.
+/// Detail of flow, packet and byte counts in /metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceMetrics {
