@@ -2,7 +2,7 @@
 //!
 //! It looks up the same maps in the same order as the programs (`lb-ebpf/src/datapath`, `lb-ebpf/src/sockets`), and
 //! calls the same rules (`lb_ebpf::rules`). All input comes through the trait [`Tables`], so the packet tests compare
-//! it with the programs in random states (`explain_and_the_programs_agree`).
+//! it with the programs in random states (`explain_agrees_with_the_programs`).
 //!
 //! ```text
 //! question  the packet to explain            frontend  its Service, and whether a flow may begin

@@ -54,7 +54,7 @@ fn hook(step: &TraceStep) -> String {
         }
         TraceStep::Attached { device, at, program: false } => {
             format!(
-                "device: NO program of lb-agent is attached to {device} at {at}; the next steps show what it would do"
+                "device: NO program of lb-agent is attached to {device} at {at}; the next steps assume one"
             )
         }
         TraceStep::LeftToTc => {
@@ -107,7 +107,7 @@ const fn travels(path: ForwardingPath) -> &'static str {
     match path {
         ForwardingPath::Stack => "",
         ForwardingPath::Masqueraded => ", masqueraded where it leaves the node",
-        ForwardingPath::Masquerade => " (this is the masquerading)",
+        ForwardingPath::Masquerade => " (masquerading flow)",
         ForwardingPath::Hairpin => ", back through the same device (hairpin)",
         ForwardingPath::Routed => ", at once through another wire device, bypassing the stack",
         ForwardingPath::Tunnel => " in a tunnel to the backend's node",
@@ -154,10 +154,8 @@ fn frontend(step: &TraceStep) -> String {
             )
         }
         TraceStep::NoFrontend => "frontend: no Service has this address and port".into(),
-        TraceStep::Torn => {
-            "frontend: the agent is just replacing this Service's record; run explain again".into()
-        }
-        _ => "frontend: this one serves only processes on the node, never packets".into(),
+        TraceStep::Torn => "frontend: the agent is replacing this Service's record; run explain again".into(),
+        _ => "frontend: only for processes of the node, never for packets".into(),
     }
 }
 
@@ -167,7 +165,7 @@ const fn address(is: Unlisted) -> &'static str {
         Unlisted::UnknownVip => "address: in a range of cluster IPs, but no Service has it: dropped",
         Unlisted::Unknown => "address: in a range of cluster IPs, but no Service has it: left untouched",
         Unlisted::NoClusterIp => {
-            "address: of the node, of a load balancer, or an external IP: other ports are left untouched"
+            "address: of the node, of a load balancer, or an external IP, not a cluster IP: left untouched"
         }
         Unlisted::ClusterIp => "address: a cluster IP, but no Service has this port of it",
     }
@@ -181,11 +179,9 @@ fn counted(backends: u32) -> String {
 const fn connection(step: &TraceStep) -> &'static str {
     match step {
         TraceStep::NotSyn => {
-            "connection: at an address of the node only a SYN begins a flow; others may belong to the node itself"
+            "connection: not a SYN, so at an address of the node it begins no flow; it may be the node's own"
         }
-        TraceStep::StrayReset => {
-            "connection: RST of no tracked flow: dropped, there is no connection to reset"
-        }
+        TraceStep::StrayReset => "connection: RST without a tracked flow to reset: dropped",
         _ => "connection: SYN-ACK of no tracked flow: the connection bypassed this proxy, left untouched",
     }
 }
@@ -220,7 +216,7 @@ fn masquerade(source: Source) -> String {
     match source {
         Source::Client => "masquerade: no, the backend sees the client's own address".into(),
         Source::ClientOnNode => {
-            "masquerade: no, the backend has an address of this node, so the packet does not leave it".into()
+            "masquerade: no, the backend has an address of this node, so the packet stays here".into()
         }
         Source::Node(address) => format!("masquerade: yes, the backend sees the node's address {address}"),
         Source::Nobody => {
