@@ -118,7 +118,7 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
     assert!(text("kernel.txt").contains("net.ipv4.ip_forward = 1"));
     assert!(text("kube-proxy.txt").contains("kube-proxy has left nothing"));
     for error in text("errors.txt").lines() {
-        let known = ["Everything could", "net/bpf-net.json", "kernel-config.txt"];
+        let known = ["Everything was collected", "net/bpf-net.json", "kernel-config.txt"];
         assert!(known.iter().any(|start| error.starts_with(start)), "not collected: {error}");
     }
 
