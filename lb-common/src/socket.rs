@@ -91,7 +91,7 @@ describe!(SocketBackend { backend.address, backend.port, backend.zeros, last_use
 
 impl SocketBackend {
     /// Whether the next datagram goes to the same backend, if the service still has it. The entry expires after the
-    /// same pause as a UDP flow ([`Phase::Stream`]).
+    /// timeout of a UDP stream ([`Phase::Stream`]).
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick) -> bool {
         now.0.wrapping_sub(self.last_used.0) <= Tick::ticks_in(Phase::Stream.timeout_seconds())

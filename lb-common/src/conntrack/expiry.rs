@@ -1,4 +1,5 @@
-//! When idle flows expire.
+//! Seconds until an idle flow expires: the timeout of its [`Phase`], longer when masqueraded, shorter under
+//! [`Pressure`].
 
 use super::{Flow, Phase, Tick, flow_flags};
 
@@ -117,5 +118,20 @@ mod tests {
         let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
         assert!(seconds_left_under(Pressure::MOST, &forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
         assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
+    }
+
+    #[test]
+    fn idle_udp_flows_expire_after_30_or_120_seconds_as_in_nf_conntrack() {
+        let (mut forward, mut reply) = pair(protocol::UDP);
+        forward.observe_datagram(NOW);
+        assert_eq!(seconds_left(&forward, &reply, NOW), 30, "unreplied");
+        reply.observe_datagram(NOW);
+        assert_eq!(seconds_left(&forward, &reply, NOW), 30, "replied");
+        let later = Tick(NOW.0 + 3);
+        reply.observe_datagram(later);
+        assert_eq!(seconds_left(&forward, &reply, later), 120, "stream");
+        let Tick(timeout_in_ticks) = Tick::from_nanos(120 * 1_000_000_000);
+        assert!(seconds_left(&forward, &reply, Tick(later.0 + timeout_in_ticks - 2)) > 0);
+        assert_eq!(seconds_left(&forward, &reply, Tick(later.0 + timeout_in_ticks + 2)), 0);
     }
 }

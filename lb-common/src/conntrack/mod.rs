@@ -7,9 +7,10 @@
 //!
 //! ```text
 //! tuple     key of an entry                    observe   what a packet changes in the entry of its direction
-//! flow      value of an entry                  phase     the state of a flow, from both of its entries
-//! next_hop  where packets leave the node       expiry    how long an idle flow lives, and how much shorter when full
-//! segment   TCP flags, SCTP chunks             tick      the clock
+//! flow      value of an entry                  phase     the state of a flow, and its timeout
+//! next_hop  where packets leave the node       expiry    seconds left: the phase's timeout, longer when masqueraded,
+//! segment   TCP flags, SCTP chunks                       shorter under pressure
+//!                                              tick      the clock
 //! ```
 
 mod expiry;

@@ -16,11 +16,11 @@ pub enum Phase {
     TimeWait,
     /// Reset.
     Closed,
-    /// UDP: the backend has not answered yet.
+    /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies this node does not see.
     Unreplied,
-    /// UDP: a question and its answer.
+    /// UDP: the backend has answered, and neither direction has sent for longer than about 2 s.
     Replied,
-    /// UDP: datagrams in both directions, over more than about 2 s.
+    /// UDP: the backend has answered (unseen if tunnelled), and one direction has sent for longer than about 2 s.
     Stream,
 }
 
@@ -77,15 +77,21 @@ impl Phase {
 
     /// Seconds without a packet after which the flow expires. Established and half-closed TCP are what kube-proxy sets
     /// (24 h, 1 h), the others are nf_conntrack's defaults. Only `Opening` is shorter: that limits what a SYN flood can
-    /// hold, and still spans the gap between two retransmissions of a SYN.
+    /// hold, and still spans the gap between two retransmissions of a SYN. SCTP has the values of TCP.
+    ///
+    /// The table in `docs/maps.md` lists them (a test compares). Besides flows, the timeout of `Stream` applies to the
+    /// backends that UDP sockets keep: [`SocketBackend::is_valid`](crate::SocketBackend::is_valid).
     pub const fn timeout_seconds(self) -> u32 {
         match self {
-            Self::Opening | Self::Accepted => 60,
+            Self::Opening => 60,
+            Self::Accepted => 60,
             Self::Established => 24 * 60 * 60,
             Self::HalfClosed => 60 * 60,
-            Self::TimeWait | Self::Stream => 120,
+            Self::TimeWait => 120,
             Self::Closed => 10,
-            Self::Unreplied | Self::Replied => 30,
+            Self::Unreplied => 30,
+            Self::Replied => 30,
+            Self::Stream => 120,
         }
     }
 
