@@ -137,8 +137,9 @@ pub const fn translated(flow: &Flow) -> Outcome {
     }
 }
 
-/// Ticks after which a UDP flow that was no stream may be replaced: a resolver has given up by then.
-const UDP_IDLE: u32 = 5;
+/// Ticks without a datagram after which another connection may take over the source port of a UDP flow that was no
+/// stream: a resolver has given up by then. Not the timeout of the flow: that is [`Phase::timeout_seconds`].
+const PORT_REUSE_AFTER_IDLE: u32 = 5;
 
 /// Whether a new connection may take the source port of this one. Otherwise a busy client would have used all ports towards
 /// a backend long before the first of them expires. After an orderly end the backend may still expect late segments, and no
@@ -150,7 +151,7 @@ pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOn
         Phase::TimeWait => eager,
         Phase::Unreplied | Phase::Replied => {
             let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
-            eager && now().0.saturating_sub(last_seen) > UDP_IDLE
+            eager && now().0.saturating_sub(last_seen) > PORT_REUSE_AFTER_IDLE
         }
         Phase::Opening | Phase::Accepted | Phase::Established | Phase::HalfClosed | Phase::Stream => false,
     }
@@ -286,8 +287,8 @@ mod tests {
             (TCP, ESTABLISHED, 1000, false, false),
             (TCP, TIME_WAIT, 0, false, true),
             (TCP, CLOSED, 0, true, true),
-            (UDP, REPLIED, UDP_IDLE, false, false),
-            (UDP, REPLIED, UDP_IDLE + 1, false, true),
+            (UDP, REPLIED, PORT_REUSE_AFTER_IDLE, false, false),
+            (UDP, REPLIED, PORT_REUSE_AFTER_IDLE + 1, false, true),
             (UDP, STREAM, 1000, false, false),
         ] {
             let (forward, reply) = pair(protocol, seen);

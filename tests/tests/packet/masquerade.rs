@@ -318,13 +318,15 @@ fn ports_of_closed_connections_are_taken_last() {
 
 #[test]
 fn ports_of_idle_udp_flows_are_taken_when_none_is_free() {
+    /// One more than `PORT_REUSE_AFTER_IDLE` in lb-ebpf.
+    const IDLE_TICKS: u32 = 6;
     each_without_routes("idle datagrams", |bed, family| {
         masqueraded(bed, family, UDP, 1);
         there(bed, family, &Packet::udp(another(family, 0), family.vip(), b"?"), true);
         let packet = Packet::udp(another(family, 1), family.vip(), b"?");
         bed.send(Hook::Ingress, &packet).drops(NoSourcePort);
         for (key, mut flow) in bed.flows() {
-            flow.last_seen = Tick(flow.last_seen.0 - 6);
+            flow.last_seen = Tick(flow.last_seen.0 - IDLE_TICKS);
             bed.conntrack().insert(key, flow, 0).unwrap();
         }
         there(bed, family, &packet, true);
