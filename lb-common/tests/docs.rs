@@ -292,4 +292,18 @@ fn documented_timeouts_match_the_code() {
             assert_eq!(seconds, phase.timeout_seconds().to_string(), "{row}");
         }
     }
+    let (opening, time_wait, stream) = (
+        Phase::Opening.timeout_seconds(),
+        Phase::TimeWait.timeout_seconds(),
+        Phase::Stream.timeout_seconds(),
+    );
+    for (page, words) in [
+        ("docs/maps.md", format!("valid for {stream} s after the last use")),
+        ("docs/datapath.md", format!("at most {stream} s old")),
+        ("docs/dsr.md", format!("FIN ({time_wait} s)")),
+        ("docs/dsr.md", format!("after {opening} s of silence")),
+        ("docs/kube-proxy.md", format!("[{opening} s](maps.md#conntrack)")),
+    ] {
+        assert!(read(page).contains(&words), "{page} lacks \"{words}\"");
+    }
 }
