@@ -16,17 +16,25 @@ use super::{
 /// Largest CPU time of a GC, in times of filling the table. A build without optimisation needs 9 of them.
 const COST_LIMIT: u32 = 60;
 
+/// When flows of this phase were last seen that have 10 s left, and those that expired 10 s ago.
+fn around_timeout(phase: Phase) -> [Tick; 2] {
+    let timeout = u64::from(phase.timeout_seconds());
+    [ago(timeout - 10), ago(timeout + 10)]
+}
+
 #[test]
 fn idle_flows_expire_after_their_timeout() {
+    let [live_tcp, expired_tcp] = around_timeout(Phase::Established);
+    let [live_udp, expired_udp] = around_timeout(Phase::Replied);
     for batches in [true, false] {
         let sandbox = Sandbox::new();
         let conntrack = sandbox.open().conntrack();
         conntrack.table().use_batches(batches);
-        insert(&conntrack, &flow(protocol::TCP, 1, ago(23 * 3600)));
-        insert(&conntrack, &flow(protocol::TCP, 2, ago(25 * 3600)));
-        insert(&conntrack, &flow(protocol::UDP, 3, ago(20)));
-        insert(&conntrack, &flow(protocol::UDP, 4, ago(180)));
-        let [mut forward, reply] = flow(protocol::UDP, 5, ago(180));
+        insert(&conntrack, &flow(protocol::TCP, 1, live_tcp));
+        insert(&conntrack, &flow(protocol::TCP, 2, expired_tcp));
+        insert(&conntrack, &flow(protocol::UDP, 3, live_udp));
+        insert(&conntrack, &flow(protocol::UDP, 4, expired_udp));
+        let [mut forward, reply] = flow(protocol::UDP, 5, expired_udp);
         forward.1.last_seen = ago(1);
         insert(&conntrack, &[forward, reply]);
         let gc = conntrack.expire(NOW).unwrap();
@@ -44,11 +52,10 @@ fn idle_flows_expire_after_their_timeout() {
 fn tunnelled_flows_expire_by_their_only_entry() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
-    insert(
-        &conntrack,
-        &[tunnelled(protocol::TCP, 1, ago(23 * 3600)), tunnelled(protocol::TCP, 2, ago(25 * 3600))],
-    );
-    insert(&conntrack, &[tunnelled(protocol::UDP, 3, ago(20)), tunnelled(protocol::UDP, 4, ago(40))]);
+    let [live, expired] = around_timeout(Phase::Established);
+    insert(&conntrack, &[tunnelled(protocol::TCP, 1, live), tunnelled(protocol::TCP, 2, expired)]);
+    let [live, expired] = around_timeout(Phase::Unreplied);
+    insert(&conntrack, &[tunnelled(protocol::UDP, 3, live), tunnelled(protocol::UDP, 4, expired)]);
     // The key that the reverse entry of one would have belongs to another flow.
     let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
     let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
@@ -81,12 +88,14 @@ fn deleted_flows_leave_the_active_count() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
     let mut recount = Recount::default();
-    insert(&conntrack, &counted(protocol::UDP, 1, ago(180)));
+    let [_, expired] = around_timeout(Phase::Replied);
+    insert(&conntrack, &counted(protocol::UDP, 1, expired));
     for port in 2..6 {
         insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
     }
     // An ended flow: only its reverse entry still holds its counter.
-    let [(key, forward), reply] = counted(protocol::TCP, 9, ago(25 * 3600));
+    let [_, expired] = around_timeout(Phase::Established);
+    let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
     conntrack.set_active_flows(5, 5);
     let gc = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();

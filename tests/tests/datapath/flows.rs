@@ -14,7 +14,8 @@ pub(crate) fn ago(seconds: u64) -> Tick {
     Tick(NOW.0 - u32::try_from((seconds * 1_000_000_000) >> 30).unwrap())
 }
 
-/// Both entries, with their keys, of an established flow from client port `port`, last seen at `last`.
+/// Both entries, with their keys, of an answered flow from client port `port`, last seen at `last`: TCP is
+/// `Phase::Established`, UDP `Phase::Replied`.
 pub(crate) fn flow(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
     let address = |last| Address::from_v4([192, 0, 2, last]);
     let from = Tuple::new(address(1), address(10), port, 80, protocol);

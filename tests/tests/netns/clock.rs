@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lb_common::conntrack::Phase;
 use lb_tests::{
     client::{Connection, any_address, ask_http, echo, udp_socket_from},
     guest,
@@ -26,10 +27,12 @@ const OF_1971: Duration = Duration::from_secs(46_656_000);
 /// Time limit until a new Service is served.
 const SOON: Duration = Duration::from_secs(2);
 /// Timeout of a UDP flow with one reply.
-const REPLIED: Duration = Duration::from_secs(30);
+const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64);
+/// Time limit until GC has deleted such a flow: it runs every 5 s.
+const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
 /// Source port of these flows, outside of the ephemeral ports.
 const PORT: u16 = 20_000;
-/// Time limit until they have expired, on an emulated machine under load.
+/// Longest idle time after which they have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 
 /// The calendar clock. Dropping it restores the time with the help of the monotonic clock.
@@ -128,7 +131,7 @@ impl Idle {
     #[track_caller]
     fn assert_expire(&self, bed: &Bed) {
         let gone = || (self.are_known(bed) == [false; 2]).then_some(());
-        wait_for(REPLIED, gone).expect("idle flows expire");
+        wait_for(EXPIRY_LIMIT, gone).expect("idle flows expire");
         let idle = self.since.elapsed();
         println!("idle for {idle:?}, expired");
         assert!(idle < LATEST, "expired after {idle:?}");
