@@ -3,7 +3,8 @@
 pub enum Verdict {
     /// Passes it on: to the next program on the hook, then to the stack.
     Pass,
-    /// Sends it out of the device it came from.
+    /// Sends it out of the device it came from: a packet of a hairpin flow, or the answer that it became (a rejection,
+    /// an ICMP error, an echo reply).
     Bounce,
     /// Sends it out of the device that the routing table names, bypassing the stack.
     Route,
@@ -13,7 +14,8 @@ pub enum Verdict {
 
 /// Why a packet got its verdict. The value is the index of its counter in `STATS`, the name its metric label.
 ///
-/// Add new ones at the end: the counters are pinned.
+/// Add new ones at the end, as the values are indices. A larger `STATS` replaces the pinned one and starts from 0
+/// (`GROWS` in lb-datapath); `LAYOUT_VERSION` stays.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
@@ -31,7 +33,7 @@ pub enum Outcome {
     UnknownFragment = 5,
     /// An ICMP error about a packet of no tracked flow.
     UnknownIcmpError = 6,
-    /// First packet of a flow: a backend was chosen.
+    /// First packet of a flow through the stack: a backend was chosen.
     NewFlow = 7,
     /// A further packet from a client to its backend.
     Forward = 8,
@@ -39,7 +41,8 @@ pub enum Outcome {
     Reply = 9,
     /// An ICMP error about a translated packet, itself translated.
     IcmpError = 10,
-    /// A packet of a pod to a VIP whose backend is the same pod: translated and sent back (hairpin).
+    /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
+    /// one: translated and sent back.
     Hairpin = 11,
     /// A TCP segment to a service without backends, answered with RST.
     RejectTcp = 12,
@@ -102,53 +105,66 @@ pub enum Outcome {
     LeftToEarlier = 38,
 }
 
+/// Defines [`Outcome::ALL`]. The match is there for the compiler to report an outcome that is missing from the list.
+macro_rules! list_outcomes {
+    ($($outcome:ident,)*) => {
+        impl Outcome {
+            /// How many outcomes there are; the size of `STATS`.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// All outcomes, in the order of their values.
+            pub const ALL: [Self; [$(Self::$outcome),*].len()] = [$(Self::$outcome),*];
+        }
+
+        const _: fn(Outcome) = |outcome| match outcome {
+            $(Outcome::$outcome => {})*
+        };
+    };
+}
+
+list_outcomes! {
+    NotIp,
+    NotTransport,
+    Malformed,
+    NoService,
+    OtherHook,
+    UnknownFragment,
+    UnknownIcmpError,
+    NewFlow,
+    Forward,
+    Reply,
+    IcmpError,
+    Hairpin,
+    RejectTcp,
+    RejectUdp,
+    StrayReset,
+    ConntrackFull,
+    NoSourcePort,
+    TornService,
+    NoBackend,
+    RewriteFailed,
+    Masquerade,
+    Echo,
+    NoLocalBackend,
+    UnknownVip,
+    SourceNotAllowed,
+    IcmpRedirect,
+    NewRoutedFlow,
+    Routed,
+    RoutedIcmpError,
+    TimeExceeded,
+    TooBig,
+    NoRoute,
+    NewTunnelledFlow,
+    Tunnelled,
+    Decapsulated,
+    TunnelRefused,
+    NewDirectFlow,
+    Direct,
+    LeftToEarlier,
+}
+
 impl Outcome {
-    /// How many outcomes there are; the size of `STATS`.
-    pub const COUNT: usize = Self::ALL.len();
-
-    /// All outcomes, in the order of their values.
-    pub const ALL: [Self; 39] = [
-        Self::NotIp,
-        Self::NotTransport,
-        Self::Malformed,
-        Self::NoService,
-        Self::OtherHook,
-        Self::UnknownFragment,
-        Self::UnknownIcmpError,
-        Self::NewFlow,
-        Self::Forward,
-        Self::Reply,
-        Self::IcmpError,
-        Self::Hairpin,
-        Self::RejectTcp,
-        Self::RejectUdp,
-        Self::StrayReset,
-        Self::ConntrackFull,
-        Self::NoSourcePort,
-        Self::TornService,
-        Self::NoBackend,
-        Self::RewriteFailed,
-        Self::Masquerade,
-        Self::Echo,
-        Self::NoLocalBackend,
-        Self::UnknownVip,
-        Self::SourceNotAllowed,
-        Self::IcmpRedirect,
-        Self::NewRoutedFlow,
-        Self::Routed,
-        Self::RoutedIcmpError,
-        Self::TimeExceeded,
-        Self::TooBig,
-        Self::NoRoute,
-        Self::NewTunnelledFlow,
-        Self::Tunnelled,
-        Self::Decapsulated,
-        Self::TunnelRefused,
-        Self::NewDirectFlow,
-        Self::Direct,
-        Self::LeftToEarlier,
-    ];
-
     /// What the hook does with a packet of this outcome.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
@@ -198,7 +214,6 @@ impl Outcome {
     /// The outcome of a flow's first packet whose further packets have this outcome.
     #[inline(always)]
     #[must_use]
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the other outcomes are the same for all packets")]
     pub const fn of_first_packet(self) -> Self {
         match self {
             Self::Forward => Self::NewFlow,
@@ -206,8 +221,47 @@ impl Outcome {
             Self::Tunnelled => Self::NewTunnelledFlow,
             Self::Decapsulated => Self::NewFlow,
             Self::Direct => Self::NewDirectFlow,
-            other => other,
+            Self::NotIp
+            | Self::NotTransport
+            | Self::Malformed
+            | Self::NoService
+            | Self::OtherHook
+            | Self::UnknownFragment
+            | Self::UnknownIcmpError
+            | Self::NewFlow
+            | Self::Reply
+            | Self::IcmpError
+            | Self::Hairpin
+            | Self::RejectTcp
+            | Self::RejectUdp
+            | Self::StrayReset
+            | Self::ConntrackFull
+            | Self::NoSourcePort
+            | Self::TornService
+            | Self::NoBackend
+            | Self::RewriteFailed
+            | Self::Masquerade
+            | Self::Echo
+            | Self::NoLocalBackend
+            | Self::UnknownVip
+            | Self::SourceNotAllowed
+            | Self::IcmpRedirect
+            | Self::NewRoutedFlow
+            | Self::RoutedIcmpError
+            | Self::TimeExceeded
+            | Self::TooBig
+            | Self::NoRoute
+            | Self::NewTunnelledFlow
+            | Self::TunnelRefused
+            | Self::NewDirectFlow
+            | Self::LeftToEarlier => self,
         }
+    }
+
+    /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin flow counts as `Hairpin`, as
+    /// all others do.)
+    pub const fn begins_flow(self) -> bool {
+        matches!(self, Self::NewFlow | Self::NewRoutedFlow | Self::NewTunnelledFlow | Self::NewDirectFlow)
     }
 
     /// The metric label.
@@ -258,6 +312,8 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -265,5 +321,31 @@ mod tests {
         for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, index, "{}", outcome.as_str());
         }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: BTreeSet<&str> = Outcome::ALL.into_iter().map(Outcome::as_str).collect();
+        assert_eq!(names.len(), Outcome::COUNT);
+    }
+
+    #[test]
+    fn first_packets_have_the_outcomes_that_begin_flows() {
+        for (further, first) in [
+            (Outcome::Forward, Outcome::NewFlow),
+            (Outcome::Decapsulated, Outcome::NewFlow),
+            (Outcome::Routed, Outcome::NewRoutedFlow),
+            (Outcome::Tunnelled, Outcome::NewTunnelledFlow),
+            (Outcome::Direct, Outcome::NewDirectFlow),
+            (Outcome::Hairpin, Outcome::Hairpin),
+            (Outcome::RewriteFailed, Outcome::RewriteFailed),
+        ] {
+            assert_eq!(further.of_first_packet(), first, "{}", further.as_str());
+        }
+        let changed = Outcome::ALL.into_iter().filter(|outcome| outcome.of_first_packet() != *outcome);
+        let first: BTreeSet<Outcome> = changed.map(Outcome::of_first_packet).collect();
+        let beginnings: BTreeSet<Outcome> =
+            Outcome::ALL.into_iter().filter(|outcome| outcome.begins_flow()).collect();
+        assert_eq!(first, beginnings);
     }
 }
