@@ -18,7 +18,8 @@ pub struct Event {
     pub service: u32,
     /// Interface index of the packet's device; for a system call, the process id.
     pub origin: u32,
-    /// The [`crate::Outcome`].
+    /// New flow: [`crate::Outcome::NewFlow`] or [`crate::Outcome::NewRoutedFlow`], whatever the packet counts as.
+    /// Else the counted outcome.
     pub outcome: u8,
     /// Why this backend was chosen: a [`Choice`].
     pub choice: u8,

@@ -92,7 +92,8 @@ pub mod capacity {
     pub const CONNTRACK: usize = 524_288;
     /// Addresses of services (`VIPS`); memory is used only for those that exist.
     pub const VIPS: usize = 262_144;
-    /// Networks whose clients may use a service port (`SOURCE_RANGES`); memory is used only for those that exist.
+    /// Networks whose clients may use the frontends of a service port that have source ranges (`SOURCE_RANGES`); memory
+    /// is used only for those that exist.
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices that internal clients' packets enter through (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;

@@ -27,7 +27,8 @@ impl ServiceKey {
     }
 }
 
-/// The kind of a frontend's address; decides how external traffic is treated.
+/// The kind of a frontend's address. The agent derives flags from it; programs read it only in
+/// [`Service::requires_syn`] and for packets that leave a tunnel.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
@@ -290,7 +291,8 @@ pub mod vip_flags {
     pub const ECHO: u32 = 2;
 }
 
-/// Key of `SOURCE_RANGES` (LPM trie): a network whose clients may use a service port.
+/// Key of `SOURCE_RANGES` (LPM trie): a network whose clients may use the frontends of a service port that have the
+/// flag [`service_flags::SOURCE_RANGES`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRangeKey {
@@ -304,8 +306,8 @@ const _: () = assert!(size_of::<SourceRangeKey>() == 24);
 
 describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
-/// A network whose clients may use a service port. The kernel matches it byte by byte from the start, so the service
-/// port comes first and always matches as a whole.
+/// A network whose clients may use the frontends of a service port that have the flag [`service_flags::SOURCE_RANGES`].
+/// The kernel matches it byte by byte from the start, so the service port comes first and always matches as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRange {

@@ -19,9 +19,11 @@ pub struct Settings {
     pub service_ranges: Networks,
     /// Nodes that may send packets through a tunnel to backends on this node.
     pub peers: Networks,
-    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel.
+    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Also
+    /// stands, as the client, for the node's sockets (source ranges, affinity).
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel.
+    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Also
+    /// stands, as the client, for the node's sockets (source ranges, affinity).
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,

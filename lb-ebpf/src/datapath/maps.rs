@@ -47,7 +47,7 @@ pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINI
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
-/// Networks that may use services with `loadBalancerSourceRanges`.
+/// Networks whose clients may use the frontends of a service port that have source ranges.
 #[btf_map]
 pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RANGES }, NO_PREALLOC> =
     LpmTrie::new();
