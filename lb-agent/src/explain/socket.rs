@@ -23,7 +23,7 @@ impl<T: Tables> Walk<'_, T> {
         // `SOCKETS_ONLY` frontends are for such processes, so that flag is not checked.
         let service = service.for_client(true);
         let node = self.node_address()?;
-        self.admit(&service, &node, |ranges| admission::calls_of(&service, ranges))?;
+        self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
         // The socket has no source port yet: the programs hash the number of the socket instead.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };

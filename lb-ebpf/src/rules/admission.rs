@@ -60,18 +60,19 @@ pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     }
 }
 
-/// Whether the service takes packets of a client; `service` is the record for this client.
+/// Whether the service takes packets of a client: the rule for all its [`clients`], except for frontends that only
+/// sockets have. `service` is the record for this client.
 #[inline(always)]
 pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if service.flags & service_flags::SOCKETS_ONLY != 0 {
         return Admission::SocketsOnly;
     }
-    calls_of(service, in_source_ranges)
+    clients(service, in_source_ranges)
 }
 
-/// Whether the service takes system calls of a client; `service` is the record for this client.
+/// Whether the service takes a client, whose system calls need no more; `service` is the record for this client.
 #[inline(always)]
-pub fn calls_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
+pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges() {
         Admission::SourceNotAllowed
     } else if service.backends_count > 0 {
@@ -156,7 +157,7 @@ mod tests {
         ] {
             let record = service(flags, backends);
             assert_eq!(packets_of(&record, || in_ranges), packets, "flags {flags}, {backends} backends");
-            assert_eq!(calls_of(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
+            assert_eq!(super::clients(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
         }
     }
 

@@ -60,7 +60,7 @@ fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
 #[inline(always)]
 fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
     let in_source_ranges = || is_in_source_range(service.id, &node_address(&key.address));
-    admission::calls_of(service, in_source_ranges).allow(key.protocol)
+    admission::clients(service, in_source_ranges).allow(key.protocol)
 }
 
 /// Decides about a call to an address and port that no Service has.
