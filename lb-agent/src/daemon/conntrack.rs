@@ -19,7 +19,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{shortage_watch::Tally, state::State, traffic::ServiceTraffic};
+use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, GcReport, Recount, UdpSockets, grace};
 
@@ -51,11 +51,11 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC. `tally` counts new flows.
+/// Runs GC, early if `flow_counts` say that the map may be nearly full.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
-    mut tally: watch::Receiver<Tally>,
+    mut flow_counts: watch::Receiver<FlowCounts>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
     let Udp { sockets, mut stale_udp, served } = udp;
@@ -69,9 +69,9 @@ pub(super) async fn run(
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
             frontends = stale_udp.recv() => packets_of.extend(frontends.context("the writer has ended")?),
-            looked = tally.changed() => {
+            looked = flow_counts.changed() => {
                 looked.context("the task that counts packets has ended")?;
-                if !fill.may_be_pressed(*tally.borrow_and_update(), conntrack.table().capacity()) {
+                if !fill.may_be_pressed(*flow_counts.borrow_and_update(), conntrack.table().capacity()) {
                     continue;
                 }
                 next_sweep = next_sweep.min(Instant::now());
@@ -98,7 +98,7 @@ pub(super) async fn run(
         }
         // Frequent changes of backends must not delay this.
         if next_sweep <= Instant::now() {
-            fill.tally = *tally.borrow();
+            fill.flow_counts = *flow_counts.borrow();
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
             if swept.is_ok() {
                 observers.counters.send_replace(recount.in_flows().clone());
@@ -132,16 +132,16 @@ struct Fill {
     pressure: Pressure,
     entries: usize,
     /// The counters at that time.
-    tally: Tally,
+    flow_counts: FlowCounts,
 }
 
 impl Fill {
     /// Whether new flows may have filled the map since. A flood fills it long before the next run; while the map is nearly full
     /// runs are frequent enough.
-    fn may_be_pressed(&self, tally: Tally, capacity: u32) -> bool {
-        let begun = tally.begun.saturating_sub(self.tally.begun).saturating_mul(ENTRIES);
+    fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
+        let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);
-        let refused = tally.refused > self.tally.refused;
+        let refused = flow_counts.refused > self.flow_counts.refused;
         self.pressure == Pressure::NONE && (refused || Pressure::of(entries, capacity) > Pressure::NONE)
     }
 }
@@ -257,15 +257,16 @@ mod tests {
 
     #[test]
     fn flood_starts_gc_early() {
-        let fill = Fill { entries: 100, tally: Tally { begun: 1000, refused: 5 }, ..Fill::default() };
-        let pressed = |begun, refused| fill.may_be_pressed(Tally { begun, refused }, 1600);
+        let fill =
+            Fill { entries: 100, flow_counts: FlowCounts { begun: 1000, refused: 5 }, ..Fill::default() };
+        let pressed = |begun, refused| fill.may_be_pressed(FlowCounts { begun, refused }, 1600);
         assert!(!pressed(1000, 5));
         assert!(!pressed(1275, 5), "1,200 of 1,600 entries at most");
         assert!(pressed(1300, 5));
         assert!(pressed(1000, 6), "something was refused");
         assert!(
             !Fill { pressure: Pressure::MOST, ..fill }
-                .may_be_pressed(Tally { begun: 9000, refused: 9 }, 1600)
+                .may_be_pressed(FlowCounts { begun: 9000, refused: 9 }, 1600)
         );
     }
 

@@ -21,19 +21,18 @@ const AFFINITY: Duration = Duration::from_secs(5);
 
 /// Counters of flows that start a garbage collection of CONNTRACK early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Tally {
+pub(super) struct FlowCounts {
     /// New flows since the maps were made.
     pub(super) begun: u64,
     /// Packets dropped because CONNTRACK was full.
     pub(super) refused: u64,
 }
 
-impl Tally {
+impl FlowCounts {
     fn of(packets: &[u64; Outcome::COUNT]) -> Self {
-        let beginnings =
-            [Outcome::NewFlow, Outcome::NewRoutedFlow, Outcome::NewTunnelledFlow, Outcome::NewDirectFlow];
+        let beginnings = Outcome::ALL.into_iter().filter(|outcome| outcome.begins_flow());
         Self {
-            begun: beginnings.iter().map(|outcome| packets[*outcome as usize]).sum(),
+            begun: beginnings.map(|outcome| packets[outcome as usize]).sum(),
             refused: packets[Outcome::ConntrackFull as usize],
         }
     }
@@ -64,7 +63,7 @@ pub(super) async fn run(
     mut affinity: AffinityTable,
     state: Arc<State>,
     metrics: Arc<Metrics>,
-    tally: watch::Sender<Tally>,
+    flow_counts: watch::Sender<FlowCounts>,
 ) -> anyhow::Result<Infallible> {
     let mut before = None;
     let mut look = time::interval(LOOK);
@@ -74,7 +73,7 @@ pub(super) async fn run(
         look.tick().await;
         match stats.read() {
             Ok(packets) => {
-                tally.send_replace(Tally::of(&packets));
+                flow_counts.send_replace(FlowCounts::of(&packets));
                 note_drops(&state, &packets, before.as_ref());
                 before = Some(packets);
             }

@@ -18,7 +18,7 @@ use super::{
     devices::{Devices, Inside},
     http,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
-    shortage_watch::{self, Tally},
+    shortage_watch::{self, FlowCounts},
     socket,
     state::State,
     tasks::Tasks,
@@ -99,7 +99,7 @@ struct Senders {
     /// From connection tracking to the writer.
     counters: watch::Sender<BTreeSet<u32>>,
     /// From the shortage task to connection tracking.
-    tally: watch::Sender<Tally>,
+    flow_counts: watch::Sender<FlowCounts>,
     /// From the source of Services and the node task to the writer.
     events: mpsc::Sender<SourceEvent>,
 }
@@ -113,7 +113,7 @@ struct Receivers {
     checks: watch::Receiver<Checks>,
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
-    tally: watch::Receiver<Tally>,
+    flow_counts: watch::Receiver<FlowCounts>,
     events: mpsc::Receiver<SourceEvent>,
 }
 
@@ -126,7 +126,7 @@ fn wire() -> (Senders, Receivers) {
     let (checks_sender, checks) = watch::channel(Checks::new());
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
-    let (tally_sender, tally) = watch::channel(Tally::default());
+    let (flow_counts_sender, flow_counts) = watch::channel(FlowCounts::default());
     let (events_sender, events) = mpsc::channel(QUEUE);
     let senders = Senders {
         node_info: node_info_sender,
@@ -136,7 +136,7 @@ fn wire() -> (Senders, Receivers) {
         checks: checks_sender,
         stale_udp: stale_udp_sender,
         counters: counters_sender,
-        tally: tally_sender,
+        flow_counts: flow_counts_sender,
         events: events_sender,
     };
     let receivers = Receivers {
@@ -147,7 +147,7 @@ fn wire() -> (Senders, Receivers) {
         checks,
         stale_udp,
         counters,
-        tally,
+        flow_counts,
         events,
     };
     (senders, receivers)
@@ -187,7 +187,7 @@ fn spawn(
     let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.udp_sockets()?);
     let Opened { datapath, contents, traffic, metrics, state } = opened;
     let shortages =
-        shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.tally);
+        shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.flow_counts);
     tasks.spawn("shortages", shortages);
     let observers = conntrack::Observers {
         metrics: Arc::clone(&metrics),
@@ -203,7 +203,7 @@ fn spawn(
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     writer.adopt_counters(counted);
     let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
-    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.tally, observers));
+    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.flow_counts, observers));
     tasks.spawn("writer", writer.run(receivers.events, receivers.counters));
     Ok(())
 }
