@@ -58,7 +58,7 @@ pub(crate) fn count(backends: &[Backend]) -> u32 {
 
 /// The networks that may use the frontends of a port that filter by source.
 pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
-    let ranges = port.source_ranges.iter().filter(|range| port.filters(Family::of(range.addr())));
+    let ranges = port.source_ranges.iter().filter(|range| port.checks_sources(Family::of(range.addr())));
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 

@@ -80,11 +80,11 @@ impl Places {
         self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
-    /// The frontends; `filter` says that the addresses of load balancers look at the source ranges.
+    /// The frontends; `has_ranges` says that there are source ranges, which addresses of load balancers check.
     pub(super) fn frontends(
         self,
         lists: &Lists,
-        filter: bool,
+        has_ranges: bool,
         node: &Node,
     ) -> impl Iterator<Item = Frontend> {
         let internal = internal(self.internal, lists, node, self.family);
@@ -92,7 +92,7 @@ impl Places {
         self.places.into_iter().map(move |(key, kind)| {
             let Route { slice, inside, mut flags } =
                 if kind == FrontendKind::ClusterIp { internal } else { external };
-            if filter && kind == FrontendKind::LoadBalancer {
+            if has_ranges && kind == FrontendKind::LoadBalancer {
                 flags |= service_flags::SOURCE_RANGES;
             }
             if kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback() {

@@ -73,8 +73,8 @@ impl Port {
         self.frontends.iter().any(|f| f.slice == Some(slice) || f.inside == Some(slice))
     }
 
-    /// Whether a frontend of that family looks at the source ranges.
-    pub(crate) fn filters(&self, family: Family) -> bool {
+    /// Whether a frontend of that family checks the source ranges.
+    pub(crate) fn checks_sources(&self, family: Family) -> bool {
         let of_family = |f: &&Frontend| Family::of(f.key.address.into()) == family;
         self.frontends.iter().filter(of_family).any(|f| f.has(service_flags::SOURCE_RANGES))
     }
@@ -158,8 +158,8 @@ impl Port {
                 self.endpoint_labels.push((endpoint.address, labels));
             }
         }
-        let filters = source_ranges::filter(&self.source_ranges, family);
-        self.frontends.extend(places.frontends(&lists, filters, node));
+        let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);
+        self.frontends.extend(places.frontends(&lists, has_ranges, node));
     }
 
     /// The number of the slice with these backends; `None` where there are none.

@@ -17,11 +17,13 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
         let ranges =
             || service.external.source_ranges.iter().filter(|range| Family::of(range.addr()) == family);
         let vips = || service.external.load_balancer_ips.iter().filter(|ip| Family::of(**ip) == family);
+        // Without a load balancer's address there is nothing to guard; `0.0.0.0/0` and `::/0` admit every client.
         if vips().next().is_none() || ranges().any(|range| range.prefix_len() == 0) {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // If the load balancer's address is one of the node's own, the node connects to it from that very address. kube-proxy
+        // Only the verdict of kube-proxy needs this (the socket hooks check the node's primary address). If the load
+        // balancer's address is one of the node's own, the node connects to it from that very address. kube-proxy
         // then admits the node by its primary address. Other addresses of the node (such as that of a container bridge,
         // which many nodes share) admit nothing.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));
@@ -34,7 +36,7 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
     networks
 }
 
-/// Whether sources of that family are looked at.
-pub(super) fn filter(ranges: &[IpNet], family: Family) -> bool {
+/// Whether there are ranges of that family; without any, every client is admitted.
+pub(super) fn has_ranges(ranges: &[IpNet], family: Family) -> bool {
     ranges.iter().any(|range| Family::of(range.addr()) == family)
 }
