@@ -137,7 +137,7 @@ fn local_internal_policy_makes_remote_endpoints_unreachable_from_the_node() {
 }
 
 #[test]
-fn source_ranges_apply_to_the_addresses_of_the_node() {
+fn source_ranges_check_the_nodes_own_address_as_client() {
     let bed = Bed::with_web(&["pod1"]);
     let mut service = exposed(&bed, &["pod1"], Type::LoadBalancer);
     service.exposure.load_balancer_ips = EXTERNAL.map(|text| text.parse().unwrap()).to_vec();
@@ -146,7 +146,7 @@ fn source_ranges_apply_to_the_addresses_of_the_node() {
     for text in EXTERNAL {
         eventually_fails(&bed, http(text.parse().unwrap()), io::ErrorKind::HostUnreachable);
     }
-    // Whichever address the node uses as source.
+    // The hooks check the node's primary address, whatever source address the packets have.
     service.exposure.source_ranges =
         ["198.51.100.1/32", "172.18.0.1/32", "fd00:198:51:100::1/128", "fd00:172:18::1/128"]
             .map(str::to_owned)

@@ -73,7 +73,7 @@ fn outcomes(expression: &str) -> Vec<BTreeSet<&str>> {
 }
 
 #[test]
-fn alerts_and_dashboard_name_outcomes_that_there_are() {
+fn alerts_and_dashboard_name_known_outcomes_and_show_every_drop() {
     let known: BTreeSet<&str> = Outcome::ALL.into_iter().map(Outcome::as_str).collect();
     let drops: BTreeSet<&str> =
         Outcome::ALL.into_iter().filter(|o| o.verdict() == Verdict::Drop).map(Outcome::as_str).collect();
