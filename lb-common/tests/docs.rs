@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lb_common::conntrack::Phase;
+use lb_common::{Outcome, Verdict, conntrack::Phase};
 
 fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -272,6 +272,31 @@ const CALENDARS: [&str; 7] = [
     "metrics/mod.rs",
     "zpages.rs",
 ];
+
+#[test]
+fn documented_outcomes_match_the_code() {
+    let metrics = read("docs/metrics.md");
+    let (_, rest) = metrics.split_once("\n## Outcomes\n").expect("the section");
+    let section = rest.split("\n## ").next().unwrap_or_default();
+    let rows: Vec<Vec<&str>> = section
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| index "))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(rows.len(), Outcome::COUNT);
+    for (row, outcome) in rows.into_iter().zip(Outcome::ALL) {
+        let verdict = match outcome.verdict() {
+            Verdict::Pass => "pass",
+            Verdict::Bounce => "bounce",
+            Verdict::Route => "route",
+            Verdict::Drop => "drop",
+        };
+        let [index, name, documented, meaning] = row[..] else { panic!("not four cells: {row:?}") };
+        assert_eq!((index, name), (&*(outcome as usize).to_string(), &*format!("`{}`", outcome.as_str())));
+        assert_eq!(documented, verdict, "{name}");
+        assert!(!meaning.is_empty(), "{name}");
+    }
+}
 
 #[test]
 fn documented_timeouts_match_the_code() {
