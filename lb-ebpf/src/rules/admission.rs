@@ -60,7 +60,7 @@ pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     }
 }
 
-/// Whether the service takes packets of a client: the rule for all its [`clients`], except for frontends that only
+/// Whether the service accepts packets of a client: the rule for all its [`clients`], except for frontends that only
 /// sockets have. `service` is the record for this client.
 #[inline(always)]
 pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
@@ -70,7 +70,7 @@ pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) ->
     clients(service, in_source_ranges)
 }
 
-/// Whether the service takes a client, whose system calls need no more; `service` is the record for this client.
+/// Whether the service accepts a client, whose system calls need no more; `service` is the record for this client.
 #[inline(always)]
 pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges() {
