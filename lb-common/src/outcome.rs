@@ -3,8 +3,8 @@
 pub enum Verdict {
     /// Passes it on: to the next program on the hook, then to the stack.
     Pass,
-    /// Sends it out of the device it came from: a packet of a hairpin flow, or the answer that it became (a rejection,
-    /// an ICMP error, an echo reply).
+    /// Sends the packet out of the device it came from: one of a hairpin flow, or the answer that it became (a
+    /// rejection, an ICMP error, an echo reply).
     Bounce,
     /// Sends it out of the device that the routing table names, bypassing the stack.
     Route,
@@ -165,7 +165,7 @@ list_outcomes! {
 }
 
 impl Outcome {
-    /// What the hook does with a packet of this outcome.
+    /// The hook's verdict on a packet of this outcome.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         match self {

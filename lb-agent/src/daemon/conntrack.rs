@@ -131,13 +131,13 @@ impl ErrorLog {
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// The counters at that time.
+    /// The counters after that run.
     flow_counts: FlowCounts,
 }
 
 impl Fill {
-    /// Whether new flows may have filled the map since. A flood fills it long before the next run; while the map is nearly full
-    /// runs are frequent enough.
+    /// Whether new flows may have filled the map since. A flood fills it long before the next run; while the map is
+    /// nearly full runs are frequent enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);

@@ -22,7 +22,7 @@ const AFFINITY: Duration = Duration::from_secs(5);
 /// Counters of flows that start a garbage collection of CONNTRACK early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
-    /// New flows since the maps were made.
+    /// New flows since the maps were created.
     pub(super) begun: u64,
     /// Packets dropped because CONNTRACK was full.
     pub(super) refused: u64,

@@ -98,9 +98,9 @@ struct Senders {
     stale_udp: mpsc::UnboundedSender<StaleFrontends>,
     /// From connection tracking to the writer.
     counters: watch::Sender<BTreeSet<u32>>,
-    /// From the shortage task to connection tracking.
+    /// Counters of new and refused flows: from the shortage task to connection tracking.
     flow_counts: watch::Sender<FlowCounts>,
-    /// From the source of Services and the node task to the writer.
+    /// Changes: from the source of Services and the node task to the writer.
     events: mpsc::Sender<SourceEvent>,
 }
 

@@ -24,7 +24,7 @@ impl<T: Tables> Walk<'_, T> {
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
-        // The socket has no source port yet: the programs hash the number of the socket instead.
+        // The socket has no source port yet: the programs hash a number derived from the socket instead.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };
         let mut inner = Walk::new(self.tables, &question);

@@ -80,7 +80,7 @@ impl Places {
         self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
-    /// The frontends; `has_ranges` says that there are source ranges, which addresses of load balancers check.
+    /// The frontends; `has_ranges` is whether there are source ranges for load balancer addresses to check.
     pub(super) fn frontends(
         self,
         lists: &Lists,

@@ -22,10 +22,10 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // Only the verdict of kube-proxy needs this (the socket hooks check the node's primary address). If the load
-        // balancer's address is one of the node's own, the node connects to it from that very address. kube-proxy
-        // then admits the node by its primary address. Other addresses of the node (such as that of a container bridge,
-        // which many nodes share) admit nothing.
+        // If the load balancer's address is one of the node's own, the node connects to it from that address.
+        // kube-proxy then admits the node by its primary address, and only that verdict needs these entries: the socket
+        // hooks check the primary address itself. Other addresses of the node (such as that of a container bridge,
+        // which many nodes share) admit no client.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));
         if node.addresses.primary.iter().any(node_may) {
             networks.extend(vips().map(|ip| IpNet::from(*ip)));
