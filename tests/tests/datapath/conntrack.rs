@@ -56,7 +56,7 @@ fn tunnelled_flows_expire_by_their_only_entry() {
     insert(&conntrack, &[tunnelled(protocol::TCP, 1, live), tunnelled(protocol::TCP, 2, expired)]);
     let [live, expired] = around_timeout(Phase::Unreplied);
     insert(&conntrack, &[tunnelled(protocol::UDP, 3, live), tunnelled(protocol::UDP, 4, expired)]);
-    // The key that the reverse entry of one would have belongs to another flow.
+    // Another flow has the key that a reverse entry would have.
     let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
     let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
     insert(&conntrack, &[(stranger, other)]);
@@ -93,7 +93,7 @@ fn deleted_flows_leave_the_active_count() {
     for port in 2..6 {
         insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
     }
-    // An ended flow: only its reverse entry still holds its counter.
+    // An ended flow: only its reverse entry still holds the number of its counter.
     let [_, expired] = around_timeout(Phase::Established);
     let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);

@@ -32,7 +32,7 @@ const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() a
 const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
 /// Source port of these flows, outside of the ephemeral ports.
 const PORT: u16 = 20_000;
-/// Longest idle time after which they have expired, on an emulated machine under load.
+/// Time limit until the flows have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 
 /// The calendar clock. Dropping it restores the time with the help of the monotonic clock.
