@@ -1,8 +1,8 @@
 //! The part of the BPF programs that needs no kernel: it is compiled and tested on the host like any library.
 //!
-//! The binary beside it (`main.rs`) adds entry points, maps and helpers. Both use the same names for the stages of a
-//! packet: [`parse`], [`service`] (choice of a backend), [`forward`], [`rewrite`], [`reject`]. The part of `service`
-//! that needs the kernel is `datapath/service`, and so on. The decisions are in [`rules`].
+//! The binary in the same crate (`main.rs`) adds entry points, maps and helpers. Both use the same names for the stages
+//! of a packet: [`parse`], [`service`] (choice of a backend), [`forward`], [`rewrite`], [`reject`]. The part of
+//! `service` that needs the kernel is `datapath/service`, and likewise for the others. The decisions are in [`rules`].
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(

@@ -1,6 +1,6 @@
 //! The BPF object: its entry points. They map the outcome of a packet to the verdict of their hook, and count it.
-//! `datapath` decides about packets, `sockets` about system calls; the library beside it computes everything that
-//! needs no kernel.
+//! `datapath` decides about packets, `sockets` about system calls; the library in the same crate computes everything
+//! that needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -66,7 +66,7 @@ mod programs {
         }
     }
 
-    /// Sends the packet back or on, as its outcome says; returns the outcome, or that this failed.
+    /// Sends the packet back or on, according to its outcome; returns the outcome, or that of the failure.
     #[inline(always)]
     fn send(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {
@@ -82,8 +82,9 @@ mod programs {
         run_xdp(ctx)
     }
 
-    /// As `xdp_native`, for devices where the kernel runs XDP on skbs. Without support for fragments: with it, Linux
-    /// up to at least 6.18 gives tc a copy of the packet whose `mac_len` is 0 (`skb_pp_cow_data`).
+    /// As `xdp_native`, for devices where the kernel runs XDP on skbs. The program does not declare support for
+    /// fragments: with it, Linux up to at least 6.18 gives tc a copy of the packet whose `mac_len` is 0
+    /// (`skb_pp_cow_data`).
     #[xdp]
     fn xdp_generic(ctx: XdpContext) -> u32 {
         run_xdp(ctx)
@@ -94,7 +95,7 @@ mod programs {
         let mut xdp = Xdp::new(ctx);
         let outcome = xdp::process(&mut xdp);
         match outcome.verdict() {
-            // tc handles and counts it.
+            // tc handles and counts the packet.
             Verdict::Pass | Verdict::Bounce => xdp_action::XDP_PASS,
             Verdict::Route => {
                 stats::count(outcome);
@@ -108,7 +109,7 @@ mod programs {
         }
     }
 
-    /// The kernel demands a licence compatible with the GPL; this is that of the repository.
+    /// The kernel demands a licence compatible with the GPL; this is the licence of the repository.
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
@@ -123,6 +124,6 @@ fn main() {
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
-    // No code panics; if some could, the verifier would reject the endless loop.
+    // No code panics; if some did, the verifier would reject this endless loop.
     loop {}
 }

@@ -10,7 +10,7 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::parse::frame::{TcpHeader, lengths};
 
-/// Bytes of an IPv4 header, as its length field counts them.
+/// Bytes of an IPv4 header without options.
 const IPV4_HEADER: u16 = 20;
 
 /// Hop limit of packets that the programs build: the default of Linux.
@@ -98,7 +98,7 @@ pub fn reset(tuple: &Tuple, segment: &Segment) -> TcpHeader {
     }
 }
 
-/// The sum over the header that [`reset`] makes.
+/// The sum over a header that [`reset`] has built.
 #[inline(always)]
 pub fn reset_sum(header: &TcpHeader) -> Sum {
     let words = [header.seq, header.ack].map(u32::from_ne_bytes);
@@ -122,7 +122,7 @@ pub const fn time_exceeded(is_v4: bool) -> [u8; 8] {
     if is_v4 { [11, 0, 0, 0, 0, 0, 0, 0] } else { [3, 0, 0, 0, 0, 0, 0, 0] }
 }
 
-/// The first 8 bytes of an ICMP error that tells the `mtu` in bytes, checksum still 0: fragmentation needed (RFC 1191
+/// The first 8 bytes of an ICMP error that carries the `mtu` in bytes, checksum still 0: fragmentation needed (RFC 1191
 /// §4) or packet too big (RFC 4443 §3.2).
 #[inline(always)]
 pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
@@ -130,7 +130,7 @@ pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
     if is_v4 { [3, 4, 0, 0, 0, 0, c, d] } else { [2, 0, 0, 0, a, b, c, d] }
 }
 
-/// The ICMP of the version that goes with the address family.
+/// The ICMP protocol of the address family.
 #[inline(always)]
 pub const fn icmp_protocol(is_v4: bool) -> u8 {
     if is_v4 { protocol::ICMP } else { protocol::ICMPV6 }
@@ -171,7 +171,7 @@ mod tests {
         })
     }
 
-    /// RFC 9293 §3.10.7.1, as etherparse would write it; checksum 0.
+    /// The RST of RFC 9293 §3.10.7.1, built with etherparse; checksum 0.
     fn expected_reset(tuple: &Tuple, segment: &Segment) -> Tcp {
         let mut header = Tcp::new(tuple.source_port, tuple.destination_port, 0, 0);
         header.rst = true;
@@ -186,7 +186,7 @@ mod tests {
         header
     }
 
-    /// The checksum field that makes the packet right.
+    /// The valid checksum of the packet.
     fn checksum(tuple: &Tuple, header: &TcpHeader) -> u16 {
         let sum = reset_sum(header).fold();
         let pseudo = pseudo_header(tuple, 20).fold();

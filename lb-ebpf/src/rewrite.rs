@@ -34,13 +34,13 @@ impl FrameMut for [u8] {
     }
 }
 
-/// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be
-/// computed: frames of the same machine leave that to the device. Nothing marks them, but the field holds the sum
-/// over the pseudo header. (One in 65,536 correct checksums looks like that.)
+/// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be computed:
+/// senders on the same machine leave it to the device. Such frames have no mark, but the field holds the sum over the
+/// pseudo header. (One in 65,536 valid checksums has the same value by accident.)
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] if the transport header is cut short.
+/// [`Outcome::Malformed`] if the transport header is truncated.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the length is 16 bits in the pseudo header, too")]
 pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32) -> Result<bool, Outcome> {
@@ -51,11 +51,11 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
     Ok(found == pseudo_header(&packet.tuple, length).fold())
 }
 
-/// Gives a TCP or UDP packet the ports of `flow.to`, and the checksum over them and the new addresses.
+/// Gives a TCP or UDP packet the ports of `flow.to`, and updates the checksum over ports and addresses.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] if the transport header is cut short.
+/// [`Outcome::Malformed`] if the transport header is truncated.
 #[inline(always)]
 pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -69,7 +69,7 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     }
     let header: &mut UdpHdr = frame.header_mut(l4)?;
     [header.src, header.dst] = ports;
-    // A checksum of 0 is none and stays so; one that becomes 0 is written as 0xffff (RFC 768).
+    // A UDP checksum of 0 means none and stays 0; a computed 0 is written as 0xffff (RFC 768).
     let before = half_word(&header.check);
     if before != 0 {
         let after = updated(before, flow.address_delta, flow.port_delta);
@@ -78,12 +78,12 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     Ok(())
 }
 
-/// Gives a packet the addresses of `flow.to`, and takes `hops` (0 or 1) from its hop limit. The caller has checked
-/// that it has more.
+/// Gives a packet the addresses of `flow.to`, and subtracts `hops` (0 or 1) from its hop limit, which the caller has
+/// checked to be larger.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] if the network header is cut short.
+/// [`Outcome::Malformed`] if the network header is truncated.
 #[inline(always)]
 pub fn network<F: FrameMut + ?Sized>(
     frame: &mut F,
@@ -105,11 +105,11 @@ pub fn network<F: FrameMut + ?Sized>(
     Ok(())
 }
 
-/// Takes a hop from the packet with this network header, which has more than one left.
+/// Subtracts 1 from the hop limit of the packet with this network header, which is at least 2.
 ///
 /// # Errors
 ///
-/// [`Outcome::Malformed`] if the network header is cut short.
+/// [`Outcome::Malformed`] if the network header is truncated.
 #[inline(always)]
 pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Result<(), Outcome> {
     if is_v4 {
@@ -123,7 +123,7 @@ pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Re
     Ok(())
 }
 
-/// The change of the checksum of an IPv4 header by fewer hops, which are the upper byte of a word.
+/// The change of an IPv4 header checksum when the hop limit, the upper byte of a word, decreases by `hops`.
 #[inline(always)]
 fn fewer(hops: u8) -> u16 {
     Sum::ZERO.sub_word((u16::from(hops) << 8).to_be()).fold()
@@ -151,7 +151,7 @@ mod tests {
 
     const MACS: [[u8; 6]; 2] = [[0, 0, 0x5e, 0, 0x53, 1], [0, 0, 0x5e, 0, 0x53, 2]];
 
-    /// A packet between two endpoints of one family, with checksums.
+    /// A packet between two endpoints of one family, with valid checksums.
     fn frame(tuple: &Tuple, payload: &[u8]) -> Vec<u8> {
         let ethernet = PacketBuilder::ethernet2(MACS[0], MACS[1]);
         let (source, destination) = (&tuple.source, &tuple.destination);
@@ -225,8 +225,7 @@ mod tests {
         }
     }
 
-    /// So once the programs have counted a packet in its flow, no bounds check can fail that a second look would
-    /// pass.
+    /// No bounds check of the rewrite may fail after the programs have counted a packet in its flow.
     #[test]
     fn every_frame_that_parses_can_be_rewritten() {
         let v4 = [1, 2, 3].map(|last| Address::from_v4([192, 0, 2, last]));

@@ -1,5 +1,5 @@
-//! Events for `lb-agent monitor`: flows that begin, packets that are dropped or rejected. Further packets of a flow
-//! make none. As long as no monitor runs, an event costs a look at one word.
+//! Events for `lb-agent monitor`: one for each new flow and for each packet that is dropped or rejected. Further
+//! packets of a flow emit none. While no monitor runs, an event costs one load from a map.
 
 use aya_ebpf::{
     btf_maps::{Array, RingBuf},
@@ -19,11 +19,11 @@ use super::{context::HookContext, maps, scratch::scratch, stats};
 #[btf_map]
 static EVENTS: RingBuf<Event, { capacity::EVENTS }> = RingBuf::new();
 
-/// Until when a monitor listens, and how many events it has lost: see [`monitor`].
+/// The tick until which a monitor listens, and how many events it has lost: see [`monitor`].
 #[btf_map]
 static MONITOR: Array<u64, { monitor::SIZE }> = Array::new();
 
-/// Whether a monitor listens, or was killed while it did; [`emit`] emits nothing for one that was killed.
+/// Whether a monitor listens. A killed monitor counts until its tick has passed; [`emit`] emits nothing for it.
 #[inline(always)]
 pub(crate) fn is_watched() -> bool {
     until() != 0
@@ -62,7 +62,7 @@ fn emit_new_flow(device: u32, outcome: Outcome, hook: EventHook) {
     });
 }
 
-/// Emits an event about the packet at hand, which is dropped.
+/// Emits an event about the current packet, which is dropped.
 #[inline(always)]
 pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) {
     if is_watched() {
@@ -108,7 +108,7 @@ fn without_backend(event: &mut Event, origin: u32, outcome: Outcome, hook: Event
     (event.choice, event.scheduler, event.flags) = (Choice::None as u8, 0, 0);
 }
 
-/// Emits an event: `fill` writes all of its fields but the time, straight into the ring buffer.
+/// Emits an event: `fill` writes all of its fields except the time, straight into the ring buffer.
 #[inline(always)]
 pub(crate) fn emit(fill: impl FnOnce(&mut Event)) {
     // SAFETY: the helper takes nothing and only returns a number.

@@ -1,7 +1,8 @@
-//! The fast path: nearly every packet. Its headers are plain, and it belongs to a flow that neither begins nor ends
-//! with it, or to none.
+//! The fast path handles nearly every packet: one with plain headers that belongs to no flow, or to a flow that neither
+//! begins nor ends with it.
 //!
-//! Such a packet is parsed into registers and never stored. The slow path takes all others, and decides the same.
+//! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
+//! the same rules.
 
 use lb_common::Outcome;
 use lb_ebpf::parse::{Layer, Packet, parse_plain};
@@ -16,17 +17,18 @@ use super::{
 
 /// The result of the fast path.
 ///
-/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
-/// not use.
+/// It fits into one register, which is all that a subprogram returns: variants without a field are values that
+/// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(super) enum FastPath {
-    /// The packet is decided about, whatever the outcome: it must not be looked at, or counted, once more.
+    /// The fast path has decided about the packet: the caller must neither parse nor count it again.
     Done(Outcome),
-    /// The headers are unusual or cut short: the slow path has to parse them.
+    /// The headers are unusual or truncated: the slow path has to parse them.
     NotPlain,
-    /// Parsed and stored: no flow has its tuple.
+    /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
-    /// Parsed and stored: a flow has its tuple, and begins or ends with it, or needs a route.
+    /// The fast path has parsed and stored the packet; the flow with its tuple begins or ends with it, or needs a
+    /// route.
     HasFlow,
 }
 

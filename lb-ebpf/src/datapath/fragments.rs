@@ -1,4 +1,4 @@
-//! Fragments: only the first one of a datagram has the ports, and in IPv6 behind options also the protocol.
+//! Fragments: only the first fragment of a datagram has the ports and, in IPv6 behind options, the protocol.
 
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::parse::{Packet, Part};
@@ -9,7 +9,7 @@ use super::{clock::now, maps::FRAGMENTS};
 ///
 /// # Errors
 ///
-/// [`Outcome::UnknownFragment`] if the first fragment belonged to no flow, or did not come first.
+/// [`Outcome::UnknownFragment`] if the first fragment belonged to no flow, or has not arrived yet.
 #[inline(always)]
 pub(super) fn complete(packet: &mut Packet) -> Result<(), Outcome> {
     let known = packet.fragment.part != Part::Later || find(packet);
@@ -43,7 +43,8 @@ pub(super) fn remember(packet: &Packet) {
 fn insert(packet: &Packet) {
     let Tuple { source_port, destination_port, protocol, .. } = packet.tuple;
     let ports = FragmentPorts::new(source_port, destination_port, protocol, now());
-    // An LRU map always has room. Should the insertion fail nevertheless, the fragments that follow count as unknown.
+    // An LRU map evicts another entry if it is full. If the insertion fails all the same, later fragments count as
+    // unknown.
     FRAGMENTS.insert(&key(packet), &ports, 0).unwrap_or_default();
 }
 

@@ -28,26 +28,26 @@ use super::{
 
 /// The result of [`translate`].
 ///
-/// One register, which is all that a subprogram returns: the variant without a field is a value that [`Outcome`] does
-/// not use.
+/// It fits into one register, which is all that a subprogram returns: the variant without a field is a value that
+/// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(super) enum Translated {
-    /// It has this outcome.
+    /// The message is handled, with this outcome.
     Done(Outcome),
-    /// Nothing: it is about a packet of a backend on another node, and goes there in a tunnel as it is. The key of
-    /// its flow is in `SCRATCH`.
+    /// The message is unchanged: it is about a packet of a backend on another node, and the tunnel takes it there. The
+    /// key of the flow is in `SCRATCH`.
     ThroughTunnel,
 }
 
 const _: () = assert!(size_of::<Translated>() == size_of::<Outcome>());
 
-/// The ICMP type of a redirect, RFC 792. (The redirect of IPv6 is no error but neighbour discovery, and does not
-/// quote as errors do.)
+/// The ICMP type of a redirect, RFC 792. (The redirect of IPv6 belongs to neighbour discovery, and does not quote a
+/// packet the way errors do.)
 const REDIRECT: u8 = 5;
 
 /// Translates an ICMP error for the sender of the packet that it quotes.
 ///
-/// The quoted packet went the other way. So the error belongs to the flow whose key is the reversed quoted tuple, and
+/// The quoted packet went the other way, so the error belongs to the flow whose key is the reversed quoted tuple, and
 /// the quote becomes `to` of that flow, reversed.
 #[inline(never)]
 pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Translated {
@@ -68,7 +68,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     }
     let [kind, _] = *skb.header::<[u8; 2]>(headers.l4)?;
     if headers.is_v4 && kind == REDIRECT {
-        // Its receiver would bypass the VIP.
+        // A redirect would make its receiver bypass the VIP.
         return Err(Outcome::IcmpRedirect);
     }
     let inner = rewrite_quoted(skb, &quoted.headers, key.protocol, flow)?;
@@ -83,7 +83,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
         route::resolve(skb, &to)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
-    // An error of a pod about its own packet: the stack might refuse the VIP as a source on the device of the pod.
+    // A pod reports an error about its own packet: the stack might refuse the VIP as a source on the device of the pod.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError }))
 }
@@ -135,8 +135,8 @@ fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Option<u16> 
 
 /// Rewrites the addresses of the ICMP packet itself; returns the change of a checksum over them.
 ///
-/// As in nf_nat, any source of the error is translated: the receiver must not see an address that it never sent to,
-/// and its reverse path filter may not accept it.
+/// As in nf_nat, any source of the error is translated: the receiver must not see an address that it never sent to, and
+/// its reverse path filter may not accept it.
 #[inline(always)]
 fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> Result<u16, Outcome> {
     let (old_source, old_destination) = read_addresses(skb, headers)?;

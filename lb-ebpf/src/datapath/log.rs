@@ -9,7 +9,7 @@ use super::{
     scratch::{scratch, setup::FlowSetup},
 };
 
-/// The context as aya-log wants it.
+/// The program's context in the form that aya-log takes.
 struct Context(*mut core::ffi::c_void);
 
 impl EbpfContext for Context {

@@ -1,5 +1,5 @@
 //! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. `SCRATCH`,
-//! `EVENTS`, `MONITOR`, `ACTIVE` and `TURNS` are beside the code that uses them.
+//! `EVENTS`, `MONITOR`, `ACTIVE` and `TURNS` are defined next to the code that uses them.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -43,7 +43,7 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::
 #[btf_map]
 pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
-/// Virtual addresses: how packets to ports that are no frontend are treated.
+/// Virtual addresses: how packets to ports that no Service has are treated.
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
@@ -77,20 +77,20 @@ pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// The packet that this CPU processes: slot 0, and in slot 1 the one in its tunnel.
+/// The packet that this CPU processes in slot 0, and the packet inside its tunnel in slot 1.
 ///
-/// It lies in a map rather than on the stack because the verifier tracks every value on the stack: it would walk the
-/// rest of the program once for each combination of results of parsing.
+/// It is stored in a map rather than on the stack because the verifier tracks every value on the stack: it would check
+/// the rest of the program once for each combination of results of parsing.
 #[btf_map]
 pub(super) static PACKET: PerCpuArray<Packet, 2> = PerCpuArray::new();
 
-/// The packet of this CPU.
+/// The packet that this CPU processes.
 #[inline(always)]
 pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(0)
 }
 
-/// The packet of this CPU that came in a tunnel.
+/// The packet inside the tunnel of the packet that this CPU processes.
 #[inline(always)]
 pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(1)
@@ -99,19 +99,19 @@ pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
 #[inline(always)]
 fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
-    // SAFETY: the slot is of this CPU alone, and programs on these hooks run with bottom halves disabled, so that no
-    // other of them can run here before this one is done. A slot is taken once for each packet: slot 0 by `process`,
-    // and again by what runs when `process` uses it no more; slot 1 by `decapsulate`. The kernel fills new maps with
+    // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
+    // other of them runs here before this one ends. A slot is borrowed once for each packet: slot 0 by `process`, and
+    // again by code that runs after the last use in `process`; slot 1 by `decapsulate`. The kernel fills new maps with
     // zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }
 
-/// Names of service ports by id. No program reads them; they are part of the state that outlives the agent.
+/// Names of service ports by id, for the agent and its commands: the state outlives the agent. No program reads them.
 #[btf_map]
 pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Names of endpoints by address. No program reads them.
+/// Names of endpoints by address, for the agent and its commands. No program reads them.
 #[btf_map]
 pub(super) static ENDPOINT_NAMES: HashMap<Address, EndpointName, { capacity::ENDPOINT_NAMES }, NO_PREALLOC> =
     HashMap::new();

@@ -27,7 +27,7 @@ pub(super) fn for_client(context: &HookContext, client: &Address, service: Servi
 fn side(device: u32, source: &Address) -> ClientSide {
     client::side(
         || current().is_some_and(|settings| settings.internal.contains(source)),
-        // SAFETY: the element is not read.
+        // SAFETY: the program does not read the element.
         || unsafe { INSIDE_DEVICES.get(&device) }.is_some(),
     )
 }

@@ -23,7 +23,7 @@ use lb_ebpf::{
 
 use super::context::HookContext;
 
-/// A socket buffer, and the kind of its device.
+/// The `sk_buff` of a packet, and the kind of its device.
 pub(crate) struct Skb {
     pub(super) ctx: TcContext,
     pub(super) layer: Layer,
@@ -48,26 +48,26 @@ enum ExitWay {
 }
 
 impl Exit {
-    /// Through the device to a next hop whose MAC address the kernel looks up.
+    /// To a next hop behind the device; the kernel looks up the MAC address.
     #[inline(always)]
     pub(super) const fn neighbour(device: u32) -> Self {
         Self { device, way: ExitWay::Neighbour }
     }
 
-    /// Through the device; the packet has its MAC addresses already.
+    /// Through the device; the packet already has its MAC addresses.
     #[inline(always)]
     pub(super) const fn device(device: u32) -> Self {
         Self { device, way: ExitWay::Device }
     }
 
-    /// Into the other end of this veth device, which skips the device itself.
+    /// Into the other end of this veth device, skipping the device itself.
     #[inline(always)]
     pub(super) const fn peer_of(device: u32) -> Self {
         Self { device, way: ExitWay::Peer }
     }
 }
 
-/// Bytes from the start of the frame that hold all headers we look at.
+/// Bytes from the start of the frame that hold all headers the programs parse.
 const HEADERS: u32 = 256;
 
 impl Frame for Skb {
@@ -112,8 +112,8 @@ impl Skb {
 
     /// Start or end of the linear part: the field of the context at `OFFSET`.
     ///
-    /// LLVM takes the field for 32 bits and copies it as such. To the kernel it is a pointer, and it rejects copies
-    /// of its half. Hence one load in assembly.
+    /// LLVM treats the field as 32 bits wide and copies it as such. The kernel treats it as a pointer and rejects
+    /// copies of half of it. Hence one load in assembly.
     #[inline(always)]
     fn bound<const OFFSET: usize>(&self) -> usize {
         let bound: usize;
@@ -135,7 +135,8 @@ impl Skb {
         Self { ctx, layer, exit: Exit::neighbour(0) }
     }
 
-    /// Pulls the headers into the linear part; returns false if they were there already or cannot be.
+    /// Pulls the headers into the linear part; returns false if they were there already or the kernel could not pull
+    /// them.
     #[inline(always)]
     pub(super) fn pull_headers(&mut self) -> bool {
         let wanted = self.length().min(HEADERS);
@@ -192,8 +193,8 @@ impl Skb {
         self.ctx.l3_csum_replace(offset as usize, 0, u64::from(delta), 0).map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Adds `delta` to a transport checksum. `pseudo` marks a change of the pseudo header: a checksum that is left to
-    /// the device (`CHECKSUM_PARTIAL`) covers only that so far.
+    /// Adds `delta` to a transport checksum. `pseudo` marks a change of the pseudo header: an offloaded checksum
+    /// (`CHECKSUM_PARTIAL`) covers only the pseudo header so far.
     #[inline(always)]
     pub(super) fn update_checksum(
         &mut self,
@@ -211,7 +212,7 @@ impl Skb {
     /// that no checksum in the packet compensates.
     #[inline(always)]
     pub(super) fn update_frame_sum(&mut self, delta: u16) {
-        // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if there is
+        // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if the skb has
         // no such sum, which is no failure.
         let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
     }
@@ -232,7 +233,7 @@ impl Skb {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
-        // SAFETY: the helper takes two numbers, and reports a bad one in its result.
+        // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
         let action = unsafe { bpf_redirect(self.context().device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
@@ -246,8 +247,8 @@ impl Skb {
     pub(crate) fn route(&mut self) -> Result<(), Outcome> {
         self.frame_for_others()?;
         let Exit { device, way } = self.exit;
-        // SAFETY: the helpers take numbers, and report bad ones in their results. Without parameters,
-        // `bpf_redirect_neigh` looks for the next hop itself.
+        // SAFETY: the helpers take numbers, and return errors for wrong ones. Without parameters, `bpf_redirect_neigh`
+        // looks up the next hop itself.
         let action = unsafe {
             match way {
                 ExitWay::Neighbour => bpf_redirect_neigh(device, core::ptr::null_mut(), 0, 0),
@@ -282,17 +283,17 @@ impl Skb {
         headers + payload
     }
 
-    /// Whether the packet has a VLAN tag that the device has taken out of the frame: it is for another device of the
-    /// node, on top of this one.
+    /// Whether the packet has a VLAN tag that the device has taken out of the frame: the packet is for another device
+    /// of the node, stacked on this one.
     #[inline(always)]
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.
         unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
     }
 
-    /// Makes the frame one that other devices take: with room for an Ethernet header, which the kernel writes, and
-    /// without the VLAN tag of the network that it came from. (The next network is another one, or its device tags
-    /// the frame again.)
+    /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, and removes
+    /// the VLAN tag of the network that it came from. (The next network is another one, or its device tags the frame
+    /// again.)
     #[inline(always)]
     fn frame_for_others(&mut self) -> Result<(), Outcome> {
         // SAFETY: the context is that of this program. The calls may move the packet; `&mut self` excludes borrowed
@@ -318,8 +319,8 @@ impl Skb {
     }
 }
 
-/// Position of a transport checksum, and how it is updated: one value, so that the updates for addresses and for
-/// ports cannot disagree.
+/// Position of a transport checksum, and how to update it: one value, so that the updates for addresses and ports
+/// agree.
 #[derive(Clone, Copy)]
 pub(super) struct ChecksumField {
     /// Bytes from the start of the frame.
@@ -332,7 +333,7 @@ impl ChecksumField {
     #[inline(always)]
     pub(super) fn of(protocol: u8, l4: u32) -> Self {
         match protocol {
-            // A UDP checksum of 0 is none and stays so; one that becomes 0 is written as 0xffff (RFC 768).
+            // A UDP checksum of 0 means none and stays 0; a computed 0 is written as 0xffff (RFC 768).
             protocol::UDP => Self { offset: l4 + 6, flags: u64::from(BPF_F_MARK_MANGLED_0) },
             protocol::TCP => Self { offset: l4 + 16, flags: 0 },
             _icmp => Self { offset: l4 + 2, flags: 0 },

@@ -1,4 +1,4 @@
-//! The slow path: packets with unusual headers, and those with which a flow begins or ends.
+//! The slow path: packets with unusual headers, and those that begin or end a flow.
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
@@ -20,7 +20,8 @@ use super::{
     skb::Skb,
 };
 
-/// Parses a packet that the fast path could not, and decides about ICMP messages; `None` leaves a packet with ports.
+/// Parses a packet that the fast path could not parse, and decides about ICMP messages; `None` if the packet has ports
+/// and still needs a decision.
 #[inline(always)]
 pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Option<Outcome>, Outcome> {
     parse_pulling(skb, packet)?;
@@ -38,7 +39,7 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
     }
 }
 
-/// Parses the packet. Headers that lie outside the linear part of the buffer are pulled in first.
+/// Parses the packet, after pulling headers that lie outside the linear part of the buffer.
 #[inline(never)]
 fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     for _ in 0..2 {
@@ -54,8 +55,8 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Err(Outcome::Malformed)
 }
 
-/// Decides about a packet with ports, whose tuple has the entry `known` or none. `Err` is the outcome of a packet
-/// that gets no flow.
+/// Decides about a packet with ports; `known` is the entry of its tuple, if there is one. `Err` is the outcome of a
+/// packet that gets no flow.
 #[inline(always)]
 pub(super) fn process(
     skb: &mut Skb,

@@ -21,7 +21,7 @@ pub(crate) fn count(outcome: Outcome) {
 pub(crate) fn count_preempted(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {
         // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Other writers run
-        // on this CPU, and cannot come between the halves of one instruction.
+        // on this CPU, and cannot interrupt a single instruction.
         unsafe { add_one(counter) };
     }
 }

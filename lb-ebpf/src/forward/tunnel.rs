@@ -1,7 +1,7 @@
-//! Tunnels between nodes: the headers before the packet of a client on its way to the node of its backend.
+//! Tunnels between nodes: the headers of a client's packet on its way to the node of its backend.
 //!
 //! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is
-//! the packet, without a header between. The outer header is always of the family of the packet.
+//! the packet, without a GUE header. The outer header is always of the same family as the packet.
 
 use lb_common::{
     Address, GUE_PORT, Outcome,
@@ -23,10 +23,10 @@ use crate::{
     reject::HOP_LIMIT,
 };
 
-/// A tunnel that a packet came through.
+/// The tunnel that a packet came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
-    /// The node at its start.
+    /// The address of the node that sent the packet into the tunnel.
     pub source: Address,
     /// The address of a backend.
     pub destination: Address,
@@ -36,11 +36,11 @@ pub struct Tunnel {
     pub inner: u32,
 }
 
-/// The tunnel that the packet in a frame of this `layer` is in.
+/// The tunnel around the packet in a frame of this `layer`.
 ///
 /// # Errors
 ///
-/// The [`Outcome`] of a packet that is in none.
+/// The [`Outcome`] of a packet that is in no tunnel.
 #[inline(always)]
 pub fn find<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Tunnel, Outcome> {
     let outer = network_offset(frame, layer)?;
@@ -68,15 +68,15 @@ pub fn find<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Tunnel, Outcom
     Ok(Tunnel { source: ip.source, destination: ip.destination, outer, inner })
 }
 
-/// Bytes that a tunnel puts before a packet.
+/// Bytes that a tunnel adds to a packet.
 #[inline(always)]
 pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     let network = if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
     network + if is_gue { lengths::UDP } else { 0 }
 }
 
-/// The source port of the datagrams of a flow, one of the dynamic ones (RFC 6335 §6): routers and network cards that
-/// look at ports spread flows, and keep the packets of each in order.
+/// The source port of the datagrams of a flow, a dynamic port (RFC 6335 §6): routers and network cards that hash ports
+/// spread flows over paths, and keep the packets of each flow in order.
 #[inline(always)]
 pub fn source_port(from: &Tuple) -> u16 {
     let ports = u32::from(from.source_port) << 16 | u32::from(from.destination_port);
@@ -92,15 +92,15 @@ pub struct Outer {
     pub destination: Address,
     /// The source port if the tunnel is GUE; else 0.
     pub port: u16,
-    /// Bytes of the packet with all headers of the tunnel; 0 if its own header does not say.
+    /// Bytes of the packet with all headers of the tunnel; 0 if the packet's own header does not contain its length.
     pub length: u16,
-    /// The first four bytes of its header.
+    /// The first four bytes of the packet's header.
     pub start: [u8; 4],
 }
 
 impl Outer {
-    /// The outer header for a packet of `flow` whose header begins with `start` and says that it has `length` bytes,
-    /// or 0 if it does not fit into the field, as inside a host.
+    /// The outer header for a packet of `flow` whose header begins with `start`. Its length is `length` bytes, or 0 if
+    /// it does not fit into the field of the header, as with BIG TCP inside a host.
     #[inline(always)]
     pub fn new(flow: &Flow, start: [u8; 4], length: u32) -> Self {
         let Tuple { source, destination, source_port, .. } = flow.to;
@@ -110,14 +110,14 @@ impl Outer {
         Self { source, destination, port, length: u16::try_from(whole).unwrap_or(0), start }
     }
 
-    /// Whether it is GUE.
+    /// Whether the tunnel is GUE.
     #[inline(always)]
     pub const fn is_gue(&self) -> bool {
         self.port != 0
     }
 
-    /// The header of a tunnel over IPv4. It must not be fragmented: it has no identification of its own, and the
-    /// sender learns the MTU. Congestion reaches the packet only by drops (RFC 6040 §4.1, compatibility mode).
+    /// The header of a tunnel over IPv4, with "don't fragment": the packet has no identification, and the sender
+    /// receives an ICMP error with the MTU. Drops are the only congestion signal (RFC 6040 §4.1, compatibility mode).
     #[inline(always)]
     pub fn ipv4(&self) -> Ipv4Hdr {
         let mut header = Ipv4Hdr {
@@ -171,10 +171,10 @@ impl Outer {
     }
 }
 
-/// The bits of the traffic class that show congestion.
+/// The bits of the traffic class for explicit congestion notification (RFC 3168).
 const ECN: u8 = 3;
 
-/// Bytes of the packet whose header begins with these, as it says itself; 0 if it does not.
+/// Bytes of the packet according to its header, which begins with `start`; 0 if the header does not contain the length.
 #[inline(always)]
 pub fn length(start: &[u8; 8], is_v4: bool) -> u32 {
     let [_, _, total, total_low, payload, payload_low, ..] = *start;
@@ -219,7 +219,7 @@ mod tests {
         bytes
     }
 
-    /// The packet in a tunnel.
+    /// A packet with the headers of its tunnel.
     fn sent(v4: bool, gue: bool) -> Vec<u8> {
         let inner = packet(v4);
         let start: [u8; 8] = inner[..8].try_into().unwrap();

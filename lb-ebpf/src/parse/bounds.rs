@@ -1,15 +1,15 @@
 //! Bounds that the verifiers of all supported kernels accept.
 //!
-//! LLVM may compare one copy of a value and use another. Newer kernels know that both are the same. Linux 6.1 knows
-//! the bounds only of the copy that was compared, and rejects an access through the other one. So each bound here is
-//! one block of assembly, and its output is the only copy of the value that has passed it.
+//! LLVM may compare one copy of a value and use another. Newer kernels know that both are equal. Linux 6.1 knows the
+//! bounds only of the copy that was compared, and rejects an access through the other. So each bound here is one block
+//! of assembly, and its output is the only copy of the value that has passed the comparison.
 
 use crate::parse::frame::MAX_OFFSET;
 
 // [`bounded`] uses it as a mask.
 const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());
 
-/// An offset that is known to be at most [`MAX_OFFSET`]; the mask makes the verifier know it.
+/// The offset, at most [`MAX_OFFSET`]; the mask proves that bound to the verifier.
 #[inline(always)]
 pub fn bounded(offset: u32) -> u32 {
     #[cfg(target_arch = "bpf")]

@@ -8,7 +8,7 @@ use network_types::{
     udp::UdpHdr,
 };
 
-/// A header that may be borrowed wherever it begins.
+/// A header that may be borrowed at any address.
 ///
 /// # Safety
 ///
@@ -17,15 +17,15 @@ pub unsafe trait Header: Copy {}
 
 // SAFETY: `repr(C)` of bytes and byte arrays.
 unsafe impl Header for Ipv4Hdr {}
-// SAFETY: as above.
+// SAFETY: `repr(C)` of bytes and byte arrays.
 unsafe impl Header for Ipv6Hdr {}
-// SAFETY: as above.
+// SAFETY: `repr(C)` of bytes and byte arrays.
 unsafe impl Header for TcpHeader {}
-// SAFETY: as above.
+// SAFETY: `repr(C)` of bytes and byte arrays.
 unsafe impl Header for UdpHdr {}
-// SAFETY: bytes.
+// SAFETY: a byte has alignment 1 and is valid for every bit pattern.
 unsafe impl Header for u8 {}
-// SAFETY: an array is as its elements are.
+// SAFETY: an array has the alignment and the valid bit patterns of its elements.
 unsafe impl<T: Header, const N: usize> Header for [T; N] {}
 
 /// The bytes as one word in memory order.
@@ -86,7 +86,7 @@ pub fn v4_address(bytes: &[u8; 4]) -> Address {
     Address::from_v4_word(word(bytes))
 }
 
-/// A TCP header (RFC 9293 §3.1), multi-byte fields in network byte order. The one of `network-types` hides the flags
+/// A TCP header (RFC 9293 §3.1), multi-byte fields in network byte order. The type in `network-types` hides the flags
 /// in a bit field that is read bit by bit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ pub struct TcpHeader {
     pub ack: [u8; 4],
     /// Length of the header in units of 4 bytes, in the upper four bits.
     pub data_offset: u8,
-    /// See [`lb_common::conntrack::tcp_flags`].
+    /// Bits of [`lb_common::conntrack::tcp_flags`].
     pub flags: u8,
     /// Receive window.
     pub window: [u8; 2],
@@ -131,7 +131,7 @@ pub mod lengths {
     pub const TCP: u32 = 20;
     /// UDP.
     pub const UDP: u32 = 8;
-    /// ICMP of both versions, up to the packet that an error quotes.
+    /// ICMP of both versions, without the packet that an error quotes.
     pub const ICMP: u32 = 8;
 
     const _: () = assert!(ETHERNET as usize == EthHdr::LEN && VLAN as usize == VlanHdr::LEN);
@@ -140,18 +140,18 @@ pub mod lengths {
     const _: () = assert!(TCP as usize == size_of::<super::TcpHeader>());
 }
 
-/// A packet as a hook sees it: an `skb`, an XDP frame, or a slice in a test.
+/// A packet as a hook receives it: an `skb`, an XDP frame, or a slice in a test.
 ///
 /// Headers are borrowed, not copied. A function that may move the packet takes `&mut self`, so the borrow checker
-/// rejects the use of a header after that, as the verifier would.
+/// rejects the use of a header after the call, as the verifier would.
 pub trait Frame {
     /// The length in bytes, including the part that is not linear.
     fn length(&self) -> u32;
 
     /// The header that starts `offset` bytes into the frame.
     ///
-    /// Read at least two bytes, and read each part of a packet through *one* header: the verifier loses track of
-    /// bounds that the compiler has found to be implied by others.
+    /// Read at least two bytes, and read each part of a packet through *one* header: the verifier loses track of bounds
+    /// that the compiler derives from other bounds.
     ///
     /// # Errors
     ///
@@ -159,8 +159,8 @@ pub trait Frame {
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome>;
 }
 
-/// The last offset at which a header may begin. It bounds packet offsets for the verifier; real headers end long
-/// before.
+/// The last offset at which a header may begin. It bounds packet offsets for the verifier; the headers of real packets
+/// end far below it.
 pub const MAX_OFFSET: u32 = 0x3ff;
 
 /// The bytes of a header in a slice.

@@ -11,7 +11,7 @@ use super::{
     packet::{Body, Fragment, Headers, Layer, Packet, Part},
 };
 
-/// `EtherType`s as they lie in memory.
+/// `EtherType` values in memory order.
 pub(super) mod ether_type {
     pub(in crate::parse) const IPV4: u16 = 0x0800_u16.to_be();
     pub(in crate::parse) const IPV6: u16 = 0x86dd_u16.to_be();
@@ -19,7 +19,7 @@ pub(super) mod ether_type {
     pub(in crate::parse) const QINQ: u16 = 0x88a8_u16.to_be();
 }
 
-/// IPv6 extension headers (RFC 8200 §4) that may stand before the transport header.
+/// IPv6 extension headers (RFC 8200 §4) that may precede the transport header.
 mod extension {
     pub(super) const HOP_BY_HOP: u8 = 0;
     pub(super) const ROUTING: u8 = 43;
@@ -35,7 +35,7 @@ mod extension {
 
 const NO_SEGMENT: Segment = Segment { flags: 0, seq: 0, ack: 0, payload: 0 };
 
-/// Extension headers that are walked: each kind once, destination options twice (RFC 8200 §4.1).
+/// The most extension headers that the parser steps over: each kind once, destination options twice (RFC 8200 §4.1).
 const MAX_EXTENSIONS: u32 = 6;
 
 /// The offset of the network header.
@@ -47,11 +47,11 @@ pub(crate) fn network_offset<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Resu
     }
 }
 
-/// The offset of the network header after an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad). Tags that the
-/// device has taken out of the frame are not in the way.
+/// The offset of the network header after an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad). A tag that the
+/// device has taken out of the frame does not move it.
 #[inline(always)]
 fn skip_ethernet<F: Frame + ?Sized>(frame: &F) -> Result<u32, Outcome> {
-    // The EtherType is the last field of both headers; `EthHdr` itself wants to be aligned.
+    // The EtherType is the last field of both headers; `EthHdr` itself needs an aligned address.
     let mut offset = lengths::ETHERNET;
     let mut ether_type = half_word(frame.header(offset - 2)?);
     for _ in 0..2 {
@@ -116,7 +116,7 @@ impl Ip {
         let payload = u32::from(u16::from_be(half_word(&header.payload_len)));
         let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));
         if source.is_v4() || destination.is_v4() {
-            // A v4-mapped address on the wire, where none belongs, would lead to the services and flows of IPv4.
+            // A v4-mapped address is not allowed on the wire; it would match the services and flows of IPv4.
             return Err(Outcome::Malformed);
         }
         let mut ip = Self {
@@ -142,8 +142,8 @@ impl Ip {
         if !extension::is_one(self.protocol) {
             return Ok(false);
         }
-        // Every extension header has at least 8 bytes, and the first two mean the same in all but the fragment
-        // header.
+        // Every extension header has at least 8 bytes; only in the fragment header do the first two have another
+        // meaning.
         let header: &[u8; 8] = frame.header(self.headers.l4)?;
         let [next_header, length, ..] = *header;
         let length = match self.protocol {
@@ -156,7 +156,7 @@ impl Ip {
         }
         self.protocol = next_header;
         self.headers.l4 += length;
-        // The payload of a later fragment follows, whatever the header says.
+        // The payload of a later fragment follows, whatever protocol the header names.
         Ok(self.fragment.part != Part::Later)
     }
 

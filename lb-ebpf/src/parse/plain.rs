@@ -1,4 +1,4 @@
-//! The parser of the fast path: headers of the usual kind, at constant offsets.
+//! The parser of the fast path: plain headers, at constant offsets.
 
 use lb_common::protocol;
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
@@ -14,8 +14,8 @@ use super::{
 const L3: u32 = lengths::ETHERNET;
 const WHOLE: Fragment = Fragment { part: Part::Whole, identification: 0 };
 
-/// Parses the frame of an Ethernet device if its headers are of the usual kind: no tags, options, extension headers
-/// or fragments, TCP or UDP. The offsets are constants then. `None` for all others: [`parse`] says what they are.
+/// Parses the frame of an Ethernet device if its headers are plain: TCP or UDP without tags, IP options, extension
+/// headers or fragments. All offsets are then constants. `None` for any other frame: [`parse`] handles it.
 #[inline(always)]
 pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
     let ether_type = half_word(frame.header(L3 - 2).ok()?);
@@ -34,11 +34,11 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
     }
 }
 
-/// An IPv4 header without options, of a packet that is not a fragment.
+/// Reads an IPv4 header without options, of an unfragmented packet.
 #[inline(always)]
 fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
     let length = u32::from(u16::from_be(half_word(&header.tot_len)));
-    // Only the flag that forbids fragments may be set in this field.
+    // Only "don't fragment" may be set in this field.
     if header.vihl != 0x45
         || half_word(&header.frags) & !0x4000_u16.to_be() != 0
         || (length != 0 && length < lengths::IPV4)
@@ -55,7 +55,7 @@ fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
     })
 }
 
-/// An IPv6 header, of a packet that is no jumbogram.
+/// Reads an IPv6 header, of a packet that is no jumbogram.
 #[inline(always)]
 fn plain_v6(header: &Ipv6Hdr) -> Option<Ip> {
     let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));

@@ -75,7 +75,7 @@ fn icmp(ip: IpHeaders, quoted: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The packet with `count` VLAN tags.
+/// The packet with `count` VLAN tags inserted.
 fn tagged(mut bytes: Vec<u8>, count: usize) -> Vec<u8> {
     for _ in 0..count {
         bytes.splice(12..12, [0x81, 0, 0, 5]);
@@ -83,7 +83,7 @@ fn tagged(mut bytes: Vec<u8>, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Packets of every kind that [`parse`] knows.
+/// Packets of every kind that [`parse`] accepts.
 fn samples() -> Vec<Vec<u8>> {
     let (segment, datagram) = (tcp(v4(), syn(), b""), udp(v6(), b"question"));
     vec![
@@ -110,7 +110,7 @@ fn raw(ip: IpHeaders, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An INIT chunk with nothing behind its header.
+/// A packet with an INIT chunk that ends after the chunk's header.
 fn sctp_init(ip: IpHeaders) -> Vec<u8> {
     raw(ip, IpNumber::SCTP, &[0x9c, 0x40, 0, 80, 0, 0, 0, 0, 1, 2, 3, 4, 1, 0, 0, 4])
 }
@@ -120,8 +120,8 @@ fn ping(ip: IpHeaders, kind: u8) -> Vec<u8> {
     raw(ip, protocol, &[kind, 0, 0, 0, 0, 1, 0, 1])
 }
 
-/// The invariants that users of the parser rely on: headers that will be written to lie within the frame, and
-/// families do not mix.
+/// The invariants that users of the parser rely on: headers that the programs write to lie within the frame, and all
+/// addresses are of one family.
 fn check(frame: &[u8], layer: Layer) -> Result<(), TestCaseError> {
     let Ok(packet) = parse(frame, layer) else { return Ok(()) };
     let Headers { l3, l4, is_v4 } = packet.headers;
@@ -188,7 +188,7 @@ proptest! {
         let samples = samples();
         let mut bytes = sample.get(&samples).clone();
         for (place, value) in changes {
-            // Early bytes decide more.
+            // The first bytes affect parsing most, so all changes are within the first 60.
             let place = place.index(bytes.len()).min(place.index(60));
             bytes[place] = value;
         }
@@ -236,14 +236,14 @@ fn payload_length_comes_from_the_network_header() {
         let mut bytes = tcp(ip.clone(), syn(), b"data");
         bytes.resize(bytes.len() + 9, 0);
         assert_eq!(parse(bytes.as_slice(), Layer::Ethernet).unwrap().segment.payload, 4, "padding is none");
-        // BIG TCP: the length does not fit, so it is 0.
+        // BIG TCP: the length does not fit into the field, so the field is 0.
         let length = if matches!(ip, IpHeaders::Ipv4(..)) { ETHERNET + 2 } else { ETHERNET + 4 };
         bytes[length..length + 2].fill(0);
         let parsed = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
         assert_eq!((parsed.length, parsed.segment.payload), (0, 13));
         let plain = parse_plain(bytes.as_slice());
         assert!(plain == Some(parsed) || plain.is_none(), "{plain:?}");
-        // A length within the headers.
+        // A length that ends inside the headers.
         bytes[length + 1] = 41;
         assert_eq!(
             parse(bytes.as_slice(), Layer::Ethernet).map(|packet| packet.segment.payload > 40),
@@ -286,7 +286,7 @@ fn fragments_are_whole_first_or_later() {
     }
 }
 
-/// Such a packet would share flows and services with those of IPv4.
+/// A packet with v4-mapped addresses would match the flows and services of IPv4.
 #[test]
 fn v4_mapped_addresses_on_the_wire_are_malformed() {
     let mapped = *Address::from_v4([203, 0, 113, 1]).bytes();

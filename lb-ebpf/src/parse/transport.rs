@@ -37,14 +37,14 @@ pub(super) fn udp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Re
     Ok(ip.packet(tuple, Body::Udp))
 }
 
-/// An SCTP packet (RFC 9260 §3). A fragment tells neither how long the packet is nor what its checksum covers, so
-/// fragmented ones are none of our business; SCTP itself avoids them.
+/// Parses an SCTP packet (RFC 9260 §3). Fragments are not translated: a fragment has neither the length of the packet
+/// nor all bytes that the checksum covers. SCTP itself avoids fragments.
 #[inline(always)]
 pub(super) fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet, Outcome> {
     if ip.fragment.part != Part::Whole {
         return Err(Outcome::NotTransport);
     }
-    // The common header (ports, verification tag, checksum) and that of the first chunk.
+    // The common header (ports, verification tag, checksum) and the header of the first chunk.
     let [ports, tag, _checksum, chunk]: &[[u8; 4]; 4] = frame.header(ip.headers.l4)?;
     let [s0, s1, d0, d1] = *ports;
     tuple.source_port = u16::from_be_bytes([s0, s1]);
@@ -55,7 +55,7 @@ pub(super) fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> R
     Ok(Packet { segment, ..ip.packet(tuple, Body::Sctp) })
 }
 
-/// An ICMP error (RFC 792, RFC 4443 §3), whose quote [`parse_quoted`] parses, or an echo request.
+/// Parses an ICMP error (RFC 792, RFC 4443 §3), whose quote [`parse_quoted`] parses, or an echo request.
 #[inline(always)]
 pub(super) fn icmp<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
     let [kind, _] = *frame.header::<[u8; 2]>(ip.headers.l4)?;
@@ -75,11 +75,11 @@ pub const ECHO_REQUEST_V4: u8 = 8;
 /// The ICMPv6 type of an echo request, RFC 4443 §4.1.
 pub const ECHO_REQUEST_V6: u8 = 128;
 
-/// The packet that an ICMP error with these `headers` quotes. Its transport header may be cut after 8 bytes.
+/// Parses the packet that an ICMP error with these `headers` quotes. Its transport header may be cut after 8 bytes.
 ///
 /// # Errors
 ///
-/// The [`Outcome`] if the quote is too short, or of a packet that has no flow: a later fragment, another ICMP
+/// The [`Outcome`] of a quote that is too short, or quotes a packet without a flow: a later fragment or another ICMP
 /// message.
 #[inline(always)]
 pub fn parse_quoted<F: Frame + ?Sized>(frame: &F, headers: &Headers) -> Result<Quoted, Outcome> {

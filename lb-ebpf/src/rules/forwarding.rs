@@ -2,24 +2,26 @@
 
 use lb_common::{Address, Backend, DeviceInfo, backend_flags, device_flags};
 
-/// How packets of a new flow get to their backend.
+/// How the node sends packets of a new flow to their backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Forwarding {
-    /// With the client's own address.
+    /// Through the stack, with the client's own address.
     Plain = 0,
     /// With the client's own address although the service masquerades: the backend has an address of this node.
     PlainOnNode = 1,
-    /// Client and backend are the same pod: back to it, from the VIP. A pod does not answer itself through the network.
+    /// Client and backend are the same pod: back to the pod, with the VIP as source, because a pod's packets to its own
+    /// address never leave the pod.
     Hairpin = 2,
     /// Unchanged, in a tunnel to the backend's node.
     Tunnel = 3,
-    /// From an address of this node.
+    /// With an address of this node as source.
     Masquerade = 4,
 }
 
-/// How packets from `client` get to `backend`. The service wants the client `masquerade`d, and `direct`ly answered by
-/// backends on other nodes; `may_tunnel` is whether this node has an address to tunnel from.
+/// How packets from `client` reach `backend`. `masquerade` and `direct` are whether the service masquerades the client,
+/// and whether backends on other nodes answer it directly; `may_tunnel` is whether this node has an address to tunnel
+/// from.
 #[inline(always)]
 pub fn forwarding(
     client: &Address,
@@ -35,7 +37,7 @@ pub fn forwarding(
     if direct && has(backend_flags::PEER) && may_tunnel() {
         return Forwarding::Tunnel;
     }
-    // The replies of a backend on this node pass this node anyway.
+    // Replies of a backend on this node pass this node anyway.
     if !masquerade || direct && has(backend_flags::LOCAL) {
         Forwarding::Plain
     } else if has(backend_flags::HOST) {
@@ -51,8 +53,9 @@ pub const fn is_wire(device: &DeviceInfo) -> bool {
     device.flags & device_flags::WIRE != 0
 }
 
-/// Whether a masqueraded flow that enters and leaves through these devices is routed in one step. Both are wires, and
-/// replies fit as well: the way out must take whatever the way in does, which the caller has checked by its route.
+/// Whether a masqueraded flow that enters and leaves through these devices is routed in one step. Both must be wire
+/// devices, and every reply that fits `exit` must fit `entrance`; the caller has checked the opposite direction by its
+/// route.
 #[inline(always)]
 pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
     is_wire(entrance) && is_wire(exit) && exit.mtu <= entrance.mtu

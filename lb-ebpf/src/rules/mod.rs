@@ -1,7 +1,8 @@
-//! The decisions of the data plane, each defined once. The programs (`datapath/`, `sockets/`) and `lb-agent explain` call them.
+//! The decisions of the data plane, each defined once. The programs (`datapath/`, `sockets/`) and `lb-agent explain`
+//! call them.
 //!
-//! A rule is a pure function over values that its caller has looked up; a closure stands for a look-up that is rarely needed.
-//! It returns an enum without fields, which fits into one register.
+//! A rule is a pure function over values that its caller has looked up; a closure stands for a lookup that is rarely
+//! needed. A rule returns an enum without fields, which fits into one register.
 //!
 //! ```text
 //! admission   may a flow begin with this packet, from this client, for this service

@@ -1,20 +1,20 @@
-//! What a system call returns to a process.
+//! The results of system calls.
 
 use lb_common::{Outcome, Verdict};
 
-/// What becomes of a system call.
+/// The result of a system call on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SocketVerdict {
-    /// It goes on, translated or not.
+    /// The call continues, translated or not.
     Continue = 0,
-    /// `ECONNREFUSED`: what the stack makes of a RST or an ICMP port unreachable.
+    /// `ECONNREFUSED`: what the stack returns after a RST or an ICMP port unreachable.
     ConnectionRefused = 111,
     /// `EHOSTUNREACH`: in place of dropping the packet, which a system call cannot do silently.
     HostUnreachable = 113,
 }
 
-/// What becomes of a system call with this outcome.
+/// The result of a system call with this outcome.
 #[inline(always)]
 pub const fn verdict(outcome: Outcome) -> SocketVerdict {
     match outcome.verdict() {

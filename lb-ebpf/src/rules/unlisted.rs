@@ -4,15 +4,15 @@ use lb_common::{Outcome, Vip, vip_flags};
 
 use super::admission::rejection;
 
-/// What an address is, if no Service has it at this port.
+/// The kind of an address at which no Service has the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs: left untouched.
     OutOfRange = 0,
-    /// In such a range, but no Service has it: dropped, because the range is known to have no other use.
+    /// In such a range, but of no Service: dropped, because the range is known to have no other use.
     UnknownVip = 1,
-    /// In such a range, but no Service has it: left untouched.
+    /// In such a range, but of no Service: left untouched.
     Unknown = 2,
     /// In such a range, but an address of the node or a load balancer, or an external IP: left untouched.
     NoClusterIp = 3,
@@ -35,8 +35,8 @@ impl Unlisted {
     }
 }
 
-/// What an address is that no Service has at this port. Passed on, packets to an unknown address in a range of cluster IPs
-/// would follow the default route out of the cluster, or loop.
+/// The kind of an address at which no Service has the port. Packets to an unknown address in a range of cluster IPs
+/// would otherwise follow the default route out of the cluster, or loop.
 #[inline(always)]
 pub fn unlisted(
     in_range: bool,

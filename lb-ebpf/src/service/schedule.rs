@@ -1,7 +1,7 @@
 //! The choice of a backend for a new flow: the arithmetic of each scheduler.
 //!
-//! Schedulers that do not count flows draw a number and take that entry of the table of the service, or if it has
-//! none, that backend. Those that count compare all backends.
+//! Schedulers that do not count flows draw a number. It selects an entry of the service's table or, if the service has
+//! no table, a backend. Schedulers that count flows compare all backends.
 
 use core::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use lb_common::{
     hash,
 };
 
-/// No slot: the arena has far fewer.
+/// No slot: the arena has far fewer slots.
 pub const NONE: u32 = u32::MAX;
 
 /// How a scheduler picks a backend.
@@ -44,8 +44,8 @@ impl Method {
     }
 }
 
-/// The slot for another attempt of a client whose previous connection is `flow`, when its service's choice is `backend` in
-/// `slot`: the next slot if that backend did not answer, else the same.
+/// The slot for another attempt of a client whose previous connection is `flow`, when the scheduler has chosen
+/// `backend` in `slot`: the next slot if that backend did not answer, else the same.
 #[inline(always)]
 pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> u32 {
     let answered = flow.seen & seen::ACK != 0;
@@ -61,14 +61,13 @@ pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> 
     }
 }
 
-/// Entries to draw from.
+/// How many entries a scheduler draws from.
 #[inline(always)]
 pub const fn entries(service: &Service) -> u32 {
     if service.table_count > 0 { service.table_count } else { service.backends_count }
 }
 
-/// The slot of `BACKENDS` that the `nth` entry stands for; `table` reads `TABLES`. [`NONE`] if no backend takes new
-/// flows.
+/// The slot of `BACKENDS` that the `nth` entry selects; `table` reads `TABLES`. [`NONE`] if no backend takes new flows.
 #[inline(always)]
 pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> u32 {
     let place = if service.table_count > 0 {
@@ -88,7 +87,7 @@ pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u
     scale((hash::of_endpoint(seed, address, port) >> 32) as u32, entries)
 }
 
-/// A backend, for schedulers that count flows.
+/// The load of a backend, for schedulers that count flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Active flows, fewer than 2^32.
@@ -98,15 +97,15 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether a new flow fares better here than at `other`.
+    /// Whether this backend has less load than `other`, by the scheduler's measure.
     #[inline(always)]
     pub fn is_less(&self, other: &Self, scheduler: Scheduler) -> bool {
         if scheduler == Scheduler::LeastConnection {
             return self.active < other.active;
         }
-        // The expected delay is that with the new flow.
+        // The expected delay includes the new flow.
         let one = u64::from(scheduler != Scheduler::WeightedLeastConnection);
-        // a / v < b / w, without a division.
+        // Compares a / v < b / w without a division.
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 
@@ -117,7 +116,7 @@ impl Load {
     }
 }
 
-/// Maps 32 random bits evenly to `0..count`, by a multiplication where a remainder would cost a division.
+/// Maps 32 random bits evenly to `0..count`, by a multiplication, which costs less than a division.
 #[inline(always)]
 pub fn scale(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
@@ -138,14 +137,14 @@ impl BackendSearch {
     /// Steps that suffice for the largest possible slice.
     pub const STEPS: u32 = 32;
 
-    /// The search before its first step. With port 0 it is for the first backend with the address.
+    /// A search for a backend, before its first step. Port 0 searches for the first backend with the address.
     #[inline(always)]
     pub const fn new(service: &Service, address: Address, port: u16) -> Self {
         let Service { backends_base: base, backends_count: count, .. } = *service;
         Self { address, port, base, count, low: 0, high: count }
     }
 
-    /// The slot to look at next; `None` if the search is over.
+    /// The slot to compare next; `None` if the search is over.
     #[inline(always)]
     pub const fn next(&self) -> Option<u32> {
         if self.low < self.high { Some(self.base.wrapping_add(self.middle())) } else { None }
@@ -156,7 +155,7 @@ impl BackendSearch {
         self.low + (self.high - self.low) / 2
     }
 
-    /// Continues below or above the backend in that slot.
+    /// Continues below or above this backend.
     #[inline(always)]
     pub fn note(&mut self, backend: &Backend) {
         let order = backend.address.cmp(&self.address);
@@ -203,7 +202,7 @@ mod tests {
         Service { backends_base: base, backends_count: count, ..Service::zeroed() }
     }
 
-    /// Draws by chance from the backends themselves.
+    /// Draws at random from the backends themselves.
     fn choose(service: &Service, random: u32) -> u32 {
         slot(service, scale(random, entries(service)), |_| None)
     }
@@ -263,7 +262,7 @@ mod tests {
         for (a, b, lc, wlc, sed) in [
             (load(1, 1), load(2, 1), true, true, true),
             (load(2, 4), load(1, 1), false, true, true),
-            // Both idle: only the delay to come makes a difference.
+            // Both idle: only the delay of the new flow makes a difference.
             (load(0, 3), load(0, 1), false, false, true),
             (load(0, 1), load(1, 3), true, true, false),
             (load(5, 5), load(1, 1), false, false, true),
@@ -329,7 +328,7 @@ mod tests {
         for port in 0..50_200 {
             hits[hashed(Scheduler::Maglev, &tuple(1, port, 1), 7, 251) as usize] += 1;
         }
-        // 200 each, with a standard deviation of 14: 6 of them.
+        // About 200 hits each with a standard deviation of 14; the range allows 6 of them.
         assert!(hits.iter().all(|hits| (115..285).contains(hits)), "{hits:?}");
     }
 

@@ -10,15 +10,15 @@ use lb_common::{Address, Endpoint, Outcome, ServiceKey, SocketConnection, Socket
 
 use super::maps::{NODE_NETNS, SERVE_PODS, SOCKETS};
 
-/// The family of the address of a call. A socket of AF_INET6 uses IPv4 through v4-mapped addresses, which [`Address`]
-/// holds anyway.
+/// The family of the address of a call. An AF_INET6 socket uses IPv4 through v4-mapped addresses, which [`Address`]
+/// holds in the same form.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
     V6,
 }
 
-/// A call on a socket, with an address that the hook may exchange.
+/// A call on a socket, with an address that the hook may replace.
 pub(super) struct Call {
     ctx: SockAddrContext,
     family: Family,
@@ -29,7 +29,7 @@ pub(super) struct Call {
 impl Call {
     #[inline(always)]
     pub(super) fn new(ctx: SockAddrContext, family: Family) -> Self {
-        // SAFETY: the helper takes the context of such a program, which is valid for its whole run.
+        // SAFETY: the helper takes the context of this program type, which is valid for the whole run.
         let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
         Self { ctx, family, netns }
     }
@@ -54,7 +54,7 @@ impl Call {
         Endpoint::new(address, u16::from_be(port as u16))
     }
 
-    /// Exchanges the address and port for others of the same family.
+    /// Replaces the address and port by others of the same family.
     #[inline(always)]
     pub(super) fn set_remote(&self, remote: &Endpoint) {
         let call = self.ctx.sock_addr;
@@ -75,7 +75,7 @@ impl Call {
         }
     }
 
-    /// The key of the frontend that the address may be.
+    /// The key under which `SERVICES` would hold this address as a frontend.
     #[inline(always)]
     pub(super) fn key(&self, remote: &Endpoint) -> Result<ServiceKey, Outcome> {
         // SAFETY: as in `remote`.
@@ -89,13 +89,13 @@ impl Call {
         }
     }
 
-    /// Whether the socket is one of the node itself.
+    /// Whether the socket is in the node's network namespace.
     #[inline(always)]
     pub(super) fn is_on_node(&self) -> bool {
         self.netns == NODE_NETNS.load()
     }
 
-    /// Whether the socket is served at all.
+    /// Whether the hooks serve the socket's network namespace.
     #[inline(always)]
     pub(super) fn is_served(&self) -> bool {
         SERVE_PODS.load() != 0 || self.is_on_node()
@@ -104,7 +104,7 @@ impl Call {
     /// The cookie of the socket, which no other socket ever has.
     #[inline(always)]
     pub(super) fn cookie(&self) -> u64 {
-        // SAFETY: takes the context of such a program.
+        // SAFETY: the helper takes the context of this program type.
         unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }
     }
 
@@ -118,12 +118,12 @@ impl Call {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the lower part differs most")]
     pub(super) fn number(&self) -> u16 {
-        // SAFETY: takes the context of such a program.
+        // SAFETY: the helper takes the context of this program type.
         (unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }) as u16
     }
 
-    /// The connection of the socket through a virtual address, if it has made one. (It may have been disconnected
-    /// since, or connected to another address: compare.)
+    /// The connection of the socket through a virtual address, if it has made one. (The process may have disconnected
+    /// it since, or connected it to another address: the caller compares.)
     #[inline(always)]
     pub(super) fn connection(&self) -> Option<SocketConnection> {
         // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
@@ -140,7 +140,7 @@ impl Call {
         }
     }
 
-    /// Stores the connection of the socket. Without memory for it the connection works all the same, and getpeername
+    /// Stores the connection of the socket. If there is no memory for it, the connection still works, but getpeername
     /// shows the backend. (The helper demands a pointer to writable memory.)
     #[inline(always)]
     pub(super) fn set_connection(&self, connection: &mut SocketConnection) {

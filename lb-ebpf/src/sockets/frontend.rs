@@ -20,8 +20,8 @@ use crate::datapath::{
 
 /// The service that the socket may use at this address; [`Outcome::NoService`] if there is none.
 ///
-/// Sockets of other namespaces are served only if any client may use the service and it has backends. Otherwise their
-/// packets decide: they have a source address, and can be dropped silently.
+/// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
+/// the tc programs decide about their packets, which have a source address and can be dropped silently.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();
@@ -47,9 +47,9 @@ pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
     record(key, &mut Service::zeroed()) == Err(Outcome::NoService)
 }
 
-/// Copies the record of a frontend, as it is for processes of the node. (A subprogram, since LLVM copies it register
-/// by register. Inlined, that would take twice its size of the stack of the caller, which kernels before 6.8 limit
-/// more.)
+/// Copies the record of a frontend, for processes of the node. (A subprogram, because LLVM copies the record register
+/// by register. Inlined, that would take twice its size on the stack of the caller, and kernels before 6.8 limit that
+/// more strictly.)
 #[inline(never)]
 fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     *service = service::find(key)?.for_client(true);
@@ -69,8 +69,8 @@ fn unlisted(key: &ServiceKey) -> Outcome {
     vips::unlisted_address(&key.address, false).outcome(key.protocol)
 }
 
-/// A backend for a connection, or for a datagram of an unconnected socket. Its source port is not known yet: the
-/// number of the socket takes its place.
+/// Chooses a backend for a connection, or for a datagram of an unconnected socket. The source port is not known yet: a
+/// number derived from the socket takes its place.
 #[inline(always)]
 pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result<&'static Backend, Outcome> {
     let client = client(call, &key.address);
@@ -90,8 +90,8 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
     Ok(backend)
 }
 
-/// Emits an event about the backend in this slot, which was chosen. (Whether affinity has chosen it is computed again
-/// rather than passed on: the verifier would follow both cases through the code between.)
+/// Emits an event about the chosen backend in this slot. (The function computes again whether affinity has chosen it:
+/// the verifier would check both values of a parameter through all code between.)
 #[inline(never)]
 fn emit_chosen(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
     let affine = service.affinity_seconds > 0 && affinity::find(&tuple.source, service) == slot;
@@ -120,7 +120,7 @@ pub(super) fn emit_rejected(call: &Call, outcome: Outcome) {
     }
 }
 
-/// The process that makes the system call.
+/// The id of the process that makes the system call.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the thread is in the other half")]
 fn process() -> u32 {
@@ -128,8 +128,8 @@ fn process() -> u32 {
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
-/// The address that stands for the client in affinity. The source address is not known before the route is, and all
-/// processes of the node would have the same one anyway. For another network namespace it is the cookie of the
+/// The client address in affinity entries. The source address is not known before the route is, and all processes of
+/// the node would have the same one anyway. For another network namespace the address encodes the cookie of the
 /// namespace, in a network that no packet comes from (`100::/64`, RFC 6666).
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]

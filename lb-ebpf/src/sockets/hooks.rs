@@ -1,4 +1,4 @@
-//! Entry points of the socket hooks, in pairs.
+//! Entry points of the socket hooks, one for each address family.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use lb_common::Outcome;
@@ -10,54 +10,54 @@ use super::{
 };
 use crate::datapath::stats;
 
-/// The call goes on.
+/// The return value that lets the call continue.
 const ALLOW: i32 = 1;
-/// The call fails.
+/// The return value that makes the call fail.
 const REFUSE: i32 = 0;
 
-/// A socket is connected to an IPv4 address.
+/// Runs when a process connects a socket to an IPv4 address.
 #[cgroup_sock_addr(connect4)]
 fn sock_connect4(ctx: SockAddrContext) -> i32 {
     run_connect(&Call::new(ctx, Family::V4))
 }
 
-/// A socket is connected to an IPv6 address, or to a v4-mapped one.
+/// Runs when a process connects a socket to an IPv6 address, or to a v4-mapped one.
 #[cgroup_sock_addr(connect6)]
 fn sock_connect6(ctx: SockAddrContext) -> i32 {
     run_connect(&Call::new(ctx, Family::V6))
 }
 
-/// A datagram is sent to an IPv4 address.
+/// Runs when a process sends a datagram to an IPv4 address.
 #[cgroup_sock_addr(sendmsg4)]
 fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
     run_send(&Call::new(ctx, Family::V4))
 }
 
-/// A datagram is sent to an IPv6 address. (One to a v4-mapped address comes to `sock_sendmsg4`.)
+/// Runs when a process sends a datagram to an IPv6 address. (`sock_sendmsg4` handles v4-mapped addresses.)
 #[cgroup_sock_addr(sendmsg6)]
 fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
     run_send(&Call::new(ctx, Family::V6))
 }
 
-/// A datagram is received by a socket of AF_INET.
+/// Runs when a process receives a datagram on an AF_INET socket.
 #[cgroup_sock_addr(recvmsg4)]
 fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
     run_receive(&Call::new(ctx, Family::V4))
 }
 
-/// A datagram is received by a socket of AF_INET6, perhaps from a v4-mapped address.
+/// Runs when a process receives a datagram on an AF_INET6 socket, perhaps from a v4-mapped address.
 #[cgroup_sock_addr(recvmsg6)]
 fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
     run_receive(&Call::new(ctx, Family::V6))
 }
 
-/// `getpeername(2)` of a socket of AF_INET.
+/// Runs at `getpeername(2)` of an AF_INET socket.
 #[cgroup_sock_addr(getpeername4)]
 fn sock_peername4(ctx: SockAddrContext) -> i32 {
     run_name_peer(&Call::new(ctx, Family::V4))
 }
 
-/// `getpeername(2)` of a socket of AF_INET6, perhaps connected to a v4-mapped address.
+/// Runs at `getpeername(2)` of an AF_INET6 socket, perhaps connected to a v4-mapped address.
 #[cgroup_sock_addr(getpeername6)]
 fn sock_peername6(ctx: SockAddrContext) -> i32 {
     run_name_peer(&Call::new(ctx, Family::V6))
@@ -91,7 +91,7 @@ fn run_name_peer(call: &Call) -> i32 {
     ALLOW
 }
 
-/// Counts the outcome of a call, and lets it go on or fail.
+/// Counts the outcome of a call, and returns whether the call continues or fails.
 #[inline(always)]
 fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
     let outcome = result.unwrap_or_else(|early| early);
@@ -105,7 +105,7 @@ fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
     REFUSE
 }
 
-/// Counts an outcome. Most calls have nothing to do with services, and are not counted.
+/// Counts an outcome. Calls to addresses of no service, the most frequent ones, are not counted.
 #[inline(always)]
 fn count(outcome: Outcome) {
     if !matches!(outcome, Outcome::NoService | Outcome::NotTransport) {

@@ -7,23 +7,23 @@ use aya_ebpf::{
 };
 use lb_common::{Endpoint, SocketBackend, SocketConnection, SocketKey, capacity};
 
-/// The connection of a connected socket. It lives in the socket, needs no room elsewhere, and ends with the socket.
+/// The connection of a connected socket. It is stored in the socket itself, and is freed with it.
 #[btf_map]
 pub(super) static SOCKETS: SkStorage<SocketConnection> = SkStorage::new();
 
-/// Backends of datagrams from sockets that are not connected. An LRU map, as nothing reports when such a socket is
-/// done with an address; one that is evicted is rebalanced.
+/// Backends of datagrams from unconnected sockets. An LRU map, because no hook reports when a process stops using an
+/// address; a socket whose entry is evicted is rebalanced.
 #[btf_map]
 pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capacity::SOCKETS }> =
     LruHashMap::new();
 
-/// The virtual address that a UDP socket without connection has used for a backend: the source of the replies that it
-/// receives.
+/// The virtual address through which an unconnected UDP socket has sent to a backend: the source address of the replies
+/// that it receives.
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 
-/// The connected UDP sockets of the node by their cookies, so that the agent finds those whose backend is gone. An
-/// LRU map of its own: most live for one DNS query, and nothing reports when they end.
+/// The connected UDP sockets of the node by their cookies, from which the agent finds those whose backend is gone. A
+/// separate LRU map: most such sockets live for one DNS query, and no hook reports when they are closed.
 #[btf_map]
 pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
     LruHashMap::new();

@@ -1,9 +1,9 @@
-//! Socket hooks: the address is exchanged in the system call that names it, so that no packet ever carries a virtual
-//! one and packets need no work.
+//! Socket hooks: they replace the address in the system call that names it, so that no packet carries a virtual address
+//! or needs a translation.
 //!
-//! A connected socket keeps its connection in its own storage. For datagrams of sockets that are not connected, the
-//! backend of each socket and virtual address is kept as long as the service has it. Replies are translated back only
-//! from backends that this very socket has sent to.
+//! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the backend of
+//! each socket and virtual address is kept as long as the service has it. Replies are translated back only from
+//! backends that the same socket has sent to.
 
 mod call;
 mod frontend;
@@ -39,16 +39,16 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let mut connection = SocketConnection { vip: to, backend };
     call.set_connection(&mut connection);
     if key.protocol == protocol::UDP && call.is_on_node() {
-        // Without room the socket works all the same, but the agent does not end it when its backend is gone.
+        // If the map has no room, the socket still works, but the agent does not close it when its backend is gone.
         CONNECTED_SOCKETS.insert(&call.cookie(), &connection, 0).unwrap_or_default();
     }
     call.set_remote(&backend);
     Ok(Outcome::NewFlow)
 }
 
-/// Connects a UDP socket to an address that refuses. The call names a port that no service has. Usually it is only
-/// looking for a source address: getaddrinfo(3) sorts addresses so (RFC 6724), and sends nothing. But datagrams that
-/// follow have to be refused, and no hook sees them: they go to port 0 of the node, which no socket can have.
+/// Connects a UDP socket to an address that refuses datagrams. The call names a port that no service has. Usually the
+/// process only needs a source address: getaddrinfo(3) sorts addresses that way (RFC 6724), and sends nothing. But
+/// later datagrams must be refused, and no hook sees them: they go to port 0 of the node, which no socket can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);
@@ -87,8 +87,8 @@ fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoin
         _ => {
             let kept = SOCKET_BACKENDS.get_ptr_mut(&call.socket(to))?;
             // SAFETY: the memory of an element stays mapped while the program runs, and every bit pattern is a valid
-            // value. An LRU map may reuse it: the backend that is read then is not one of this service, or as good as
-            // any.
+            // value. An LRU map may reuse the element: the backend is then either not one of this service, or one that
+            // any client may use.
             let kept = unsafe { &mut *kept };
             let now = now();
             if !kept.is_valid(now) {
@@ -116,7 +116,7 @@ fn new_backend(call: &Call, key: &ServiceKey, to: &Endpoint, service: &Service) 
 #[inline(always)]
 fn record_reply_address(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Result<(), Outcome> {
     let key = call.socket(backend);
-    // SAFETY: the memory of an element stays mapped while the program runs; it is compared at once.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is compared at once.
     if unsafe { SOCKET_VIPS.get(&key) } == Some(vip) {
         return Ok(());
     }
@@ -127,24 +127,24 @@ fn record_reply_address(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Resu
 #[inline(always)]
 fn delete_connected(call: &Call, key: &ServiceKey) {
     let cookie = call.cookie();
-    // Most are not in the map, and a lookup takes no lock.
+    // Most sockets are not in the map, and a lookup takes no lock.
     if key.protocol == protocol::UDP && CONNECTED_SOCKETS.get_ptr(&cookie).is_some() {
-        // It may be gone already.
+        // Another CPU may already have deleted it.
         CONNECTED_SOCKETS.remove(&cookie).unwrap_or_default();
     }
 }
 
-/// Deletes the virtual address of replies: the socket now sends to this address itself, so replies from there are the
-/// own ones of a backend.
+/// Deletes the virtual address of replies: the socket now sends to this address itself, so replies from there keep
+/// their source address.
 #[inline(always)]
 fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
     if key.protocol != protocol::UDP {
         return;
     }
     let answers = call.socket(to);
-    // Most have none, and a lookup takes no lock.
+    // Most sockets have none, and a lookup takes no lock.
     if SOCKET_VIPS.get_ptr(&answers).is_some() {
-        // Nothing is lost if it is gone already.
+        // Another CPU may already have deleted it.
         SOCKET_VIPS.remove(&answers).unwrap_or_default();
     }
 }
@@ -153,7 +153,7 @@ fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
 #[inline(always)]
 fn receive(call: &Call) -> Result<Outcome, Outcome> {
     let from = call.remote();
-    // SAFETY: the memory of an element stays mapped while the program runs; it is copied at once.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once.
     let vip = connected_vip(call, &from).or_else(|| unsafe { SOCKET_VIPS.get(&call.socket(&from)) }.copied());
     call.set_remote(&vip.ok_or(Outcome::NoService)?);
     Ok(Outcome::Reply)
@@ -167,7 +167,7 @@ fn name_peer(call: &Call) {
     }
 }
 
-/// The virtual address in place of `backend` on this socket.
+/// The virtual address that replaces `backend` on this socket.
 #[inline(always)]
 fn connected_vip(call: &Call, backend: &Endpoint) -> Option<Endpoint> {
     let connection = call.connection()?;

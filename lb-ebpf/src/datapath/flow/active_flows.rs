@@ -1,8 +1,8 @@
 //! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
-//! A flow counts from its creation to its end: a RST, both FINs, or its replacement. The agent subtracts those that
-//! it deletes. The forward entry holds the number of the counter (`Flow::active_flows_slot`). It gives the number up
-//! in one atomic exchange, so that no flow ends twice.
+//! A flow counts from its creation to its end: a RST, both FINs, or its replacement. The agent subtracts the flows that
+//! it deletes. The forward entry holds the number of the counter (`Flow::active_flows_slot`). The CPU that ends the
+//! flow clears the number in one atomic exchange, so each flow is subtracted once.
 
 use core::arch::asm;
 
@@ -25,18 +25,18 @@ fn add(number: u32, difference: i64) {
     }
 }
 
-/// Takes the value of a word and leaves 0, in one step.
+/// Reads a word and sets it to 0, in one step.
 #[inline(always)]
 fn take(word: &mut u32) -> u32 {
     let mut taken = 0u32;
-    // SAFETY: `word` is borrowed mutably, and a `u32` is aligned as the instruction needs it.
+    // SAFETY: `word` is borrowed mutably, and a `u32` has the alignment that the instruction needs.
     unsafe {
         asm!("{1} = xchg32_32({0} + 0, {1})", in(reg) &raw mut *word, inout(wreg) taken, options(nostack));
     }
     taken
 }
 
-/// Active flows of the counter.
+/// The value of a counter of active flows.
 #[inline(always)]
 #[expect(clippy::cast_sign_loss, reason = "what is below 0 is none")]
 pub(crate) fn active(number: u32) -> u64 {
@@ -51,7 +51,7 @@ pub(crate) fn begin(number: u32) {
     add(number, 1);
 }
 
-/// Subtracts a flow, by its forward entry, unless it has ended before.
+/// Subtracts a flow, given its forward entry, unless an earlier call has subtracted it.
 #[inline(always)]
 pub(crate) fn end(forward: &mut Flow) {
     if forward.active_flows_slot != 0 {

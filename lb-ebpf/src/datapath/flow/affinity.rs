@@ -5,13 +5,13 @@ use lb_ebpf::service::schedule;
 
 use crate::datapath::{clock::now, maps::AFFINITY, service};
 
-/// The slot of the backend that the client is pinned to; [`schedule::NONE`] if it is pinned to none that the service
-/// still has.
+/// The slot of the backend that the client is pinned to; [`schedule::NONE`] if the service no longer has that backend,
+/// or the client is not pinned.
 #[inline(never)]
 pub(crate) fn find(client: &Address, service: &Service) -> u32 {
     // SAFETY: array-like memory of the map stays mapped while a program runs, and the value is copied at once. An LRU
-    // map may reuse the element meanwhile; then the copy names a backend of another client. It is one of this
-    // service, and as good as any, or `find_backend` rejects it.
+    // map may reuse the element meanwhile; then the copy names another client's backend. If this service has that
+    // backend, any client may use it; if not, `find_backend` rejects it.
     let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else {
         return schedule::NONE;
     };
@@ -25,7 +25,8 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
 #[inline(never)]
 pub(crate) fn remember(client: &Address, service: u32, backend: &Backend) {
     let affinity = Affinity { address: backend.address, port: backend.port, zeros: 0, last_used: now() };
-    // An LRU map always has room. Should the insertion fail nevertheless, the next connection is rebalanced.
+    // An LRU map evicts another entry if it is full. If the insertion fails all the same, the next connection is
+    // rebalanced.
     AFFINITY.insert(&key(client, service), &affinity, 0).unwrap_or_default();
 }
 

@@ -1,8 +1,8 @@
 //! The choice of a backend for a new flow, by the scheduler of its service.
 //!
-//! A packet that the XDP program leaves to tc gets its backend chosen twice, and both choices must agree: else
-//! backends whose flows only tc can create would get less than their share. So a random choice is a hash of the
-//! packet and the tick, and a round-robin turn ends only when its flow has begun.
+//! For a packet that the XDP program leaves to tc, both hooks choose a backend, and both must choose the same:
+//! otherwise backends whose flows only tc can create would get less than their share. So a random choice is a hash of
+//! the packet and the tick, and a round-robin turn ends only when its flow has begun.
 
 use aya_ebpf::{
     Global,
@@ -25,15 +25,15 @@ static HASH_SEED: Global<u64> = Global::new(hash::DEFAULT_SEED);
 #[unsafe(no_mangle)]
 static CHANCE_SEED: Global<u64> = Global::new(0);
 
-/// Flows of a service that this CPU has created, by service id: the position of `rr` and `wrr` in their sequence.
-/// Each CPU has its own, so that no two write to one cache line. A service that is evicted starts its sequence again,
+/// Flows of a service that this CPU has created, by service id: the position of `rr` and `wrr` in their sequence. Each
+/// CPU has its own counter, so no two write to one cache line. If the map evicts a service, its sequence starts again,
 /// which is harmless.
 #[btf_map]
 static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
 
-/// The slot of the backend for a new flow of `tuple`: the one that the client is pinned to if the service has
-/// affinity, and then `affine` is called; else the choice of the scheduler. [`schedule::NONE`] if no backend takes
-/// new flows.
+/// The slot of the backend for a new flow of `tuple`. If the service has affinity and the client is pinned to a
+/// backend, this is the slot of that backend, and the function calls `affine`. Otherwise the scheduler chooses.
+/// [`schedule::NONE`] if no backend takes new flows.
 #[inline(always)]
 pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) -> u32 {
     if service.affinity_seconds > 0 {
@@ -57,7 +57,7 @@ pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
 
 #[inline(never)]
 fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
-    // A newer agent may know a scheduler that we do not: any backend is better than none.
+    // A newer agent may use a scheduler that this program does not know: any backend is better than none.
     let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
     let entries = schedule::entries(service);
     if entries == 0 {
@@ -79,15 +79,15 @@ struct Search {
     scheduler: Scheduler,
     base: u32,
     count: u32,
-    /// The index in the slice that is looked at next.
+    /// The index of the next backend in the slice.
     place: u32,
     /// The slot of the best backend so far.
     slot: u32,
     best: Load,
 }
 
-/// The slot of the backend with the least load. Of equals it is the first one from index `start` on: nodes do not
-/// know of each other and must not all begin with the same backend.
+/// The slot of the backend with the least load. Among equals it is the first one from index `start` on: nodes choose
+/// independently of each other, and must not all begin with the same backend.
 #[inline(always)]
 fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
     let mut search = Search {
@@ -105,8 +105,7 @@ fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
     search.slot
 }
 
-/// Compares one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once, however many
-/// backends there are.
+/// Compares one backend; 1 ends the search. The kernel calls it, so the verifier checks it once, not once per backend.
 extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `least` gave `bpf_loop` a pointer to its `search`, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<Search>() };
@@ -127,7 +126,7 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     i64::from(ends)
 }
 
-/// Ends the turn of a service: a flow has begun with the backend that was chosen.
+/// Ends the turn of a service: a flow has begun with the chosen backend.
 #[inline(always)]
 pub(crate) fn flow_began(service: u32, scheduler: u8) {
     if scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8 {
@@ -142,7 +141,7 @@ fn chance(tuple: &Tuple) -> u32 {
     (hash::of_endpoint(CHANCE_SEED.load() ^ u64::from(now().0), &tuple.source, ports) >> 32) as u32
 }
 
-/// The number of this CPU. Sequences start at different places on different CPUs, so that their first flows do not
+/// The number of this CPU. Sequences start at different positions on different CPUs, so that their first flows do not
 /// all get one backend.
 #[inline(always)]
 fn cpu() -> u32 {
@@ -164,7 +163,7 @@ fn end_turn(service: u32) {
         // SAFETY: the pointer is that of an element for this CPU, whose memory stays mapped while the program runs. A
         // program that interrupts this one on the same CPU may lose a turn, which is harmless.
         Some(turns) => unsafe { *turns = (*turns).wrapping_add(1) },
-        // Without room, every turn is the first one.
+        // If the map has no room, every turn is the first one.
         None => TURNS.insert(&service, &1, u64::from(BPF_NOEXIST)).unwrap_or_default(),
     }
 }

@@ -1,4 +1,4 @@
-//! New flows: which service a packet is for, whether it may begin a flow, and which backend that gets.
+//! New flows: the service of the packet, whether the packet may begin a flow, and the backend of the flow.
 
 use lb_common::{Choice, EventHook, Outcome, Service};
 use lb_ebpf::{
@@ -23,20 +23,20 @@ use crate::datapath::{
     settings,
 };
 
-/// Which flow may begin.
+/// The flows that may begin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Begin {
-    /// Any.
+    /// Any flow.
     Any = 0,
-    /// Only a routed one, as for the XDP program.
+    /// Only a routed flow, as in the XDP program.
     OnlyRouted = 1,
-    /// The one that `SCRATCH` asks for already.
+    /// The flow that `SCRATCH` already requests.
     Requested = 2,
 }
 
 impl Begin {
-    /// The hook where such flows begin.
+    /// The hook that events about such flows name.
     #[inline(always)]
     const fn hook(self) -> EventHook {
         match self {
@@ -48,17 +48,17 @@ impl Begin {
 
 /// The result of [`new_flow`].
 ///
-/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
-/// not use.
+/// It fits into one register, which is all that a subprogram returns: variants without a field are values that
+/// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(crate) enum NewFlow {
-    /// It has a flow now, through the stack.
+    /// The packet has a flow now, through the stack.
     Created,
-    /// It has a routed flow now.
+    /// The packet has a routed flow now.
     CreatedRouted,
-    /// Its service has no backend for it: the packet is to be rejected.
+    /// The service has no backend for the packet: the caller rejects it.
     Reject,
-    /// It gets no flow, for this reason.
+    /// The packet gets no flow, for this reason.
     Refused(Outcome),
 }
 
@@ -67,7 +67,7 @@ const _: () = assert!(size_of::<NewFlow>() == size_of::<Outcome>());
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
 enum Refusal {
-    /// Its service has no backend for it.
+    /// The service has no backend for the packet.
     NoBackend,
     Outcome(Outcome),
 }
@@ -79,7 +79,7 @@ impl From<Outcome> for Refusal {
     }
 }
 
-/// Creates the flow of a packet that has none, or whose `earlier` one is over.
+/// Creates the flow of a packet that has none, or whose `earlier` flow is over.
 #[inline(never)]
 pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> NewFlow {
     match choose_and_create(context, packet, earlier, begin) {
@@ -119,12 +119,12 @@ fn choose_and_create(
     Ok(created)
 }
 
-/// Leaves in `SCRATCH` which flow the packet asks for, with its backend.
+/// Writes into `SCRATCH` which flow the packet requests, with its backend.
 #[inline(always)]
 fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Refusal> {
     request_service(context, packet).inspect_err(|refusal| {
         if matches!(refusal, Refusal::Outcome(Outcome::LeftToEarlier)) {
-            // The packets that follow are not of the flow that we knew. Nothing is lost if we knew none.
+            // The old entry does not describe the packets that follow. There may be no such entry.
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
         }
     })?;
@@ -141,8 +141,8 @@ fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), 
     if request.slot == schedule::NONE { Err(Refusal::NoBackend) } else { Ok(()) }
 }
 
-/// Leaves in `SCRATCH` which service the packet is for. (With a stack frame of its own, which is gone before a
-/// backend is chosen and the flow is created.)
+/// Writes the service of the packet into `SCRATCH`. (A separate stack frame, which is freed before the program chooses
+/// a backend and creates the flow.)
 #[inline(never)]
 fn request_service(context: &HookContext, packet: &Packet) -> Result<(), Refusal> {
     let service = service::lookup(&packet.tuple)?;

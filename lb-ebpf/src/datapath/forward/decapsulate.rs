@@ -1,8 +1,8 @@
 //! The end of a tunnel: packets to backends on this node, from the node that has chosen the backend.
 //!
-//! A packet is taken out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a service
-//! with this backend, or for a flow to it. All others pass unchanged: this node may be only a router on their way.
-//! The packet then goes to that very backend with the address of its client, and never into another tunnel.
+//! The programs take a packet out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a
+//! service with this backend, or belongs to a flow to it. All others pass unchanged: this node may only be a router on
+//! their path. The packet then goes to that backend with the address of its client, and never into another tunnel.
 
 use aya_ebpf::bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC};
 use lb_common::{
@@ -32,7 +32,8 @@ use crate::datapath::{
 };
 
 /// Takes a packet that enters the node out of its tunnel and sends it to its backend; `None` if no tunnel ends here.
-/// (Part of the program itself: creating a flow needs all of the eight stack frames that there may be but this one.)
+/// (The program inlines this function: creating a flow takes seven of the eight stack frames that a call chain may
+/// have.)
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
     let packet = maps::inner_packet().ok()?;
@@ -42,14 +43,14 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
         Received::KnownFlow => forward(skb, packet),
         Received::IcmpError => match icmp::translate(skb, &packet.headers, Hook::Ingress) {
             Translated::Done(outcome) => outcome,
-            // Its flow leads to a backend on this node, so it has changed since `receive`.
+            // The flow led to a backend on this node in `receive`, so another CPU has changed it since.
             Translated::ThroughTunnel => Outcome::UnknownIcmpError,
         },
         Received::NewFlow => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
             match new::new_flow(&skb.context(), packet, earlier, Begin::Requested) {
                 NewFlow::Created | NewFlow::CreatedRouted => forward(skb, packet).of_first_packet(),
-                // The request names a backend, so there is nothing to reject.
+                // The request names a backend, so there is always one.
                 NewFlow::Reject => reported(packet, Outcome::NoBackend),
                 NewFlow::Refused(outcome) => reported(packet, outcome),
             }
@@ -57,7 +58,7 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
     })
 }
 
-/// Makes an event about a dropped packet show it as it is in its tunnel.
+/// Makes the event about a dropped packet show the packet as it is inside the tunnel.
 #[inline(always)]
 fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
     if let Ok(reported) = maps::packet() {
@@ -66,8 +67,8 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
     outcome
 }
 
-/// Whether a packet of no flow and no service may be in a tunnel. (GUE is looked for only in datagrams of no service:
-/// a service may use that port as any other.)
+/// Whether a packet of no flow and no service may be in a tunnel. (The programs look for GUE only in datagrams of no
+/// service, because a service may use that port like any other.)
 #[inline(always)]
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
@@ -79,17 +80,17 @@ pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
 
 /// The result of [`receive`].
 ///
-/// One register, which is all that a subprogram returns: variants without a field are values that [`Outcome`] does
-/// not use.
+/// It fits into one register, which is all that a subprogram returns: variants without a field are values that
+/// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 enum Received {
-    /// In no tunnel that ends here. It is as it was; in all other cases it is out of its tunnel or dropped.
+    /// The packet is in no tunnel that ends here, and is unchanged. In all other cases it is decapsulated or dropped.
     NotOurs,
-    /// In a tunnel, but dropped for this reason.
+    /// The packet came in a tunnel and is dropped for this reason.
     Dropped(Outcome),
     /// A packet of a flow to the backend.
     KnownFlow,
-    /// A packet that begins the flow that `SCRATCH` asks for now.
+    /// The first packet of a flow, which `SCRATCH` now requests.
     NewFlow,
     /// An ICMP error about a packet of the backend.
     IcmpError,
@@ -124,11 +125,11 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     }
 }
 
-/// Leaves the tunnel in `SCRATCH`; returns false if there is none.
+/// Writes the tunnel into `SCRATCH`; returns false if there is none.
 #[inline(never)]
 fn find(skb: &Skb) -> bool {
     match (scratch(), tunnel::find(skb, skb.layer)) {
-        // A packet with a tag belongs to another device, on top of this one.
+        // A packet with a VLAN tag is for another device, stacked on this one.
         (Ok(scratch), Ok(tunnel)) if tunnel.outer <= lengths::ETHERNET => {
             *scratch.tunnel() = tunnel;
             true
@@ -137,8 +138,8 @@ fn find(skb: &Skb) -> bool {
     }
 }
 
-/// Parses the packet in the tunnel; returns false if that fails. (Where it begins comes from `SCRATCH`, so that the
-/// verifier does not walk this once for each place where it may begin.)
+/// Parses the packet inside the tunnel; returns false if that fails. (The offset is read from `SCRATCH`, so that the
+/// verifier checks this code once, not once for each possible offset.)
 #[inline(never)]
 fn parse(skb: &Skb, packet: &mut Packet) -> bool {
     let Ok(scratch) = scratch() else { return false };
@@ -155,15 +156,15 @@ fn parse(skb: &Skb, packet: &mut Packet) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Target {
-    /// To no backend on this node that the tunnel leads to.
+    /// The packet is for no backend on this node that the tunnel leads to.
     None = 0,
-    /// To the backend, by a flow that is there.
+    /// The packet belongs to an existing flow to the backend.
     KnownFlow = 1,
-    /// To the backend, by a flow that is to be created.
+    /// The packet begins a flow to the backend.
     NewFlow = 2,
 }
 
-/// The destination of the packet. The flow that it asks for is in `SCRATCH`.
+/// The destination of the packet. The flow that the packet requests is written into `SCRATCH`.
 #[inline(never)]
 fn target(context: &HookContext, packet: &Packet) -> Target {
     let Ok(scratch) = scratch() else { return Target::None };
@@ -180,13 +181,13 @@ fn target(context: &HookContext, packet: &Packet) -> Target {
     }
 }
 
-/// Whether the flow leads to the backend, on this node.
+/// Whether the flow leads to the backend, and the backend is on this node.
 #[inline(always)]
 fn leads_to(flow: &Flow, backend: &Address) -> bool {
     !flow.is_reply() && !flow.is_tunnelled() && flow.to.destination == *backend
 }
 
-/// Asks in `SCRATCH` for a flow of the service that the packet is for; returns false if it is for none.
+/// Requests in `SCRATCH` a flow of the packet's service; returns false if the packet is for no service.
 #[inline(never)]
 fn request(packet: &Packet) -> bool {
     match (scratch(), service(&packet.tuple)) {
@@ -204,7 +205,7 @@ fn request(packet: &Packet) -> bool {
     }
 }
 
-/// The service that the packet is for. Node ports are the same on all nodes: one of a peer stands for that of this
+/// The service of the packet. Node ports are the same on all nodes, so an address of a peer node stands for one of this
 /// node.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
@@ -217,7 +218,7 @@ fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     if service.kind == FrontendKind::NodePort as u8 { Ok(service) } else { Err(Outcome::NoService) }
 }
 
-/// Finds the backend that the tunnel leads to, of the service in `SCRATCH`; returns false if it is not on this node.
+/// Finds the backend of the tunnel in the service in `SCRATCH`; returns false if the backend is not on this node.
 #[inline(never)]
 fn find_local_backend() -> bool {
     let Ok(scratch) = scratch() else { return false };
@@ -249,7 +250,7 @@ fn is_peer(address: &Address) -> bool {
     settings::current().is_some_and(|settings| settings.peers.contains(address))
 }
 
-/// Takes the headers of the tunnel away. (The packet within is of the same family, so the kernel needs no
+/// Removes the headers of the tunnel. (The inner packet is of the same family, so the kernel needs no
 /// `BPF_F_ADJ_ROOM_DECAP_L3_*`, which exist since Linux 6.3.)
 #[inline(always)]
 fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {

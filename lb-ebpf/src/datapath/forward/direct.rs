@@ -1,8 +1,8 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows always may; all others only with `--forwarding direct`: the stack, above all netfilter,
-//! does not see them between ingress and egress. The stack takes packets without a known next hop, that do not fit,
-//! have no hops left, or have to be inspected.
+//! Packets of routed flows always may; all others only with `--forwarding direct`, because then the stack, above all
+//! netfilter, does not see them between ingress and egress. Packets still go through the stack if their next hop is
+//! unknown, they exceed the MTU, have no hops left, or have to be inspected.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -26,7 +26,7 @@ use crate::datapath::{
 #[unsafe(no_mangle)]
 static DIRECT: Global<u8> = Global::new(0);
 
-/// Whether a packet that enters the node can bypass the stack. The next hop is in its flow then.
+/// Whether a packet that enters the node can bypass the stack. If so, the next hop is stored in its flow.
 #[inline(always)]
 pub(super) fn is_possible(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     flow.may_bypass_stack(DIRECT.load() != 0) && has_next_hop(skb, packet, flow)
@@ -42,14 +42,14 @@ fn has_next_hop(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
     flow.next_hop.flags & next_hop_flags::KNOWN != 0 && is_plain(packet) && fits(skb, packet, flow)
 }
 
-/// Whether it is a whole packet behind an Ethernet header, with ports and checksum at fixed offsets.
+/// Whether the packet is unfragmented behind an Ethernet header, with ports and checksum at fixed offsets.
 #[inline(always)]
 fn is_plain(packet: &Packet) -> bool {
     let transport = matches!(packet.body, Body::Tcp | Body::Udp);
     transport && packet.headers.l3 == lengths::ETHERNET && packet.fragment.part == Part::Whole
 }
 
-/// Whether the packet, or the largest segment that the device will make of it, fits, and has hops left.
+/// Whether the packet, or the largest segment that the device will make of it, fits into the MTU and has hops left.
 #[inline(always)]
 fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
     let hops = rewrite::hops_left(skb, &packet.headers).unwrap_or_default();
@@ -67,8 +67,8 @@ pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result
 
 /// Sends a rewritten packet to its next hop.
 ///
-/// The first packet after the next hop was resolved, one about every second, goes through the kernel's neighbour
-/// table. That keeps the kernel checking that the neighbour is still there.
+/// The first packet after each lookup of the next hop, about one per second, goes through the kernel's neighbour table,
+/// so that the kernel keeps checking that the neighbour is reachable.
 #[inline(always)]
 fn send(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
     let device = flow.next_hop.device;
@@ -84,5 +84,5 @@ fn send(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Packets of such flows are translated once more at the egress of their device, so they must not skip it.
+/// Packets of such flows are translated again at the egress of their device, so they must not skip it.
 const EGRESS_TOO: u8 = flow_flags::MASQUERADE | flow_flags::MASQUERADED;

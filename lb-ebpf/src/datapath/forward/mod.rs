@@ -15,13 +15,13 @@ use super::{context::Hook, flow::conntrack, outcome::either, rewrite, skb::Skb};
 
 /// The result of [`packet`].
 ///
-/// One register, which is all that a subprogram returns: the variant without a field is a value that [`Outcome`] does
-/// not use.
+/// It fits into one register, which is all that a subprogram returns: the variant without a field is a value that
+/// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(super) enum Forwarded {
-    /// It has this outcome.
+    /// The packet is handled, with this outcome.
     Done(Outcome),
-    /// Nothing yet: it belongs to a routed flow, and the kernel has to be asked for its route ([`routed::forward`]).
+    /// The packet is not forwarded yet: it belongs to a routed flow whose route is unknown ([`routed::forward`]).
     NeedsRoute,
 }
 

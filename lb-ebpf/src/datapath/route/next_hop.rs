@@ -1,4 +1,4 @@
-//! The next hop of packets that bypass the stack: resolved about once a second, and stored in the flow.
+//! The next hop of packets that bypass the stack: looked up about once a second, and stored in the flow.
 
 use lb_common::{
     DeviceInfo,
@@ -12,19 +12,19 @@ use crate::datapath::{context::HookContext, maps::DEVICES};
 /// The properties of the device; zeros if it has none.
 #[inline(always)]
 pub(crate) fn device(index: u32) -> DeviceInfo {
-    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the
-    // map reuses it meanwhile, it is that of another device with an entry.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
+    // reuses the memory meanwhile, the copy is that of another device with an entry.
     unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo { mtu: 0, flags: 0 })
 }
 
-/// Resolves the next hop of packets `to`.
+/// Looks up the next hop of packets with the tuple `to`.
 #[inline(never)]
 pub(crate) fn renew(context: &HookContext, to: &Tuple, hop: &mut NextHop, now: Tick) {
     note(lookup(context, to, ANY_LENGTH, 0), hop, now);
 }
 
-/// Stores the result of a route lookup. If the neighbour is not resolved yet, the next packet looks again: the one at
-/// hand goes through the stack, which resolves it.
+/// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
+/// stack, which resolves the neighbour, and the next packet looks it up again.
 #[inline(always)]
 pub(crate) fn note(result: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = 0;

@@ -1,4 +1,4 @@
-//! `SCRATCH`: room for values that the stack, 512 bytes for a whole call chain, cannot hold.
+//! `SCRATCH`: memory for values that do not fit on the stack, which has 512 bytes for a whole call chain.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{Outcome, conntrack::Tuple, crc32c::Change};
@@ -12,20 +12,20 @@ use self::{
     setup::{FlowSetup, Request},
 };
 
-/// The value of this CPU, found once and handed out field by field.
+/// The value of this CPU, looked up once and borrowed field by field.
 ///
-/// References to different fields may live at once. A function that holds one to a field calls nothing that takes the
-/// same field.
+/// References to different fields may exist at once. A function that holds a reference to a field calls no function
+/// that borrows the same field.
 #[derive(Clone, Copy)]
 pub(crate) struct Scratch(*mut Fields);
 
-/// Finds the value of this CPU.
+/// Looks up the value of this CPU.
 #[inline(always)]
 pub(crate) fn scratch() -> Result<Scratch, Outcome> {
     SCRATCH.get_ptr_mut(0).map(Scratch).ok_or(Outcome::RewriteFailed)
 }
 
-/// Declares the fields, and a method for each that borrows this one alone.
+/// Declares the fields, each with a method that borrows only this field.
 macro_rules! fields {
     ($($(#[doc = $doc:literal])+ $field:ident: $type:ty,)+) => {
         /// Value of `SCRATCH`.
@@ -39,10 +39,10 @@ macro_rules! fields {
                 #[inline(always)]
                 pub(crate) fn $field(self) -> &'static mut $type {
                     // SAFETY: the pointer is that of a map element, which lives as long as the program runs. The
-                    // element is of this CPU alone, and programs on these hooks run with bottom halves disabled, so
-                    // that no other of them can run here before this one is done. No reference to the whole element
-                    // exists, and the functions of this program never hold two to one field (see `Scratch`). The
-                    // kernel fills the element with zeros, which are valid for every field.
+                    // element belongs to this CPU alone, and programs on these hooks run with bottom halves disabled,
+                    // so no other of them runs here before this one ends. No reference to the whole element exists, and
+                    // the functions of this program never hold two references to one field (see `Scratch`). The kernel
+                    // fills the element with zeros, which are valid for every field.
                     unsafe { &mut (*self.0).$field }
                 }
             )+
@@ -51,15 +51,15 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The flow that is asked for.
+    /// The flow that the packet requests.
     request: Request,
     /// The flow that is being created.
     setup: FlowSetup,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
-    /// The tunnel that the packet at hand came through.
+    /// The tunnel that the current packet came through.
     tunnel: Tunnel,
-    /// The route that was looked up last.
+    /// The route of the last lookup.
     route: Route,
     /// The SCTP checksum that is being updated.
     crc: Change,

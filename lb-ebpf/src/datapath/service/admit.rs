@@ -9,7 +9,7 @@ use lb_ebpf::{
 
 use crate::datapath::maps::{HANDOVER, SOURCE_RANGES};
 
-/// Leaves to the programs of an earlier layout, which are next on the hook, the packets that they may have flows of.
+/// Leaves packets of flows that an earlier layout may have to its programs, which are next on the hook.
 #[inline(always)]
 pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
     let mode = HANDOVER.get(0).copied().unwrap_or(OVER);
@@ -24,7 +24,7 @@ pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
 #[inline(always)]
 pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Outcome> {
     match packet.body {
-        // Its first fragment was not translated, so this one must not be.
+        // The first fragment was not translated, so this one must not be.
         Body::LaterFragment => Err(Outcome::UnknownFragment),
         Body::Tcp | Body::Sctp => {
             admission::first_segment(&packet.segment, service).allow(packet.tuple.protocol)

@@ -9,10 +9,10 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Reads of a record that the agent keeps replacing, before the packet is dropped.
+/// Attempts to read a record that the agent keeps replacing; after the last one the packet is dropped.
 const ATTEMPTS: u32 = 4;
 
-/// The service that the destination of `tuple` belongs to.
+/// The service of the destination of `tuple`.
 #[inline(always)]
 pub(crate) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
     find(&ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol))
@@ -22,7 +22,7 @@ pub(crate) fn lookup(tuple: &Tuple) -> Result<Service, Outcome> {
 #[inline(always)]
 pub(crate) fn exists(tuple: &Tuple) -> bool {
     let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
-    // SAFETY: the element is not read.
+    // SAFETY: the program does not read the element.
     unsafe { SERVICES.get(&key) }.is_some()
 }
 
@@ -30,8 +30,8 @@ pub(crate) fn exists(tuple: &Tuple) -> bool {
 #[inline(always)]
 pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
     for _ in 0..ATTEMPTS {
-        // SAFETY: the memory of an element stays mapped while the program runs, every bit pattern is a valid
-        // `Service`, and it is copied at once. The map may reuse it for another key meanwhile; the seal detects that.
+        // SAFETY: the memory of an element stays mapped while the program runs, every bit pattern is a valid `Service`,
+        // and it is copied at once. The map may reuse the memory for another key meanwhile; the seal detects that.
         let record = *unsafe { SERVICES.get(key) }.ok_or(Outcome::NoService)?;
         if record.is_sealed(key) {
             return Ok(record);
@@ -58,7 +58,7 @@ pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u
     }
 }
 
-/// The slot of that backend, if the service has it; else any.
+/// The slot of the backend `address:port`, if the service has it; port 0 finds the first backend with the address.
 #[inline(never)]
 pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     let mut search = BackendSearch::new(service, *address, port);
@@ -69,7 +69,7 @@ pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     search.slot()
 }
 
-/// Looks at one backend; 1 ends the search. Called by the kernel, so that the verifier walks it once.
+/// Compares one backend; 1 ends the search. The kernel calls it, so the verifier checks it once.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `search` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<BackendSearch>() };
@@ -82,7 +82,7 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     }
 }
 
-/// An entry of `TABLES`. As with backends, the agent does not write entries that a service record leads to.
+/// An entry of `TABLES`. As with `BACKENDS`, the agent writes only entries that no service record refers to.
 #[inline(always)]
 pub(crate) fn entry(slot: u32) -> Option<u32> {
     TABLES.get(slot).copied()

@@ -1,4 +1,4 @@
-//! Packets to a virtual address that no frontend matches.
+//! Packets to a virtual address at a port that no Service has.
 
 use lb_common::{Address, Outcome, Vip, vip_flags};
 use lb_ebpf::{
@@ -14,7 +14,7 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// What the address is, if no Service has it at this port.
+/// The kind of address, for an address and port that no Service has.
 #[inline(always)]
 pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
     let in_range = settings::is_in_service_range(address);

@@ -1,4 +1,4 @@
-//! XDP forwarding of tunnelled flows: as for routed flows, but headers before the packet replace the translation.
+//! XDP forwarding of tunnelled flows: as for routed flows, but the packet gets tunnel headers instead of a translation.
 
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use lb_common::{Outcome, conntrack::Flow};
@@ -29,7 +29,7 @@ pub(crate) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: 
     }
 }
 
-/// Puts the headers of the tunnel before the packet. (With a frame of its own on the stack.)
+/// Adds the headers of the tunnel. (A separate stack frame.)
 #[inline(never)]
 fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     let is_v4 = flow.to.destination.is_v4();
@@ -44,11 +44,11 @@ fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     write(xdp, is_v4, &outer)
 }
 
-/// Makes room before the frame. Drivers keep 192 bytes free, so only a faulty driver has none.
+/// Makes room before the frame. Drivers keep 192 bytes free, so only a faulty driver has no room.
 #[inline(always)]
 fn grow(xdp: &mut Xdp, bytes: u32) -> Result<(), Outcome> {
-    // SAFETY: the context is that of this program. The call may move the frame, so its bounds are read again before
-    // they are used, and `&mut self` excludes borrowed headers.
+    // SAFETY: the context is that of this program. The call may move the frame, so the program reads its bounds again
+    // before it uses them, and `&mut self` excludes borrowed headers.
     let result = unsafe { bpf_xdp_adjust_head(xdp.ctx.ctx, -(bytes as i32)) };
     xdp.reload();
     if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
