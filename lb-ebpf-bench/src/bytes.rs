@@ -1,5 +1,5 @@
-//! Loads and stores of words at any offset, in one instruction each. LLVM would access data of alignment 1, such as packets,
-//! byte by byte.
+//! Loads and stores of words at any offset, in one instruction each. LLVM would access data of alignment 1, such as
+//! packets, byte by byte.
 
 use core::arch::asm;
 
@@ -31,7 +31,7 @@ macro_rules! load_and_store {
         /// Stores the word at `OFFSET`, in memory order.
         #[inline(always)]
         pub fn $store<const OFFSET: usize>(self, word: $word) {
-            // SAFETY: as above.
+            // SAFETY: the caller of the constructor promises that `OFFSET` is in bounds.
             unsafe {
                 asm!(
                     concat!("*(", $size, " *)({start} + {offset}) = {word}"),

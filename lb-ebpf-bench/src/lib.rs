@@ -17,7 +17,7 @@ pub mod bytes;
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub struct Template {
-    /// The first bytes of the frame. The rest is that of the test run.
+    /// The first bytes of the frame. The input of the test run supplies the others.
     pub bytes: [u8; 80],
     /// 1 for IPv6, 0 for IPv4.
     pub is_v6: u32,

@@ -14,11 +14,11 @@ mod programs {
     };
     use lb_ebpf_bench::{RESTORED_V4, RESTORED_V6, Template, Variation, bytes::Bytes, mixed};
 
-    /// The benchmark writes it before it loads the object.
+    /// The packet to restore. The benchmark writes it before it loads the object.
     #[unsafe(no_mangle)]
     static TEMPLATE: Template = Template { bytes: [0; 80], is_v6: 0, is_reply: 0, mask: 0, is_mixed: 0 };
 
-    /// Packets up to now.
+    /// Number of packets so far.
     #[unsafe(no_mangle)]
     static mut COUNT: u32 = 0;
 
@@ -50,7 +50,8 @@ mod programs {
     #[inline(always)]
     fn restore(start: usize, end: usize) -> Option<()> {
         let template = &raw const TEMPLATE;
-        // SAFETY: these are never written while the program is loaded. `read_volatile`, because the compiler takes them for constants.
+        // SAFETY: the fields are never written while the program is loaded. `read_volatile`, because the compiler takes
+        // them for constants.
         let (is_v6, is_reply, mask, is_mixed) = unsafe {
             (
                 (&raw const (*template).is_v6).read_volatile() != 0,
@@ -70,7 +71,7 @@ mod programs {
             v6(from, to, variation.address, is_reply);
             transport::<54, 58, 62, 66, 70>(from, to, variation.port, is_reply);
         } else {
-            // SAFETY: as above.
+            // SAFETY: all stores below are within that length.
             let to = unsafe { Bytes::of_packet(start, end, RESTORED_V4)? };
             ethernet(from, to);
             v4(from, to, variation.address, is_reply);
@@ -79,7 +80,7 @@ mod programs {
         Some(())
     }
 
-    /// The number of packets up to now.
+    /// Returns the number of packets so far, and counts this one.
     #[inline(always)]
     fn count() -> u32 {
         // SAFETY: the benchmark runs a program on one CPU at a time.
@@ -90,8 +91,8 @@ mod programs {
         }
     }
 
-    // Each store is as wide as the loads of the measured programs, which may load two fields at once. A CPU stalls on a load of
-    // bytes that it has just stored in two parts, and does not for a packet that a device has written.
+    // Each store is as wide as the loads of the measured programs, which may load two fields at once. A CPU stalls on a
+    // load of bytes that it has just stored in two parts, but not on a packet that a device has written.
 
     #[inline(always)]
     fn ethernet(from: Bytes, to: Bytes) {
