@@ -60,8 +60,8 @@ impl Change {
     /// Steps until [`Self::result`] is complete.
     pub const STEPS: u32 = 16;
 
-    /// For `length` bytes (below 2^16) whose first four change by `delta`: old exclusive or new, as a little-endian
-    /// word.
+    /// The change for a packet of `length` bytes (below 2^16) whose first four change by `delta`: old exclusive or new,
+    /// as a little-endian word.
     #[inline(always)]
     pub const fn new(delta: u32, length: u32) -> Self {
         Self { change: delta, length, done: 0 }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Byte by byte, bit by bit, as RFC 9260 defines it.
+    /// The CRC computed byte by byte and bit by bit, as RFC 9260 defines it.
     fn crc32c(bytes: &[u8]) -> u32 {
         let step = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), |crc, _| times_x(crc));
         !bytes.iter().fold(!0, step)

@@ -9,7 +9,7 @@ use crate::layout::describe;
 pub struct DeviceInfo {
     /// MTU: the largest IP packet, in bytes.
     pub mtu: u32,
-    /// See [`device_flags`].
+    /// Bits of [`device_flags`].
     pub flags: u32,
 }
 
@@ -22,9 +22,10 @@ pub mod device_flags {
     /// A wire device: it leads to other machines. Packets of routed flows pass between wire devices
     /// ([`crate::conntrack::flow_flags::ROUTED`]).
     pub const WIRE: u32 = 1;
-    /// It transmits frames that XDP programs on other devices redirect to it.
+    /// The device transmits frames that XDP programs on other devices redirect to it.
     pub const XDP_REDIRECT_TARGET: u32 = 2;
-    /// It is the host-side end of a pod's veth pair: packets may go straight to the pod's end (`bpf_redirect_peer`).
+    /// The device is the host-side end of a pod's veth pair: packets may go straight to the pod's end
+    /// (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u32 = 4;
 }
 

@@ -2,8 +2,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::conntrack::Tuple;
 
-/// An element of the ring buffer `EVENTS`. While a monitor runs (see [`monitor`]), the programs emit one for the first
-/// packet of each flow and for each packet that they drop or reject.
+/// An element of the ring buffer `EVENTS`. While a monitor runs (see [`monitor`]), the programs emit an event for the
+/// first packet of each flow and for each packet that they drop or reject.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {
@@ -25,9 +25,9 @@ pub struct Event {
     pub choice: u8,
     /// New flow: [`crate::Service::scheduler`].
     pub scheduler: u8,
-    /// Where it was emitted: an [`EventHook`].
+    /// The hook that emitted the event: an [`EventHook`].
     pub hook: u8,
-    /// New flow: its [`crate::conntrack::flow_flags`].
+    /// New flow: the flow's [`crate::conntrack::flow_flags`].
     pub flags: u8,
     /// Always 0.
     pub zeros: [u8; 3],
@@ -43,16 +43,16 @@ pub enum Choice {
     None = 0,
     /// The service's scheduler chose it.
     Scheduler = 1,
-    /// The service has affinity, and the client is pinned to it.
+    /// The service has affinity, and the client is pinned to the backend.
     Affinity = 2,
-    /// The client's previous backend did not answer, so this is the next one.
+    /// The client's previous backend did not answer, so the next one was chosen.
     Retry = 3,
-    /// Another node chose it and sent the packet here in a tunnel.
+    /// Another node chose the backend and sent the packet here in a tunnel.
     Peer = 4,
 }
 
 impl Choice {
-    /// All of them, in the order of their values.
+    /// All reasons, in the order of their values.
     pub const ALL: [Self; 5] = [Self::None, Self::Scheduler, Self::Affinity, Self::Retry, Self::Peer];
 }
 
@@ -71,7 +71,7 @@ pub enum EventHook {
 }
 
 impl EventHook {
-    /// All of them, in the order of their values.
+    /// All hooks, in the order of their values.
     pub const ALL: [Self; 4] = [Self::Ingress, Self::Egress, Self::Xdp, Self::Socket];
 
     /// The name used in JSON.
@@ -92,7 +92,7 @@ pub mod monitor {
     pub const UNTIL: u32 = 0;
     /// Events lost since the map was created, because the ring buffer was full.
     pub const LOST: u32 = 1;
-    /// How many elements there are.
+    /// Number of elements.
     pub const SIZE: usize = 2;
 }
 

@@ -2,7 +2,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{Address, conntrack::Tick, layout::describe};
 
-/// Key of `FRAGMENTS`: what all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
+/// Key of `FRAGMENTS`: the fields that all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct FragmentKey {
@@ -41,7 +41,7 @@ pub struct FragmentPorts {
     pub destination: u16,
     /// When the first fragment was seen. Identifications are reused, so the entry expires: see [`Self::is_valid`].
     pub seen: Tick,
-    /// IP protocol number of the transport header. (In IPv6 there may be more headers behind that of the fragment.)
+    /// IP protocol number of the transport header. (In IPv6 more extension headers may follow the fragment header.)
     pub protocol: u8,
     zero: u8,
     zeros: u16,

@@ -53,7 +53,7 @@ mod tests {
                 }
             }
             assert_eq!(all.len(), 25_600);
-            // 400 each, with a standard deviation of 20: 6 of them.
+            // 400 hits each, with a standard deviation of 20; the range allows 6 of them.
             assert!(upper.iter().all(|count| (280..520).contains(count)), "seed {seed}: {upper:?}");
         }
     }

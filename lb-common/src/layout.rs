@@ -1,18 +1,18 @@
-//! Self-description of the keys and values of the pinned maps: an agent with another layout reads what this one has
-//! left, field by field (see `lb_core::layout`).
+//! Self-description of the keys and values of the pinned maps, by which an agent with another layout reads the elements
+//! that this version has left, field by field (see `lb_core::layout`).
 //!
-//! A field keeps its described name as long as it means the same, even when the Rust field is renamed. A field whose
-//! meaning changes gets another name. A new field must make sense as 0, its value in elements that an earlier layout
-//! wrote. Arrays of structs count as one field.
+//! A field keeps its described name as long as its meaning stays the same, even when the Rust field is renamed. A field
+//! whose meaning changes gets another name. A new field must make sense as 0, its value in elements that an earlier
+//! layout wrote. Arrays of structs count as one field.
 
 /// A field of a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its path in the struct, such as `to.source`.
+    /// The field's path in the struct, such as `to.source`.
     pub name: &'static str,
-    /// Bytes before it.
+    /// Number of bytes before the field.
     pub offset: usize,
-    /// Its size in bytes; numbers are little-endian.
+    /// The field's size in bytes; numbers are little-endian.
     pub size: usize,
 }
 
@@ -25,7 +25,7 @@ impl Field {
 
 /// A key or a value of a pinned map.
 pub trait Described {
-    /// All its fields, in the order in which they lie in memory.
+    /// All fields of the type, in the order of their offsets.
     const FIELDS: &'static [Field];
 }
 

@@ -1,8 +1,8 @@
 //! The interface between the BPF programs and the agent: the layout of every map, and the pure algorithms that both
 //! sides run.
 //!
-//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` rejects padding at compile time) and has its
-//! size asserted beside it. A change of any layout here needs a new [`LAYOUT_VERSION`].
+//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` rejects padding at compile time), and an
+//! assertion next to it checks its size. A change of any layout here needs a new [`LAYOUT_VERSION`].
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
@@ -65,15 +65,16 @@ pub mod protocol {
 pub const GUE_PORT: u16 = 6080;
 
 /// Values of the only element of `HANDOVER`: whether programs of an earlier map layout are still attached to the same
-/// hooks, behind the programs of this layout. They see every packet that these pass on.
+/// hooks, behind the programs of this layout. The earlier programs see every packet that the programs of this layout
+/// pass on.
 pub mod handover {
     /// No program of an earlier layout is attached.
     pub const OVER: u32 = 0;
-    /// The earlier programs are attached, and these may still be missing on some of their hooks. These create no flows:
-    /// the earlier programs may already have them.
+    /// The earlier programs are attached to all hooks, those of this layout perhaps only to some. The programs of this
+    /// layout create no flows, because the earlier programs may already have them.
     pub const EARLIER_CREATES_FLOWS: u32 = 1;
-    /// Both are attached to all hooks. These create flows for a SYN; packets in the middle of a connection that has no
-    /// entry here are left to the earlier programs.
+    /// Programs of both layouts are attached to all hooks. Those of this layout create a flow for a SYN, and leave
+    /// packets in the middle of a connection that has no entry in this layout to the earlier programs.
     pub const CREATES_FLOWS: u32 = 2;
 }
 

@@ -8,7 +8,8 @@ pub const NAME_SIZE: usize = 64;
 pub const BACKEND_NAME_SIZE: usize = 96;
 
 /// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: the Kubernetes names of a service port. The programs
-/// never read it; the command line does, and the agent after a restart, because it keeps its state only in the kernel.
+/// never read it. The commands do, and so does the agent after a restart, because it keeps its state only in the
+/// kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ServiceName {
@@ -58,7 +59,7 @@ pub fn to_fixed<const N: usize>(text: &str) -> [u8; N] {
     fixed
 }
 
-/// The text before the first zero; empty where it is not UTF-8.
+/// The text before the first zero; empty if it is not UTF-8.
 pub fn from_fixed(fixed: &[u8]) -> &str {
     let end = fixed.iter().position(|byte| *byte == 0).unwrap_or(fixed.len());
     core::str::from_utf8(&fixed[..end]).unwrap_or("")

@@ -1,9 +1,9 @@
-//! How a backend is chosen for a new flow.
+//! The schedulers: how a backend is chosen for a new flow.
 
 use core::{fmt, str::FromStr};
 
 /// How a backend is chosen: the schedulers of IPVS (`net/netfilter/ipvs`) under their names, and kube-proxy's `random`.
-/// None of them gives new flows to a backend of weight 0.
+/// No scheduler gives new flows to a backend of weight 0.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheduler {
@@ -14,13 +14,13 @@ pub enum Scheduler {
     RoundRobin = 1,
     /// One after the other, in proportion to the weights.
     WeightedRoundRobin = 2,
-    /// The one with the fewest active flows.
+    /// The backend with the fewest active flows.
     LeastConnection = 3,
-    /// The one with the fewest active flows for its weight.
+    /// The backend with the fewest active flows for its weight.
     WeightedLeastConnection = 4,
-    /// The one that would have the fewest active flows for its weight after it got this one.
+    /// The backend that would have the fewest active flows for its weight if it got the new flow.
     ShortestExpectedDelay = 5,
-    /// One without active flows; if there is none, as [`Self::ShortestExpectedDelay`].
+    /// A backend without active flows; if there is none, as [`Self::ShortestExpectedDelay`].
     NeverQueue = 6,
     /// By the client's address, in proportion to the weights.
     SourceHash = 7,
@@ -61,7 +61,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether it compares the number of active flows of each backend.
+    /// Whether the scheduler compares the number of active flows of each backend.
     #[inline(always)]
     pub const fn uses_active_flows(self) -> bool {
         matches!(
@@ -106,7 +106,7 @@ impl TryFrom<u8> for Scheduler {
     }
 }
 
-/// The error of parsing a name that no scheduler has.
+/// The error for a name that no scheduler has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownScheduler;
 

@@ -76,10 +76,10 @@ impl TryFrom<u8> for FrontendKind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {
-    /// See the last field of the other layout.
+    /// Digest of the key and the other fields, see [`Self::sealed`]. (The normal layout has it as its last field.)
     #[cfg(feature = "next-layout")]
     pub seal: u32,
-    /// Identity of the service port, shared by all its frontends; never 0.
+    /// Id of the service port, shared by all its frontends; never 0.
     pub id: u32,
     /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
     pub backends_base: u32,
@@ -93,7 +93,7 @@ pub struct Service {
     /// First slot of the scheduler's table in `TABLES`. A table holds numbers of backends, counted from
     /// `backends_base`.
     pub table_base: u32,
-    /// Number of slots of that table; 0 means that the scheduler gives each backend the same share.
+    /// Number of slots of the table; 0 means that the scheduler gives each backend the same share.
     pub table_count: u32,
     /// As `table_base`, for internal clients.
     pub internal_table_base: u32,
@@ -105,7 +105,7 @@ pub struct Service {
     pub scheduler: u8,
     /// A [`FrontendKind`].
     pub kind: u8,
-    /// See [`service_flags`].
+    /// Bits of [`service_flags`].
     pub flags: u16,
     /// Digest of the key and the other fields, see [`Self::sealed`].
     #[cfg(not(feature = "next-layout"))]
@@ -140,9 +140,9 @@ pub mod service_flags {
     /// that a load balancer in front moves the traffic to another node instead of failing its clients.
     pub const DROP_WITHOUT_BACKENDS: u16 = 1;
     /// Internal clients (the node itself, and sources in [`crate::Settings::internal`]) get the slice `internal_base,
-    /// internal_count`: an external address under `externalTrafficPolicy: Local`.
+    /// internal_count`: the frontend is an external address under `externalTrafficPolicy: Local`.
     pub const SHORT_CIRCUIT: u16 = 2;
-    /// Every client is masqueraded. [`SHORT_CIRCUIT`] overrides this bit: with it no client is.
+    /// Every client is masqueraded. [`SHORT_CIRCUIT`] overrides this bit: together, no client is masqueraded.
     pub const MASQUERADE: u16 = 4;
     /// External clients are masqueraded.
     pub const MASQUERADE_EXTERNAL: u16 = 8;
@@ -155,7 +155,7 @@ pub mod service_flags {
     /// backends.
     pub const DSR: u16 = 64;
     /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the address is the node's own, so
-    /// segments of the node's connections, and of those that netfilter masquerades there, may carry this port.
+    /// segments of the node's connections, and of those that netfilter masquerades, may carry this port.
     pub const SYN_ONLY: u16 = 128;
 }
 
@@ -243,11 +243,11 @@ pub struct Backend {
     pub address: Address,
     /// The endpoint's port, host byte order.
     pub port: u16,
-    /// See [`backend_flags`].
+    /// Bits of [`backend_flags`].
     pub flags: u16,
     /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none, the default is 1.
     pub weight: u32,
-    /// The slot of `ACTIVE` that counts its active flows, if the scheduler compares them; 0 is none.
+    /// The slot of `ACTIVE` that counts the backend's active flows, if the scheduler compares them; 0 means none.
     pub active_flows_slot: u32,
 }
 
@@ -274,7 +274,7 @@ pub mod backend_flags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {
-    /// See [`vip_flags`].
+    /// Bits of [`vip_flags`].
     pub flags: u32,
 }
 
@@ -286,8 +286,8 @@ describe!(Vip { flags });
 pub mod vip_flags {
     /// A cluster IP: packets to ports that no Service has are rejected.
     pub const CLUSTER_IP: u32 = 1;
-    /// The programs answer ICMP echo requests to it. Never set for an address of this node, whose own stack answers,
-    /// nor for an external IP, which may belong to another machine.
+    /// The programs answer ICMP echo requests to the address. Never set for an address of this node, which the stack
+    /// answers for, nor for an external IP, which may belong to another machine.
     pub const ECHO: u32 = 2;
 }
 
@@ -372,8 +372,8 @@ impl Affinity {
     /// Whether the client is still pinned to this backend: its last connection is at most `timeout` seconds old.
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick, timeout: u32) -> bool {
-        // Negative if the client has come back since `now`: the agent passes the time at which it began to read the
-        // map.
+        // Negative if the client has made a connection since `now`: the agent passes the time at which it began to read
+        // the map.
         let ago = now.0.wrapping_sub(self.last_used.0).cast_signed();
         ago <= Tick::ticks_in(timeout).cast_signed()
     }

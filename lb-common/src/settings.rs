@@ -12,7 +12,7 @@ pub const MAX_NETWORKS: usize = 16;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Settings {
-    /// Sources of internal clients: what kube-proxy's `--detect-local-mode` calls local traffic.
+    /// Sources of internal clients: the traffic that kube-proxy's `--detect-local-mode` calls local.
     pub internal: Networks,
     /// Ranges of cluster IPs. Packets to them are rejected if no Service has the port, and may be dropped if no Service
     /// has the address.
@@ -29,7 +29,7 @@ pub struct Settings {
     pub first_port: u16,
     /// Number of source ports of masqueraded packets, from `first_port` on; 0 until the agent has written settings.
     pub ports: u16,
-    /// See [`settings_flags`].
+    /// Bits of [`settings_flags`].
     pub flags: u32,
 }
 
@@ -69,7 +69,7 @@ impl Settings {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Networks {
-    /// How many there are.
+    /// Number of networks.
     pub count: u32,
     /// The networks; zeros after the first `count`.
     pub networks: [Network; MAX_NETWORKS],

@@ -6,7 +6,7 @@ use crate::{
     layout::describe,
 };
 
-/// The remote address and port of a socket: a virtual one, or a backend's.
+/// The remote address and port of a socket: a virtual address, or a backend's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Endpoint {
@@ -81,7 +81,7 @@ impl SocketKey {
 pub struct SocketBackend {
     /// The backend.
     pub backend: Endpoint,
-    /// When the socket last sent a datagram to it.
+    /// When the socket last sent a datagram to the backend.
     pub last_used: Tick,
 }
 

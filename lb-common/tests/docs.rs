@@ -1,4 +1,4 @@
-//! Holds the documents against the code: whatever they name exists.
+//! Compares the documents with the code: every item, file and link that a document names must exist.
 
 use std::{
     fs,
@@ -46,7 +46,7 @@ fn sources(folder: &Path) -> String {
     files(folder).into_iter().map(|(_, text)| text).collect()
 }
 
-/// The code spans of a text: what is between backticks.
+/// The code spans of a text, which are enclosed in backticks.
 fn code_spans(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -68,7 +68,7 @@ fn links(document: &str) -> Vec<(String, String)> {
     .collect()
 }
 
-/// The anchor that GitHub gives a heading.
+/// The anchor that GitHub generates for a heading.
 fn anchor(heading: &str) -> String {
     let text: String = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
@@ -160,7 +160,7 @@ fn files_and_functions_that_documents_name_exist() {
         let prose = prose(&document);
         for span in code_spans(&prose) {
             let is_path = |letter: char| letter.is_alphanumeric() || "_-:./".contains(letter);
-            // (An IPv6 address begins with a colon.)
+            // An IPv6 address begins with a colon; a path never does.
             if span.starts_with(':') || !span.chars().all(is_path) {
                 continue;
             }
@@ -239,8 +239,8 @@ fn tests_that_the_reliability_page_names_exist() {
     }
 }
 
-/// CLOCK_REALTIME jumps, so monotonic clocks measure every lifetime. Only the files in [`CALENDARS`] and the commands read the
-/// time of day: for people, certificates and metrics.
+/// CLOCK_REALTIME jumps, so monotonic clocks measure every lifetime. Only the files in [`CALENDARS`] and the commands
+/// read the time of day, to show it to users, check certificates and export metrics.
 #[test]
 fn only_monotonic_clocks_decide() {
     let ebpf = sources(&repository().join("lb-ebpf/src")) + &sources(&repository().join("lb-common/src"));
@@ -262,7 +262,7 @@ fn only_monotonic_clocks_decide() {
     }
 }
 
-/// Files that show the time of day to people or in metrics.
+/// Files that show the time of day to users or in metrics.
 const CALENDARS: [&str; 7] = [
     "daemon/shortage.rs",
     "daemon/start.rs",

@@ -16,7 +16,7 @@ impl Pressure {
     /// Evictable flows have the shortest timeout.
     pub const MOST: Self = Self(Self::STEPS);
     const STEPS: u8 = 48;
-    /// Shortest timeout: a lost SYN is sent again after one second and after two more.
+    /// Shortest timeout: clients retransmit a lost SYN after one second, and again two seconds later.
     const LEAST_SECONDS: u32 = 3;
 
     /// The pressure in a map with `entries` out of `capacity`.
@@ -28,7 +28,7 @@ impl Pressure {
         Self(u8::try_from(steps).unwrap_or(Self::STEPS))
     }
 
-    /// A timeout of `seconds`, shortened by this pressure.
+    /// A timeout of `seconds`, shortened according to this pressure.
     fn shorten(self, seconds: u32) -> u32 {
         let removable = seconds.saturating_sub(Self::LEAST_SECONDS);
         seconds - removable * u32::from(self.0) / u32::from(Self::STEPS)

@@ -10,7 +10,7 @@ pub(super) const ACK: u8 = tcp_flags::ACK;
 pub(super) const FIN: u8 = tcp_flags::FIN;
 pub(super) const RST: u8 = tcp_flags::RST;
 
-/// From the client to the VIP.
+/// The tuple of packets from the client to the VIP.
 pub(super) fn tuple(protocol: u8) -> Tuple {
     Tuple::new(Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]), 40_000, 80, protocol)
 }

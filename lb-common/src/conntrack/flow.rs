@@ -15,20 +15,21 @@ pub mod flow_flags {
     /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
     /// own.
     pub const MASQUERADE: u8 = 8;
-    /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, VIP
-    /// and masquerading in one step, and leave at once, bypassing the stack.
+    /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, in
+    /// one step for VIP and masquerading, and leave at once, bypassing the stack.
     pub const ROUTED: u8 = 16;
-    /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel, whose
-    /// ends are in [`Flow::to`](super::Flow::to): this node's address, and the backend's. Its port is there too, to
-    /// name the backend. The flow has this one entry: replies do not pass this node. Always with [`ROUTED`].
+    /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel.
+    /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel, this node's address and the backend's, and the
+    /// backend's port, which identifies the backend. The flow has only this entry: replies bypass this node. Always
+    /// with [`ROUTED`].
     pub const TUNNEL: u8 = 32;
-    /// The tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of its datagrams.
+    /// The tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE datagrams.
     pub const GUE: u8 = 64;
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
 
-    /// The flags of the reverse entry: a flow is translated at one hook on its way there and at the other on its way
-    /// back, except for hairpin and routed flows.
+    /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
+    /// direction, except for hairpin and routed flows.
     pub const fn reverse(flags: u8) -> u8 {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
@@ -46,7 +47,7 @@ pub mod seen {
     pub const FIN: u8 = 8;
     /// A TCP RST within the window.
     pub const RST: u8 = 16;
-    /// Datagrams over more than about 2 s: more than one question and its answer.
+    /// Datagrams over more than about 2 s: more than one query and its answer.
     pub const STREAM: u8 = 32;
 }
 
@@ -68,25 +69,25 @@ pub struct Flow {
     pub next_seq: u32,
     /// TCP: last acknowledgement sent.
     pub last_ack: u32,
-    /// What the change of addresses adds to a checksum; one's complement, memory order.
+    /// The difference that the change of addresses makes to a checksum; one's complement, memory order.
     pub address_delta: u16,
-    /// What the change of ports adds to a checksum; one's complement, memory order.
+    /// The difference that the change of ports makes to a checksum; one's complement, memory order.
     pub port_delta: u16,
-    /// See [`seen`].
+    /// Bits of [`seen`].
     pub seen: u8,
-    /// See [`flow_flags`].
+    /// Bits of [`flow_flags`].
     pub flags: u8,
     /// TCP and SCTP: how many SYNs (or INITs) this direction has sent, retransmissions included.
     pub syns: u16,
-    /// Where packets that bypass the stack leave; zeros if none ever did.
+    /// Where packets that bypass the stack leave the node; zeros if none has done so.
     pub next_hop: NextHop,
-    /// Slot of `ACTIVE` that counts this flow while it is active; 0 is none. The entry of the client's direction
-    /// counts, its reverse entry has a copy.
+    /// Slot of `ACTIVE` that counts this flow while it is active; 0 means none. Only the entry of the client's
+    /// direction counts; its reverse entry has a copy of the number.
     pub active_flows_slot: u32,
     /// Packets of this direction, wrapping around; see [`Flow::count_packet`].
     pub packets: u32,
-    /// Their bytes in the lower 48 bits; above them, how many earlier flows have used this entry: see [`Flow::bytes`]
-    /// and [`Flow::generation`].
+    /// Bytes of these packets in the lower 48 bits; above them, how many earlier flows have used this entry: see
+    /// [`Flow::bytes`] and [`Flow::generation`].
     pub traffic: u64,
 }
 
@@ -94,8 +95,8 @@ pub struct Flow {
 const BYTE_COUNT_BITS: u32 = 48;
 
 const _: () = assert!(size_of::<Flow>() == 104 + 64 * cfg!(feature = "next-layout") as usize);
-// With the key and 48 bytes of the kernel's own, an element of the map fills three whole cache lines. The last of them
-// has the fields that every packet changes.
+// With the key and the 48 bytes that the kernel adds, an element of the map fills three cache lines. The last line
+// holds the fields that every packet changes.
 const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
 
 describe!(Flow {
@@ -176,7 +177,7 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
-    /// Whether packets of the flow may bypass the stack, on a node where `all` flows that can do so may (`--forwarding
+    /// Whether packets of the flow may bypass the stack. `all` is whether the node lets all flows do so (`--forwarding
     /// direct`). The second translation of a masqueraded connection happens at the egress of the device towards the
     /// backend, so its packets must get there.
     #[inline(always)]
@@ -190,7 +191,7 @@ impl Flow {
 
     /// Counts a packet of `bytes`, its network header included.
     ///
-    /// In place, without a lock: mostly one CPU after the other receives packets of one direction. Where two do at
+    /// In place, without a lock: packets of one direction mostly arrive on one CPU at a time. If two CPUs count at
     /// once, one packet may be missed. A packet that a device will cut into segments counts as one, as in nf_conntrack.
     #[inline(always)]
     pub const fn count_packet(&mut self, bytes: u32) {
@@ -218,9 +219,9 @@ impl Flow {
         };
     }
 
-    /// Merges what an `other` copy of the same entry has observed since one was copied from the other.
+    /// Merges what the programs have observed in an `other` copy of the same entry since the copy was made.
     pub fn merge(&mut self, other: &Self) {
-        // A new connection has begun in this one since.
+        // A new connection has begun in this copy since.
         if self.to != other.to || self.syns > other.syns {
             return;
         }

@@ -14,20 +14,20 @@ pub struct NextHop {
     pub destination: [u8; 6],
     /// MAC address of the device that the packets leave through.
     pub source: [u8; 6],
-    /// Interface index of that device.
+    /// Interface index of the device that the packets leave through.
     pub device: u32,
     /// MTU of the route: the largest IP packet, in bytes.
     pub mtu: u16,
-    /// See [`next_hop_flags`].
+    /// Bits of [`next_hop_flags`].
     pub flags: u16,
-    /// When the kernel gave this answer. The programs ask again once per tick; 0 means never asked.
+    /// When the kernel gave this answer. The programs look the route up again once per tick; 0 means never.
     pub resolved_at: Tick,
 }
 
 const _: () = assert!(size_of::<NextHop>() == 24);
 
 impl NextHop {
-    /// Not looked up yet.
+    /// A next hop that has not been looked up yet.
     pub const UNKNOWN: Self =
         Self { destination: [0; 6], source: [0; 6], device: 0, mtu: 0, flags: 0, resolved_at: Tick(0) };
 }
@@ -40,6 +40,6 @@ pub mod next_hop_flags {
     pub const XDP_REDIRECT_TARGET: u16 = 2;
     /// The device is one end of a veth pair, and packets go straight to the other end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u16 = 4;
-    /// No packet has left by this answer yet.
+    /// No packet has used this answer yet.
     pub const FRESH: u16 = 8;
 }

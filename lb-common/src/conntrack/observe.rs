@@ -1,4 +1,4 @@
-//! What a packet changes in the entry of its direction, and which RST ends a flow.
+//! The changes that a packet makes to the entry of its direction, and which RST ends a flow.
 
 use super::{Flow, Segment, Tick, seen, tcp_flags};
 use crate::protocol;
@@ -7,10 +7,10 @@ impl Flow {
     /// Ticks after which further datagrams make a stream: about 2 s, as in nf_conntrack.
     const STREAM_AFTER: u32 = 2;
 
-    /// Bytes that may have been sent without being counted, as those of later fragments.
+    /// Bytes that may have been sent without being counted, such as those of later fragments.
     const UNSEEN: u32 = 65_536;
 
-    /// Notes a datagram of this direction.
+    /// Records a datagram of this direction.
     #[inline(always)]
     pub fn observe_datagram(&mut self, now: Tick) {
         self.last_seen = now;
@@ -22,7 +22,7 @@ impl Flow {
         self.seen |= seen::PACKET;
     }
 
-    /// Notes a TCP segment of this direction that is no RST (for a RST see [`Self::accepts_reset`]).
+    /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -34,7 +34,7 @@ impl Flow {
         self.note_flags(segment);
     }
 
-    /// Notes an SCTP packet of this direction that is no ABORT.
+    /// Records an SCTP packet of this direction other than an ABORT.
     #[inline(always)]
     pub fn observe_chunk(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -62,9 +62,9 @@ impl Flow {
         }
     }
 
-    /// Whether this direction has acknowledged only what `reverse` has sent, as far as that is known. A sender with a
-    /// forged address never sees the replies and can only guess; without this check its SYN and ACK would hold an entry
-    /// for a day. (A guess too low is answered with a RST, which ends the flow.)
+    /// Whether this direction has acknowledged only data that `reverse` is known to have sent. A sender with a forged
+    /// address never sees the replies and can only guess; without this check its SYN and ACK would hold an entry for a
+    /// day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
         self.to.protocol != protocol::TCP

@@ -1,5 +1,5 @@
-/// What a TCP header says about the connection; or the first chunk of an SCTP packet, in the terms of TCP: see
-/// [`Segment::of_chunk`].
+/// The fields of a TCP header that describe the connection; or the first chunk of an SCTP packet, in the terms of TCP:
+/// see [`Segment::of_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The flag byte of the header: see [`tcp_flags`].
@@ -14,11 +14,11 @@ pub struct Segment {
 
 /// Types of SCTP chunks that begin or end an association, RFC 9260 §3.2.
 pub mod chunk {
-    /// Asks for an association.
+    /// Requests an association.
     pub const INIT: u8 = 1;
-    /// Accepts one.
+    /// Accepts an association.
     pub const INIT_ACK: u8 = 2;
-    /// Ends one at once.
+    /// Aborts an association.
     pub const ABORT: u8 = 6;
     /// No more data from the sender.
     pub const SHUTDOWN: u8 = 7;
@@ -52,25 +52,25 @@ impl Segment {
         Self { flags, seq: tag, ack: 0, payload: length }
     }
 
-    /// Whether it asks for a new connection: SYN without ACK, or INIT.
+    /// Whether the segment requests a new connection: SYN without ACK, or INIT.
     #[inline(always)]
     pub const fn is_syn(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
     }
 
-    /// Whether it accepts a new connection: SYN with ACK, or INIT ACK.
+    /// Whether the segment accepts a new connection: SYN with ACK, or INIT ACK.
     #[inline(always)]
     pub const fn is_syn_ack(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN | tcp_flags::ACK
     }
 
-    /// Whether it resets the connection: RST, or ABORT.
+    /// Whether the segment resets the connection: RST, or ABORT.
     #[inline(always)]
     pub const fn is_rst(&self) -> bool {
         self.flags & tcp_flags::RST != 0
     }
 
-    /// Whether a flow may begin or end with it at once: SYN (with or without ACK) or RST.
+    /// Whether a flow may begin or end with the segment at once: SYN (with or without ACK) or RST.
     #[inline(always)]
     pub const fn is_syn_or_rst(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
