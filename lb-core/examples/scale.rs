@@ -1,4 +1,5 @@
-//! Times the control plane without a kernel: `cargo run --release -p lb-core --example scale -- [services] [endpoints]`.
+//! Measures the control plane without a kernel: `cargo run --release -p lb-core --example scale -- [services]
+//! [endpoints]`.
 
 use std::{
     net::Ipv4Addr,
@@ -85,7 +86,7 @@ fn service(n: u32) -> Change {
     Change::Service(name(n), Some(Service { cluster_ips, ports: vec![port], ..Service::default() }))
 }
 
-/// The endpoints of a service; the first one at an address of its own when it has moved.
+/// The EndpointSlice of Service `n`; `moved` changes the address of the first endpoint.
 fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
     let endpoint = |i: u32| Endpoint {
         hints: None,

@@ -1,4 +1,4 @@
-//! Adopts what an earlier run of the agent left in the kernel.
+//! Adopts the elements that an earlier run of the agent left in the kernel.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use crate::{
     slices::Slices,
 };
 
-/// The contents of the kernel, sorted into what can be reused and what cannot.
+/// The contents of the kernel, split into reusable and invalid elements.
 pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
     pub(crate) tables: Slices,
     pub(crate) counters: Counters,
     pub(crate) mirror: Mirror,
-    /// Frontends whose record is broken or refers to something that is not theirs.
+    /// Frontends whose record is broken or refers to slots of another service port.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
-    /// Ids with a name that has another id already.
+    /// Ids whose name already has another id.
     pub(crate) stale_ids: BTreeSet<u32>,
     /// Networks of an unknown service port.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
@@ -65,7 +65,7 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     }
 }
 
-/// The counters of backends that frontends lead to.
+/// The counters of active flows of backends that frontends refer to.
 fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> Counters {
     let mut counters = Counters::new(capacity);
     let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));

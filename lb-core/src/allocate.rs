@@ -1,4 +1,4 @@
-//! Cluster IPs and node ports for Services that no API server has seen, given as an API server gives them.
+//! Allocates cluster IPs and node ports for Services that come from no API server, by the rules of an API server.
 
 mod health_check;
 
@@ -25,11 +25,12 @@ pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// The allocation of one Service.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Allocation {
-    /// Its cluster IPs, one of each family at most.
+    /// The cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
-    /// Its node ports by (name of the port, protocol as Kubernetes spells it).
+    /// The node ports by (name of the port, protocol as Kubernetes spells it).
     pub node_ports: BTreeMap<(String, String), u16>,
-    /// Its `healthCheckNodePort`. The kernel does not keep it: after a restart it comes from the hash of the name again.
+    /// The `healthCheckNodePort`. The kernel does not keep it: after a restart the hash of the name gives the same port
+    /// again.
     pub health_check_node_port: Option<u16>,
 }
 
@@ -64,8 +65,9 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
     known
 }
 
-/// Allocates cluster IPs and node ports: what the Service requests, else what it has, else by a hash of its name, so that
-/// the same Services get the same addresses even if nothing was remembered. Never allocates one twice.
+/// Allocates cluster IPs and node ports: those that the Service requests, else those that it has, else by a hash of its
+/// name, so that the same Services get the same addresses even if no earlier allocation is known. Never allocates a
+/// value twice.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
@@ -76,9 +78,9 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator of addresses from `ranges` (the first of each family counts; the family of the first is that of
-    /// single-stack Services). `known` is what the Services have: see [`known_allocations`]. Of that, whatever is
-    /// out of range or held twice is dropped.
+    /// An allocator of addresses from `ranges` (the first range of each family counts; the family of the first range is
+    /// that of single-stack Services). `known` holds what the Services already have: see [`known_allocations`]. The
+    /// allocator drops values of it that are out of range or held twice.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
@@ -105,12 +107,12 @@ impl Allocator {
         allocator
     }
 
-    /// Gives a Service what it needs and writes it to `spec.clusterIP`, `clusterIPs`, `ipFamilies`,
-    /// `ipFamilyPolicy`, `ports[].nodePort` and `healthCheckNodePort`. On an error the Service keeps what it had.
+    /// Allocates what a Service needs and writes it to `spec.clusterIP`, `clusterIPs`, `ipFamilies`, `ipFamilyPolicy`,
+    /// `ports[].nodePort` and `healthCheckNodePort`. On an error the Service keeps what it had.
     ///
     /// # Errors
     ///
-    /// A request that is malformed, out of range or taken, and a full range; in the words of an API server.
+    /// A request that is malformed, out of range or taken, or a full range; in the words of an API server.
     pub fn assign(&mut self, service: &mut api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -129,9 +131,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Assigns to many Services at once, independent of their order: first all that is asked for is reserved, then
-    /// the rest is given in order of the names. The errors by index; those Services keep what they had and are not
-    /// changed.
+    /// Assigns to many Services at once, independent of their order: first reserves all requested values, then
+    /// allocates the others in order of the names. Returns the errors by index; those Services keep what they had and
+    /// are not changed.
     pub fn assign_all(&mut self, services: &mut [api::Service]) -> BTreeMap<usize, ConvertError> {
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
@@ -140,7 +142,8 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // A Service may request what another one is about to release, and that one in turn.
+        // A Service may request a value that another Service releases in this call, which may in turn request one of a
+        // third.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -168,8 +171,8 @@ impl Allocator {
         });
     }
 
-    /// Releases everything of Services that do not exist. Call it once all existing ones are known, before the first
-    /// assignment.
+    /// Releases everything of Services that do not exist. Call it once all existing Services are known, before the
+    /// first assignment.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
             self.services.keys().filter(|service| !exists(service)).cloned().collect();
@@ -193,7 +196,7 @@ impl Allocator {
         };
     }
 
-    /// Reserves what a Service requests and leaves the rest as it is.
+    /// Reserves the values that a Service requests; allocates no others.
     fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -234,7 +237,7 @@ impl Allocator {
     }
 }
 
-/// The cluster IPs of a Service, and the policy they follow.
+/// The cluster IPs of a Service, and the IP family policy that results from them.
 struct ClusterIps {
     given: Vec<IpAddr>,
     policy: String,
@@ -266,8 +269,8 @@ impl Request<'_> {
         Ok(ClusterIps { given, policy, headless: spec.is_headless() })
     }
 
-    /// Whether IPv4, for each family the Service should have an address of: none for `ExternalName` and headless
-    /// Services.
+    /// The families of which the Service should have an address, each as whether it is IPv4: none for `ExternalName`
+    /// and headless Services.
     fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         if spec.is_external_name() || spec.is_headless() {
             return Ok(Vec::new());
@@ -300,7 +303,7 @@ impl Request<'_> {
         Ok(families)
     }
 
-    /// The families that `ipFamilies`, or else the requested addresses, name.
+    /// The families that `ipFamilies` names, or else those of the requested addresses.
     fn asked_families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         let mut families = Vec::new();
         for (index, family) in spec.ip_families.iter().flatten().enumerate() {
@@ -489,7 +492,7 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first free node port from the position of the hash on that the Service does not use otherwise.
+    /// The first free node port, starting at the position of the hash, that the Service does not use otherwise.
     fn free_node_port(
         &self,
         hash: u64,
@@ -510,7 +513,7 @@ impl Request<'_> {
     }
 }
 
-/// The addresses of a range that can be given, counted from 0. Nothing is stored for each of them.
+/// The allocatable addresses of a range, counted from 0. They are computed, not stored.
 #[derive(Clone, Copy, Debug)]
 struct IpRange {
     net: IpNet,
@@ -519,7 +522,8 @@ struct IpRange {
 }
 
 impl IpRange {
-    /// Without the network's own address (in IPv6 the subnet-router anycast) and IPv4's broadcast address.
+    /// The addresses of `net`, without its own address (in IPv6 the subnet-router anycast) and IPv4's broadcast
+    /// address.
     fn new(net: IpNet) -> Self {
         let last = number(net.broadcast());
         let last = if net.addr().is_ipv4() { last.saturating_sub(1) } else { last };
@@ -534,13 +538,13 @@ impl IpRange {
         ip.is_ipv4() == self.is_v4() && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Number of addresses; saturates where it is 2^128.
+    /// Number of addresses; saturates if it is 2^128.
     const fn size(&self) -> u128 {
         if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
     }
 
-    /// The lowest addresses are given automatically only when all others are taken, so that people can ask for them
-    /// (KEP-3070).
+    /// Size of the static band: these lowest addresses are allocated automatically only when all others are taken, so
+    /// that users can request them (KEP-3070).
     fn static_band(&self) -> u128 {
         static_band(self.size(), 16, 256)
     }
@@ -569,13 +573,13 @@ fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// KEP-3070 and KEP-3668: `size / step` of a range, 16 at least and `max` at most; none of a range too small.
+/// KEP-3070 and KEP-3668: `size / step` of a range, at least 16 and at most `max`; 0 if the range is too small.
 fn static_band(size: u128, step: u128, max: u128) -> u128 {
     if size <= 16 { 0 } else { (size / step).clamp(16, max) }
 }
 
-/// The first free offset from the one the hash points at: first above the band, then in it. Takes no more steps than
-/// offsets are taken.
+/// The first free offset, starting at the position of the hash: first above the band, then inside it. Skips only taken
+/// offsets.
 fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
     let upper = size.checked_sub(band)?;
     let start = if upper == 0 { 0 } else { hash % upper };
@@ -583,7 +587,7 @@ fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> 
     above.chain(0..band).find(|offset| is_free(*offset))
 }
 
-/// FNV-1a, 64 bits: small, and the same for ever on every machine.
+/// FNV-1a, 64 bits: small, and stable across machines and versions.
 fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -593,7 +597,7 @@ fn policy(spec: &api::ServiceSpec) -> Option<&str> {
     spec.ip_family_policy.as_deref().filter(|policy| !policy.is_empty())
 }
 
-/// The policy an API server writes where there is none.
+/// The IP family policy that an API server writes if the Service has none.
 fn implied_policy(spec: &api::ServiceSpec) -> &'static str {
     let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
     if several || spec.requested_ips().len() > 1 { "RequireDualStack" } else { "SingleStack" }

@@ -1,8 +1,10 @@
-//! Allocates slots of `BACKENDS` or `TABLES`: best fit; released ranges are not reused until no program can still read them.
+//! Allocates slots of `BACKENDS` or `TABLES`: best fit. Released ranges are reused only when no program can still read
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A moment after which every program that could still read slots released before it has to finish.
+/// A point in time. When every program that was running at that point has ended, slots that were released before it are
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
@@ -11,12 +13,12 @@ pub struct Epoch(u64);
 pub struct SlotRange {
     /// First slot.
     pub base: u32,
-    /// Number of slots, at least 1 of any range that is somewhere.
+    /// Number of slots; at least 1 except in [`SlotRange::NONE`].
     pub count: u32,
 }
 
 impl SlotRange {
-    /// No slots.
+    /// The empty range.
     pub const NONE: Self = Self { base: 0, count: 0 };
 }
 
@@ -52,12 +54,12 @@ impl Arena {
         arena
     }
 
-    /// Number of slots in all.
+    /// Total number of slots.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Number of slots that can be allocated, though perhaps not in one piece.
+    /// Number of slots that can be allocated, though perhaps not as one range.
     pub const fn free_slots(&self) -> u32 {
         self.free_slots
     }
@@ -83,7 +85,7 @@ impl Arena {
         Some(base)
     }
 
-    /// Marks exactly these slots as used, as an allocation of an earlier life was; false where one of them is
+    /// Marks exactly these slots as used, like an allocation by an earlier run of the agent; false if one of them is
     /// not free or does not exist.
     pub fn claim(&mut self, range: SlotRange) -> bool {
         let Some((&base, &count)) = self.free.range(..=range.base).next_back() else { return false };
@@ -96,7 +98,7 @@ impl Arena {
         true
     }
 
-    /// Marks as used whatever of `range` is free; the pieces.
+    /// Marks all free slots of `range` as used; returns them as ranges.
     pub fn claim_rest(&mut self, range: SlotRange) -> Vec<SlotRange> {
         let end = range.base.saturating_add(range.count).min(self.slots);
         let first = self.free.range(..=range.base).next_back().map_or(range.base, |(&base, _)| base);
@@ -113,27 +115,27 @@ impl Arena {
         pieces
     }
 
-    /// Puts the range that starts at `base` into quarantine; `None` where no range in use starts there.
+    /// Puts the range that starts at `base` into quarantine; `None` if no range in use starts there.
     pub fn release(&mut self, base: u32) -> Option<SlotRange> {
         let range = SlotRange { base, count: self.used.remove(&base)? };
         self.released.push(range);
         Some(range)
     }
 
-    /// Frees the range that starts at `base` at once, because no program has ever been able to find it; `None`
-    /// where no range in use starts there.
+    /// Frees the range that starts at `base` at once, because no program has ever been able to find it; `None` if no
+    /// range in use starts there.
     pub fn discard(&mut self, base: u32) -> Option<SlotRange> {
         let range = SlotRange { base, count: self.used.remove(&base)? };
         self.give_back(range);
         Some(range)
     }
 
-    /// Whether something was released since the last epoch ended.
+    /// Whether a range was released since the last epoch ended.
     pub const fn has_released(&self) -> bool {
         !self.released.is_empty()
     }
 
-    /// The epoch that ends now. Arenas whose epochs always end together have the same ones.
+    /// Ends the current epoch and returns it. Arenas whose epochs always end together have the same epochs.
     pub fn end_epoch(&mut self) -> Epoch {
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
@@ -143,7 +145,7 @@ impl Arena {
         epoch
     }
 
-    /// A grace period that began after the end of `epoch` is over: what was released up to then is free.
+    /// Frees the ranges that were released up to the end of `epoch`: a grace period that began after it is over.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         let later = self.quarantine.split_off(&Epoch(epoch.0 + 1));
         for range in std::mem::replace(&mut self.quarantine, later).into_values().flatten() {
@@ -268,7 +270,7 @@ mod tests {
         prop::collection::vec(operation, 0..200)
     }
 
-    /// Checks the arena against one flag for each slot: what is in use or in quarantine is never handed out.
+    /// Checks the arena against one flag for each slot: a slot in use or in quarantine is never allocated.
     #[derive(Default)]
     struct Model {
         busy: BTreeSet<u32>,

@@ -1,7 +1,7 @@
 //! The capacity of the maps, and how much of it is left for a plan.
 //!
-//! A Service that does not fit is rejected here, alone. The kernel would reject it in the middle of a plan, and the steps
-//! of all Services after it would wait.
+//! The plan rejects only the Service that does not fit. The kernel would reject it in the middle of a plan, and the
+//! steps of all Services after it would wait.
 
 use crate::plan::Contents;
 
@@ -33,7 +33,7 @@ pub(crate) enum Full {
     Backends,
     Tables,
     Counters,
-    /// `SERVICES`, or the names that go with it.
+    /// `SERVICES`, or `SERVICE_NAMES`.
     Frontends,
     SourceRanges,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Full {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) frontends: usize,
-    /// Frontends that this plan deletes, which it does before it writes any.
+    /// Frontends that this plan deletes before it writes any.
     pub(crate) frontends_gone: usize,
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,

@@ -12,8 +12,8 @@ use crate::{
     model::{ObjectName, Protocol, ServicePortName},
 };
 
-/// All claims of frontends by service ports. The strongest kind owns a frontend; among claims of one kind, the smallest name.
-/// Neither depends on the order of events.
+/// All claims of frontends by service ports. The strongest kind owns a frontend; among claims of one kind, the smallest
+/// name does. Neither depends on the order of events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,
@@ -22,8 +22,8 @@ pub(crate) struct Claims {
 
 type Claim = (ServiceKey, Strength, ServicePortName);
 
-/// The strength of a claim, by the kind of the frontend; less is stronger. A cluster IP was allocated to one Service: another
-/// Service cannot take it by listing it as an external IP.
+/// The strength of a claim, by the kind of the frontend; a smaller number is stronger. A cluster IP was allocated to
+/// one Service: another Service cannot take it by listing it as an external IP.
 type Strength = u8;
 
 const fn strength(kind: FrontendKind) -> Strength {
@@ -36,7 +36,7 @@ const fn strength(kind: FrontendKind) -> Strength {
 }
 
 impl Claims {
-    /// Replaces the claims of a Service; the other Services whose frontends may have another owner now.
+    /// Replaces the claims of a Service; returns the other Services whose frontends may have another owner now.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) -> BTreeSet<ObjectName> {
         let after = of_ports(ports);
         let before = self.by_service.remove(service).unwrap_or_default();
@@ -55,7 +55,7 @@ impl Claims {
         others
     }
 
-    /// The service port that has the frontend.
+    /// The service port that owns the frontend.
     pub(crate) fn owner(&self, key: ServiceKey) -> Option<&ServicePortName> {
         self.claimants(key).next()
     }

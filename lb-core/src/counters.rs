@@ -22,8 +22,9 @@ impl Counted {
     }
 }
 
-/// A counter for each endpoint of each service port that needs one: its slot in the map of counters; 0 is none. A counter
-/// outlives its endpoint as long as it counts flows, so that it is right when the endpoint returns, and is not reused before.
+/// A counter for each endpoint of each service port that needs one: its slot in the map of counters; 0 means none. A
+/// counter outlives its endpoint as long as it counts flows, so that it is right when the endpoint returns, and is
+/// reused only after that.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     capacity: u32,
@@ -35,12 +36,12 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// For an `ACTIVE` of so many slots.
+    /// Counters for a map `ACTIVE` of this capacity.
     pub(crate) const fn new(capacity: u32) -> Self {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }
 
-    /// Adopts a counter of an earlier run. Of two that contradict each other, the first stays.
+    /// Adopts a counter of an earlier run. If two counters or endpoints conflict, the first one stays.
     pub(crate) fn adopt(&mut self, counter: u32, counted: Counted) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {
@@ -48,7 +49,7 @@ impl Counters {
         }
     }
 
-    /// The counter of an endpoint; `None` where all are taken.
+    /// The counter of an endpoint; `None` if all are taken.
     pub(crate) fn get_or_allocate(&mut self, counted: Counted) -> Option<u32> {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
@@ -66,8 +67,8 @@ impl Counters {
         Some(counter)
     }
 
-    /// Frees the counters that neither a backend nor a flow used, now and at the last call: in between, a program may have
-    /// started a flow to a backend that was already removed. Returns whether any was freed.
+    /// Frees the counters that neither a backend nor a flow used, now and at the last call: between two calls a program
+    /// may have started a flow to a backend that was already removed. Returns whether any counter was freed.
     pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let before = self.taken.len();
         let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();

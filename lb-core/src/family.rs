@@ -1,4 +1,4 @@
-//! The two families of addresses. A Service has each of them for itself, as if there were a proxy for each.
+//! The two families of addresses. They are independent in each Service, as if each had a proxy.
 
 use std::net::IpAddr;
 
@@ -14,16 +14,16 @@ pub enum Family {
 /// A set of families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Families {
-    /// Whether IPv4 is in it.
+    /// Whether IPv4 is in the set.
     pub v4: bool,
-    /// Whether IPv6 is in it.
+    /// Whether IPv6 is in the set.
     pub v6: bool,
 }
 
 impl Families {
-    /// Neither.
+    /// The empty set.
     pub const NONE: Self = Self { v4: false, v6: false };
-    /// Both.
+    /// Both families.
     pub const BOTH: Self = Self { v4: true, v6: true };
 
     /// Whether the family is in the set.
@@ -34,7 +34,7 @@ impl Families {
         }
     }
 
-    /// Those that are in both sets.
+    /// The families that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self { v4: self.v4 && other.v4, v6: self.v6 && other.v6 }
@@ -51,7 +51,7 @@ impl FromIterator<Family> for Families {
 }
 
 impl Family {
-    /// Both, in order.
+    /// Both families, in order.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.

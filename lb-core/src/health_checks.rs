@@ -19,15 +19,15 @@ use crate::{
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`
     pub port: u16,
-    /// Number of addresses of ready IPv4 endpoints on this node; `None` where the Service has no IPv4, and so no health
-    /// check there.
+    /// Number of addresses of ready IPv4 endpoints on this node; `None` if the Service has no IPv4, and so no IPv4
+    /// health check.
     pub v4: Option<usize>,
-    /// As `v4`, of IPv6.
+    /// As `v4`, for IPv6.
     pub v6: Option<usize>,
 }
 
 impl HealthCheck {
-    /// The number for one family.
+    /// The number of local endpoints of one family.
     pub const fn local_endpoints(&self, family: Family) -> Option<usize> {
         match family {
             Family::V4 => self.v4,
@@ -41,15 +41,15 @@ impl HealthCheck {
 pub struct NoLocalEndpoints {
     /// Under `internalTrafficPolicy: Local`.
     pub internal: usize,
-    /// Under `externalTrafficPolicy: Local`, of a Service that is reached from outside.
+    /// Under `externalTrafficPolicy: Local`, of a Service with external addresses or node ports.
     pub external: usize,
 }
 
-/// The health checks of all Services, kept up to date Service by Service.
+/// The health checks of all Services, updated Service by Service.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HealthChecks {
     checks: BTreeMap<ObjectName, HealthCheck>,
-    /// Only Services that have something to count; for each family.
+    /// Only Services with a number that is not 0; for each family.
     no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
     total: [NoLocalEndpoints; 2],
 }
@@ -63,7 +63,7 @@ impl HealthChecks {
         self.total[family as usize]
     }
 
-    /// A Service is what it is now, or gone.
+    /// Sets the state of a Service, or removes a deleted one.
     pub(crate) fn set<'a>(
         &mut self,
         name: &ObjectName,
@@ -104,8 +104,8 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of the ready endpoints on this node, whatever their ports are. Endpoints that terminate do not count,
-/// although they may still be served: the load balancer is to look elsewhere.
+/// The addresses of the ready endpoints on this node, whatever their ports are. Terminating endpoints do not count,
+/// although they may still be served: the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
     for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {

@@ -1,12 +1,13 @@
-//! The identity of each service port, by which the kernel knows it.
+//! The ids by which the kernel knows each service port.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
-/// One id for each service port. Ids are given in ascending order and start again at 1 only after `u32::MAX`, so
-/// that what the kernel still remembers of a service port that is gone does not meet a new one. (After a restart it may: the highest
-/// id that has a name is all that is known of those before. Packets go by no flow's id, so it only counts under the wrong name.)
+/// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that entries which still
+/// carry the id of a deleted service port never match a new one. (After a restart they may: the agent knows only the
+/// highest id that still has a name. The programs choose no backend by a flow's id, so such a flow only counts under
+/// the wrong name.)
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,
@@ -19,7 +20,7 @@ impl Ids {
         Self { by_name: BTreeMap::new(), names: BTreeMap::new(), next: 1 }
     }
 
-    /// Takes over an id of an earlier life; false where the id is 0 or the name has one already.
+    /// Adopts an id of an earlier run; false if the id is 0 or the name already has one.
     pub(crate) fn adopt(&mut self, id: u32, name: &ServicePortName) -> bool {
         if id == 0 || self.by_name.contains_key(name) || self.names.contains_key(&id) {
             return false;
@@ -34,8 +35,7 @@ impl Ids {
         self.names.contains_key(&id)
     }
 
-    /// The id of a service port; a new one where it has none. `taken` are ids that may not be given for other
-    /// reasons.
+    /// The id of a service port, or a new one. `taken` are further ids that must not be allocated.
     pub(crate) fn get_or_allocate(&mut self, name: &ServicePortName, taken: impl Fn(u32) -> bool) -> u32 {
         if let Some(id) = self.by_name.get(name) {
             return *id;

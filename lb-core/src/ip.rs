@@ -1,11 +1,11 @@
-//! Addresses and networks as Kubernetes reads them from stored objects. Leading zeros are allowed, and the number is
-//! decimal nevertheless: API servers accepted such addresses for years.
+//! Parses addresses and networks of stored objects as Kubernetes does. Leading zeros are allowed, and the number is
+//! still decimal: API servers accepted such addresses for years.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The address, as Go's `ParseIPSloppy` has it: an IPv4-mapped one is IPv4.
+/// The address, as Go's `ParseIPSloppy` parses it: an IPv4-mapped one is IPv4.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Some(ip.to_canonical()),
@@ -13,7 +13,7 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// The network without the bits behind its prefix, as Go's `ParseCIDRSloppy` has it.
+/// The network without the bits after its prefix, as Go's `ParseCIDRSloppy` parses it.
 pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let address = address.parse::<IpAddr>().ok().or_else(|| parse_v4(address).map(IpAddr::V4))?;

@@ -10,16 +10,16 @@ use crate::{
     plan::{Contents, slices_of},
 };
 
-/// The EndpointSlices of `default/kubernetes` when it last had a usable endpoint, for each family. The agent may reach
-/// the API server through this very Service: without its endpoints it would never learn of new ones.
+/// The EndpointSlices of `default/kubernetes` from the last time that it had a usable endpoint, for each family. The
+/// agent may reach the API server through this Service: without its endpoints the agent would never receive new ones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastGood {
     slices: [Vec<EndpointSlice>; 2],
 }
 
 impl LastGood {
-    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except frontends that cannot be
-    /// trusted.
+    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except frontends with invalid
+    /// records.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
         let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
         for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
@@ -63,7 +63,7 @@ impl LastGood {
     }
 }
 
-/// A slice with the one endpoint.
+/// A slice with this one endpoint.
 fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents) -> EndpointSlice {
     let labels = contents.endpoint_labels.get(&address).cloned().unwrap_or_default();
     let endpoint = Endpoint {

@@ -30,10 +30,10 @@ impl Part {
     }
 }
 
-/// How a struct lies in memory.
+/// The fields of a struct and where they are in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Its bytes.
+    /// Size of the struct in bytes.
     pub size: usize,
     /// Name, offset and size of each field.
     pub fields: Vec<(String, usize, usize)>,
@@ -88,14 +88,14 @@ impl Description {
         self.0.get(&(map.to_owned(), part))
     }
 
-    /// Whether a map has the same layout in both.
+    /// Whether a map has the same layout in both descriptions.
     pub fn agrees(&self, other: &Self, map: &str) -> bool {
         [Part::Key, Part::Value]
             .into_iter()
             .all(|part| self.get(map, part).is_some() && self.get(map, part) == other.get(map, part))
     }
 
-    /// As text.
+    /// The description as text.
     pub fn render(&self) -> String {
         let line = |((map, part), layout): (&(String, Part), &Layout)| {
             format!("{map} {} {}\n", part.as_str(), layout.render())
@@ -103,10 +103,10 @@ impl Description {
         self.0.iter().map(line).collect()
     }
 
-    /// From text; empty lines mean nothing.
+    /// Parses a description; skips empty lines.
     ///
     /// # Errors
-    /// A line is none that [`Self::render`] writes.
+    /// A line that [`Self::render`] does not write.
     pub fn parse(text: &str) -> Result<Self, Unreadable> {
         let line = |line: &str| {
             let mut words = line.split_whitespace();
@@ -124,13 +124,13 @@ impl Description {
 /// Converts a struct of one layout to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// From, to and how many bytes.
+    /// Source offset, target offset and number of bytes.
     moves: Vec<(usize, usize, usize)>,
 }
 
 impl Conversion {
-    /// Each field of the new layout gets the bytes of the old one of its name, cut or filled with zeros at the upper end, as a
-    /// little-endian number is that becomes narrower or wider. Fields that the old layout has not are zeros.
+    /// Copies each field of the new layout from the old field of the same name. A little-endian number that becomes
+    /// narrower or wider is cut or filled with zeros at the upper end. Fields that the old layout lacks are zeros.
     pub fn between(old: &Layout, new: &Layout) -> Self {
         let old_fields: BTreeMap<&str, (usize, usize)> =
             old.fields.iter().map(|(name, offset, size)| (name.as_str(), (*offset, *size))).collect();
@@ -141,7 +141,7 @@ impl Conversion {
         Self { moves: new.fields.iter().filter_map(one).collect() }
     }
 
-    /// Writes what `old` becomes over the zeros in `new`. What lies outside of either is left out.
+    /// Writes the converted `old` into `new`, which holds zeros. Bytes outside of either are left out.
     pub fn apply(&self, old: &[u8], new: &mut [u8]) {
         for &(from, to, size) in &self.moves {
             if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {
@@ -160,7 +160,7 @@ mod tests {
 
     const NAMES: [&str; 8] = ["to.source", "to.port", "service", "seen", "hop", "counter", "", "reserved"];
 
-    /// Any order of any of the names, each with some bytes.
+    /// A random layout: some of the names in any order, each with some bytes.
     fn layout() -> impl Strategy<Value = Layout> {
         let names = subsequence(NAMES.to_vec(), 1..=NAMES.len()).prop_shuffle();
         (names, vec(1usize..=24, NAMES.len())).prop_map(|(names, sizes)| {
@@ -197,7 +197,7 @@ mod tests {
             }
         }
 
-        /// An upgrade and then a downgrade.
+        /// Tests an upgrade and then a downgrade.
         #[test]
         fn there_and_back_loses_only_what_the_other_has_no_room_for(
             old in layout(),

@@ -1,12 +1,12 @@
-//! The pure control plane: what the user wants, what the kernel should hold, and the ordered steps from what it
-//! holds to that.
+//! The pure control plane: what the user wants, what the kernel should hold, and the ordered steps from the kernel's
+//! present contents to that.
 //!
 //! ```text
 //! source → Store → desired() → plan() → [Step] → Kernel state
 //! ```
 //!
-//! Nothing here does IO, reads a clock or rolls dice: it knows neither tokio nor aya nor the kube client, so
-//! every property is tested without privileges.
+//! This crate does no IO, reads no clock and uses no randomness: it depends on neither tokio nor aya nor the kube
+//! client, so every property is tested without privileges.
 #![forbid(unsafe_code)]
 
 mod adopt;

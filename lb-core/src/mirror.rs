@@ -1,4 +1,4 @@
-//! What the kernel holds, according to the steps that were applied.
+//! The kernel's contents, according to the steps that were applied.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
@@ -59,7 +59,7 @@ impl Mirror {
             && self.contents.backends.range(range.base..end).map(|(_, b)| b).eq(backends)
     }
 
-    /// Whether that table lies in the slots from `base` on.
+    /// Whether that table is in the slots from `base` on.
     pub(crate) fn holds_table(&self, base: u32, table: Digest) -> bool {
         self.contents.tables.get(&base) == Some(&table)
     }

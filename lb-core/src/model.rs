@@ -1,4 +1,4 @@
-//! The objects of the Kubernetes API, reduced to what a service proxy looks at.
+//! The objects of the Kubernetes API, reduced to what a service proxy needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ pub struct ServicePortName {
 }
 
 impl ServicePortName {
-    /// Such as `default/web:http`, or `default/web` for an unnamed port.
+    /// The name without its protocol: `default/web:http`, or `default/web` for an unnamed port.
     pub fn without_protocol(&self) -> impl fmt::Display {
         let Self { service, port, .. } = self;
         let separator = if port.is_empty() { "" } else { ":" };
@@ -66,31 +66,31 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// A Service that has virtual addresses. Headless and ExternalName Services never become one.
+/// A Service that has virtual addresses. Headless and ExternalName Services are never converted to it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Service {
-    /// `spec.clusterIPs`, one of each family at most.
+    /// `spec.clusterIPs`, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.ports`, in their order.
     pub ports: Vec<ServicePort>,
     /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `ClientIP` affinity.
     pub affinity_seconds: Option<u32>,
-    /// How the Service is reached from outside of the cluster; all empty for one that is not.
+    /// How clients outside the cluster reach the Service; all fields are empty if they cannot.
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// How its backends are chosen; `None` is as on all Services of the node.
+    /// How backends of the Service are chosen; `None` uses the settings of the node.
     pub scheduling: Option<Arc<Scheduling>>,
 }
 
-/// How backends of a Service are chosen and reached, as far as its annotations say.
+/// How backends of a Service are chosen and reached, as far as its annotations set it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scheduling {
     /// Annotation `lb.dev/scheduler`.
     pub scheduler: Option<Scheduler>,
     /// Annotation `lb.dev/maglev-table-size`.
     pub table_size: Option<TableSize>,
-    /// Annotation `lb.dev/north-south-mode`: how packets get to those on other nodes.
+    /// Annotation `lb.dev/north-south-mode`: how packets reach backends on other nodes.
     pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
@@ -128,43 +128,43 @@ pub enum Member {
 /// An invalid annotation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnotationError {
-    /// Its name.
+    /// The annotation's name.
     pub annotation: &'static str,
-    /// Its value.
+    /// The annotation's value.
     pub value: String,
-    /// What is wrong with it, and what would be right.
+    /// The error in the value, and what would be valid.
     pub why: String,
 }
 
 impl Service {
-    /// Whether the Service has that family: addresses of another one are not served, of whatever kind they are.
+    /// Whether the Service has that family: addresses of another family are not served, of whatever kind they are.
     pub fn has(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }
 }
 
-/// How a Service is reached from outside the cluster, besides the node ports of its [`ServicePort`]s.
+/// How clients outside the cluster reach a Service, except through the node ports of its [`ServicePort`]s.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
-    /// `spec.externalIPs`, valid ones, each once.
+    /// `spec.externalIPs`: the valid ones, each once.
     pub ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, without those of `ipMode: Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`: the sources that may use `load_balancer_ips`; empty is all.
+    /// `spec.loadBalancerSourceRanges`: the sources that may use `load_balancer_ips`; empty means all.
     pub source_ranges: Vec<IpNet>,
-    /// `spec.externalTrafficPolicy`: which endpoints clients from outside get.
+    /// `spec.externalTrafficPolicy`: which endpoints external clients get.
     pub policy: TrafficPolicy,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
 }
 
-/// Which endpoints take part.
+/// Which endpoints clients get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TrafficPolicy {
-    /// Those of the whole cluster.
+    /// The endpoints of the whole cluster.
     #[default]
     Cluster,
-    /// Those on this node.
+    /// The endpoints on this node.
     Local,
 }
 
@@ -184,7 +184,7 @@ pub struct ServicePort {
 /// An EndpointSlice of a Service; one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// The Service it belongs to: its namespace and the label `kubernetes.io/service-name`.
+    /// The Service of the slice: its namespace and the label `kubernetes.io/service-name`.
     pub service: ObjectName,
     /// `ports` that have a number.
     pub ports: Vec<EndpointPort>,
@@ -206,7 +206,7 @@ pub struct EndpointPort {
 /// One of `endpoints` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`; like kube-proxy we ignore the others.
+    /// `addresses[0]`; the others are ignored, as in kube-proxy.
     pub address: IpAddr,
     /// `conditions.ready`; absent is true.
     pub ready: bool,
@@ -220,11 +220,11 @@ pub struct Endpoint {
     pub zone: Option<Arc<str>>,
     /// `targetRef.name` of a Pod.
     pub pod: Option<Arc<str>>,
-    /// `hints`; `None` where there are none, which is most often.
+    /// `hints`; `None` without any, as for most endpoints.
     pub hints: Option<Arc<Hints>>,
 }
 
-/// `hints` of an endpoint: for whom it is meant.
+/// `hints` of an endpoint: the zones and nodes that should use it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Hints {
     /// `forZones[].name`
@@ -240,11 +240,11 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
-    /// `--scheduler`: how backends are chosen where a Service says nothing.
+    /// `--scheduler`: how backends are chosen for Services without the annotation.
     pub scheduler: Scheduler,
-    /// `--maglev-table-size` and `--maglev-seed`, where a Service says nothing.
+    /// `--maglev-table-size` and `--maglev-seed`, for Services without the annotation.
     pub maglev: Maglev,
-    /// `--north-south-mode`, where a Service says nothing.
+    /// `--north-south-mode`, for Services without the annotation.
     pub north_south: NorthSouthMode,
 }
 
@@ -253,23 +253,23 @@ pub struct Policy {
 pub struct Node {
     /// The settings from the start of the agent.
     pub policy: Policy,
-    /// Its zone.
+    /// The node's zone.
     pub zone: Option<Arc<str>>,
-    /// Its addresses.
+    /// The node's addresses.
     pub addresses: NodeAddresses,
-    /// The families in which internal clients can currently be told from external ones (`--detect-local-mode`). External
-    /// clients of cluster IPs are masqueraded only in these.
+    /// The families in which the node can currently tell internal clients from external ones (`--detect-local-mode`).
+    /// External clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
 }
 
 /// Addresses of this node; each list sorted, each address once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
-    /// All of them, but those of loopback scope (`127.0.0.0/8`, `::1`).
+    /// All addresses of the node except those of loopback scope (`127.0.0.0/8`, `::1`).
     pub own: Vec<IpAddr>,
-    /// The one of each family by which others know the node; one of its own.
+    /// The address of each family by which other nodes know this one; it is one of `own`.
     pub primary: Vec<IpAddr>,
-    /// Those that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
+    /// The addresses that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,
 }
 
@@ -280,12 +280,12 @@ impl NodeAddresses {
     }
 }
 
-/// A change from a source to the store. `None` is a deleted object.
+/// A change from a source to the store. `None` stands for a deleted object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A Service is there, with these properties, or no longer one with virtual addresses.
+    /// A Service has these properties, or no longer has virtual addresses.
     Service(ObjectName, Option<Service>),
-    /// An EndpointSlice is there, or gone; the name is the slice's own.
+    /// An EndpointSlice has these contents, or is deleted; the name is the slice's own.
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
@@ -301,21 +301,21 @@ pub struct Trigger {
 /// An event from a source to the task that writes to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
-    /// Changes that belong together.
+    /// Changes to apply together.
     Changes(Vec<Change>),
-    /// The triggers of the next `Changes`: one for each EndpointSlice that names it.
+    /// The triggers of the next `Changes`: one for each EndpointSlice with the annotation.
     Triggered(Vec<Trigger>),
     /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
-    /// The addresses of this node, from now on.
+    /// The new addresses of this node.
     NodeAddresses(NodeAddresses),
-    /// The families in which internal clients can be told from external ones, from now on.
+    /// The families in which the node can now tell internal clients from external ones.
     DetectsInside(Families),
-    /// Everything that could be read has been sent at least once.
+    /// The source has sent every readable object at least once.
     Synchronised,
-    /// Everything was sent except objects of these Services, which could not be read: all else in the kernel may be deleted.
-    /// Comes after `Synchronised`, perhaps several times with fewer and fewer Services.
+    /// The source has sent everything except objects of these Services, which it could not read: the agent may delete
+    /// all else in the kernel. Comes after `Synchronised`, perhaps several times with fewer and fewer Services.
     CompleteBut(BTreeSet<ObjectName>),
-    /// Everything was sent: all else in the kernel may be deleted. Comes after `Synchronised`, once.
+    /// The source has sent everything: the agent may delete all else in the kernel. Comes after `Synchronised`, once.
     Complete,
 }

@@ -1,26 +1,26 @@
-//! How clients outside of the cluster reach backends on other nodes.
+//! How clients outside the cluster reach backends on other nodes.
 
 use std::{fmt, str::FromStr};
 
 use crate::protocol::Protocol;
 
-/// How packets of clients outside of the cluster reach backends on other nodes, under `externalTrafficPolicy: Cluster`.
+/// How packets of clients outside the cluster reach backends on other nodes, under `externalTrafficPolicy: Cluster`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NorthSouthMode {
     /// With the node's address in place of the client's, as under kube-proxy: the backend answers through this node.
     #[default]
     Snat,
-    /// As they are, through a tunnel: the backend answers the client directly.
+    /// Unchanged, through a tunnel: the backend answers the client directly.
     Dsr,
     /// TCP as [`Self::Dsr`], anything else as [`Self::Snat`].
     Hybrid,
 }
 
 impl NorthSouthMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
 
-    /// The name users know it by.
+    /// The name in flags and annotations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Snat => "snat",
@@ -45,7 +45,7 @@ impl fmt::Display for NorthSouthMode {
     }
 }
 
-/// A name that no mode has.
+/// The error for a name that no mode has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownMode;
 

@@ -1,4 +1,4 @@
-//! A value for each address, counted over all Services that set it.
+//! A value for each address, with the number of Services that set it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,15 +8,15 @@ use std::{
 use crate::model::ObjectName;
 
 /// A value for every address that a Service sets one for. The kernel holds one value for an address; if Services set
-/// different ones, as for pods that share their node's address, the greatest wins, so that any order of events gives the
-/// same.
+/// different ones, as for pods that share their node's address, the greatest wins, so that the order of events does not
+/// matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Vec<Claim<V>>>,
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
-    /// Addresses that the last plan has a step for, which is not applied yet.
+    /// Addresses for which the last plan has a step that is not applied yet.
     in_flight: BTreeSet<IpAddr>,
 }
 
@@ -39,7 +39,7 @@ impl<V> Default for PerAddress<V> {
 }
 
 impl<V: Clone + Ord> PerAddress<V> {
-    /// Replaces what a Service says: addresses in order, each once.
+    /// Replaces the values that a Service sets: addresses in order, each once.
     pub(crate) fn set(&mut self, service: &ObjectName, after: Vec<(IpAddr, V)>) {
         let before = self.by_service.get(service).map_or(&[][..], |before| before);
         if before == after {
@@ -62,18 +62,18 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.get(&address)?.iter().map(|claim| &claim.value).max()
     }
 
-    /// Asks for these addresses to be looked at.
+    /// Marks these addresses for the next call of [`Self::changes`].
     pub(crate) fn mark_dirty<'a>(&mut self, addresses: impl IntoIterator<Item = &'a IpAddr>) {
         self.dirty.extend(addresses);
     }
 
-    /// Whether [`Self::changes`] may have something to say.
+    /// Whether [`Self::changes`] may return changes.
     pub(crate) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// What is to be changed so that `known` becomes what it should be, looking only at the addresses whose value may
-    /// have changed; `None` for one that goes.
+    /// The changes from `known` to the wanted values, computed only for addresses whose value may have changed; `None`
+    /// removes an address.
     pub(crate) fn changes(&mut self, known: &BTreeMap<IpAddr, V>) -> Vec<(IpAddr, Option<V>)> {
         let mut changing = std::mem::take(&mut self.dirty);
         changing.retain(|address| self.wanted(*address) != known.get(address));
@@ -81,12 +81,12 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned())).collect()
     }
 
-    /// The change of that address is in the kernel.
+    /// Records that the change of that address is in the kernel.
     pub(crate) fn applied(&mut self, address: IpAddr) {
         self.in_flight.remove(&address);
     }
 
-    /// Changes that were not applied are not going to be.
+    /// Records that changes which are not applied yet will not be applied.
     pub(crate) fn failed(&mut self) {
         self.dirty.append(&mut self.in_flight);
     }

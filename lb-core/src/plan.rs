@@ -1,4 +1,4 @@
-//! From what the kernel holds to what it should hold: an ordered list of steps.
+//! The plan from the kernel's contents to the desired state: an ordered list of steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,20 +28,20 @@ pub struct EndpointLabels {
 /// Names of a service port, kept in the kernel under its id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceLabels {
-    /// Its name.
+    /// The service port's name.
     pub name: ServicePortName,
-    /// Its node port, so that an allocated one outlives the agent.
+    /// The service port's node port, so that an allocated one outlives the agent.
     pub node_port: Option<u16>,
 }
 
-/// One change of the maps. A step is applied whole or fails whole.
+/// One change of the maps. A step is applied as a whole or fails as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
     DeleteFrontend(ServiceKey),
-    /// Says in `VIPS` what an address is.
+    /// Sets the kind of an address in `VIPS`.
     PutVip(IpAddr, Vip),
-    /// Lets a network use a service port, in `SOURCE_RANGES`.
+    /// Admits a network to a service port, in `SOURCE_RANGES`.
     PutSourceRange(SourceRangeKey),
     /// Removes a network from `SOURCE_RANGES`.
     DeleteSourceRange(SourceRangeKey),
@@ -54,28 +54,28 @@ pub enum Step {
         /// The values of the slots from `base` on; sorted.
         backends: Vec<Backend>,
     },
-    /// Writes what a scheduler chooses from to slots of `TABLES` that no frontend refers to.
+    /// Writes a scheduler's table to slots of `TABLES` that no frontend refers to.
     WriteTable {
         /// First slot.
         base: u32,
-        /// The values of the slots from `base` on: places in a slice of backends.
+        /// The values of the slots from `base` on: positions in a slice of backends.
         entries: Vec<u32>,
     },
-    /// Names a service port in `SERVICE_NAMES`.
+    /// Sets the name of a service port in `SERVICE_NAMES`.
     PutServiceLabels(u32, ServiceLabels),
-    /// Names an address in `ENDPOINT_NAMES`.
+    /// Sets the names of an address in `ENDPOINT_NAMES`.
     PutEndpointLabels(IpAddr, EndpointLabels),
     /// Creates or switches a frontend in `SERVICES` in one atomic update.
     PutFrontend(ServiceKey, Service),
-    /// Gives slots back. Writes nothing: they may be reused only after a grace period, because programs that run
-    /// at this moment may still read them.
+    /// Releases slots. Writes nothing: the slots may be reused only after a grace period, because running programs may
+    /// still read them.
     ReleaseBackends {
         /// First slot.
         base: u32,
         /// Number of slots.
         count: u32,
     },
-    /// As [`Self::ReleaseBackends`], of slots of `TABLES`.
+    /// As [`Self::ReleaseBackends`], for slots of `TABLES`.
     ReleaseTable {
         /// First slot.
         base: u32,
@@ -123,20 +123,21 @@ pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
 }
 
-/// Steps to apply in this order. Wherever the order stops, every frontend has a complete set of backends: the old or the
-/// new one.
+/// Steps to apply in this order. After any number of steps, every frontend has a complete set of backends: the old or
+/// the new one.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Plan {
     /// The changes of the maps.
     pub steps: Vec<Step>,
-    /// The Services of this plan that could not be planned, and why.
+    /// The Services that could not be planned, and why.
     pub problems: Vec<Condition>,
 }
 
-/// Why the kernel does not serve a Service as its author wants it; `lb-agent status` lists it.
+/// Why the kernel does not serve a Service as the object demands; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Condition {
-    /// The new backends do not fit; the Service keeps its last good state and is tried again when slots are freed.
+    /// The new backends do not fit; the Service keeps its last good state, and the next plan after slots are freed
+    /// tries again.
     #[error(
         "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
          in one piece); it keeps the backends it has: restart the agent with a larger --max-backends"
@@ -144,11 +145,11 @@ pub enum Condition {
     ArenaFull {
         /// The Service.
         service: ObjectName,
-        /// Slots its new backends take.
+        /// Slots that its new backends need.
         wanted: u32,
         /// Slots that are free now.
         free: u32,
-        /// Slots in all.
+        /// Total number of slots.
         slots: u32,
     },
     /// The new tables do not fit; as [`Self::ArenaFull`].
@@ -160,11 +161,11 @@ pub enum Condition {
     TablesFull {
         /// The Service.
         service: ObjectName,
-        /// Slots its new tables take.
+        /// Slots that its new tables need.
         wanted: u32,
         /// Slots that are free now.
         free: u32,
-        /// Slots in all.
+        /// Total number of slots.
         slots: u32,
     },
     /// The new backends have no counters for their active flows; as [`Self::ArenaFull`].
@@ -186,9 +187,9 @@ pub enum Condition {
         service: ObjectName,
         /// Frontends it should have.
         wanted: usize,
-        /// How many more there is room for now.
+        /// How many more frontends fit now.
         free: usize,
-        /// Room in all.
+        /// Capacity of the map.
         slots: u32,
     },
     /// The networks that may use a load balancer do not fit; as [`Self::ArenaFull`].
@@ -201,12 +202,12 @@ pub enum Condition {
         service: ObjectName,
         /// Networks it should have.
         wanted: usize,
-        /// How many more there is room for now.
+        /// How many more networks fit now.
         free: usize,
-        /// Room in all.
+        /// Capacity of the map.
         slots: u32,
     },
-    /// An annotation is invalid; the Service is served as if it were not there.
+    /// An annotation is invalid; the Service is served as if the annotation were unset.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why
@@ -214,27 +215,27 @@ pub enum Condition {
     BadAnnotation {
         /// The Service.
         service: ObjectName,
-        /// Which, and why.
+        /// The annotation, and its error.
         error: AnnotationError,
     },
-    /// Two service ports claim one frontend. The stronger kind has it (cluster IP, load balancer, external IP, node port),
-    /// of one kind the smaller name; the other takes over when that one goes.
+    /// Two service ports claim one frontend. The stronger kind owns it (cluster IP, load balancer, external IP, node
+    /// port); among equal kinds the smaller name does. The other one takes over when the owner is deleted.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// The frontend.
         frontend: ServiceKey,
-        /// The service port that has it.
+        /// The service port that owns the frontend.
         owner: ServicePortName,
-        /// The service port that does not.
+        /// The service port that lost the claim.
         loser: ServicePortName,
     },
 }
 
 impl Condition {
-    /// The maps that may have no room for a Service.
+    /// The maps that may be full.
     pub const MAPS: [&str; 5] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES"];
 
-    /// The map that has no room, if that is the problem; it may be over as soon as others leave it.
+    /// The full map, if that is the condition. It may end when other Services free entries of the map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),
@@ -246,17 +247,17 @@ impl Condition {
         }
     }
 
-    /// Whether it may be over as soon as slots are released.
+    /// Whether the condition may end when slots are released.
     pub(crate) const fn waits_for_slots(&self) -> bool {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether it may be over as soon as frontends, names or networks are gone.
+    /// Whether the condition may end when frontends, names or networks are deleted.
     pub(crate) const fn waits_for_entries(&self) -> bool {
         matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. })
     }
 
-    /// The Service that is not as its author wants it.
+    /// The Service that is not served as the object demands.
     pub const fn service(&self) -> &ObjectName {
         match self {
             Self::ArenaFull { service, .. }
@@ -283,13 +284,13 @@ impl std::fmt::Display for Shown<'_> {
     }
 }
 
-/// Collects steps in any order and returns them in the safe one:
+/// Collects steps in any order and returns them in a safe one:
 ///
-/// 1. frontends that disappear, so that nothing refers to what goes with them;
-/// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks that
-///    may use it, then the switch of its frontends, each in one atomic update;
-/// 3. what an address is, so that no port is rejected that is just about to be served;
-/// 4. networks that may no longer use a service port: for a moment, those of before and of now may;
+/// 1. frontends that disappear, so that no record refers to the elements that are deleted with them;
+/// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks
+///    that may use it, then the switch of its frontends, each in one atomic update;
+/// 3. the kind of an address, so that no port is rejected that is just about to be served;
+/// 4. networks that may no longer use a service port: for a moment, both the old and the new ones may;
 /// 5. slots that no frontend refers to any more;
 /// 6. addresses and names that are no longer needed.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! The transport protocols of Service ports.
 
-/// A transport protocol a Service port can have.
+/// A transport protocol that a Service port can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP
@@ -12,7 +12,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All of them.
+    /// All protocols.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// The protocol with this IP protocol number.

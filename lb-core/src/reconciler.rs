@@ -1,4 +1,4 @@
-//! The state machine that the one task which writes to the kernel drives.
+//! The state machine that computes every write to the kernel; one task drives it.
 
 use std::{
     borrow::Cow,
@@ -37,9 +37,9 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only changed Services are recomputed. What the kernel held at the start stays until the sources have shown that Service
-/// with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is bad when the agent starts must not
-/// delete the Service that it described.
+/// Only changed Services are recomputed. What the kernel held at the start stays until the sources have shown that
+/// Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is invalid when the agent
+/// starts must not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -51,7 +51,7 @@ pub struct Reconciler {
     vips: PerAddress<Vip>,
     /// Slots of `BACKENDS`.
     slices: Slices,
-    /// Slots of `TABLES`. Epochs of both end together.
+    /// Slots of `TABLES`. Epochs of both arenas end together.
     tables: Slices,
     counters: Counters,
     capacity: Capacity,
@@ -84,7 +84,7 @@ struct InFlight {
     services: Vec<ObjectName>,
 }
 
-/// Slots that were taken for a Service whose plan is not made yet.
+/// Slots that are reserved for a Service whose plan is not finished yet.
 #[derive(Default)]
 struct Reserved {
     backends: Vec<u32>,
@@ -135,12 +135,12 @@ impl Reconciler {
         }
     }
 
-    /// Takes note of changes.
+    /// Stores changes for the next plan.
     pub fn handle(&mut self, changes: Vec<Change>) {
         changes.into_iter().for_each(|change| self.store.apply(change));
     }
 
-    /// The zone of this node is known, or another one.
+    /// Sets the zone of this node.
     pub fn set_zone(&mut self, zone: Option<Arc<str>>) {
         if self.node.zone != zone {
             self.node.zone = zone;
@@ -148,10 +148,10 @@ impl Reconciler {
         }
     }
 
-    /// This node has these addresses.
+    /// Sets the addresses of this node.
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
-            // So that no address of the node is ever treated as a cluster IP without a Service.
+            // The addresses are in `VIPS` so that the programs never treat one as an unused cluster IP.
             let own = addresses.own.iter().map(|address| (*address, Vip { flags: 0 })).collect();
             self.vips.set(&no_service(), own);
             self.node.addresses = addresses;
@@ -159,7 +159,7 @@ impl Reconciler {
         }
     }
 
-    /// Sets the families in which internal clients can be told from external ones; before the first call, none.
+    /// Sets the families in which the node can tell internal clients from external ones; before the first call, none.
     pub fn set_detects_inside(&mut self, families: Families) {
         if self.node.detects_inside != families {
             self.node.detects_inside = families;
@@ -167,13 +167,13 @@ impl Reconciler {
         }
     }
 
-    /// The sources have shown everything there is: what the kernel has beyond that goes with the next plan.
+    /// Records that the sources have shown all objects: the next plan deletes everything else in the kernel.
     pub fn sources_complete(&mut self) {
         self.sources_complete_but(&BTreeSet::new());
     }
 
-    /// The sources have shown everything there is, but something of these Services cannot be read: they stay as the
-    /// agent found them, and what else the kernel has that the sources have not shown goes with the next plan.
+    /// Records that the sources have shown all objects except some of these Services, which they cannot read. These
+    /// Services stay as the agent found them; the next plan deletes everything else that the sources have not shown.
     pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         for service in self.earlier.extract_if(.., |service| !unread.contains(service)) {
             self.store.mark_dirty(service);
@@ -182,8 +182,8 @@ impl Reconciler {
         self.delete_unknown_services();
     }
 
-    /// Deletes addresses that no Service has. Addresses are not stored by Service: as long as one Service stays as it was
-    /// found, all addresses stay.
+    /// Deletes addresses that no Service has. Addresses are not stored by Service: as long as one Service stays as the
+    /// agent found it, all addresses stay.
     fn delete_unknown_services(&mut self) {
         if self.complete && self.earlier.is_empty() {
             self.labels.mark_dirty(self.mirror.contents().endpoint_labels.keys());
@@ -196,8 +196,8 @@ impl Reconciler {
         &self.earlier
     }
 
-    /// Whether [`Self::plan`] may have something to say: an object changed, a plan failed, or slots became free
-    /// that a Service waits for.
+    /// Whether [`Self::plan`] may return steps: an object changed, a plan failed, or slots became free that a Service
+    /// waits for.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.labels.is_dirty()
@@ -210,7 +210,7 @@ impl Reconciler {
             || self.tables.garbage().next().is_some()
     }
 
-    /// The steps from what the kernel holds to what it should hold. Steps of the plan before that were not applied
+    /// The steps from the kernel's contents to the desired state. Steps of the previous plan that were not applied
     /// count as failed.
     pub fn plan(&mut self) -> Plan {
         self.failed();
@@ -246,7 +246,7 @@ impl Reconciler {
         plan
     }
 
-    /// A step of the last plan is in the kernel.
+    /// Records that a step of the last plan is in the kernel.
     pub fn applied(&mut self, step: &Step) {
         self.mirror.apply(step);
         match step {
@@ -286,8 +286,8 @@ impl Reconciler {
         }
     }
 
-    /// The steps of the last plan that were not reported as applied are not going to be: the Services of that plan
-    /// are looked at again by the next one, and slots that were reserved for them are free again.
+    /// Records that the steps of the last plan that were not applied will not be: the next plan computes the Services
+    /// of that plan again, and slots that were reserved for them are free again.
     pub fn failed(&mut self) {
         let InFlight { steps, services } = std::mem::take(&mut self.in_flight);
         if steps == 0 {
@@ -308,8 +308,8 @@ impl Reconciler {
         self.vips.failed();
     }
 
-    /// The UDP frontends that have lost endpoints since the last call. What was planned for them must be in the kernel,
-    /// else ask again later: new flows may still go to what they have lost.
+    /// The UDP frontends that have lost endpoints since the last call. Call it only when their plan is in the kernel:
+    /// before that, new flows may still go to the lost endpoints.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
@@ -319,8 +319,8 @@ impl Reconciler {
         self.endings.served()
     }
 
-    /// Puts the slots that were released since the last call into quarantine; the epoch to name when a grace
-    /// period that begins now is over. `None` where there is nothing to wait for.
+    /// Puts the slots that were released since the last call into quarantine. Returns the epoch to pass to
+    /// [`Self::grace_elapsed`] after a grace period that begins now; `None` if no slots are in quarantine.
     pub fn end_epoch(&mut self) -> Option<Epoch> {
         if !self.slices.arena().has_released() && !self.tables.arena().has_released() {
             return None;
@@ -329,22 +329,22 @@ impl Reconciler {
         Some(self.slices.end_epoch())
     }
 
-    /// No program can still read what was released up to the end of `epoch`. Services that wait for slots are
-    /// looked at again.
+    /// Frees the slots that were released up to the end of `epoch`, because no program can still read them. Services
+    /// that wait for slots are planned again.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);
         self.wake(Condition::waits_for_slots);
     }
 
-    /// Looks again at Services that wait for entries of hash maps, if some are free since.
+    /// Plans Services again that wait for entries of hash maps, if some were freed since.
     fn retry_waiting(&mut self) {
         if std::mem::take(&mut self.has_freed) {
             self.wake(Condition::waits_for_entries);
         }
     }
 
-    /// Looks again at Services with such a problem.
+    /// Plans Services with such a condition again.
     fn wake(&mut self, waits: fn(&Condition) -> bool) {
         for (service, problems) in &self.problems {
             if problems.iter().any(waits) {
@@ -353,13 +353,12 @@ impl Reconciler {
         }
     }
 
-    /// These are the counters of flows that the kernel holds: those of an earlier life are known from then on. Call it
-    /// before the first plan.
+    /// Adopts the counters of flows that the kernel holds, left by an earlier run. Call it before the first plan.
     pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, Counted)>) {
         counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
     }
 
-    /// Flows are counted by these counters, and by no others: what was kept for those that have ended is free.
+    /// Frees counters of flows that have ended: `counters` are all that flows in the kernel use.
     pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
@@ -372,7 +371,7 @@ impl Reconciler {
         }
     }
 
-    /// What the kernel holds.
+    /// The kernel's contents.
     pub const fn contents(&self) -> &Contents {
         self.mirror.contents()
     }
@@ -392,7 +391,7 @@ impl Reconciler {
         &self.store
     }
 
-    /// The Services with a `healthCheckNodePort` and what it says, as of the last [`Self::plan`].
+    /// The Services with a `healthCheckNodePort` and the result of their checks, as of the last [`Self::plan`].
     pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         self.health_checks.checks()
     }
@@ -403,13 +402,13 @@ impl Reconciler {
         self.health_checks.no_local_endpoints(family)
     }
 
-    /// Every Service that is not as its author wants it, and why.
+    /// Every Service that is not served as the object demands, and why.
     pub fn problems(&self) -> impl Iterator<Item = &Condition> {
         self.problems.values().flatten()
     }
 
-    /// The Services to plan for with what they should be: the dirty ones, and those whose frontends get another
-    /// owner by that.
+    /// The desired state of the Services to plan: the dirty ones, and those whose frontends change their owner as a
+    /// result.
     fn desired(&mut self) -> BTreeMap<ObjectName, Vec<Port>> {
         let mut dirty = self.store.take_dirty();
         dirty.retain(|service| self.is_shown(service));
@@ -430,7 +429,7 @@ impl Reconciler {
         desired
     }
 
-    /// Whether the Service may be planned for; from then on it is one like any other.
+    /// Whether the Service may be planned; if so, it is no longer kept as the agent found it.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
         if whole && self.earlier.remove(name) {
@@ -448,7 +447,7 @@ impl Reconciler {
         desired::desired(name, service, self.store.slices(name), &self.node)
     }
 
-    /// Plans for one Service; the frontends that are its own. `None` where it keeps what it has.
+    /// Plans one Service; returns the frontends that it owns. `None` if it keeps its present state.
     fn plan_service(
         &mut self,
         service: &ObjectName,
@@ -491,7 +490,7 @@ impl Reconciler {
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
-    /// The entries of hash maps that a Service with these targets needs, where `steps` name its ports.
+    /// The new entries of hash maps that a Service with these targets needs; `steps` set the names of its ports.
     fn demand(
         &self,
         service: &ObjectName,
@@ -511,7 +510,7 @@ impl Reconciler {
         }
     }
 
-    /// Starts the list of what is wrong with a Service.
+    /// Starts the list of conditions of a Service with its invalid annotations.
     fn note_annotation_errors(&mut self, service: &ObjectName) {
         let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
         let annotation_errors = scheduling.into_iter().flat_map(|scheduling| &scheduling.annotation_errors);
@@ -527,7 +526,7 @@ impl Reconciler {
         }
     }
 
-    /// The ports without the frontends that belong to others; a port without any frontend is left out.
+    /// The ports without the frontends that other Services own; a port without any frontend is left out.
     fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
         for port in &mut ports {
             port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
@@ -546,7 +545,7 @@ impl Reconciler {
         ports
     }
 
-    /// The id of a service port, with the step that names it in the kernel.
+    /// The id of a service port; adds the step that sets its name in the kernel.
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
         let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
         if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
@@ -555,8 +554,8 @@ impl Reconciler {
         id
     }
 
-    /// Places each slice of a port that some frontend refers to: where its backends and table already are, or in new slots,
-    /// with the steps that fill them.
+    /// Places each slice of a port that some frontend refers to: where its backends and table already are, or in new
+    /// slots, with the steps that fill them.
     fn place(
         &mut self,
         id: u32,
@@ -581,7 +580,7 @@ impl Reconciler {
         Ok(places)
     }
 
-    /// The backends with the counters of their flows, if the scheduler asks for these.
+    /// The backends with the counters of their flows, if the scheduler uses these.
     fn counted<'a>(
         &mut self,
         id: u32,
@@ -634,7 +633,7 @@ impl Reconciler {
         Ok(SlotRange { base, count: table.count })
     }
 
-    /// Gives back what was reserved for a Service that keeps what it has, and says why.
+    /// Releases the slots reserved for a Service that keeps its present state, and records the condition.
     fn is_full<T>(
         &mut self,
         full: (Full, Remaining),
@@ -730,8 +729,9 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// A Service that does not fit keeps what it has, but only what a frontend still leads to: an earlier plan may have
-    /// failed in the middle, and others may take its frontends over. What it waits for may be just that.
+    /// Releases elements of a Service that does not fit and that no frontend refers to any more: an earlier plan may
+    /// have failed in the middle, and other Services may take its frontends over. The Service may wait for those
+    /// elements itself.
     fn release_idle(&self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         for (_, id) in self.ids.of_service(service) {
             let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);

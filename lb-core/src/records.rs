@@ -15,18 +15,18 @@ use crate::{
 /// The slots of one slice of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement {
-    /// Its backends, in `BACKENDS`.
+    /// The slots of the backends, in `BACKENDS`.
     pub(crate) backends: SlotRange,
-    /// What the scheduler chooses from, in `TABLES`.
+    /// The slots of the scheduler's table, in `TABLES`.
     pub(crate) table: SlotRange,
 }
 
 impl Placement {
-    /// That of a slice that no frontend refers to.
+    /// The placement of a slice that no frontend refers to.
     pub(crate) const NOWHERE: Self = Self { backends: SlotRange::NONE, table: SlotRange::NONE };
 }
 
-/// The record of a frontend; `places` are where the slices of its port lie.
+/// The record of a frontend; `places` are the slots of its port's slices.
 pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Frontend) -> Service {
     let place = |slice: Option<usize>| {
         slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Placement::NOWHERE)
@@ -51,7 +51,7 @@ pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Fron
     record.sealed(&frontend.key)
 }
 
-/// As a number of slots.
+/// The number of slots that the backends take.
 pub(crate) fn count(backends: &[Backend]) -> u32 {
     u32::try_from(backends.len()).unwrap_or(u32::MAX)
 }
@@ -69,8 +69,8 @@ pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
     labels
 }
 
-/// The flags of the virtual addresses of a Service: in order, each once. Ports that are no frontend are left to the node's
-/// own stack if the node has the address itself (such as a DNS cache on the cluster IP of the DNS Service).
+/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address (such as a
+/// DNS cache on the cluster IP of the DNS Service), the programs leave ports that no Service has to its stack.
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);

@@ -1,6 +1,6 @@
 //! The rules of the API server for single values (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) and the
-//! words of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
-//! manifests rejects an object that breaks a rule, the API server's objects lose what breaks it.
+//! texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
+//! manifests rejects an object that breaks a rule; of an object from the API server only the invalid part is left out.
 
 use std::{
     fmt::{Debug, Display},
@@ -9,28 +9,28 @@ use std::{
 
 use crate::{ip::parse_ip, protocol::Protocol};
 
-/// `spec.type` of a Service.
+/// The values of `spec.type` of a Service.
 pub const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-/// `protocol` of a port.
+/// The values of `protocol` of a port.
 pub const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
-/// `spec.internalTrafficPolicy` and `spec.externalTrafficPolicy` of a Service.
+/// The values of `spec.internalTrafficPolicy` and `spec.externalTrafficPolicy` of a Service.
 pub const TRAFFIC_POLICIES: [&str; 2] = ["Cluster", "Local"];
-/// `spec.sessionAffinity` of a Service.
+/// The values of `spec.sessionAffinity` of a Service.
 pub const SESSION_AFFINITIES: [&str; 2] = ["ClientIP", "None"];
-/// `spec.ipFamilies[]` of a Service.
+/// The values of `spec.ipFamilies[]` of a Service.
 pub const IP_FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
-/// `spec.ipFamilyPolicy` of a Service.
+/// The values of `spec.ipFamilyPolicy` of a Service.
 pub const IP_FAMILY_POLICIES: [&str; 3] = ["PreferDualStack", "RequireDualStack", "SingleStack"];
-/// `status.loadBalancer.ingress[].ipMode` of a Service.
+/// The values of `status.loadBalancer.ingress[].ipMode` of a Service.
 pub const IP_MODES: [&str; 2] = ["Proxy", "VIP"];
-/// `addressType` of an EndpointSlice.
+/// The values of `addressType` of an EndpointSlice.
 pub const ADDRESS_TYPES: [&str; 3] = ["FQDN", "IPv4", "IPv6"];
 
-/// Why a text is no IP address.
+/// The error for a text that is no IP address.
 pub const NO_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-/// Why a text is no network.
+/// The error for a text that is no network.
 pub const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-/// Why a list of cluster IPs is wrong.
+/// The error for a list of cluster IPs with two of one family.
 pub const ONE_IP_PER_FAMILY: &str = "may specify no more than one IP for each IP family";
 
 const MAPPED_IP: &str = "must not be an IPv4-mapped IPv6 address";
@@ -38,20 +38,20 @@ const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 const AFFINITY_RANGE: &str = "must be greater than 0 and less than 86400";
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
-/// The number of a port.
+/// Checks the number of a port.
 ///
 /// # Errors
 ///
-/// Why it is none.
+/// Why the number is no port.
 pub fn port_number(number: i32) -> Result<u16, &'static str> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or(PORT_RANGE)
 }
 
-/// The timeout of `ClientIP` affinity.
+/// Checks the timeout of `ClientIP` affinity.
 ///
 /// # Errors
 ///
-/// Why it is none. The limit itself is valid, whatever the words of the API server say.
+/// Why the timeout is invalid. The limit itself is valid, although the API server's text says otherwise.
 pub fn affinity_seconds(seconds: i32) -> Result<u32, &'static str> {
     let valid = u32::try_from(seconds).ok().filter(|_| (1..=MAX_AFFINITY_SECONDS).contains(&seconds));
     valid.ok_or(AFFINITY_RANGE)
@@ -62,11 +62,11 @@ pub fn protocol(name: &str) -> Option<Protocol> {
     Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == name)
 }
 
-/// An address of a stored object: leading zeros are allowed, IPv4 in IPv6 notation is not.
+/// Parses an address of a stored object: leading zeros are allowed, IPv4 in IPv6 notation is not.
 ///
 /// # Errors
 ///
-/// Why the text is none.
+/// Why the text is no address.
 pub fn stored_ip(text: &str) -> Result<IpAddr, &'static str> {
     match parse_ip(text) {
         Some(IpAddr::V4(_)) if text.contains(':') => Err(MAPPED_IP),
@@ -75,11 +75,11 @@ pub fn stored_ip(text: &str) -> Result<IpAddr, &'static str> {
     }
 }
 
-/// An address of a new object: neither leading zeros nor IPv4 in IPv6 notation.
+/// Parses an address of a new object: neither leading zeros nor IPv4 in IPv6 notation are allowed.
 ///
 /// # Errors
 ///
-/// Why the text is none.
+/// Why the text is no address.
 pub fn new_ip(text: &str) -> Result<IpAddr, &'static str> {
     match text.parse() {
         Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => Err(MAPPED_IP),
@@ -88,11 +88,11 @@ pub fn new_ip(text: &str) -> Result<IpAddr, &'static str> {
     }
 }
 
-/// An address that packets can be sent to from another machine (`ValidateNonSpecialIP`).
+/// Checks that other machines can send packets to an address (`ValidateNonSpecialIP`).
 ///
 /// # Errors
 ///
-/// Why it is none.
+/// Why they cannot.
 pub fn usable_ip(address: IpAddr) -> Result<(), &'static str> {
     if address.is_unspecified() {
         Err("may not be unspecified (0.0.0.0 or ::)")
@@ -107,12 +107,12 @@ pub fn usable_ip(address: IpAddr) -> Result<(), &'static str> {
     }
 }
 
-/// An address that one endpoint can have. The API server accepts a multicast address; no packet to one can be forwarded
-/// to a single endpoint.
+/// Checks that one endpoint can have an address. The API server accepts a multicast address, but the programs cannot
+/// forward packets for one to a single endpoint.
 ///
 /// # Errors
 ///
-/// Why it is none.
+/// Why no endpoint can have the address.
 pub fn endpoint_ip(address: IpAddr) -> Result<(), &'static str> {
     usable_ip(address)?;
     if address.is_multicast() {
@@ -128,7 +128,7 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Go's `IsLinkLocalMulticast`: `ff02::/16` whatever the flags are.
+/// Go's `IsLinkLocalMulticast`: `ff02::/16`, with any flags.
 fn is_link_local_multicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],
@@ -163,7 +163,7 @@ pub fn duplicate_port(number: i32, protocol: &str) -> String {
     format!("Duplicate value: port {number}, protocol {protocol}")
 }
 
-/// The error for a field that may not be set on such an object.
+/// The error for a field that may not be set on this object.
 pub fn forbidden(why: impl Display) -> String {
     format!("Forbidden: {why}")
 }

@@ -1,4 +1,4 @@
-//! The slices of an arena that service ports own: of backends, or of what schedulers choose from.
+//! The slices of an arena that service ports own: of backends, or of scheduler tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(crate) struct Slices {
     slices: BTreeMap<u32, Slice>,
     by_id: BTreeSet<(u32, u32)>,
     unpublished: BTreeSet<u32>,
-    /// Slots that are referred to in no way we trust; they rest before they are used.
+    /// Slots that an invalid record refers to; they go through quarantine before they are used.
     garbage: BTreeSet<SlotRange>,
 }
 
@@ -33,7 +33,7 @@ impl Slices {
         }
     }
 
-    /// Takes over a slice of an earlier life; false where it cannot be that of `id` alone.
+    /// Adopts a slice of an earlier run; false if a service port other than `id` uses part of it.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {
@@ -47,22 +47,22 @@ impl Slices {
         free
     }
 
-    /// Whether the slice of a service port starts there.
+    /// Whether the slice of a service port starts at `base`.
     pub(crate) fn has(&self, base: u32) -> bool {
         self.slices.contains_key(&base)
     }
 
-    /// Keeps away from slots that something we do not trust refers to.
+    /// Excludes slots that an invalid record refers to from allocation.
     pub(crate) fn distrust(&mut self, range: SlotRange) {
         self.garbage.extend(self.arena.claim_rest(range));
     }
 
-    /// Slots to be released as soon as nothing refers to them.
+    /// Slots to release as soon as no record refers to them.
     pub(crate) fn garbage(&self) -> impl Iterator<Item = SlotRange> {
         self.garbage.iter().copied()
     }
 
-    /// Free space for something new of a service port.
+    /// Reserves slots for a new slice of a service port.
     pub(crate) fn reserve(&mut self, id: u32, count: u32) -> Option<u32> {
         let base = self.arena.allocate(count)?;
         self.slices.insert(base, Slice { id, count });
@@ -77,12 +77,12 @@ impl Slices {
         bases.filter_map(|base| Some(SlotRange { base, count: self.slices.get(&base)?.count }))
     }
 
-    /// A frontend refers to the slice: from now on programs may read it.
+    /// Records that a frontend refers to the slice: from now on programs may read it.
     pub(crate) fn publish(&mut self, base: u32) {
         self.unpublished.remove(&base);
     }
 
-    /// No frontend refers to the slice any more.
+    /// Releases a slice that no frontend refers to any more.
     pub(crate) fn release(&mut self, base: u32) {
         if let Some(range) = self.arena.release(base) {
             self.garbage.remove(&range);
@@ -90,7 +90,7 @@ impl Slices {
         }
     }
 
-    /// Gives a reserved slice back that no frontend ever referred to.
+    /// Frees a reserved slice that no frontend ever referred to.
     pub(crate) fn discard(&mut self, base: u32) {
         if self.unpublished.contains(&base) {
             self.arena.discard(base);
@@ -98,7 +98,7 @@ impl Slices {
         }
     }
 
-    /// Gives back all such slices; those.
+    /// Frees all reserved slices that no frontend refers to; returns them.
     pub(crate) fn discard_unpublished(&mut self) -> Vec<SlotRange> {
         let bases = std::mem::take(&mut self.unpublished);
         let discarded = bases.into_iter().filter_map(|base| {

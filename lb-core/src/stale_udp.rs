@@ -14,23 +14,24 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that have lost endpoints: flows to an endpoint that does not serve them now are stale, see [`ServedUdp`].
+/// UDP frontends that have lost endpoints: flows to an endpoint that does not serve them now are stale, see
+/// [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend, as of the last plan. Clones share it.
 ///
-/// A new endpoint is added here before it is in the kernel, so a flow to an endpoint that is not here is stale at any time.
-/// A copy would not have endpoints that were added since, and their flows would seem stale.
+/// A new endpoint is added here before it is in the kernel, so a flow to an endpoint that is missing here is always
+/// stale. A copy would lack endpoints that were added since, and their flows would seem stale.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
 
 impl ServedUdp {
-    /// Whether flows of the frontend to this endpoint are stale; false for a frontend that is gone.
+    /// Whether flows of the frontend to this endpoint are stale; false for a deleted frontend.
     pub fn has_lost(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
     }
 
-    /// The endpoints that serve this frontend; `None` for one that is gone.
+    /// The endpoints that serve this frontend; `None` for a deleted one.
     pub fn by(&self, frontend: &ServiceKey) -> Option<Serving> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(frontend).cloned()
     }
@@ -57,9 +58,9 @@ type Frontends = BTreeMap<ServiceKey, Serving>;
 
 /// Finds the frontends that have lost endpoints.
 ///
-/// An endpoint counts as long as it serves, whatever policies, hints and termination say: established flows stay, only new
-/// flows go elsewhere. A frontend without any endpoint keeps its flows, because they could go nowhere else; they become
-/// stale when it gets other endpoints.
+/// An endpoint counts as long as it serves, regardless of policies, hints and termination: established flows stay, only
+/// new flows go elsewhere. A frontend without any endpoint keeps its flows, because they could go nowhere else; they
+/// become stale when it gets other endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,
@@ -68,8 +69,8 @@ pub(crate) struct StaleUdp {
 }
 
 impl StaleUdp {
-    /// Sets the ports of the Service, without the frontends that another Service owns. The first time, all flows to other
-    /// endpoints are stale: an earlier agent or an earlier Service has made them.
+    /// Sets the ports of the Service, without the frontends that another Service owns. At the first call, all flows to
+    /// other endpoints are stale: an earlier agent or an earlier Service has created them.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();
         let mut now = Frontends::new();
@@ -93,7 +94,8 @@ impl StaleUdp {
         }
     }
 
-    /// The kernel does not hold the Service as planned: new flows may still go to endpoints that it has lost.
+    /// Records that the kernel does not hold the Service as planned: new flows may still go to endpoints that it has
+    /// lost.
     pub(crate) fn failed(&mut self, service: &ObjectName) {
         if let Some(before) = self.known.remove(service) {
             self.served.replace(&before, &Frontends::new());

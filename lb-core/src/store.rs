@@ -1,4 +1,4 @@
-//! The newest state of every object from the sources, and the Services that changed.
+//! The latest state of every object from the sources, and the Services that changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -7,20 +7,20 @@ use std::{
 
 use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 
-/// Services and their EndpointSlices, kept slice by slice, so that one changed slice costs only itself.
+/// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     services: BTreeMap<ObjectName, Service>,
-    /// Slices by the Service they belong to, then by their own name.
+    /// Slices by their Service, then by their own name.
     slices: BTreeMap<ObjectName, BTreeMap<ObjectName, EndpointSlice>>,
-    /// The Service each slice belongs to.
+    /// The Service of each slice.
     service_of: HashMap<ObjectName, ObjectName>,
     dirty: BTreeSet<ObjectName>,
     strings: Interner,
 }
 
 impl Store {
-    /// Takes note of a change. An object that is what it was makes nothing dirty.
+    /// Stores a change. An object that equals the stored one makes nothing dirty.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
@@ -43,22 +43,22 @@ impl Store {
         (self.services.len(), self.service_of.len())
     }
 
-    /// Whether some Service needs to be looked at.
+    /// Whether some Service is dirty.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Asks for a Service to be looked at.
+    /// Marks a Service as dirty.
     pub fn mark_dirty(&mut self, service: ObjectName) {
         self.dirty.insert(service);
     }
 
-    /// Asks for every Service to be looked at.
+    /// Marks every Service as dirty.
     pub fn mark_all_dirty(&mut self) {
         self.dirty.extend(self.services.keys().cloned());
     }
 
-    /// The Services to look at, each once.
+    /// Returns the dirty Services, each once, and clears the marks.
     pub fn take_dirty(&mut self) -> BTreeSet<ObjectName> {
         std::mem::take(&mut self.dirty)
     }
@@ -122,11 +122,11 @@ impl Store {
     }
 }
 
-/// Keeps one copy of each string: thousands of endpoints share few nodes, zones, hints and namespaces.
+/// Keeps one copy of each string: thousands of endpoints share a few nodes, zones, hints and namespaces.
 #[derive(Clone, Debug, Default)]
 struct Interner {
     strings: HashSet<Arc<str>>,
-    /// Number of strings at which the unused ones are looked for.
+    /// Number of strings that starts the next removal of unused strings.
     sweep_at: usize,
     hints: BTreeSet<Arc<Hints>>,
     /// As `sweep_at`, for the hints.
@@ -150,7 +150,7 @@ impl Interner {
         ObjectName { namespace: self.intern(&name.namespace), name: self.intern(&name.name) }
     }
 
-    /// Node and zone; the pod's name is its own, so that keeping it here would only cost.
+    /// Interns node and zone. Pod names are unique, so interning them would only cost memory.
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));

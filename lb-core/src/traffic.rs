@@ -1,10 +1,10 @@
 //! Sums of flows, packets and bytes of service ports and backends, from the counters of the flow entries.
 //!
-//! The agent walks through the entries periodically and notes each of them here. What an entry has counted since the walk
-//! before is added to the sums of its backend, so sums only grow. An entry stays for at least ten seconds after its flow has
-//! ended, and an entry that a new flow takes over keeps counting. With walks in shorter intervals only one thing is missed:
-//! packets after the last walk of an entry that is deleted at once (a masquerade port taken from a closed connection, a UDP
-//! flow to a removed backend).
+//! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
+//! has counted since the previous walk to the sums of its backend, so sums only grow. An entry stays for at least ten
+//! seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are more frequent
+//! than that, only one thing is missed: packets after the last walk of an entry that is deleted at once (a masquerade
+//! port taken from a closed connection, a UDP flow to a removed backend).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,22 +16,22 @@ use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
 
 use crate::counters::Counted;
 
-/// Walks without any entry of a backend after which its sums expire: an hour of the agent's walks.
+/// Walks without any entry of a backend after which its sums expire: one hour.
 const SILENCE: u32 = 720;
 
 /// Packets and bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Packets; one that a device is to cut into segments is one.
+    /// Packets; one that a device will cut into segments counts as one.
     pub packets: u64,
     /// Bytes of these packets, network headers included.
     pub bytes: u64,
 }
 
-/// Counts up to a point in time, or between two.
+/// Counts since the start, or between two points in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Flows that have begun: connections, and conversations of datagrams.
+    /// Flows that have begun: connections, or UDP flows.
     pub flows: u64,
     /// Sent by clients.
     pub sent: Volume,
@@ -77,7 +77,7 @@ impl Sub for Traffic {
     }
 }
 
-/// The sums of one backend of one service port, or of all of a service port.
+/// The sums of one backend of one service port, or of a whole service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Since the first walk.
@@ -99,7 +99,7 @@ pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
     backends: BTreeMap<Counted, Backend>,
-    /// Sums of expired backends of services that have others: the sums of a service never fall.
+    /// Sums of expired backends of services that have other backends: the sums of a service never decrease.
     expired: BTreeMap<u32, Traffic>,
     walk: u32,
 }
@@ -119,16 +119,16 @@ struct Backend {
 }
 
 impl<S: BuildHasher> Ledger<S> {
-    /// A walk through the entries begins. What entries have counted before the first one is not what this ledger counts.
+    /// Begins a walk through the entries. Counts from before the first walk are not added.
     pub fn begin(&mut self) {
         self.walk = self.walk.wrapping_add(1).max(1);
         self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
     }
 
-    /// An entry, and that of the other direction, if there is one. It does no harm to note one twice in a walk.
+    /// Adds an entry, with its reverse entry if there is one. An entry may be passed twice in a walk.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
         if flow.flags & flow_flags::MASQUERADE != 0 {
-            // The same packets as those of the flow from the virtual address.
+            // The flow from the virtual address counts the same packets.
             return;
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
@@ -144,7 +144,7 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// The walk is over: entries that were not seen are gone.
+    /// Ends a walk: entries that it has not visited are deleted.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -158,7 +158,7 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// The sums of each backend that had a flow lately.
+    /// The sums of each backend that had a flow recently.
     pub fn backends(&self) -> impl Iterator<Item = (&Counted, &Tally)> {
         self.backends.iter().map(|(counted, backend)| (counted, &backend.tally))
     }
@@ -184,17 +184,17 @@ const fn counted(key: &Tuple, flow: &Flow) -> Counted {
     Counted { service: flow.service, address, port }
 }
 
-/// Whether the flow is not over. One that has lost its other half is as good as its phase.
+/// Whether the flow is not over. For a flow without its reverse entry only its own phase counts.
 fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     let unknown = Flow { seen: 0, ..*flow };
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
 }
 
-/// The counts of an entry since it was seen `before`.
+/// The counts of an entry since the walk that saw it as `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
-    // An entry that has counted less is not the same one.
+    // An entry with a smaller count is not the same entry.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
         None => (whole, begun),
         Some(before) => {
@@ -281,7 +281,7 @@ mod tests {
         let before = all(&ledger);
         walk(&mut ledger, &[]);
         assert_eq!(all(&ledger), Tally { active: 0, ..before });
-        // Its port is reused.
+        // The port of the first flow is reused.
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1000), ..Traffic::default() });
     }

@@ -1,5 +1,5 @@
-//! Allocates `healthCheckNodePort`, on which a load balancer asks whether the node has endpoints of a Service, from the node
-//! ports, as an API server does.
+//! Allocates `healthCheckNodePort`, where a load balancer checks whether the node has endpoints of a Service, from the
+//! node ports, as an API server does.
 
 use super::{Request, fnv1a};
 use crate::{api, convert::ConvertError};

@@ -305,7 +305,7 @@ fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
     assert_eq!(errors.keys().copied().collect::<Vec<_>>(), [0]);
 }
 
-/// The kernel remembers what was given.
+/// An allocator after a restart, from the allocations that the kernel keeps.
 fn restarted(services: &[api::Service]) -> Allocator {
     let mut reconciler =
         Reconciler::new(Contents::default(), Capacity::of_arenas(100, 0), crate::model::Policy::default());
@@ -355,7 +355,7 @@ fn spec() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Names with what they ask for.
+/// Services with random names and requests.
 fn manifests() -> impl Strategy<Value = Vec<api::Service>> {
     let manifests = collection::btree_map(0..8_u8, spec(), 0..8);
     manifests.prop_map(|all| all.into_iter().map(|(name, spec)| service(&format!("s{name}"), spec)).collect())

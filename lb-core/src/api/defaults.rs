@@ -1,4 +1,4 @@
-//! What an unset field means: the defaults of the API server (`pkg/apis/core/v1/defaults.go`), for both sources of
+//! The values of unset fields: the defaults of the API server (`pkg/apis/core/v1/defaults.go`), for both sources of
 //! objects. An empty text counts as unset.
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
@@ -29,7 +29,7 @@ impl ServiceSpec {
         self.service_type() == "ExternalName"
     }
 
-    /// Whether the type of the Service comes with node ports.
+    /// Whether Services of this type have node ports.
     pub fn has_node_ports(&self) -> bool {
         matches!(self.service_type(), "NodePort" | "LoadBalancer")
     }
@@ -48,7 +48,7 @@ impl ServiceSpec {
         self.is_load_balancer() && self.external_traffic_policy.as_deref() == Some("Local")
     }
 
-    /// `clusterIPs`, or `clusterIP` where there is no list.
+    /// `clusterIPs`, or `clusterIP` if there is no list.
     pub fn requested_ips(&self) -> Vec<&str> {
         let list = self.cluster_ips.iter().flatten().map(String::as_str);
         let list: Vec<&str> = list.filter(|ip| !ip.is_empty()).collect();
@@ -58,7 +58,7 @@ impl ServiceSpec {
         }
     }
 
-    /// Whether the Service asks for no virtual address at all.
+    /// Whether the Service requests no virtual address.
     pub fn is_headless(&self) -> bool {
         self.requested_ips().first() == Some(&"None")
     }
@@ -68,7 +68,7 @@ impl ServiceSpec {
         or(&self.session_affinity, "None")
     }
 
-    /// `sessionAffinityConfig.clientIP.timeoutSeconds`.
+    /// `sessionAffinityConfig.clientIP.timeoutSeconds`; three hours if unset.
     pub fn affinity_seconds(&self) -> i32 {
         let client_ip = self.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
         client_ip.and_then(|config| config.timeout_seconds).unwrap_or(AFFINITY_SECONDS)

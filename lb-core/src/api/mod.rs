@@ -1,12 +1,12 @@
 //! The fields of Kubernetes API objects that this project reads, and no others.
 //!
 //! An API server may store anything that its version allows in the fields that are not listed here: `null` for a
-//! required timestamp, values of enums that did not exist when this was written, fields of a newer API. None of that
-//! can keep an object from being read, because nothing looks at it. A field that is listed reads `null` as the zero
+//! required timestamp, values of enums that did not exist when this was written, fields of a newer API. None of these
+//! values makes an object unreadable, because the agent does not parse them. A listed field reads `null` as the zero
 //! value of its type, as the Go types of the API server do.
 //!
-//! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them
-//! before it reads an object as one of these types.
+//! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them before
+//! it reads an object as one of these types.
 
 mod defaults;
 mod tolerant;
@@ -249,7 +249,7 @@ pub struct EndpointConditions {
     pub terminating: Option<bool>,
 }
 
-/// The object that an endpoint stands for.
+/// The object behind an endpoint, such as a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ObjectReference {
@@ -271,7 +271,7 @@ pub struct EndpointHints {
     pub for_nodes: Option<Vec<Named>>,
 }
 
-/// A zone or a node that an endpoint is meant for.
+/// A zone or a node in the hints of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Named {

@@ -1,4 +1,4 @@
-//! How a field of an API object is read. JSON `null` is the zero value, as in the Go types of the API server.
+//! Deserializers for fields of API objects. JSON `null` is the zero value, as in the Go types of the API server.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A list: `null` is no list, and an item that is `null` is an item with nothing set.
+/// A list: `null` is no list, and a `null` item is an item with all fields unset.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -24,14 +24,14 @@ where
     Ok(items.map(|items| items.into_iter().map(Option::unwrap_or_default).collect()))
 }
 
-/// A list of texts of which only some count: an item that is no text is the empty one.
+/// A list of texts of which only some matter: an item that is no text becomes the empty text.
 pub(super) fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let items: Option<Vec<Value>> = Option::deserialize(deserializer)?;
     let text = |item| if let Value::String(text) = item { text } else { String::new() };
     Ok(items.into_iter().flatten().map(text).collect())
 }
 
-/// A field that an API server keeps valid and that decides nothing: of another type than expected, it counts as absent.
+/// A field that an API server keeps valid and that affects no decision: a value of an unexpected type counts as absent.
 pub(super) fn lenient<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -40,7 +40,7 @@ where
     Ok(serde_json::from_value(Value::deserialize(deserializer)?).ok())
 }
 
-/// Labels or annotations: a `null` is the empty text, as in Go; other values that are no text are left out.
+/// Labels or annotations: `null` is the empty text, as in Go; other values that are no text are left out.
 pub(super) fn text_map<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -54,7 +54,7 @@ where
     Ok(Some(map.into_iter().filter_map(text).collect()))
 }
 
-/// Whether there is a value, whatever it is.
+/// Whether there is a value, of whatever type.
 pub(super) fn is_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(!Value::deserialize(deserializer)?.is_null())
 }

@@ -1,4 +1,4 @@
-//! What is wrong with an object, and what is left of it.
+//! Errors in an object, and the part of it that can still be served.
 
 use std::{fmt::Debug, net::IpAddr};
 
@@ -21,11 +21,11 @@ pub struct ConvertError {
     pub why: String,
 }
 
-/// An object as far as it can be served. As in kube-proxy, an odd address is left out and the rest of the object is
-/// served; a source whose user can correct the object asks for the [`whole`](Self::whole) of it.
+/// An object as far as it can be served. As in kube-proxy, an invalid address is left out and the rest of the object is
+/// served; a source whose user can correct the object calls [`whole`](Self::whole) instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted<T> {
-    /// All of the object that can be served.
+    /// The part of the object that can be served.
     pub value: T,
     /// The fields that an API server would reject.
     pub left_out: Vec<ConvertError>,
@@ -37,11 +37,11 @@ impl<T> Converted<T> {
         Converted { value: into(self.value), left_out: self.left_out }
     }
 
-    /// The whole object.
+    /// The object, if nothing of it was left out.
     ///
     /// # Errors
     ///
-    /// The first of what is left out.
+    /// The first error of the fields that were left out.
     pub fn whole(self) -> Result<T, ConvertError> {
         self.left_out.into_iter().next().map_or(Ok(self.value), Err)
     }
@@ -53,7 +53,7 @@ impl<T> From<T> for Converted<T> {
     }
 }
 
-/// The object that an error is about: makes the errors of its fields.
+/// The object that an error is about, to build the errors of its fields.
 pub(crate) struct Object {
     kind: &'static str,
     name: String,
@@ -103,7 +103,7 @@ impl Object {
     }
 }
 
-/// The parts of an object that are set and can be read; adds the errors of the others to `left_out`.
+/// The items of a list that are set and valid; adds the errors of the others to `left_out`.
 pub(super) fn readable<T>(
     parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
     left_out: &mut Vec<ConvertError>,

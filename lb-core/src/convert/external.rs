@@ -1,5 +1,5 @@
-//! How a Service is reached from outside the cluster. What kube-proxy leaves out is left out here and named; the rest of
-//! the Service is served.
+//! How clients outside the cluster reach a Service. Values that kube-proxy leaves out are left out here with an error;
+//! the rest of the Service is served.
 
 use std::net::IpAddr;
 
@@ -76,7 +76,7 @@ fn load_balancer_ips(
     unique(readable(ingress.into_iter().flatten().enumerate().map(vip), left_out))
 }
 
-/// An address; what is empty is none.
+/// Parses an address; an empty text is none.
 fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>, ConvertError> {
     match parse_ip(text) {
         None if !text.trim().is_empty() => Err(object.invalid(field, text, rules::NO_IP)),
@@ -84,7 +84,7 @@ fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>,
     }
 }
 
-/// A network; what is empty is none.
+/// Parses a network; an empty text is none.
 fn source_range(object: &Object, index: usize, text: &str) -> Result<Option<IpNet>, ConvertError> {
     let network = parse_network(text.trim());
     if network.is_none() && !text.trim().is_empty() {

@@ -31,7 +31,7 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of Endpoints that are not mirrored if it is `true`.
 pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
-/// `namespace/name` of an object; without a namespace it is in `default`.
+/// `namespace/name` of an object; the namespace is `default` if unset.
 ///
 /// # Errors
 ///
@@ -47,9 +47,9 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
     }
 }
 
-/// A Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another proxy is
-/// [`Change::Service`] with `None`. External addresses and source ranges that cannot be read are left out, and so are
-/// values of enums that this version does not know: what they are set on has its default, or is not served.
+/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another
+/// proxy becomes [`Change::Service`] with `None`. Invalid external addresses and source ranges are left out. Unknown
+/// values of enums are left out as well: the field has its default, or its item is not served.
 ///
 /// # Errors
 ///
@@ -89,7 +89,7 @@ fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError
     Some(object.unsupported("spec.type", unknown, &rules::SERVICE_TYPES))
 }
 
-/// The virtual addresses; none for a headless Service and one that has no address yet.
+/// The virtual addresses; none for a headless Service or one without an address yet.
 fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
     let requested = spec.requested_ips();
     if spec.is_headless() {
@@ -107,7 +107,7 @@ fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, 
     Ok(ips)
 }
 
-/// Ports without a number, and those of a protocol that is not known, are left out.
+/// The ports of the Service, without those that lack a number or have an unknown protocol.
 fn service_ports(
     object: &Object,
     ports: &[api::ServicePort],
@@ -147,7 +147,7 @@ fn service_ports(
     Ok(converted)
 }
 
-/// An unknown affinity is none.
+/// The affinity timeout; an unknown affinity counts as none.
 fn affinity(
     object: &Object,
     spec: &api::ServiceSpec,
@@ -166,8 +166,9 @@ fn affinity(
     rules::affinity_seconds(seconds).map(Some).map_err(|why| object.invalid(field, seconds, why))
 }
 
-/// An EndpointSlice. One of no Service, of a headless Service, or whose addresses are neither IPv4 nor IPv6 is
-/// [`Change::EndpointSlice`] with `None`. Endpoints whose address can be none, and ports that cannot be read, are left out.
+/// Converts an EndpointSlice. A slice of no Service, of a headless Service, or with addresses that are neither IPv4 nor
+/// IPv6 becomes [`Change::EndpointSlice`] with `None`. Endpoints with an address that no endpoint can have, and invalid
+/// ports, are left out.
 ///
 /// # Errors
 ///
@@ -199,7 +200,7 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     Ok(Converted { value, left_out })
 }
 
-/// A port of an EndpointSlice. Like kube-proxy we ignore ports without a name or a number.
+/// A port of an EndpointSlice; `None` for a port without a name or a number, as in kube-proxy.
 fn slice_port(
     object: &Object,
     index: usize,
@@ -248,7 +249,7 @@ fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
     (!zones.is_empty() || !nodes.is_empty()).then(|| Arc::new(Hints { zones, nodes }))
 }
 
-/// Endpoints, mirrored into EndpointSlices as Kubernetes does it: one for each subset and family, with a name that
+/// Converts Endpoints to EndpointSlices, as Kubernetes mirrors them: one for each subset and family, with a name that
 /// no object of the API can have. The caller deletes slices that are no longer returned.
 ///
 /// # Errors

@@ -1,5 +1,6 @@
-//! Reads the annotations of a Service that set how its backends are chosen and reached. An invalid annotation is ignored
-//! alone: the Service is served as if it were not there, and a [`Condition`](crate::plan::Condition) reports it.
+//! Reads the annotations of a Service that set how its backends are chosen and reached. An invalid annotation affects
+//! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
+//! reports it.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
 
@@ -9,19 +10,19 @@ use crate::{
     model::{AnnotationError, Member, Scheduling},
 };
 
-/// A name of [`lb_common::Scheduler`].
+/// The annotation with a name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
-/// A [`crate::tables::TableSize`].
+/// The annotation with a [`crate::tables::TableSize`].
 pub const MAGLEV_TABLE_SIZE: &str = "lb.dev/maglev-table-size";
-/// A name of [`crate::north_south::NorthSouthMode`].
+/// The annotation with a name of [`crate::north_south::NorthSouthMode`].
 pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
-/// A JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
+/// The annotation with a JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
 
-/// The settings from annotations; `None` without any, as on most Services.
+/// The settings from annotations; `None` without any, as for most Services.
 pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     let annotations = metadata.annotations.as_ref()?;
     let text = |name| annotations.get(name).map(|text| text.trim());
@@ -42,7 +43,7 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
 }
 
 impl Scheduling {
-    /// The parsed value; notes an invalid one.
+    /// The parsed value of an annotation; records an error if it is invalid.
     fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
         let note =
             |why| self.annotation_errors.push(AnnotationError { annotation, value: value.to_owned(), why });

@@ -1,4 +1,4 @@
-//! Which endpoints may be used: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`).
+//! Selects usable endpoints: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`).
 
 use lb_common::Address;
 
@@ -11,17 +11,17 @@ pub(super) type Member<'a> = ((Address, u16), &'a Endpoint);
 /// The usable endpoints of a port, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
-    /// Those that clients may get under the traffic policy `Cluster`: the ready ones that are meant for this node, else
+    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones whose hints include this node, else
     /// those that still serve while they terminate.
     pub(super) cluster: Vec<Member<'a>>,
-    /// Those that clients may get under the traffic policy `Local`: the ready ones on this node, else those on this
-    /// node that still serve while they terminate.
+    /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node
+    /// that still serve while they terminate.
     pub(super) local: Vec<Member<'a>>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
 
-/// How the hints of the ready endpoints apply. The result always leaves an endpoint, so applying it needs no fallback.
+/// How the hints of the ready endpoints apply. At least one endpoint always remains, so no fallback is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
@@ -48,7 +48,7 @@ pub(super) fn categorize<'a>(endpoints: &Endpoints<'a>, node: &Node) -> Categori
     Categories { cluster, local, any }
 }
 
-/// Hints count only where every ready endpoint has some, and some are for this node or its zone.
+/// Hints count only if every ready endpoint has some, and some are for this node or its zone.
 fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     let mut ready = endpoints.values().filter(|endpoint| endpoint.ready).peekable();
     if ready.peek().is_none() {
@@ -67,7 +67,7 @@ fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     }
 }
 
-/// How far the hints of one kind reach.
+/// How many endpoints the hints of one kind cover.
 #[derive(Default)]
 struct Coverage {
     some_without: bool,

@@ -1,4 +1,4 @@
-//! The endpoints of one port of a Service in one family, put together from its EndpointSlices.
+//! The endpoints of one port of a Service in one family, merged from its EndpointSlices.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -20,8 +20,8 @@ pub type Serving = Arc<BTreeSet<(Address, u16)>>;
 /// The endpoints that have a port, each address and port once, in order.
 pub(crate) type Endpoints<'a> = BTreeMap<(Address, u16), &'a Endpoint>;
 
-/// The endpoints that have this port. Where several slices speak about one, as they may while an endpoint moves from
-/// one slice to another, the one that runs beats the one that terminates.
+/// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
+/// to another, a running entry wins over a terminating one.
 pub(super) fn of_port<'a>(
     port: &ServicePort,
     family: Family,
@@ -63,7 +63,7 @@ pub(crate) fn is_local(endpoint: &Endpoint, node: &Node) -> bool {
     !name.is_empty() && endpoint.node.as_ref() == Some(name)
 }
 
-/// Whether the endpoint still serves, though it is about to go (KEP-1669).
+/// Whether the endpoint is terminating and still serves (KEP-1669).
 pub(super) const fn serves_terminating(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
@@ -74,7 +74,7 @@ pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
     Arc::new(endpoints.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(key, _)| *key).collect())
 }
 
-/// The endpoint as it lies in `BACKENDS`.
+/// The element of `BACKENDS` for the endpoint.
 pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node: &Node) -> Backend {
     let mut flags = 0;
     if !endpoint.ready {
@@ -89,7 +89,7 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     Backend { address, port, flags, weight: 1, active_flows_slot: 0 }
 }
 
-/// Whether the endpoint is on another node of the cluster. An endpoint without a node name is not.
+/// Whether the endpoint is on another node of the cluster; false without a node name.
 pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
     endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
 }
@@ -103,7 +103,7 @@ pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     }
 }
 
-/// The text as it is read back from the kernel, so that a restart of the agent does not rewrite long names.
+/// The text as the kernel keeps it, perhaps cut, so that a restart of the agent does not rewrite long names.
 fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;
@@ -114,7 +114,7 @@ fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
     Some(lb_common::from_fixed(&lb_common::to_fixed::<BACKEND_NAME_SIZE>(text)).into())
 }
 
-/// One label for each address, whatever the order; the greatest, because that is one that says something.
+/// One label for each address, in any order of events: the greatest, because unset labels are the smallest.
 pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, EndpointLabels)>) {
     labels.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
     labels.dedup_by_key(|(address, _)| *address);

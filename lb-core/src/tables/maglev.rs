@@ -5,8 +5,8 @@ use lb_common::{Backend, hash};
 
 use super::Maglev;
 
-/// The table of `backends`, each with as many `turns` as it has places in there, again and again until the table is full.
-/// Turns are in the order of the backends, which is that of their addresses on every node.
+/// The Maglev table of `backends`. Each element of `turns` is the position of a backend; the sequence repeats until the
+/// table is full. It follows the order of the backends, which is that of their addresses on every node.
 pub(super) fn table(maglev: Maglev, backends: &[Backend], turns: &[u32]) -> Vec<u32> {
     const FREE: u32 = super::NOBODY;
     let size = maglev.size.holding(backends.len()).get();
@@ -25,7 +25,7 @@ pub(super) fn table(maglev: Maglev, backends: &[Backend], turns: &[u32]) -> Vec<
     table
 }
 
-/// A backend's way through the table: its size is a prime, so that any step leads to every entry.
+/// A backend's permutation of the table: the size is a prime, so any step visits every entry.
 struct Walk {
     at: u32,
     step: u32,
@@ -89,7 +89,7 @@ mod tests {
         shares
     }
 
-    /// A table that was made once stays: nodes of different versions must agree, too.
+    /// The algorithm must not change: nodes of different versions must agree on the table.
     #[test]
     fn a_table_is_what_it_was() {
         let table = table(Scheduler::Maglev, sized(TableSize::ALL[0]), &even(3)).unwrap();
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The share of entries that change their backend although it is still there, when one of `count` is taken away.
+    /// The share of entries that change although their backend stays, when one of `count` backends is removed.
     fn disruption(size: TableSize, count: u32, removed: u32) -> f64 {
         let mut backends = even(count);
         let before = chosen(sized(size), &backends);
@@ -171,7 +171,7 @@ mod tests {
             for (place, weight) in (0..).zip(&weights) {
                 let share = table.iter().filter(|entry| **entry == place).count() as f64;
                 let fair = 2039.0 * f64::from(*weight) / f64::from(total);
-                // Long sequences of turns are rounded (4096 entries), and the last one is cut somewhere.
+                // Long sequences of turns are rounded (4096 entries), and the last repetition is cut.
                 prop_assert!((share - fair).abs() <= 3.0, "place {} of weight {}: {} of {}", place, weight, share, fair);
             }
         }

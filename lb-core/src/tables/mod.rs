@@ -1,5 +1,5 @@
-//! Precomputed tables for schedulers that need more than the list of backends: a list of positions in a slice, so that a
-//! choice is one lookup.
+//! Precomputed tables for schedulers that need more than the list of backends: a list of positions in a slice, so that
+//! a choice is one lookup.
 
 mod maglev;
 mod shares;
@@ -12,7 +12,7 @@ use std::{
 
 use lb_common::{Backend, Scheduler, hash::DEFAULT_SEED};
 
-/// The entry of a table whose backends all have the weight 0: a number that no backend has.
+/// The entry of a table whose backends all have weight 0: a number that no backend has.
 pub const NOBODY: u32 = u32::MAX;
 
 /// Number of entries of a Maglev table: a prime, so that every permutation visits every entry.
@@ -20,7 +20,7 @@ pub const NOBODY: u32 = u32::MAX;
 pub struct TableSize(u32);
 
 impl TableSize {
-    /// The sizes there are: those of IPVS, and of Cilium.
+    /// The allowed sizes: those of IPVS, and of Cilium.
     pub const ALL: [Self; 10] = [
         Self(251),
         Self(509),
@@ -34,12 +34,12 @@ impl TableSize {
         Self(131_071),
     ];
 
-    /// As a number.
+    /// The number of entries.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// This size, or where it has fewer entries than there are backends, the next one that has not.
+    /// This size, or if it has fewer entries than there are backends, the next size that has enough.
     fn holding(self, backends: usize) -> Self {
         let holds = |size: &Self| *size >= self && size.0 as usize >= backends;
         Self::ALL.into_iter().find(holds).unwrap_or(Self(131_071))
@@ -47,7 +47,7 @@ impl TableSize {
 }
 
 impl Default for TableSize {
-    /// Less than 1 % of imbalance for up to 163 backends.
+    /// Imbalance below 1 % for up to 163 backends.
     fn default() -> Self {
         Self(16_381)
     }
@@ -59,7 +59,7 @@ impl fmt::Display for TableSize {
     }
 }
 
-/// A number that is no size of a table.
+/// The error for a number that is no size of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownSize;
 
@@ -80,7 +80,7 @@ impl FromStr for TableSize {
     }
 }
 
-/// How Maglev tables are made; nodes that share the work of a service need the same.
+/// The parameters of Maglev tables; nodes that serve the same service need the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
     /// Number of entries.
@@ -117,7 +117,7 @@ pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Opti
     Some(if is_consistent { maglev::table(maglev, backends, &turns) } else { turns })
 }
 
-/// The digest of a table in the kernel.
+/// The digest of a table, to compare it with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Number of entries.

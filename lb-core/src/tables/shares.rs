@@ -1,12 +1,11 @@
 //! Turns in proportion to weights, as evenly mixed as they can be.
 
-/// Entries of a sequence of turns, unless there are more backends.
+/// Limit on the entries of a sequence of turns, unless there are more backends.
 const LONGEST: usize = 4096;
 
-/// A sequence in which each place of `weights` occurs as often as its weight says and is spread over the whole of it:
-/// the `k`-th turn of a weight `w` is at `(2k + 1) / 2w` of the sequence. Weights are reduced by their greatest common
-/// divisor, and where the sequence would still be too long, to shares of [`LONGEST`]; only
-/// backends of weight 0 are left out.
+/// A sequence in which each index of `weights` occurs in proportion to its weight and is spread evenly: the `k`-th turn
+/// of a weight `w` is at `(2k + 1) / 2w` of the sequence. Weights are divided by their greatest common divisor; if the
+/// sequence would still be too long, they are reduced to shares of [`LONGEST`]. Only backends of weight 0 are left out.
 pub(super) fn turns(weights: &[u32]) -> Vec<u32> {
     let weights = reduced(weights);
     let mut turns: Vec<Turn> = Vec::new();
@@ -14,7 +13,7 @@ pub(super) fn turns(weights: &[u32]) -> Vec<u32> {
         turns.extend((0..weight).map(|nth| Turn { at: 2 * nth + 1, of: weight, place }));
     }
     turns.sort_unstable_by(|a, b| {
-        // a.at / a.of against b.at / b.of
+        // Compares a.at / a.of with b.at / b.of.
         (a.at * b.of).cmp(&(b.at * a.of)).then_with(|| (b.of, a.place).cmp(&(a.of, b.place)))
     });
     turns.into_iter().map(|turn| turn.place).collect()
@@ -34,7 +33,7 @@ fn reduced(weights: &[u32]) -> Vec<u64> {
     if total <= room {
         return weights;
     }
-    // Rounded to the nearest; u32 times a number of backends fits.
+    // Rounded to the nearest; the product of a u32 and a number of backends fits into 64 bits.
     let scaled = |weight: u64| (weight * room + total / 2) / total;
     weights.into_iter().map(|weight| if weight == 0 { 0 } else { scaled(weight).max(1) }).collect()
 }
@@ -94,7 +93,7 @@ mod tests {
             }
         }
 
-        /// Whatever part of the sequence is looked at: nobody is ahead or behind by more than two turns.
+        /// In every part of the sequence, each backend's number of turns differs from its share by at most two.
         #[test]
         fn every_stretch_is_fair(weights in proptest::collection::vec(1u32..20, 1..8), from: u16, length: u16) {
             let turns = turns(&weights);

@@ -1,5 +1,5 @@
 //! The table of `TestCategorizeEndpoints` (`pkg/proxy/topology_test.go` of Kubernetes 1.36) without its feature gates,
-//! which are all on: which endpoints a service port uses, and which of them this node.
+//! which are all on: which endpoints a service port uses, and which of them are on this node.
 
 use std::collections::BTreeSet;
 
@@ -15,19 +15,19 @@ use lb_core::{
 
 const NODE: &str = "node-1";
 
-/// One case.
+/// One case of the table.
 struct Case {
     name: &'static str,
     zone: Option<&'static str>,
-    /// Of `iTP`, `eTP` (they are `Local`) and `NP` (there is a node port).
+    /// Some of `iTP`, `eTP` (the policies that are `Local`) and `NP` (there is a node port).
     service: &'static str,
-    /// `address state…`, the state of `ready`, `serving`, `terminating`, `here`, `zones=a,b`, `nodes=a,b`.
+    /// `address state…`, where a state is `ready`, `serving`, `terminating`, `here`, `zones=a,b` or `nodes=a,b`.
     endpoints: &'static [&'static str],
-    /// The endpoints of the cluster; `None` where the service port never uses that list.
+    /// The endpoints of the cluster; `None` if the service port never uses that list.
     cluster: Option<&'static [&'static str]>,
-    /// The endpoints of this node, likewise.
+    /// The endpoints of this node; `None` if the service port never uses that list.
     local: Option<&'static [&'static str]>,
-    /// Whether there is an endpoint somewhere that is usable there.
+    /// Whether there is a usable endpoint anywhere.
     any: bool,
 }
 
@@ -174,13 +174,13 @@ fn port_of(case: &Case) -> Port {
     desired(&name, &service, [&slice].into_iter(), &node).remove(0)
 }
 
-/// The last octets of a slice's addresses.
+/// The last bytes of a slice's addresses.
 fn shown(port: &Port, slice: Option<usize>) -> Vec<String> {
     let last = |backend: &Backend| backend.address.v4_bytes()[3].to_string();
     slice.map_or_else(Vec::new, |slice| port.slices[slice].iter().map(last).collect())
 }
 
-/// The lists that a frontend leads to: under the policy Local, and under the policy Cluster or for clients inside.
+/// The lists that a frontend refers to: for the policy Local, and for the policy Cluster or internal clients.
 fn lists(port: &Port, frontend: &Frontend, is_local: bool) -> (Option<Vec<String>>, Option<Vec<String>>) {
     let own = Some(shown(port, frontend.slice));
     match (is_local, frontend.has(service_flags::SHORT_CIRCUIT)) {
@@ -207,7 +207,7 @@ fn endpoints_are_categorized_as_by_kube_proxy() {
             let drops = is_local && case.any && local.as_ref().is_some_and(Vec::is_empty);
             assert_eq!(frontend.has(service_flags::DROP_WITHOUT_BACKENDS), drops, "{}", case.name);
         }
-        // Nothing but these lists, each once: what is reachable from this node is their union.
+        // The port has no other lists, and no duplicates: their union is what clients of this node can reach.
         let lists: BTreeSet<Vec<String>> =
             [cluster, local].into_iter().flatten().filter(|list| !list.is_empty()).collect();
         let slices: Vec<Vec<String>> =

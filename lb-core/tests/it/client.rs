@@ -1,4 +1,5 @@
-//! What a client comes to, from what the kernel holds: the decisions of the data plane without its packets.
+//! The verdict on a client's connection, from the contents of the kernel: the decisions of the data plane without
+//! packets.
 
 use std::net::IpAddr;
 
@@ -8,32 +9,32 @@ use lb_core::family::Family;
 
 use crate::kernel::{Kernel, Node};
 
-/// Who speaks.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A pod of the cluster: its packets enter by a device.
+    /// A pod of the cluster: its packets enter through a device of internal clients.
     Pod(&'static str),
-    /// A process on the node's network: its sockets are led to the backend before there is a packet.
+    /// A process on the node's network: the socket hooks translate its calls before there is a packet.
     Process,
-    /// A machine outside of the cluster.
+    /// A machine outside the cluster.
     Outside(&'static str),
 }
 
-/// What becomes of a new connection.
+/// The verdict on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It goes to one of these, with the client's own address or with the node's.
+    /// The connection goes to one of these, with the client's own address or with the node's.
     To { backends: Vec<String>, masqueraded: bool },
-    /// It is refused.
+    /// The connection is rejected.
     Reject,
-    /// It gets no answer.
+    /// The packet is dropped.
     Drop,
-    /// It is nobody's business here.
+    /// The packet passes untouched.
     Pass,
 }
 
 impl Node {
-    /// What becomes of a TCP connection.
+    /// The verdict on a TCP connection.
     pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Verdict {
         let key = ServiceKey::new(ip(to).into(), port, protocol::TCP);
         let Some(record) = self.kernel.maps.frontends.get(&key) else {

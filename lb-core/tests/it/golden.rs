@@ -1,4 +1,5 @@
-//! `tests/golden/*.yaml` → what the kernel holds, as text beside it. `UPDATE_EXPECT=1 cargo test` writes the text.
+//! Turns `tests/golden/*.yaml` into the contents of the kernel as text, stored next to each file.
+//! `UPDATE_EXPECT=1 cargo test` writes the text.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ use serde_json::Value;
 
 use crate::kernel::Node;
 
-/// What a manifest may say of the node that the agent runs on, with the kind `Node` and fields of its own.
+/// The settings of the node in a golden manifest: a document of kind `Node` with its own fields.
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NodeDocument {
@@ -28,10 +29,10 @@ struct NodeDocument {
     #[serde(default)]
     name: String,
     zone: Option<String>,
-    /// All of its addresses; the first one of each family is the primary one.
+    /// All addresses of the node; the first one of each family is the primary one.
     #[serde(default)]
     addresses: Vec<IpAddr>,
-    /// Those that serve node ports; the addresses where nothing is said.
+    /// The addresses that serve node ports; all addresses if unset.
     node_port_addresses: Option<Vec<IpAddr>>,
     #[serde(default)]
     masquerade_all: bool,
@@ -72,7 +73,7 @@ fn difference(manifest: &Path) -> Option<String> {
     (found != expected).then(|| format!("{}\n--- expected\n{expected}--- found\n{found}", manifest.display()))
 }
 
-/// A node that knows these documents, and those that are not right.
+/// A node that has read these documents, and the errors of invalid ones.
 pub(crate) fn node_of(yaml: &str) -> (Node, Vec<String>) {
     let mut documents: Vec<Value> = serde_saphyr::from_multiple(yaml).expect("YAML");
     let is_node = |document: &Value| document["kind"] == "Node";

@@ -1,4 +1,4 @@
-//! A kernel of ordered maps. It knows what the data plane relies on and fails the test when a step breaks it.
+//! A fake kernel of ordered maps. It fails the test when a step breaks an invariant that the data plane relies on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,40 +20,40 @@ use lb_core::{
     {capacity::Capacity, reconciler::Reconciler},
 };
 
-/// Number of times a state may need a new plan before it is settled.
+/// Number of plans after which a state must be settled.
 const ROUNDS: usize = 10;
-/// Slots of `TABLES` for each one of `BACKENDS`.
+/// Slots of `TABLES` for each slot of `BACKENDS`.
 const TABLE_SLOTS: u32 = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kernel {
-    /// The maps; `backends` keeps what was ever written, as an array does.
+    /// The maps; `backends` keeps every value that was ever written, as an array does.
     pub(crate) maps: Contents,
-    /// `TABLES`, as an array; `maps.tables` are the digests of those that are read back.
+    /// `TABLES`, as an array; `maps.tables` are the digests of the tables that are read back.
     entries: BTreeMap<u32, u32>,
     /// Records that programs may still hold, and the epoch that covers the removal of each.
     stale: Vec<(Option<Epoch>, Service)>,
 }
 
-/// Where each frontend leads.
+/// The backends of each frontend.
 pub(crate) type Resolved = BTreeMap<ServiceKey, Lead>;
 
-/// A frontend without ids and slots.
+/// The backends of a frontend, without ids and slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lead {
     pub(crate) kind: u8,
     pub(crate) flags: u16,
-    /// The backends of clients outside of the cluster, or of all clients.
+    /// The backends of external clients, or of all clients.
     pub(crate) backends: Vec<Backend>,
-    /// Under a short circuit, the backends of clients inside.
+    /// With a short circuit, the backends of internal clients.
     pub(crate) inside: Vec<Backend>,
     pub(crate) scheduler: u8,
-    /// What it chooses from, if not the backends themselves; as for them.
+    /// The scheduler's table as backends, if it has one, for the clients of `backends` and of `inside`.
     pub(crate) table: Vec<u32>,
     pub(crate) inside_table: Vec<u32>,
 }
 
-/// Networks, as address and length of the prefix in the words of the map.
+/// Networks, as address and prefix length in the map's own terms.
 pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
@@ -126,7 +126,7 @@ impl Kernel {
         }
     }
 
-    /// No frontend refers to these slots, and no program that still runs may have found them.
+    /// Asserts that no frontend refers to these slots, and that no running program may have found them.
     fn assert_unread(&self, base: u32, end: u32) {
         let current = self.maps.frontends.values().flat_map(ends_of);
         let stale = self.stale.iter().flat_map(|(_, record)| ends_of(record));
@@ -146,7 +146,7 @@ impl Kernel {
         self.stale.retain(|(of, ..)| of.is_none_or(|of| of > epoch));
     }
 
-    /// What the agent would read when it starts. Programs of before are gone by then: the agent waits once.
+    /// The contents that the agent reads at its start. No program holds old records then: the agent waits once.
     pub(crate) fn read_back(&mut self) -> Contents {
         self.stale.clear();
         let mut contents = self.maps.clone();
@@ -162,7 +162,7 @@ impl Kernel {
     }
 
     pub(crate) fn resolved(&self) -> Resolved {
-        // Programs look at it under this flag only.
+        // Programs read these fields only with this flag.
         let inside = |record: &Service, count| {
             if record.flags & service_flags::SHORT_CIRCUIT != 0 { count } else { 0 }
         };
@@ -181,7 +181,7 @@ impl Kernel {
     fn backends(&self, base: u32, count: u32) -> Vec<Backend> {
         (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
-            // A number that means nothing by itself: see `assert_counters`.
+            // The number of a counter is arbitrary: see `assert_counters`.
             .map(|backend| Backend { active_flows_slot: 0, ..backend })
             .collect()
     }
@@ -191,7 +191,7 @@ impl Kernel {
         (base..base + count).map(entry).collect()
     }
 
-    /// Who may use the frontends that look at that.
+    /// The networks that may use each frontend with source ranges.
     pub(crate) fn admitted(&self) -> BTreeMap<ServiceKey, Networks> {
         let filters = |record: &&Service| record.flags & service_flags::SOURCE_RANGES != 0;
         let frontends = self.maps.frontends.iter().filter(|(_, record)| filters(record));
@@ -206,7 +206,7 @@ impl Kernel {
         ranges.map(|range| (range.range.address.into(), range.prefix_length - 32)).collect()
     }
 
-    /// Everything but ids and slots, in one order.
+    /// The contents without ids and slots, in a stable order.
     pub(crate) fn dump(&self) -> String {
         let mut blocks: Vec<String> =
             self.maps.frontends.iter().map(|(key, record)| self.dump_frontend(key, record)).collect();
@@ -271,7 +271,7 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// A short table as it is, of a long one the share of each backend.
+    /// A short table as it is; for a long one the share of each backend.
     fn dump_table(&self, base: u32, count: u32) -> String {
         let table = self.table(base, count);
         if table.len() < 32 {
@@ -318,7 +318,7 @@ pub(crate) struct Node {
     pub(crate) reconciler: Reconciler,
     pub(crate) kernel: Kernel,
     capacity: Capacity,
-    /// What the reconciler has been told of the node.
+    /// The node's state that the reconciler has received.
     pub(crate) node: model::Node,
     epochs: Vec<Epoch>,
 }
@@ -344,7 +344,7 @@ impl Node {
         node
     }
 
-    /// The sources have not shown everything there is yet.
+    /// A node whose sources have not shown everything yet.
     pub(crate) fn started_incomplete_on(kernel: Kernel, slots: u32) -> Self {
         Self::incomplete(kernel, Capacity::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
     }
@@ -359,7 +359,7 @@ impl Node {
         }
     }
 
-    /// The agent is gone and comes back; it must be told everything again, except what the node is.
+    /// Restarts the agent: the sources must send every object again, but the node's state is known.
     pub(crate) fn restart(&mut self) {
         let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
@@ -385,7 +385,7 @@ impl Node {
         self.reconciler.set_detects_inside(families);
     }
 
-    /// Plans and applies the first `steps` of the plan; the rest fails. Checks each prefix.
+    /// Plans and applies the first `steps` of the plan; the rest fails. Checks every prefix.
     pub(crate) fn sync_some(&mut self, steps: usize) -> Plan {
         let plan = self.reconciler.plan();
         let before = (self.kernel.resolved(), self.kernel.admitted());
@@ -404,7 +404,7 @@ impl Node {
         plan
     }
 
-    /// No hash map has more than the kernel would take.
+    /// Asserts that no hash map holds more than the kernel would accept.
     fn assert_room(&self) {
         let Contents { frontends, service_labels, source_ranges, .. } = &self.kernel.maps;
         for (entries, capacity) in [
@@ -450,7 +450,7 @@ impl Node {
         }
     }
 
-    /// Synchronises until nothing is left to do, and checks that nothing leaked.
+    /// Plans and applies until nothing is left to do, and checks that nothing leaked.
     pub(crate) fn settle(&mut self) {
         for _ in 0..ROUNDS {
             self.sync();
@@ -467,7 +467,7 @@ impl Node {
         self.assert_mirror();
     }
 
-    /// Every endpoint of every service port whose scheduler counts has one counter, and no two have the same.
+    /// Asserts that every endpoint of every service port with a counting scheduler has one counter of its own.
     fn assert_counters(&self) {
         let mut counters = BTreeMap::new();
         for record in self.kernel.maps.frontends.values() {
@@ -485,7 +485,8 @@ impl Node {
         assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
-    /// Whether the Service keeps what it has. Its address may be another one's meanwhile, so that this is a name alone.
+    /// Whether the Service keeps its old state. Another Service may have its address meanwhile, so only the name
+    /// counts.
     fn waits(&self, service: &ObjectName) -> bool {
         let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
         waiting.any(|problem| problem.service() == service)
@@ -514,7 +515,7 @@ impl Node {
         }
     }
 
-    /// What health checks say, as one text.
+    /// The results of the health checks, as one text.
     pub(crate) fn dump_health(&self) -> String {
         let mut text = String::new();
         for (name, check) in self.reconciler.health_checks() {
@@ -537,7 +538,7 @@ impl Node {
         text
     }
 
-    /// The reconciler knows exactly what is in the kernel.
+    /// Asserts that the reconciler knows exactly what is in the kernel.
     fn assert_mirror(&self) {
         assert_eq!(*self.reconciler.contents(), self.kernel.clone().read_back());
     }
@@ -545,12 +546,12 @@ impl Node {
 
 type Admitted = (Resolved, BTreeMap<ServiceKey, Networks>);
 
-/// First slot and the one behind the last, of each slice that a record refers to.
+/// First slot and end of each slice that a record refers to.
 fn ends_of(record: &Service) -> impl Iterator<Item = (u32, u32)> {
     slices_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }
 
-/// The same of each table.
+/// First slot and end of each table that a record refers to.
 fn table_ends(record: &Service) -> impl Iterator<Item = (u32, u32)> {
     tables_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }

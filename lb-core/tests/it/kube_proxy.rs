@@ -1,6 +1,6 @@
-//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), by the same names. Verdicts are those of
-//! kube-proxy 1.36, but for processes of the node: their sockets are led to the backend before there is a packet, so that
-//! there is nothing to masquerade.
+//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), under the same names. Verdicts are
+//! those of kube-proxy 1.36, except for processes of the node: the socket hooks translate their calls before there is a
+//! packet, so there is nothing to masquerade.
 
 use lb_core::model::{Change, ObjectName};
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn node(settings: &str, objects: &str) -> Node {
     node
 }
 
-/// A load balancer with a node port. `number` makes it different from others.
+/// A load balancer with a node port. `number` distinguishes it from others.
 fn service(number: u8, spec: &str) -> String {
     format!(
         "kind: Service
@@ -43,7 +43,7 @@ status: {{loadBalancer: {{ingress: [{{ip: 1.2.3.{number}}}]}}}}
     )
 }
 
-/// The state of an endpoint: of one that is ready on this node, for example, `here ready`.
+/// An EndpointSlice; the state of a ready endpoint on this node, for example, is `here ready`.
 fn slice(number: u8, endpoints: &[(&str, &str)]) -> String {
     let endpoints: Vec<String> = endpoints
         .iter()
@@ -98,8 +98,8 @@ fn check(node: &Node, client: Client, (address, port): (String, u16), expected: 
     assert_eq!(node.connect(client, &address, port), *expected, "{client:?} to {address}:{port}");
 }
 
-/// `TestInternalExternalMasquerade`: who is masqueraded and which endpoints he gets, by the client, the kind of address,
-/// the traffic policies, whether pods can be told from others, and `--masquerade-all`.
+/// `TestInternalExternalMasquerade`: which clients are masqueraded and which endpoints they get, by the client, the
+/// kind of address, the traffic policies, whether the node can tell pods from other clients, and `--masquerade-all`.
 #[test]
 fn internal_external_masquerade() {
     for (all, detects) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -127,7 +127,7 @@ fn masquerade_of(node: &Node, number: u8, all: bool, detects: bool) {
     check(node, POD, cluster_ip(number), &to(internal, all));
     check(node, Process, cluster_ip(number), &to(internal, false));
     check(node, OUTSIDE, cluster_ip(number), &to(internal, all || detects));
-    // A pod that is known to be one is inside of the cluster, where eTP Local does not hold.
+    // A client that is known to be a pod is internal, so eTP Local does not apply to it.
     let of_pod = if external_local && !detects { &both[..1] } else { both };
     let of_outside = if external_local { &both[..1] } else { both };
     for address in [node_port(number), load_balancer(number)] {
@@ -154,7 +154,7 @@ fn no_endpoints_reject() {
     }
 }
 
-/// One line of the tables of terminating endpoints: the endpoints, and what a client gets by the policy.
+/// One line of the tables of terminating endpoints: the endpoints, and the result for a client by policy.
 struct Line {
     endpoints: &'static [(&'static str, &'static str)],
     inside: Verdict,
@@ -173,7 +173,7 @@ fn lines(local: bool) -> Vec<Line> {
         Line { endpoints, inside: verdict(cluster, !local), outside }
     };
     vec![
-        // Ready endpoints exist: those that terminate are not used, but under Local each node is for itself.
+        // Ready endpoints exist: terminating ones are not used. Under Local each node decides for itself.
         line(
             &[
                 ("10.0.1.1", "here ready"),
@@ -278,7 +278,7 @@ fn load_balancer_ingress_route_type() {
     }
 }
 
-/// `loadBalancerSourceRanges`: clients of every kind are looked at, but only at the load balancer's address.
+/// `loadBalancerSourceRanges` apply to clients of every kind, but only at the load balancer's address.
 #[test]
 fn load_balancer_source_ranges() {
     let endpoints = slice(1, &[("10.180.0.1", "ready")]);
@@ -304,7 +304,7 @@ fn load_balancer_source_ranges() {
     }
 }
 
-/// A port that no Service has: a cluster IP refuses, other virtual addresses are left alone.
+/// A port that no Service has: a cluster IP rejects, other virtual addresses leave the packet untouched.
 #[test]
 fn unlisted_ports() {
     let node = node("", &service(1, "externalIPs: [192.168.99.11]"));
@@ -338,7 +338,7 @@ fn health_checks_and_missing_local_endpoints() {
     }
 }
 
-/// A Service goes from each type to each other one: what is left is what the last type says, with nothing of before.
+/// A Service changes from each type to each other type: only what the last type demands is left.
 #[test]
 fn type_transitions() {
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "headless"];
@@ -376,7 +376,7 @@ fn type_transitions() {
     }
 }
 
-/// Labels that make a Service another proxy's and a slice that of a headless Service come and go.
+/// Labels that hand a Service to another proxy, or make a slice that of a headless Service, come and go.
 #[test]
 fn labels_that_hide() {
     let visible = service(1, "") + &slice(1, &[("10.180.0.1", "ready")]);
@@ -399,7 +399,7 @@ fn labels_that_hide() {
     }
 }
 
-/// The agent may reach the API server through `default/kubernetes`: its last endpoints stay, also through a restart.
+/// The agent may reach the API server through `default/kubernetes`: its last endpoints stay, even after a restart.
 #[test]
 fn api_server_endpoints_survive_an_empty_update() {
     let name = |text: &str| text.replace("svc1", "kubernetes");

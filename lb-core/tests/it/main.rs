@@ -1,4 +1,4 @@
-//! The control plane as a whole, against a kernel that is a few maps.
+//! Tests of the whole control plane, against a fake kernel of a few maps.
 
 mod categorize;
 mod client;

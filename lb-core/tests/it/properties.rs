@@ -1,4 +1,4 @@
-//! What holds whatever happens, in whatever order.
+//! Invariants that hold for any events in any order.
 
 use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
@@ -46,7 +46,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     collection::vec(event, 0..60)
 }
 
-/// Lets everything happen; the node and the world as it is then.
+/// Plays all events; returns the node and the resulting world.
 fn live(slots: u32, policy: Policy, events: &[Event]) -> (Node, World) {
     live_on(Node::with_policy(slots, policy), events)
 }
@@ -79,7 +79,7 @@ fn live_on(mut node: Node, events: &[Event]) -> (Node, World) {
     (node, world)
 }
 
-/// What a node of that kind that has seen nothing else comes to.
+/// The kernel's contents of a node like `like` that has received only these changes.
 fn dump_of(changes: Vec<Change>, like: &model::Node) -> String {
     let mut node = Node::with_policy(PLENTY, like.policy.clone());
     node.set_zone(like.zone.as_deref());
@@ -143,7 +143,7 @@ proptest! {
         prop_assert_eq!(node.reconciler.problems().count(), 0);
     }
 
-    /// The kernel never refuses anything, which would hold up all other Services.
+    /// The kernel never refuses a step, which would block all other Services.
     #[test]
     fn full_maps_are_never_overfilled_and_leak_nothing(
         (frontends, names, source_ranges) in (1..12_u32, 1..6_u32, 1..4_u32), policy in world::policy(),
@@ -185,7 +185,7 @@ proptest! {
     }
 }
 
-/// Records that overlap, refer to slots nobody wrote or that do not exist, with broken seals and unknown ids.
+/// Records that overlap, refer to unwritten or nonexistent slots, or have broken seals or unknown ids.
 fn garbage() -> impl Strategy<Value = Contents> {
     let base = prop_oneof![8 => 0..20_u32, 1 => 990..1010_u32, 1 => Just(u32::MAX)];
     let count = prop_oneof![8 => 0..6_u32, 1 => Just(u32::MAX)];

@@ -1,4 +1,4 @@
-//! The work for one change does not grow with the number of Services. Times are the benchmark's business.
+//! Tests that the work for one change does not grow with the number of Services. The benchmark measures times.
 
 use lb_core::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,

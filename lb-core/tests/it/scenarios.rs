@@ -1,4 +1,4 @@
-//! Facts about single situations.
+//! Tests of single situations.
 
 use lb_common::{Scheduler, SourceRangeKey};
 use lb_core::{
@@ -81,7 +81,7 @@ fn backends_are_switched_in_one_update_between_writing_and_releasing() {
     assert_eq!(kinds(&node.sync()), expected);
 }
 
-/// With the scheduler `wrr` and a weight for the first endpoint.
+/// A Service with the scheduler `wrr` and a weight for the first endpoint.
 fn weighted(of: &str, last: u8, weight: u32) -> Change {
     let Change::Service(name, Some(plain)) = service(of, last) else { panic!("a Service") };
     let scheduling = Scheduling {
@@ -177,12 +177,12 @@ fn services_not_shown_yet_stay_until_the_sources_are_complete() {
     let first = node(100, objects);
     let before = first.kernel.maps.clone();
     let mut node = Node::started_incomplete_on(first.kernel, 100);
-    // Neither the object nor the endpoints of the other one could be read.
+    // The sources could not read the other Service or its endpoints.
     node.reconciler.handle(vec![service("b", 2)]);
     assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
     assert_eq!(node.kernel.maps, before);
     assert_eq!(node.reconciler.kept().len(), 2);
-    // One is shown whole and from then on is one like any other.
+    // Once a Service is shown completely, it is treated like any other.
     node.reconciler.handle(vec![slice("b", &[3])]);
     node.sync();
     node.reconciler.handle(vec![slice("b", &[])]);
@@ -276,7 +276,7 @@ fn service_without_free_frontend_entry_delays_no_other() {
     let full = |service| Condition::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
     assert_eq!(plan.problems, [full(name("c"))]);
     assert_eq!(node.kernel.resolved().len(), 2);
-    // Who is in may change, his frontend too.
+    // The Service's endpoints may change, and its frontend as well.
     node.reconciler.handle(vec![slice("b", &[4]), service("a", 5)]);
     node.settle();
     let dump = node.kernel.dump();
@@ -335,7 +335,7 @@ fn a_node_port_given_later_is_written_beside_the_name() {
     ));
 }
 
-/// A load balancer on one address of its own.
+/// A load balancer with an address of its own.
 fn load_balancer(of: &str, ranges: &[&str]) -> Change {
     let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
     service.ports[0].node_port = Some(30_080);

@@ -1,4 +1,4 @@
-//! Which UDP flows an agent is told to forget.
+//! Tests which UDP flows the agent deletes.
 
 use lb_common::{Address, ServiceKey};
 use lb_core::{
@@ -47,7 +47,7 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
     Change::EndpointSlice(name(), Some(EndpointSlice { service: name(), ports, endpoints }))
 }
 
-/// The last octets of the endpoints that flows of the frontend may keep; `None` where nothing is said of it.
+/// The last bytes of the endpoints whose flows of the frontend stay; `None` if the reconciler reports nothing about it.
 fn kept(node: &mut Node) -> Option<Vec<u8>> {
     node.settle();
     let moved: StaleFrontends = node.reconciler.take_stale_frontends();
@@ -99,7 +99,7 @@ fn serving_terminating_endpoint_keeps_its_flows_until_removed() {
     node.settle();
     node.reconciler.take_stale_frontends();
     assert_eq!(after(&mut node, slice(vec![terminating(1), endpoint(2)])), None);
-    // No frontend leads to it any more: its end changes nothing in the maps, and yet its flows must go.
+    // No frontend refers to the endpoint any more: its end changes nothing in the maps, but its flows must be deleted.
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
 }
 
@@ -151,7 +151,7 @@ fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     let mut node = node(dns(vec![endpoint(1)]));
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
-    // Whoever forgets them waits for a grace period first. Meanwhile:
+    // The agent waits for a grace period before it deletes flows. Meanwhile:
     let served = node.reconciler.served().clone();
     let lost = |last| served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
     assert!(lost(1) && !lost(2) && lost(3));

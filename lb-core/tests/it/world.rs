@@ -1,4 +1,4 @@
-//! Small random worlds, and what should come out of them, said in the simplest way.
+//! Small random worlds, and the expected contents of the kernel, computed in the simplest way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Everything as the events that a source sends when it starts.
+    /// All objects as the events that a source sends when it starts.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let services = self.services.iter().map(|(name, s)| Change::Service(name.clone(), Some(s.clone())));
         let slices = self.slices.iter().map(|(name, s)| Change::EndpointSlice(name.clone(), Some(s.clone())));
@@ -59,7 +59,7 @@ impl World {
         services.chain(self.slices.keys().map(|name| Change::EndpointSlice(name.clone(), None))).collect()
     }
 
-    /// Which frontend should lead where: straight from the rules, with no regard for speed.
+    /// The expected backends of each frontend: straight from the rules, without regard to speed.
     pub(crate) fn expected(&self, node: &Node) -> Resolved {
         let mut owners: BTreeMap<ServiceKey, (usize, ServicePortName)> = BTreeMap::new();
         let mut expected = Resolved::new();
@@ -146,7 +146,7 @@ impl World {
         Lead { kind: kind as u8, flags, backends, inside, scheduler: scheduler as u8, table, inside_table }
     }
 
-    /// Who may use each frontend that looks at that.
+    /// The networks that may use each frontend with source ranges.
     pub(crate) fn admitted(&self, node: &Node) -> BTreeMap<ServiceKey, Networks> {
         let mut all = BTreeMap::new();
         for (key, lead) in self.expected(node) {
@@ -158,7 +158,7 @@ impl World {
         all
     }
 
-    /// The Service whose load balancer has that address: the smallest name.
+    /// The Service that owns a load balancer address: the smallest name.
     fn owner(&self, key: ServiceKey, node: &Node) -> &Service {
         let claims = self.services.iter().flat_map(|(name, service)| {
             service.ports.iter().map(move |port| {
@@ -169,7 +169,7 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// What each virtual address is, and each of the node's own.
+    /// The expected kind of each virtual address, and of each of the node's own.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
         let mut vips: BTreeMap<IpAddr, Vip> =
             node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
@@ -190,7 +190,7 @@ impl World {
         vips
     }
 
-    /// The endpoints of a port in one family. Of several that speak about one address, the one that runs counts.
+    /// The endpoints of a port in one family. If several slices contain an address, a running endpoint wins.
     fn endpoints(
         &self,
         service: &ObjectName,
@@ -243,7 +243,7 @@ fn strength(kind: FrontendKind) -> usize {
     [ClusterIp, LoadBalancer, ExternalIp, NodePort].iter().position(|k| *k == kind).expect("a kind")
 }
 
-/// Who may use a load balancer's address; `None` is everybody.
+/// The networks that may use a load balancer's address; `None` means all.
 fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
     let v4 = key.address.is_v4();
     let ranges: Vec<IpNet> =
@@ -263,7 +263,7 @@ fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks>
 
 type Found<'a> = (Address, u16, &'a Endpoint);
 
-/// The traffic policy `Cluster`.
+/// The backends under the traffic policy `Cluster`.
 fn cluster(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let ready: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| e.ready).collect();
     let for_node = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| h.nodes.contains(&node.policy.node_name));
@@ -284,7 +284,7 @@ fn cluster(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     chosen.into_iter().map(|found| backend(found, node)).collect()
 }
 
-/// The traffic policy `Local`.
+/// The backends under the traffic policy `Local`.
 fn local(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let here: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| is_here(e, node)).collect();
     let mut chosen: Vec<&Found<'_>> = here.iter().filter(|(.., e)| e.ready).copied().collect();
@@ -310,7 +310,7 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
     Backend { address: *address, port: *port, flags, weight: 1, active_flows_slot: 0 }
 }
 
-/// With the weights that the annotation of the Service gives.
+/// The backends with the weights that the annotation of the Service sets.
 fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) -> Vec<Backend> {
     let Some(Scheduling { weights, .. }) = service.scheduling.as_deref() else { return backends };
     let weight = |backend: &Backend| {
@@ -325,7 +325,7 @@ fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) 
     backends.into_iter().map(|b| Backend { weight: weight(&b).unwrap_or(1), ..b }).collect()
 }
 
-/// Those on other nodes that have a name are marked as such.
+/// Marks the backends on other nodes with a known name.
 fn peers(backends: Vec<Backend>, endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let own = &node.policy.node_name;
     let is_peer = |b: &Backend| {
@@ -369,7 +369,7 @@ fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     sample::select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local])
 }
 
-/// Some of these values, in their order.
+/// A random subset of these values, in their order.
 fn some_of<T: std::str::FromStr<Err: std::fmt::Debug> + Clone + std::fmt::Debug + 'static>(
     values: &[&str],
 ) -> impl Strategy<Value = Vec<T>> {
@@ -377,7 +377,7 @@ fn some_of<T: std::str::FromStr<Err: std::fmt::Debug> + Clone + std::fmt::Debug 
     sample::subsequence(values.clone(), 0..=values.len())
 }
 
-/// Addresses that are also cluster IPs, the node's own, or those of endpoints.
+/// External addresses that may also be cluster IPs, the node's own, or those of endpoints.
 fn external() -> impl Strategy<Value = External> {
     let ips = some_of(&["10.96.0.1", "192.0.2.1", "198.51.100.1", "fd02::1"]);
     let load_balancer_ips = some_of(&["198.51.100.1", "198.51.100.2", "fd02::1"]);
@@ -434,7 +434,7 @@ fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
     let weights = collection::btree_map(sample::select(members), 0..4_u32, 0..4);
     (prop::option::of(scheduler()), weights, prop::option::of(mode())).prop_map(
         |(scheduler, weights, north_south)| {
-            // The smallest there is, since everything is checked after every step.
+            // The smallest size, because the test checks everything after every step.
             let table_size = Some(TableSize::ALL[0]);
             Scheduling { scheduler, table_size, north_south, weights, annotation_errors: Vec::new() }.into()
         },
@@ -468,7 +468,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
-/// A node is called as some endpoints say, or has no name.
+/// A policy whose node name occurs in some endpoints, or is empty.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
@@ -518,7 +518,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
     )
 }
 
-/// One thing that happens to an object.
+/// One random change of an object.
 pub(crate) fn change() -> impl Strategy<Value = Change> {
     let services = sample::select(vec!["a", "b", "c"]);
     let service_change = (services, prop::option::weighted(0.8, service()))
