@@ -1,4 +1,4 @@
-//! Builds the BPF object and puts it at `OUT_DIR/lb`, where `aya::include_bytes_aligned!` finds it.
+//! Builds the BPF object and stores it as `OUT_DIR/lb`, from where `aya::include_bytes_aligned!` includes it.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not returned from main: that would bury the compiler's messages under a backtrace.
+            // Not returned from main: a backtrace would hide the compiler's messages.
             eprintln!("{error:#}");
             ExitCode::FAILURE
         }
@@ -26,7 +26,7 @@ fn run() -> anyhow::Result<()> {
     let mut datapath = ebpf_build::DATAPATH;
     if env::var_os("CARGO_FEATURE_NEXT_LAYOUT").is_some() {
         datapath = ebpf_build::NEXT_DATAPATH;
-        // Not in turns in one folder.
+        // A separate folder, so that builds with and without the feature do not replace each other.
         target_dir.push("next-layout");
     }
     let object = ebpf_build::build(datapath, &target_dir, &arch)?;

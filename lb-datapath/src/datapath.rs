@@ -32,8 +32,8 @@ use crate::{
     },
 };
 
-/// The data plane of this node, opened for writing. There is one at a time; dropping it changes nothing in the
-/// kernel.
+/// The data plane of this node, opened for writing. Only one instance may exist at a time; dropping it changes nothing
+/// in the kernel.
 #[derive(Debug)]
 pub struct Datapath {
     folder: Folder,
@@ -100,7 +100,7 @@ impl Datapath {
         self.conntrack.clone()
     }
 
-    /// Session affinity; an independent handle. Have one at a time.
+    /// Session affinity; an independent handle. Use one instance at a time.
     pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
@@ -130,18 +130,18 @@ impl Datapath {
         PortReservation::new(self.folder.clone())
     }
 
-    /// Attaches the tc programs to devices, in the network namespace of this thread. Have one at a time.
+    /// Attaches the tc programs to devices, in the network namespace of this thread. Use one instance at a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// Attaches the XDP program to devices, in the network namespace of this thread. Have one at a time.
+    /// Attaches the XDP program to devices, in the network namespace of this thread. Use one instance at a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
         let (option, programs) = &self.xdp;
         XdpAttacher::new(self.folder.clone(), Arc::clone(programs), *option)
     }
 
-    /// The devices on which packets may bypass the stack; an independent handle. Have one at a time.
+    /// The devices on which packets may bypass the stack; an independent handle. Use one instance at a time.
     pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
         DeviceMap::open(&self.folder, self.forwarding)
     }
@@ -155,13 +155,13 @@ impl Datapath {
         }
     }
 
-    /// The log of the programs, if [`Options::bpf_log`] asks for it. Flush it whenever its descriptor is readable.
+    /// The log of the programs, if [`Options::bpf_log`] is set. Flush it whenever its descriptor is readable.
     pub const fn take_logger(&mut self) -> Option<BpfLogger> {
         self.logger.0.take()
     }
 
-    /// Takes over the flows of an agent with another map layout and removes its data plane. Call it once, when our
-    /// programs are on all devices.
+    /// Takes over the flows of an agent with another map layout and removes its data plane. Call it once, after our
+    /// programs are attached to all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(|| self.attach_sockets())?;
@@ -180,7 +180,7 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// Detects that the BPF file system was unmounted or covered.
+    /// Detects whether the BPF file system was unmounted or covered.
     pub fn anchor(&self) -> Result<Anchor, DatapathError> {
         Anchor::new(self.folder.clone())
     }

@@ -16,15 +16,15 @@ pub enum DatapathError {
     /// Another agent has locked the folder.
     #[error("another lb-agent ({holder}) uses {folder}: stop it, or give this one its own --bpffs")]
     Locked {
-        /// `DIR/lb`
+        /// The folder `DIR/lb`.
         folder: PathBuf,
-        /// Its pid and command, as far as `/proc` shows them.
+        /// The holder's pid and command, as far as `/proc` shows them.
         holder: String,
     },
-    /// Another monitor reads the events already.
+    /// Another monitor already reads the events.
     #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
-    /// No data plane is pinned there.
+    /// No data plane is pinned at this path.
     #[error(
         "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"
     )]
@@ -37,12 +37,12 @@ pub enum DatapathError {
     Layout {
         /// The pin.
         path: PathBuf,
-        /// Its type and sizes.
+        /// The pinned map's type and sizes.
         found: String,
         /// The type and sizes that this version needs.
         wanted: String,
     },
-    /// The BPF object that was built into this binary does not match the code.
+    /// The BPF object in this binary does not match the code.
     #[error(
         "the BPF object in this binary does not match its code: {0}; this is a bug of the build: build lb-agent again"
     )]
@@ -53,7 +53,7 @@ pub enum DatapathError {
     /// The verifier or the loader refused a program.
     #[error("the kernel refused BPF program {program}: {reason}; run `lb-agent check`")]
     Program {
-        /// Its name.
+        /// The program's name.
         program: &'static str,
         /// The error and the end of the verifier's log.
         reason: String,
@@ -63,7 +63,7 @@ pub enum DatapathError {
     Map {
         /// The operation, as a verb.
         action: &'static str,
-        /// Which map.
+        /// The map's name.
         map: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -88,7 +88,7 @@ pub enum DatapathError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// The cookie of the network namespace is unknown; the programs recognise the node's sockets by it.
+    /// The cookie of the network namespace is unknown; the programs identify the node's sockets by it.
     #[error(
         "cannot read the cookie of this network namespace (SO_NETNS_COOKIE): {0}; it takes kernel 5.14 or newer"
     )]
@@ -132,7 +132,7 @@ impl DatapathError {
     }
 }
 
-/// What to do about an error of the kernel, where that is known.
+/// Advice about an error of the kernel, if there is any.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",

@@ -1,18 +1,18 @@
-//! Everything that touches the kernel: maps, programs, pins, devices.
+//! All access to the kernel: maps, programs, pins, devices.
 //!
 //! ```text
 //! Datapath::open ─ maps (pinned) ──── ServiceMaps: contents(), apply()      the one writer
-//!                │                    Conntrack: list(), expire(), purge()  beside it
-//!                └ programs (pinned)  Attacher: sync(devices)               beside it, driven by DeviceWatcher
+//!                │                    Conntrack: list(), expire(), purge()  independent of the writer
+//!                └ programs (pinned)  Attacher: sync(devices)               independent, driven by DeviceWatcher
 //! ```
 //!
-//! Pinned maps, programs and links work without the agent. Opening again reuses the maps after checking their shape,
-//! and replaces the programs on each device in one step.
+//! Pinned maps, programs and links work without the agent. A new agent reuses the maps after checking their shape, and
+//! replaces the programs on each device in one step.
 //!
 //! Each folder imports only from those below it:
 //!
 //! ```text
-//! datapath   the data plane opened for writing         inspect   what commands read, without a lock
+//! datapath   the data plane opened for writing         inspect   read access for commands, without a lock
 //! state      the maps, as typed tables
 //! attach     programs on devices and control groups
 //! net        devices, addresses, routes, ports

@@ -76,9 +76,9 @@ impl fmt::Display for AttachPoint {
 pub struct SyncReport {
     /// Hooks that got our program, or on which it replaced the program of an earlier agent.
     pub attached: Vec<AttachPoint>,
-    /// Hooks that lost it, because the device is gone or no longer needs it.
+    /// Hooks from which the program was removed, because the device is gone or no longer needs it.
     pub detached: Vec<AttachPoint>,
-    /// Hooks to which it could not be attached. The next call tries again.
+    /// Hooks to which the program could not be attached. The next call tries again.
     pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 
@@ -109,7 +109,7 @@ impl Attacher {
         self.mode
     }
 
-    /// Attaches our programs to exactly these `devices`. Programs that others have detached are attached again.
+    /// Attaches our programs to exactly these `devices`, again if another process has detached one.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
         for device in devices {
@@ -187,7 +187,7 @@ impl Attacher {
         Ok(true)
     }
 
-    /// The link of an agent with another map layout. It is removed when its connections are taken over; until then its
+    /// The link of an agent with another map layout. It is removed after its connections are taken over; until then its
     /// program must see the packets that ours does not handle, so ours is attached before it, also at egress.
     fn earlier_link(
         &self,
@@ -236,7 +236,7 @@ impl Attacher {
         let mut unwanted: BTreeSet<(u32, Direction)> =
             known.filter(|hook| !wanted.contains(&hook.0)).collect();
         if self.first {
-            // Also the programs of an earlier agent, on devices that are gone or no longer need them.
+            // Includes the programs of an earlier agent on devices that are gone or no longer need them.
             let pinned = bpffs::entries(&self.folder.links())?;
             let pinned = pinned.iter().filter_map(|path| parse_pin(path));
             let marked = clsact::marks(&self.folder.clsact())?;

@@ -1,4 +1,4 @@
-//! Removing everything that agents of any version have left.
+//! Removes everything that agents of any version have left.
 
 use std::{
     fs, io,
@@ -21,7 +21,7 @@ pub struct Removed {
     pub programs: usize,
     /// Pinned maps.
     pub maps: usize,
-    /// Ports that the kernel may give to sockets again.
+    /// Number of ports whose reservation was removed, so that the kernel may give them to sockets again.
     pub ports: usize,
     /// Whether the BPF file system was unmounted, because an agent had mounted it.
     pub unmounted: bool,

@@ -25,7 +25,7 @@ use crate::{
 /// Handle of our filters: the layout version (0 for versions up to 4) and "lb" in ASCII.
 #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
 const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
-/// The name of a filter is this and the name of its program.
+/// The prefix of filter names; the name of the program follows.
 const NAME_PREFIX: &str = "lb:";
 /// `ETH_P_ALL` in network byte order, as in filters.
 const ALL_PROTOCOLS: u32 = 0x0003_u16.to_be() as u32;
@@ -49,7 +49,7 @@ impl Direction {
         TcHandle { major: TcHandle::CLSACT.major, minor }
     }
 
-    /// The priorities to try in turn: our program runs first at ingress and last at egress.
+    /// The priorities to try one after the other: our program runs first at ingress and last at egress.
     fn priorities(self) -> Box<dyn Iterator<Item = u16>> {
         match self {
             Self::Ingress => Box::new(1..=PRIORITIES),
@@ -139,7 +139,7 @@ fn put_filter(
     netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Creates the qdisc. Returns whether there was none.
+/// Creates the qdisc. Returns false if it existed.
 fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     let request = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex)?);
     match netlink.execute(request, NLM_F_CREATE | NLM_F_EXCL) {
@@ -226,7 +226,8 @@ pub(crate) fn remove_qdisc(
     fs::remove_dir(mark).map_err(|error| DatapathError::file("remove", mark, error))
 }
 
-/// The devices whose qdisc an agent has created, from the marks in `folder`. A folder with another name is no mark.
+/// The devices whose qdisc an agent has created, from the marks in `folder`. A folder whose name is no interface index
+/// is ignored.
 pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf, u32)>, DatapathError> {
     let index = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
     Ok(bpffs::entries(folder)?

@@ -9,7 +9,7 @@ use crate::bpf::sys::{Order, Tcx};
 pub enum Direction {
     /// Packets that arrive through the device.
     Ingress,
-    /// Packets that leave through it.
+    /// Packets that leave through the device.
     Egress,
 }
 

@@ -11,9 +11,9 @@ use crate::{
     error::DatapathError,
 };
 
-/// Puts `program` into the link pinned at `path`, if `is_current` accepts what `info` returns for the link: then the link
-/// is on the hook that `path` names. Returns that info. A stale pin is removed, for example one of a device whose index
-/// belongs to another device by now.
+/// Puts `program` into the link pinned at `path`, if `is_current` accepts what `info` returns for the link, that is, if
+/// the link is on the hook that `path` names. Returns that info. Removes a stale pin, for example one of a device whose
+/// index another device has now.
 pub(crate) fn adopt<I>(
     path: &Path,
     program: &LoadedProgram,

@@ -1,7 +1,7 @@
 //! Programs on the sockets of a control group.
 //!
-//! Links are pinned: they outlive the agent, and the next agent replaces their programs. Programs of others in the same
-//! group run as well.
+//! Links are pinned: they outlive the agent, and the next agent replaces their programs. Programs that other software
+//! has attached to the group also run.
 
 use std::{
     fs::{self, File},
@@ -23,14 +23,14 @@ use crate::{
     error::DatapathError,
 };
 
-/// A program of ours in a control group.
+/// One of our programs in a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAttachment {
     /// Name of the program.
     pub program: &'static str,
-    /// The kernel's number for it.
+    /// The kernel's id of the program.
     pub program_id: u32,
-    /// Inode number of the control group's folder; 0 when the group is gone, and the program with it.
+    /// Inode number of the control group's folder; 0 after the group, and with it the program, is gone.
     pub cgroup: u64,
 }
 
@@ -64,9 +64,9 @@ pub(crate) fn attach(
     Ok(())
 }
 
-/// Detaches the programs of an earlier agent from sockets.
+/// Detaches the programs of an earlier agent from the control group.
 pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
-    // In reverse order: replies are translated as long as sockets are sent to backends.
+    // In reverse order: replies are translated as long as the hooks connect sockets to backends.
     for hook in SOCKET_HOOKS.iter().rev() {
         bpffs::unpin(&pin_of(folder, hook))?;
         bpffs::unpin(&folder.programs().join(hook.program))?;

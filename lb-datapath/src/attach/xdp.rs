@@ -1,6 +1,6 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, as those of tc. A device that cannot run the program is served at tc.
+//! Links are pinned, as those of tc. tc serves a device that cannot run the program.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +24,10 @@ use crate::{
     net::devices::{Device, DeviceKind, Layer},
 };
 
-/// Where a device runs the program.
+/// How a device runs the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
-    /// In its driver, before there is an skb.
+    /// In the device's driver, before there is an skb.
     Native,
     /// In the network stack, on skbs.
     Generic,
@@ -53,15 +53,15 @@ impl XdpMode {
     }
 }
 
-/// Keeps the XDP program on wire devices. Have one at a time.
+/// Attaches the XDP program to wire devices. Use one instance at a time.
 #[derive(Debug)]
 pub struct XdpAttacher {
     folder: Folder,
-    /// In the order of `layout::XDP_PROGRAMS`; empty if the kernel does not accept them.
+    /// In the order of `layout::XDP_PROGRAMS`; empty if the kernel rejects them.
     programs: Arc<Vec<LoadedProgram>>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
-    /// Devices that cannot run the program, with the reason that was logged.
+    /// Devices that cannot run the program, with the reason that the agent has logged.
     logged: BTreeMap<u32, String>,
 }
 
@@ -70,12 +70,12 @@ impl XdpAttacher {
         Self { folder, programs, option, attached: BTreeMap::new(), logged: BTreeMap::new() }
     }
 
-    /// How the program runs on a device; `None` if it does not.
+    /// How the program runs on a device; `None` if it is not attached.
     pub fn mode_of(&self, index: u32) -> Option<XdpMode> {
         self.attached.get(&index).copied()
     }
 
-    /// Attaches the program to the wires among `devices` that can run it, and detaches it from all others.
+    /// Attaches the program to the wire devices among `devices` that can run it, and detaches it from all others.
     pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
         let wires: Vec<&Device> = devices
             .iter()
@@ -154,7 +154,7 @@ impl XdpAttacher {
         self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
     }
 
-    /// Removes the links of devices that should not have them.
+    /// Removes the links of devices that should not run the program.
     fn release(&self) -> Result<(), DatapathError> {
         for path in bpffs::entries(&self.folder.links())? {
             if let Some((index, mode)) = parse_pin(&path)

@@ -1,8 +1,8 @@
-//! Surviving the unmount of the BPF file system under a running agent.
+//! Keeps the pins when the BPF file system is unmounted under a running agent.
 //!
 //! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the
-//! pinned objects live on, programs on devices included, but no other process finds them, and they end with the last
-//! process that has the folder open. So the agent pins everything again before it ends.
+//! pinned objects, including programs on devices, still exist, but no other process finds them, and the kernel frees
+//! them with the last process that has the folder open. So the agent pins everything again before it ends.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The folder of the data plane, held open: it stays reachable when its path is unmounted or covered.
+/// The open folder of the data plane: it stays reachable when its path is unmounted or covered.
 #[derive(Debug)]
 pub struct Anchor {
     folder: Folder,
@@ -32,7 +32,7 @@ pub struct Anchor {
 pub struct Rescued {
     /// Number of pins.
     pub pins: usize,
-    /// Keeps other agents out as long as it lives.
+    /// Locks out other agents as long as it exists.
     _lock: Lock,
 }
 
@@ -50,7 +50,7 @@ impl Anchor {
         self.folder.bpffs()
     }
 
-    /// Whether the path still leads to the folder.
+    /// Whether the path still leads to the open folder.
     pub fn holds(&self) -> bool {
         let ours = rustix::fs::fstat(&self.root).map(|status| (status.st_dev, status.st_ino));
         let found = rustix::fs::stat(self.folder.root()).map(|status| (status.st_dev, status.st_ino));
@@ -60,8 +60,8 @@ impl Anchor {
     /// Pins everything on the file system that is at the path now; mounts one if there is none.
     ///
     /// # Errors
-    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were made stay;
-    /// the call can be repeated.
+    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were created
+    /// stay; the call can be repeated.
     pub fn rescue(&self) -> Result<Rescued, DatapathError> {
         let folder = Folder::create(self.folder.bpffs())?;
         let lock = folder.lock()?;

@@ -3,9 +3,9 @@
 //! ```text
 //! DIR/lb/v1/SERVICES …             maps
 //! DIR/lb/v1/LAYOUT                 a map that describes them, see `state/handover.rs`
-//! DIR/lb/v1/programs/tc_ingress …  programs, so that commands can read them while no device has them
+//! DIR/lb/v1/programs/tc_ingress …  programs, so that commands can read them while no device runs them
 //! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
-//! DIR/lb/clsact/7                  a folder: an agent made the clsact qdisc of device 7
+//! DIR/lb/clsact/7                  a folder: an agent created the clsact qdisc of device 7
 //! DIR/lb/ports/10000-29999         a folder: an agent added these ports to ip_local_reserved_ports
 //! ```
 
@@ -32,7 +32,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
 const MOUNT_SOURCE: &str = "lb-agent";
 
-/// Attempts to get the lock, and the pause between them.
+/// Attempts to get the lock, and the pause between two of them.
 const LOCK_ATTEMPTS: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -42,7 +42,7 @@ pub(crate) struct Folder {
     bpffs: PathBuf,
 }
 
-/// Keeps other agents out of a [`Folder`] for as long as it lives; the kernel drops it with the process.
+/// Locks out other agents from a [`Folder`] as long as it exists; the kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _folder: OwnedFd,
@@ -122,7 +122,7 @@ impl Folder {
 
     /// The process that has locked the folder, such as `pid 17 lb-agent`.
     pub(crate) fn holder(&self) -> Option<String> {
-        // A folder that cannot be opened or locked for another reason has no holder that could be shown; what needs the
+        // A folder that cannot be opened or locked for another reason has no known holder; the code that uses the
         // folder reports the error.
         match self.try_lock(FlockOperation::NonBlockingLockShared) {
             Err(DatapathError::Locked { holder, .. }) => Some(holder),
@@ -141,8 +141,8 @@ impl Folder {
         }
     }
 
-    /// Locks the folder for one agent. A command that checks whether an agent runs holds the lock for a moment, so it
-    /// is tried several times.
+    /// Locks the folder for one agent. A command that checks whether an agent runs holds the lock for a moment, so this
+    /// function tries several times.
     ///
     /// # Errors
     /// [`DatapathError::Locked`] if another agent has the lock.
@@ -160,8 +160,8 @@ impl Folder {
         try_lock(&self.root(), operation)
     }
 
-    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it
-    /// did.
+    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it was
+    /// unmounted.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
         // The kernel puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
         let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
@@ -211,7 +211,7 @@ pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
     }
 }
 
-/// Whether `path` lies on a BPF file system.
+/// Whether `path` is on a BPF file system.
 pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
     let statistics = rustix::fs::statfs(path)
         .map_err(|error| DatapathError::file("find the type of the file system at", path, error))?;
@@ -251,8 +251,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The process that holds the lock of a folder, from `/proc/locks`, for an error message: whatever cannot be read is
-/// left out.
+/// The process that holds the lock of a folder, from `/proc/locks`, for an error message. Unreadable parts are left
+/// out.
 fn holder(folder: &OwnedFd) -> String {
     let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
         fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))
@@ -262,9 +262,9 @@ fn holder(folder: &OwnedFd) -> String {
     format!("pid {pid} {}", command.trim()).trim_end().to_owned()
 }
 
-/// The process with a `flock` on the file with this inode number: lines such as
-/// `3: FLOCK  ADVISORY  WRITE 1234 00:1f:17 0 EOF`. The device is not compared, because the numbers of a file
-/// system without a disk are not the same everywhere.
+/// The process with a `flock` on the file with this inode number: lines such as `3: FLOCK  ADVISORY  WRITE 1234
+/// 00:1f:17 0 EOF`. The device is not compared, because the kernel does not show the same number everywhere for a file
+/// system without a disk.
 fn holder_pid(locks: &str, inode: u64) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

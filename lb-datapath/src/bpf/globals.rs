@@ -16,7 +16,7 @@ use crate::{
     error::{DatapathError, with_causes},
 };
 
-/// The name of the section, and of the map that the loader makes of it.
+/// The name of the section, and of the map that the loader creates from it.
 const SECTION: &str = ".rodata";
 
 /// The options that the agent wrote into the programs when it loaded them.
@@ -53,7 +53,7 @@ impl Globals {
     }
 }
 
-/// The section of a loaded program, and the object that says where each constant lies in it.
+/// The section of a loaded program, and the object with the offset of each constant.
 struct Section {
     object: object::File<'static>,
     bytes: Vec<u8>,
@@ -86,7 +86,7 @@ impl Section {
         let object = object::File::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
         let size = object.section_by_name(SECTION).and_then(|section| usize::try_from(section.size()).ok());
         let size = size.ok_or_else(|| DatapathError::Object(format!("section {SECTION} is missing")))?;
-        // The map is an array of one element. Another build may have another size: then reading fails.
+        // The map is an array of one element. Another build may have another size: then the read fails.
         let mut bytes = vec![0; size];
         map.get(&0u32.to_ne_bytes(), &mut bytes)?;
         Ok(Self { object, bytes })

@@ -1,4 +1,4 @@
-//! Waiting until no running program can read a record that was replaced before.
+//! Waits until no running program can read a record that was replaced before.
 
 use crate::{bpf::sys, error::DatapathError};
 

@@ -50,7 +50,8 @@ impl Shape {
 
     /// The shape of the map pinned at `path`; `None` if there is no pin.
     pub(crate) fn of_pin(path: &Path) -> Result<Option<Self>, DatapathError> {
-        // Opened here first: the error of `MapInfo::from_pin` does not distinguish a missing pin from a forbidden one.
+        // The pin is opened first: the error of `MapInfo::from_pin` does not distinguish a missing pin from a forbidden
+        // one.
         match sys::open_pin(path) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -71,7 +72,7 @@ impl Shape {
         })
     }
 
-    /// Whether each key has one value of [`Self::value_size`] bytes: not for per-CPU maps and maps without keys.
+    /// Whether each key has one value of [`Self::value_size`] bytes: false for per-CPU maps and maps without keys.
     pub(crate) const fn has_single_values(&self) -> bool {
         use MapType::{Array, Hash, LpmTrie, LruHash};
 
@@ -79,14 +80,14 @@ impl Shape {
     }
 }
 
-/// A pinned map.
+/// The name, types and sizes of a pinned map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapSpec {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
-    /// Fields of its keys.
+    /// Fields of the map's keys.
     pub(crate) key: fn() -> Layout,
-    /// Fields of its values.
+    /// Fields of the map's values.
     pub(crate) value: fn() -> Layout,
 }
 
@@ -101,7 +102,7 @@ impl MapSpec {
         self.shape.kind == MapType::Array
     }
 
-    /// Opens the map pinned at `path` by aya, for types that [`crate::Table`] does not serve.
+    /// Opens the map pinned at `path` through aya, for types that [`crate::Table`] does not support.
     ///
     /// # Errors
     /// There is no such pin, or it has another type or other sizes.
@@ -112,7 +113,7 @@ impl MapSpec {
         Map::from_map_data(MapData::from_pin(path).map_err(failed)?).map_err(failed)
     }
 
-    /// Fails for a pinned map of another type or other sizes. Another number of entries is the administrator's choice.
+    /// Fails for a pinned map of another type or other sizes. The administrator may choose another number of entries.
     pub(crate) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
         if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
             return Ok(());
@@ -217,8 +218,8 @@ impl SocketHook {
     }
 }
 
-/// Programs for system calls on sockets, in the order in which they are attached: replies are translated before the
-/// first socket is sent to a backend.
+/// Programs for system calls on sockets, in the order of their attachment: replies are translated before the first
+/// socket is connected to a backend.
 pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
     SocketHook::new("sock_recvmsg4", 19),
     SocketHook::new("sock_recvmsg6", 20),

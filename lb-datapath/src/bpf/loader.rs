@@ -38,7 +38,7 @@ pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 /// The programs that [`load`] has loaded.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
-    /// In the order of [`XDP_PROGRAMS`]; empty if XDP is off or this kernel does not accept them.
+    /// In the order of [`XDP_PROGRAMS`]; empty if XDP is off or this kernel rejects them.
     pub(crate) xdp_programs: Vec<LoadedProgram>,
     /// In the order of [`SOCKET_HOOKS`]; empty if no sockets are served.
     pub(crate) socket_programs: Vec<LoadedProgram>,
@@ -86,7 +86,7 @@ impl Constants {
 /// Loads maps and programs and pins both.
 pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
     check_object()?;
-    // Without the kernel's BTF the maps load all the same; bpftool then shows their elements without field names.
+    // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
     let constants = Constants::new(options)?;
     let mut loader = EbpfLoader::new();
@@ -144,7 +144,7 @@ pub(crate) fn try_load_xdp() -> Result<(), DatapathError> {
     try_verify(XDP_PROGRAMS.into_iter())
 }
 
-/// Loads programs with small maps of their own, and unloads both.
+/// Loads programs with small maps of their own, and unloads programs and maps.
 fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
     check_object()?;
     let btf = Btf::from_sys_fs().ok();
@@ -158,7 +158,7 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
-/// Checks that the object has the maps and programs of this code.
+/// Checks that the object has the maps and programs that this code expects.
 fn check_object() -> Result<(), DatapathError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
     for spec in &MAPS {
@@ -183,8 +183,8 @@ fn check_object() -> Result<(), DatapathError> {
     }
 }
 
-/// Maps that are replaced if this version needs more entries. Counters then start from 0, and fragments in flight are
-/// lost.
+/// Maps that are replaced if this version needs more entries. Counters then start from 0, and the ports of fragmented
+/// datagrams in transit are lost.
 const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
 
 /// The number of entries that the map has or will have. Fails for a pinned map of another type or other sizes.
@@ -211,7 +211,7 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
 /// The result of the verifier for each program.
 type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
 
-/// Loads programs in parallel: the verifier takes most of a second for each of the largest.
+/// Loads programs in parallel: the verifier needs most of a second for each of the largest.
 fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! BPF objects of this node: system calls, typed maps, pins on the BPF file system, the object and its loader.
+//! The BPF objects of this node: system calls, typed maps, pins on the BPF file system, the object and its loader.
 
 pub(crate) mod anchor;
 pub(crate) mod bpffs;

@@ -1,4 +1,4 @@
-//! How to open the data plane: [`Options`] and the choices in it.
+//! Options for opening the data plane.
 
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ impl Capacities {
     }
 }
 
-/// How to open the data plane.
+/// Options for opening the data plane.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Mount point of the BPF file system; it is mounted if there is none.
@@ -136,7 +136,7 @@ pub enum XdpOption {
     Off,
 }
 
-/// Which processes' sockets are served.
+/// Which processes the socket hooks serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketScope {
     /// Sockets of the agent's network namespace: processes of the node and hostNetwork pods.
@@ -145,19 +145,19 @@ pub enum SocketScope {
     All,
 }
 
-/// Which sockets are served.
+/// Which sockets the hooks serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
     /// Folder of the control group (cgroup v2); only its processes are served.
     pub cgroup: PathBuf,
-    /// Which sockets of those processes.
+    /// Which sockets of those processes are served.
     pub scope: SocketScope,
 }
 
 /// How packets of Services are forwarded between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Forwarding {
-    /// Through the stack, as packets of other connections; between wires that XDP serves, bypassing the stack.
+    /// Through the stack, like packets of other connections; between wire devices that run XDP, bypassing the stack.
     #[default]
     Stack,
     /// Bypassing the stack wherever the route is known.

@@ -1,4 +1,5 @@
-//! Whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on an empty frame.
+//! Checks whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on an empty
+//! frame.
 
 use std::io;
 
@@ -24,7 +25,7 @@ const NO_FLAG: i32 = 1 << 30;
 /// Whether `bpf_fib_lookup` accepts these flags.
 ///
 /// # Errors
-/// The program cannot be loaded or run, or the kernel accepts every flag, so that the probe says nothing.
+/// The program cannot be loaded or run, or the kernel accepts every flag, so that the probe shows nothing.
 pub(crate) fn takes_route_flags(flags: i32) -> io::Result<bool> {
     let takes = |flags| sys::run_once(&route_lookup(flags)).map(|result| result != EINVAL);
     if takes(NO_FLAG)? {

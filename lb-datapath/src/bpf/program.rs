@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use crate::bpf::layout::PROGRAMS;
 
-/// One loaded program. The kernel keeps the program at least as long as this value lives.
+/// One loaded program. The kernel keeps the program at least as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct LoadedProgram {
     pub(crate) name: &'static str,

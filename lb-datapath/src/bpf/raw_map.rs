@@ -26,15 +26,15 @@ use crate::{
 pub(crate) const ANY: u64 = 0;
 /// `BPF_NOEXIST`: create only.
 pub(crate) const NO_EXIST: u64 = 1;
-/// Elements for each batch call: enough that the cost of the system call does not matter.
+/// Elements in each batch call: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// Retries, and the pause between them, of a call that failed for lack of memory: the kernel refills the allocator of
-/// maps without preallocation in the background.
+/// Retries, and the pause between two of them, of a call that failed for lack of memory: the kernel refills the
+/// allocator of maps without preallocation in the background.
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The position at which a batch begins or has ended. The kernel uses four bytes for our map types: the bucket of a
-/// hash map, the index in an array.
+/// The position where a batch begins or has ended. The kernel uses four bytes for these map types: the bucket of a hash
+/// map, the index in an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor([u8; 64]);
 
@@ -51,7 +51,7 @@ impl Cursor {
 pub(crate) enum BatchError {
     /// The kernel has no batches for this map.
     Unsupported,
-    /// The element with this index failed. The kernel does not say why: writing it alone does.
+    /// The element with this index failed. The kernel returns no reason; writing the element alone does.
     At(usize),
 }
 
@@ -61,7 +61,7 @@ type See<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), DatapathError> + 'a;
 /// An open map.
 #[derive(Debug)]
 pub(crate) struct RawMap {
-    /// For error messages.
+    /// Name of the map for error messages.
     name: &'static str,
     fd: OwnedFd,
     /// Type and sizes as the kernel reports them.
@@ -96,7 +96,7 @@ impl RawMap {
         DatapathError::Map { action, map: self.name, source }
     }
 
-    /// See [`crate::bpf::table::Table::use_batches`].
+    /// Turns batch commands on or off: see [`crate::bpf::table::Table::use_batches`].
     pub(crate) fn use_batches(&self, yes: bool) {
         self.batches.store(yes, Ordering::Relaxed);
     }
@@ -113,8 +113,8 @@ impl RawMap {
         self.shape.value_size as usize
     }
 
-    /// Fails unless `sizes_match`: the kernel must never read or write beyond a buffer. Fails also for map types whose
-    /// values are larger than reported (one for each CPU).
+    /// Fails unless `sizes_match`, because the kernel must never read or write beyond a buffer. Also fails for map
+    /// types whose values are larger than reported (one for each CPU).
     fn check_sizes(&self, sizes_match: bool) -> io::Result<()> {
         if sizes_match && self.shape.has_single_values() {
             return Ok(());
@@ -165,7 +165,7 @@ impl RawMap {
         })
     }
 
-    /// Deletes one element. Returns whether it was there.
+    /// Deletes one element. Returns whether it existed.
     pub(crate) fn delete(&self, key: &[u8]) -> io::Result<bool> {
         self.check_sizes(key.len() == self.key_size())?;
         found(retry_while_busy(|| {
@@ -225,8 +225,8 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the
-    /// map.
+    /// Calls `see` for every element; elements that exist during the whole walk are seen at least once. `see` may
+    /// change the map.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -258,13 +258,13 @@ impl RawMap {
         }
     }
 
-    /// [`Self::for_each`] without batches. It lists all keys first, because the kernel restarts a walk from the first
-    /// key if the present one has been deleted.
+    /// Like [`Self::for_each`], without batches. It lists all keys first, because the kernel restarts a walk from the
+    /// first key if the present one has been deleted.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {
             keys.push(key.clone());
-            // A walk that was restarted shows keys twice: this ends one that restarts for ever.
+            // A restarted walk returns keys again; this limit ends a walk that restarts forever.
             if keys.len() > self.shape.max_entries as usize {
                 break;
             }
@@ -287,7 +287,7 @@ fn found(result: io::Result<i32>) -> io::Result<bool> {
     }
 }
 
-/// Repeats an attempt that fails because the kernel is busy or short of memory for a moment.
+/// Repeats an attempt that fails because the kernel is briefly busy or short of memory.
 fn retry_while_busy<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..RETRIES {
         match attempt() {

@@ -1,4 +1,4 @@
-//! `bpf(2)` commands that aya has no call for: batches, links by interface index, queries; and the cookie of the
+//! `bpf(2)` commands that aya does not support: batches, links by interface index, queries; and the cookie of the
 //! network namespace.
 //!
 //! Each attribute is the prefix of `union bpf_attr` (include/uapi/linux/bpf.h) that the command reads; the kernel
@@ -59,7 +59,7 @@ pub(crate) struct Batch {
     pub(crate) out_cursor: u64,
     pub(crate) keys: u64,
     pub(crate) values: u64,
-    /// In: number of elements; out: number of elements done, also if the command fails.
+    /// In: number of elements; out: number of processed elements, also if the command fails.
     pub(crate) count: u32,
     pub(crate) map: u32,
     pub(crate) element_flags: u64,
@@ -209,7 +209,7 @@ pub(crate) struct LinkInfo {
     pub(crate) id: u32,
     pub(crate) program_id: u32,
     zero: u32,
-    /// 0 when the device is gone.
+    /// Interface index; 0 after the device is gone.
     pub(crate) ifindex: u32,
     attach_type: u32,
 }
@@ -222,7 +222,7 @@ pub(crate) struct CgroupLinkInfo {
     id: u32,
     pub(crate) program_id: u32,
     zero: u32,
-    /// Inode number of the control group's folder; 0 when it is gone.
+    /// Inode number of the control group's folder; 0 after it is gone.
     pub(crate) cgroup: u64,
     pub(crate) attach_type: u32,
     zeros: u32,
@@ -236,7 +236,7 @@ pub(crate) struct XdpLinkInfo {
     id: u32,
     pub(crate) program_id: u32,
     zero: u32,
-    /// Interface index; 0 when the device is gone.
+    /// Interface index; 0 after the device is gone.
     pub(crate) index: u32,
     zeros: u32,
 }
@@ -249,7 +249,7 @@ pub(crate) enum Tcx {
     Egress = 47,
 }
 
-/// Position among the programs of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER` without a program that it is relative to.
+/// Position among the programs of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER` without a reference program.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -296,17 +296,17 @@ unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> 
 /// The kernel's own ENOTSUPP, which libc does not define.
 const ENOTSUPP: i32 = 524;
 
-/// Whether the kernel lacks the command, or has it for other map types only.
+/// Whether the kernel lacks the command, or supports it for other map types only.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | ENOTSUPP | libc::EOPNOTSUPP))
 }
 
-/// The number of a descriptor, as in an attribute.
+/// The number of a descriptor, as attributes hold it.
 pub(crate) fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// The address of `value`, as in an attribute.
+/// The address of `value`, as attributes hold it.
 pub(crate) fn pointer<T: ?Sized>(value: *const T) -> u64 {
     value.cast::<u8>().addr() as u64
 }
@@ -368,7 +368,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Attaches `program` to a device of this network namespace: directly before the program of link `before`, or else at
-/// `order`. The link lives as long as a descriptor or a pin.
+/// `order`. The link exists as long as a descriptor or a pin.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -391,7 +391,7 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a control group, in addition to other programs there. The link lives as long as a descriptor
+/// Attaches `program` to a control group, in addition to other programs there. The link exists as long as a descriptor
 /// or a pin.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
@@ -404,8 +404,8 @@ pub(crate) fn attach_cgroup(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link lives as long as a descriptor or
-/// a pin.
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as a descriptor
+/// or a pin.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     /// From `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;
@@ -415,11 +415,11 @@ pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> i
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// The cookie of the network namespace of this thread (kernel 5.14 and newer), by which programs recognise it.
+/// The cookie of the network namespace of this thread (kernel 5.14 and newer), by which programs identify it.
 pub(crate) fn netns_cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which is that large, and the length to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which has that size, and the length to `length`.
     let result = unsafe {
         let value = (&raw mut cookie).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut length)
@@ -430,7 +430,7 @@ pub(crate) fn netns_cookie() -> io::Result<u64> {
 /// `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Replaces the program of a link atomically: every packet meets the old or the new program.
+/// Replaces the program of a link atomically: every packet is processed by the old or the new program.
 pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
     // SAFETY: the attribute holds no pointers.
@@ -471,7 +471,7 @@ pub(crate) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
         value: pointer(value.as_ptr()),
         ..Element::zeroed()
     };
-    // SAFETY: key and value have the sizes that the map was created with.
+    // SAFETY: key and value have the sizes of the map's keys and values.
     unsafe { bpf(Command::MapUpdate, &mut attr) }?;
     Ok(map)
 }
@@ -486,7 +486,7 @@ pub(crate) fn has_batches() -> io::Result<bool> {
     let (keys, values) = ([7u32], [7u32]);
     let (keys, values) = (pointer(keys.as_ptr()), pointer(values.as_ptr()));
     let mut attr = Batch { keys, values, count: 1, map: raw(map.as_fd()), ..Batch::zeroed() };
-    // SAFETY: there is one key and one value, of four bytes each as the map was created with.
+    // SAFETY: there is one key and one value, of four bytes each like those of the map.
     match unsafe { bpf(Command::MapUpdateBatch, &mut attr) } {
         Ok(_) => Ok(true),
         Err(error) if is_unsupported(&error) => Ok(false),
@@ -530,7 +530,7 @@ pub(crate) fn wait_for_programs() -> io::Result<()> {
     // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
     let inner = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
     attr = MapCreate { map_type: ARRAY_OF_MAPS, inner_map: raw(inner.as_fd()), ..attr };
-    // SAFETY: as above.
+    // SAFETY: the attribute holds no pointers; BPF_MAP_CREATE returns a descriptor.
     let outer = unsafe { bpf_fd(Command::MapCreate, &mut attr) }?;
     let (key, value) = (0u32, raw(inner.as_fd()));
     let mut attr = Element {
@@ -539,6 +539,6 @@ pub(crate) fn wait_for_programs() -> io::Result<()> {
         value: pointer(&raw const value),
         ..Element::zeroed()
     };
-    // SAFETY: key and value have four bytes each, as the map was created with.
+    // SAFETY: key and value have four bytes each, like those of the map.
     unsafe { bpf(Command::MapUpdate, &mut attr) }.map(drop)
 }

@@ -13,7 +13,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// A map with keys `K` and values `V`, whose sizes were compared with the kernel's. Cloning shares the map.
+/// A map with keys `K` and values `V`, whose sizes equal the kernel's. Clones share the map.
 #[derive(Debug)]
 pub struct Table<K, V> {
     map: Arc<RawMap>,
@@ -38,13 +38,13 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(Self { map: Arc::new(map), types: PhantomData })
     }
 
-    /// How many elements the map can hold.
+    /// The number of elements that the map can hold.
     pub fn capacity(&self) -> u32 {
         self.map.shape.max_entries
     }
 
-    /// Whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel has
-    /// none, each element takes a system call.
+    /// Sets whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel
+    /// does not support them, each element takes a system call.
     pub fn use_batches(&self, yes: bool) {
         self.map.use_batches(yes);
     }
@@ -69,7 +69,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Deletes `key`. Returns whether it was there.
+    /// Deletes `key`. Returns whether it existed.
     pub fn remove(&self, key: &K) -> Result<bool, DatapathError> {
         self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
     }
@@ -83,25 +83,25 @@ impl<K: Pod, V: Pod> Table<K, V> {
             .map_err(|(done, error)| (done, self.map.error("write to", error)))
     }
 
-    /// Deletes all keys in order; a key that is not there counts as deleted. An error contains the number of keys that
-    /// were deleted.
+    /// Deletes all keys in order; a missing key counts as deleted. An error contains the number of keys that were
+    /// deleted.
     pub fn delete(&self, keys: &[K]) -> Result<(), (usize, DatapathError)> {
         let one = |at: usize| self.map.delete(bytes_of(&keys[at])).map(drop);
         self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
     }
 
-    /// As [`Self::update`], for callers that need no count.
+    /// Like [`Self::update`], for callers that do not need the number of written elements.
     pub(crate) fn update_all(&self, keys: &[K], values: &[V]) -> Result<(), DatapathError> {
         self.update(keys, values).map_err(|(_, error)| error)
     }
 
-    /// As [`Self::delete`], for callers that need no count.
+    /// Like [`Self::delete`], for callers that do not need the number of deleted keys.
     pub(crate) fn delete_all(&self, keys: &[K]) -> Result<(), DatapathError> {
         self.delete(keys).map_err(|(_, error)| error)
     }
 
-    /// Runs batches until all elements are done. The element at which a batch stops is written alone, which gives the
-    /// error. Repeating an element is harmless: every operation here is idempotent.
+    /// Runs batches until all elements are processed. If a batch stops at an element, that element is written alone,
+    /// which gives the error. Repeating an element is harmless: every operation here is idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -131,8 +131,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Calls `see` for every element, at least once for each that is there from beginning to end. `see` may change the
-    /// map.
+    /// Calls `see` for every element; elements that exist during the whole walk are seen at least once. `see` may
+    /// change the map.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
@@ -153,7 +153,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(entries)
     }
 
-    /// How many elements there are. Reads the whole map.
+    /// The number of elements. Reads the whole map.
     pub fn count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.map.for_each(&mut |_, _| {

@@ -1,4 +1,4 @@
-//! Whether this kernel and machine can run the data plane: each probe tries the feature.
+//! Checks whether this kernel and machine can run the data plane: each probe tries a feature.
 
 use std::{fs, io, ops::RangeInclusive, path::Path};
 
@@ -19,7 +19,7 @@ pub enum ProbeResult {
     Ok,
     /// The data plane works without the feature, but slower or not for everything.
     Degraded,
-    /// The data plane cannot run without it.
+    /// The data plane cannot run without the feature.
     Missing,
 }
 
@@ -39,11 +39,11 @@ impl ProbeResult {
 pub struct Probe {
     /// Name of the feature.
     pub name: &'static str,
-    /// Whether it works.
+    /// Whether the feature works.
     pub result: ProbeResult,
-    /// What was found.
+    /// What the probe has found.
     pub detail: String,
-    /// What to do; empty if nothing.
+    /// Advice for the administrator; may be empty.
     pub advice: &'static str,
 }
 
@@ -70,7 +70,7 @@ const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::RingBuf, "ring buffer"),
 ];
 
-/// Runs all probes. They leave no changes behind.
+/// Runs all probes. They leave no changes in the kernel.
 pub fn check(bpffs: &Path) -> Vec<Probe> {
     vec![
         kernel(),
@@ -90,7 +90,8 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
     ]
 }
 
-/// The cheap probes of [`check`] whose result is not [`ProbeResult::Ok`]: features that the data plane does without.
+/// The cheap probes of [`check`] whose result is not [`ProbeResult::Ok`]: missing features that the data plane does not
+/// require.
 pub fn degraded() -> Vec<Probe> {
     let probes = [tcx(), routes(), batches(), btf(), socket_destruction()];
     probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
@@ -257,7 +258,7 @@ fn forwarding(name: &'static str, ipv4: bool, advice: &'static str) -> Probe {
     }
 }
 
-/// Whether packets of a family are routed in the network namespace of this thread.
+/// Whether the network namespace of this thread forwards packets of a family.
 pub fn forwards(ipv4: bool) -> io::Result<bool> {
     let file = if ipv4 { "/proc/sys/net/ipv4/ip_forward" } else { "/proc/sys/net/ipv6/conf/all/forwarding" };
     let value = fs::read_to_string(file)
@@ -280,7 +281,7 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
 
 /// The masquerade ports of the pinned data plane, or the default.
 fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
-    // Without a readable data plane, `check` shows what a new agent would use.
+    // Without a readable data plane, `check` shows the range that a new agent would use.
     let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
     match settings {
         Some(Settings { first_port, ports, .. }) if ports > 0 => {
@@ -294,7 +295,7 @@ fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
 mod tests {
     use std::fs;
 
-    /// The table itself is written, and compared, by `cargo xtask vm`.
+    /// `cargo xtask vm` writes the table itself, and compares it.
     #[test]
     fn kernels_page_has_a_row_for_each_probe() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernels.md");

@@ -1,4 +1,4 @@
-//! The pinned data plane and the kernel as commands read them, without a lock.
+//! The pinned data plane and the kernel for commands, which read them without a lock.
 
 pub(crate) mod check;
 pub(crate) mod objects;

@@ -17,16 +17,16 @@ use crate::{
     inspect::pinned::{Pinned, ProgramInfos, ProgramStatus},
 };
 
-/// Everything of ours in the kernel.
+/// All our objects in the kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Objects {
-    /// Programs, by id.
+    /// The programs, by id.
     pub programs: Vec<ProgramObject>,
     /// The maps that they use, by id.
     pub maps: Vec<MapObject>,
-    /// Pinned links.
+    /// The pinned links.
     pub links: Vec<LinkObject>,
-    /// What could not be read, and why: only CAP_SYS_ADMIN may open what is not pinned.
+    /// Objects that could not be read, and why: only CAP_SYS_ADMIN may open objects that are not pinned.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
@@ -35,19 +35,19 @@ pub struct Objects {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramObject {
-    /// Its name, of 15 characters at most.
+    /// The program's name, at most 15 characters.
     pub name: String,
-    /// The kernel's number for it.
+    /// The kernel's id of the program.
     pub id: u32,
-    /// Digest of its instructions.
+    /// Digest of the program's instructions.
     pub tag: String,
-    /// Instructions that the verifier walked.
+    /// Instructions that the verifier has processed.
     pub verified_instructions: Option<u32>,
     /// Size of the translated instructions in bytes.
     pub size: Option<u32>,
-    /// Memory that the kernel charges for it, in bytes.
+    /// Memory that the kernel charges for the program, in bytes.
     pub memory: Option<u32>,
-    /// Ids of its maps.
+    /// Ids of the program's maps.
     pub maps: Vec<u32>,
 }
 
@@ -55,19 +55,19 @@ pub struct ProgramObject {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapObject {
-    /// Its name, of 15 characters at most.
+    /// The map's name, at most 15 characters.
     pub name: String,
-    /// The kernel's number for it.
+    /// The kernel's id of the map.
     pub id: u32,
-    /// What kind of map.
+    /// Type of the map.
     pub kind: String,
     /// Size of a key in bytes.
     pub key_size: u32,
     /// Size of a value in bytes.
     pub value_size: u32,
-    /// Elements that it can hold.
+    /// The number of elements that the map can hold.
     pub max_entries: u32,
-    /// Memory that the kernel charges for it, in bytes, if it can be read.
+    /// Memory that the kernel charges for the map, in bytes, if it can be read.
     pub memory: Option<u64>,
 }
 
@@ -77,14 +77,14 @@ pub struct MapObject {
 pub struct LinkObject {
     /// Name of the pin.
     pub pin: String,
-    /// The kernel's number for it.
+    /// The kernel's id of the link.
     pub id: u32,
-    /// That of its program.
+    /// The kernel's id of the link's program.
     pub program_id: u32,
 }
 
 impl Pinned {
-    /// Everything of ours in the kernel.
+    /// All our objects in the kernel.
     ///
     /// # Errors
     /// The pins cannot be read.
@@ -113,7 +113,7 @@ impl Pinned {
         Ok(Objects { programs, maps: maps.into_values().collect(), links, missing })
     }
 
-    /// Every program of ours: those that are pinned, and those of earlier agents that are still attached somewhere.
+    /// All our programs: the pinned ones, and those of earlier agents that are still attached.
     ///
     /// # Errors
     /// The pins, the attachments or a program cannot be read.
@@ -170,7 +170,7 @@ fn map(info: &MapInfo) -> MapObject {
 }
 
 /// The memory that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if that cannot be read: the
-/// other fields are shown nevertheless.
+/// commands still show the other fields.
 fn memory(info: &MapInfo) -> Option<u64> {
     let fd = info.fd().ok()?;
     let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;

@@ -1,4 +1,4 @@
-//! The pinned data plane, as commands read it, whether an agent runs or not.
+//! The pinned data plane for commands, whether an agent runs or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,7 +53,7 @@ pub struct Pinned {
 /// How full a map is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapFill {
-    /// Its name.
+    /// The map's name.
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
@@ -64,17 +64,17 @@ pub struct MapFill {
 /// A program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// Its name, or why it is unknown.
+    /// The program's name, or why it is unknown.
     pub name: String,
-    /// The kernel's number for it.
+    /// The kernel's id of the program.
     pub id: u32,
-    /// Digest of its instructions.
+    /// Digest of the program's instructions.
     pub tag: u64,
-    /// When it was loaded.
+    /// When the program was loaded.
     pub loaded_at: Option<SystemTime>,
-    /// How often it ran, counted while the sysctl `kernel.bpf_stats_enabled` is 1.
+    /// How often the program ran, counted while the sysctl `kernel.bpf_stats_enabled` is 1.
     pub run_count: u64,
-    /// For how long it ran, counted as [`Self::run_count`].
+    /// How long the program ran in total, counted while the sysctl `kernel.bpf_stats_enabled` is 1.
     pub run_time: Duration,
 }
 
@@ -97,7 +97,7 @@ impl ProgramStatus {
     }
 }
 
-/// A program of ours on a device of this network namespace.
+/// One of our programs on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// Interface index.
@@ -112,14 +112,14 @@ pub struct Attachment {
     pub program: ProgramStatus,
 }
 
-/// The XDP program of ours on a device of this network namespace.
+/// Our XDP program on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpAttachment {
     /// Interface index.
     pub index: u32,
     /// Interface name.
     pub device: String,
-    /// Where the program runs.
+    /// How the device runs the program.
     pub mode: XdpMode,
     /// The program.
     pub program: ProgramStatus,
@@ -154,7 +154,7 @@ impl Pinned {
         InternalDevices::open(&self.folder)?.get()
     }
 
-    /// The maps and constants as programs see them.
+    /// The maps and constants that the programs use.
     pub fn program_view(&self) -> Result<ProgramView, DatapathError> {
         ProgramView::open(&self.folder)
     }
@@ -164,7 +164,7 @@ impl Pinned {
         &self.conntrack
     }
 
-    /// Makes the programs emit events of flows, drops and rejections, and reads them.
+    /// Makes the programs emit events about flows, drops and rejections, and reads them.
     pub fn monitor(&self) -> Result<Monitor, DatapathError> {
         Monitor::open(&self.folder)
     }

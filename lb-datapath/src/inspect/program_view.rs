@@ -1,5 +1,4 @@
-//! The pinned maps and constants as programs see them, one lookup at a time: `lb-agent explain` follows a packet with
-//! them.
+//! The maps and constants that the programs use, one lookup at a time: `lb-agent explain` follows a packet with them.
 
 use lb_common::{
     Address, Affinity, AffinityKey, DeviceInfo, Settings,
@@ -14,8 +13,8 @@ use crate::{
     state::{active_flows::ActiveFlows, maps::ServiceMaps, settings::SettingsMap},
 };
 
-/// Everything that a program reads when it decides about a packet. Lookups show the maps at this moment; settings and
-/// constants are those of [`Pinned::program_view`](crate::Pinned::program_view).
+/// Everything that a program reads when it decides about a packet. Lookups return the present contents of the maps;
+/// settings and constants are those at the call of [`Pinned::program_view`](crate::Pinned::program_view).
 #[derive(Debug)]
 pub struct ProgramView {
     /// Services, backends, tables and their names.
@@ -34,7 +33,7 @@ pub struct ProgramView {
     pub settings: Settings,
     /// The constants of the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
-    /// Why the constants could not be read. That takes `CAP_SYS_ADMIN`, the rest of the view does not.
+    /// Why the constants could not be read. Reading them takes `CAP_SYS_ADMIN`; the rest of the view does not.
     pub globals_error: Option<DatapathError>,
 }
 

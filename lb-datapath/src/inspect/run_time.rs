@@ -6,8 +6,8 @@ use aya::sys::{Stats, enable_stats};
 
 use crate::{error::DatapathError, inspect::pinned::ProgramStatus};
 
-/// Makes the kernel count runs and run time of BPF programs as long as this lives; it ends also when the process is
-/// killed. Counting adds about 20 ns to each run of a program.
+/// Makes the kernel count runs and run time of BPF programs as long as this value exists; counting also ends when the
+/// process is killed. It adds about 20 ns to each run of a program.
 #[derive(Debug)]
 pub struct RunTime {
     _counting: OwnedFd,
@@ -28,17 +28,17 @@ impl RunTime {
 /// Runs of a program in an interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
-    /// Its name.
+    /// The program's name.
     pub name: String,
-    /// The kernel's number for it.
+    /// The kernel's id of the program.
     pub id: u32,
-    /// How often it ran.
+    /// How often the program ran.
     pub runs: u64,
     /// Run time, summed over all CPUs.
     pub time: Duration,
 }
 
-/// The runs of each program between two samples, the busiest program first. Programs that are gone are left out.
+/// The runs of each program between two samples, the busiest program first. Unloaded programs are left out.
 pub fn work(before: &[ProgramStatus], after: &[ProgramStatus]) -> Vec<Work> {
     let before: BTreeMap<u32, &ProgramStatus> = before.iter().map(|program| (program.id, program)).collect();
     let of = |program: &ProgramStatus| {

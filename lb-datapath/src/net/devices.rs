@@ -9,7 +9,7 @@ use crate::net::network::Link;
 pub enum DeviceKind {
     /// A device to other machines.
     Wire,
-    /// The host-side device of a pod.
+    /// A device that leads to other machines.
     Workload,
 }
 
@@ -37,17 +37,17 @@ pub enum Layer {
 pub struct Device {
     /// Interface index, unique in a network namespace.
     pub index: u32,
-    /// Interface name when it was listed.
+    /// Name of the interface when it was listed.
     pub name: String,
-    /// Its role.
+    /// The device's role.
     pub kind: DeviceKind,
-    /// The header that its packets begin with.
+    /// The header that the device's packets begin with.
     pub layer: Layer,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// Whether it is one end of a pair (veth or netkit): packets sent here arrive at the other end.
+    /// Whether the device is one end of a pair (veth or netkit): packets sent here arrive at the other end.
     pub is_pair: bool,
-    /// Whether it is one end of a pair whose other end is in another network namespace.
+    /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
 }
 

@@ -10,7 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tracing::debug;
 
-/// Attempts at a dump that changes of the configuration interrupt.
+/// Attempts at a dump before giving up, because a change of the configuration interrupts it.
 const DUMP_ATTEMPTS: u32 = 10;
 
 /// The messages of a netlink protocol.
@@ -57,7 +57,7 @@ impl<M: Message> Netlink<M> {
         Err(io::Error::other("the network configuration changes faster than it can be read"))
     }
 
-    /// Runs a request that changes something; `flags` are those of the request, such as `NLM_F_CREATE`.
+    /// Runs a request that changes the configuration; `flags` are those of the request, such as `NLM_F_CREATE`.
     pub(crate) fn execute(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.send(request, NLM_F_ACK | flags)?;
         self.receive(drop).map(drop)
@@ -88,7 +88,8 @@ impl<M: Message> Netlink<M> {
         }
     }
 
-    /// Reads answers up to the last. Returns whether they are consistent: nothing has changed during the dump.
+    /// Reads answers up to the last one. Returns whether they are consistent: the configuration has not changed during
+    /// the dump.
     fn receive(&mut self, mut see: impl FnMut(M)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -132,7 +133,7 @@ impl Header {
     }
 }
 
-/// Cuts the first message off a datagram; `None` if no complete one is left.
+/// Removes the first message from a datagram; `None` if no complete message is left.
 fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = datagram.get(..4)?.try_into().map(u32::from_ne_bytes).ok()? as usize;
     if length < Header::LENGTH {

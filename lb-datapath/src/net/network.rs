@@ -14,7 +14,7 @@ use crate::net::netlink::Netlink;
 /// Devices with their addresses, and default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Sorted by interface index.
+    /// The devices, sorted by interface index.
     pub links: Vec<Link>,
     /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
@@ -29,21 +29,21 @@ pub struct Link {
     pub name: String,
     /// Hardware type: an `ARPHRD_` number.
     pub hardware: u16,
-    /// Whether it is a loopback device.
+    /// Whether the device is a loopback device.
     pub loopback: bool,
-    /// Whether it is administratively up. Addresses of a device that is down are not the node's.
+    /// Whether the device is administratively up. Addresses of a device that is down do not count as the node's.
     pub up: bool,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// Whether it is one end of a pair: veth or netkit.
+    /// Whether the device is one end of a pair: veth or netkit.
     pub is_pair: bool,
-    /// Whether it is one end of a pair whose other end is in another network namespace.
+    /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Interface index of the bridge, bond or VRF that it belongs to.
+    /// Interface index of the device's bridge, bond or VRF.
     pub controller: Option<u32>,
-    /// Its addresses, in the kernel's order.
+    /// The device's addresses, in the kernel's order.
     pub addresses: Vec<LinkAddress>,
-    /// Whether a default route leads through it.
+    /// Whether a default route uses the device.
     pub default_route: bool,
 }
 
@@ -54,24 +54,25 @@ pub struct LinkAddress {
     pub ip: IpAddr,
     /// Prefix length in bits.
     pub prefix: u8,
-    /// Whether its scope is global, as that of private and unique local addresses.
+    /// Whether the address has global scope, as private and unique local addresses also have.
     pub global: bool,
-    /// IPv4: not the first address of its network; IPv6: a temporary address. The kernel prefers others as a source.
+    /// IPv4: not the first address of its network; IPv6: a temporary address. The kernel prefers other addresses as a
+    /// source.
     pub secondary: bool,
 }
 
 /// A next hop of a default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefaultRoute {
-    /// Whether it is an IPv4 route; otherwise IPv6.
+    /// Whether the route is for IPv4; otherwise for IPv6.
     pub ipv4: bool,
-    /// Interface index of its device.
+    /// Interface index of the route's device.
     pub device: u32,
-    /// Whether it is in the main table. Other tables apply only to packets that a policy rule selects.
+    /// Whether the route is in the main table. Other tables apply only to packets that a policy rule selects.
     pub main: bool,
-    /// Metric; the route with the lowest one is used.
+    /// Metric; the kernel uses the route with the lowest one.
     pub metric: u32,
-    /// Its preferred source address.
+    /// The route's preferred source address.
     pub source: Option<IpAddr>,
 }
 
@@ -86,7 +87,7 @@ impl Network {
         Ok(Self::new(links, &addresses(&mut netlink)?, default_routes(&mut netlink)?))
     }
 
-    /// Combines devices, addresses and routes that were read separately.
+    /// Combines lists of devices, addresses and routes.
     pub(crate) fn new(
         mut links: Vec<Link>,
         addresses: &Addresses,
@@ -106,8 +107,9 @@ impl Network {
 }
 
 impl Link {
-    /// Whether it has a default route or a global address of the node. A /32 or /128 address on a pair to another
-    /// namespace is not the node's: it is the gateway address that the ptp CNI plugin gives to each pod's device.
+    /// Whether the device has a default route or a global address of the node. A /32 or /128 address on a pair to
+    /// another namespace is not the node's: it is the gateway address that the ptp CNI plugin gives to each pod's
+    /// device.
     pub fn leads_out(&self) -> bool {
         let is_whole = |address: &LinkAddress| address.prefix == if address.ip.is_ipv4() { 32 } else { 128 };
         let mut global = self.addresses.iter().filter(|address| address.global);
@@ -205,7 +207,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
         return None;
     }
     Some(LinkAddress {
-        // If both are there, ADDRESS is the remote end of a point-to-point link.
+        // If both attributes are present, ADDRESS is the remote end of a point-to-point link.
         ip: local.or(address)?,
         prefix: header.prefix_len,
         global: header.scope == AddressScope::Universe,

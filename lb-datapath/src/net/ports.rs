@@ -1,7 +1,7 @@
-//! Reserving the source ports of masqueraded packets, so that the kernel does not give them to sockets of the node.
+//! Reserves the source ports of masqueraded packets, so that the kernel does not give them to sockets of the node.
 //!
-//! The ports that the agent adds to `net.ipv4.ip_local_reserved_ports` are recorded as folders on the BPF file system,
-//! `DIR/lb/ports/A-B`. So exactly these are removed later, even if others reserve ports.
+//! The agent records the ports that it adds to `net.ipv4.ip_local_reserved_ports` as folders on the BPF file system,
+//! `DIR/lb/ports/A-B`. Later it removes exactly these, even if other software reserves ports.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, io, ops::RangeInclusive, path::Path};
 
@@ -16,9 +16,9 @@ use crate::{
 /// outside the default range of node ports in Kubernetes (30000-32767).
 pub const DEFAULT_MASQUERADE_PORTS: RangeInclusive<u16> = 10_000..=29_999;
 
-/// The range of ports for sockets that do not ask for one, in this network namespace.
+/// The port range for sockets that are not bound to a port, in this network namespace.
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// The ports that the kernel does not give to such sockets.
+/// The ports that the kernel never gives to such sockets.
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 type Ports = BTreeSet<u16>;
@@ -41,7 +41,7 @@ impl PortReservation {
         let (before, ours) = (reserved()?, self.marked()?);
         let plan = Plan::new(&before, &ours, &wanted);
         if plan.reserved != before {
-            // The marks come first: a port that is added without a mark would stay reserved for ever.
+            // The marks are written first: a port that is added without a mark would stay reserved forever.
             self.mark(&ours.union(&plan.ours).copied().collect())?;
             if let Err(error) = write(&plan.reserved) {
                 self.mark(&ours)?;
@@ -55,7 +55,7 @@ impl PortReservation {
         Ok(!wanted.is_empty())
     }
 
-    /// Removes the ports that were added. Returns how many.
+    /// Removes the reservations that an agent has added. Returns the number of ports.
     pub(crate) fn release(&self) -> Result<usize, DatapathError> {
         let ours = self.marked()?;
         if ours.is_empty() {
@@ -70,13 +70,13 @@ impl PortReservation {
         Ok(before.len() - plan.reserved.len())
     }
 
-    /// The ports that were added, from their marks. A folder with another name is no mark.
+    /// The ports that agents have added, from their marks. A folder whose name is no range of ports is ignored.
     fn marked(&self) -> Result<Ports, DatapathError> {
         let marks = bpffs::entries(&self.folder.ports())?;
         Ok(marks.iter().filter_map(|path| parse(path.file_name()?.to_str()?).ok()).flatten().collect())
     }
 
-    /// Records that exactly these ports were added.
+    /// Records that agents have added exactly these ports.
     fn mark(&self, ports: &Ports) -> Result<(), DatapathError> {
         let folder = self.folder.ports();
         let names: BTreeSet<String> = ranges(ports).iter().map(range_text).collect();

@@ -1,4 +1,4 @@
-//! Routes of packets from this node, as the routing table and the neighbours are now.
+//! Routes of packets from this node, from the present routing and neighbour tables.
 
 use std::{collections::BTreeMap, fs, io, net::IpAddr, sync::OnceLock};
 
@@ -19,7 +19,7 @@ use crate::{
 pub struct Route {
     /// Interface index of the device that packets leave through.
     pub device: u32,
-    /// The source address that the node would use. [`Routes::look_up`] gives it only if `bpf_fib_lookup` reports it to
+    /// The source address that the node would use. [`Routes::look_up`] sets it only if `bpf_fib_lookup` reports it to
     /// programs (kernel 6.7 and newer).
     pub source: Option<IpAddr>,
     /// MTU of the route, in bytes of the IP packet.
@@ -37,7 +37,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Opens a netlink socket and lists the devices. The list does not change afterwards.
+    /// Opens a netlink socket and lists the devices once.
     ///
     /// # Errors
     /// The kernel does not answer over netlink.
@@ -74,7 +74,7 @@ impl Routes {
         Ok(addresses.values().flatten().any(|of| of.ip == address))
     }
 
-    /// The route of packets that came in through device `entrance` to another machine or pod. `None` if there is no
+    /// The route of packets that entered through device `entrance` to another machine or pod. `None` if there is no
     /// route, if `to` is an address of this node, or if the device does not forward. Policy rules that match more than
     /// the destination are ignored.
     ///
@@ -137,13 +137,13 @@ impl Routes {
 }
 
 /// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). If the probe cannot run, for example
-/// without the privileges to load programs, the answer is yes: most kernels are newer.
+/// without the privileges to load programs, the function returns true: most kernels are newer.
 fn programs_see_sources() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
 }
 
-/// Whether the kernel has answered that there is no way to the address. The errors are those of `fib_props` and
+/// Whether the error means that there is no route to the address. The errors are those of `fib_props` and
 /// `ip6_rt_type_to_error`: no route, `unreachable`, `prohibit`, `blackhole`, `throw`; then a kernel without IPv6.
 fn is_no_route(error: &io::Error) -> bool {
     matches!(

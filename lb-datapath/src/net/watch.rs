@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Time to wait for further events after the first: setting up one pod's device causes a dozen.
+/// Time to wait for further events after the first one: setting up one pod's device causes a dozen.
 const SETTLE: Duration = Duration::from_millis(5);
 
 /// Watches devices, addresses and default routes. Each list is read again only after an event for it, so that a node
@@ -43,7 +43,7 @@ impl Stale {
     const NOTHING: Self = Self { links: false, addresses: false, routes: false };
     const EVERYTHING: Self = Self { links: true, addresses: true, routes: true };
 
-    /// Notes the events of a datagram.
+    /// Records the events of a datagram.
     fn note(&mut self, datagram: &[u8]) {
         for (header, payload) in events(datagram) {
             match header.kind {
@@ -75,7 +75,7 @@ impl DeviceWatcher {
         })
     }
 
-    /// The devices, addresses and default routes now.
+    /// The present devices, addresses and default routes.
     pub fn network(&mut self) -> Result<Network, DatapathError> {
         let netlink = &mut self.netlink;
         if self.stale.links {
@@ -96,12 +96,12 @@ impl DeviceWatcher {
         Ok(Network::new(self.links.clone(), &self.addresses, self.default_routes.clone()))
     }
 
-    /// The devices that should have programs now.
+    /// The devices that should have programs.
     pub fn devices(&mut self) -> Result<Vec<Device>, DatapathError> {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after a change of what [`Self::network`] returns. It is cancel-safe.
+    /// Returns shortly after a change of the value of [`Self::network`]. It is cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -115,7 +115,7 @@ impl DeviceWatcher {
     }
 }
 
-/// The devices that should have programs now, for commands that do not watch.
+/// The devices that should have programs, for commands that do not watch.
 pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, DatapathError> {
     Network::read()
         .map(|network| classify(&network.links, patterns))

@@ -1,7 +1,7 @@
 //! The number of active flows of each backend: the map `ACTIVE`.
 //!
 //! Programs change it at any time, so the agent maps it into memory and changes it by atomic additions, as they do. The
-//! right numbers can be counted in `CONNTRACK`; a difference that lasts is corrected.
+//! agent also counts the flows in `CONNTRACK`, and corrects a difference that lasts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ impl ActiveFlows {
         self.memory.slots().get(slot as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Adds to a slot. Slot 0 means that the flow is not counted: nothing happens.
+    /// Adds to a slot. For slot 0, which means that the flow is not counted, it does nothing.
     pub(crate) fn add(&self, slot: u32, difference: i64) {
         if slot != 0
             && let Some(count) = self.memory.slots().get(slot as usize)
@@ -67,7 +67,7 @@ struct Memory {
 
 // SAFETY: only atomic integers are in this memory, and any thread may use those.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: only atomic integers are in this memory, and any thread may use those.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -83,7 +83,7 @@ impl Memory {
     }
 
     const fn slots(&self) -> &[AtomicI64] {
-        // SAFETY: the mapping is as long as the map's values (8 bytes each, aligned), lives as long as `self`, and is
+        // SAFETY: the mapping is as long as the map's values (8 bytes each, aligned), exists as long as `self`, and is
         // changed by atomic operations only.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
@@ -92,16 +92,16 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let bytes = self.length * size_of::<AtomicI64>();
-        // SAFETY: the range that `map` made, and no reference into it is left. `munmap` fails only for another range,
-        // so there is no error to handle.
+        // SAFETY: this is the range that `map` has mapped, and no reference into it is left. `munmap` fails only for
+        // another range, so there is no error to handle.
         unsafe { munmap(self.start.as_ptr().cast(), bytes) }.unwrap_or_default();
     }
 }
 
 /// Finds slots with wrong counts, over several GC passes.
 ///
-/// Flows begin and end while they are counted. So a number of flows between the slot's count before and after the walk
-/// is right. A number outside is an error only if the next pass finds an error in the same direction.
+/// Flows begin and end while the agent counts them. So a number of flows between the slot's count before and after the
+/// walk is right. A number outside that range is an error only if the next pass finds an error in the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
     /// Slots to check: those that flows refer to or whose count is not 0. `None` before the first pass.
@@ -117,7 +117,7 @@ impl Recount {
         &self.in_flows
     }
 
-    /// The counts of the slots to check, now.
+    /// The present counts of the slots to check.
     pub(crate) fn read(&mut self, active_flows: &ActiveFlows) -> Result<BTreeMap<u32, i64>, DatapathError> {
         if self.known.is_none() {
             self.known = Some(active_flows.slots_in_use()?);
@@ -125,8 +125,8 @@ impl Recount {
         Ok(self.known.iter().flatten().map(|slot| (*slot, active_flows.get(*slot))).collect())
     }
 
-    /// Slots and what to add to each. `flows` is the number of flows found by slot, `before` the counts before the
-    /// walk, `now` the counts after it.
+    /// The slots to correct and the difference to add to each. `flows` is the number of flows found by slot, `before`
+    /// the counts before the walk, `now` the counts after it.
     fn corrections(
         &mut self,
         before: &BTreeMap<u32, i64>,
@@ -141,7 +141,7 @@ impl Recount {
             let error = flows - flows.clamp(now.min(*before), now.max(*before));
             let earlier = self.suspects.get(slot).copied().unwrap_or(0);
             if error != 0 && error.signum() == earlier.signum() {
-                // The smaller of both errors is certain; the rest may be flows that began or ended.
+                // The smaller of the two errors is certain; the rest may be flows that began or ended.
                 let certain = error.abs().min(earlier.abs()) * error.signum();
                 corrections.push((*slot, certain));
             } else if error != 0 {

@@ -1,9 +1,9 @@
-//! The agent's part of session affinity: deleting the clients of Services that are gone, and counting evicted clients.
+//! The agent's part of session affinity: deleting the clients of deleted Services, and counting evicted clients.
 //!
-//! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been away for the longest time, and
-//! reports nothing. So a client that is missing in one GC pass, was there in the pass before and has not reached the
-//! timeout of its Service was evicted. Clients that came and were evicted between two passes are not seen: the number
-//! is a lower bound.
+//! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been idle for the longest time, and
+//! reports nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and
+//! has not reached the timeout of its Service. A client that is added and evicted between two passes is not counted:
+//! the number is a lower bound.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) fn open(folder: &Folder) -> Result<Table<AffinityKey, Affinity>, Data
     Table::open(&layout::AFFINITY, &folder.map(layout::AFFINITY.name))
 }
 
-/// The map `AFFINITY`, and the clients of the last GC pass. Have one at a time.
+/// The map `AFFINITY`, and the clients of the last GC pass. Use one instance at a time.
 #[derive(Debug)]
 pub struct AffinityTable {
     table: Table<AffinityKey, Affinity>,
@@ -34,19 +34,19 @@ struct Census {
     known: BTreeMap<AffinityKey, Affinity>,
 }
 
-/// The map as a GC pass uses it. Programs change it at any time, between any two of these calls.
+/// The access of a GC pass to the map. Programs change the map at any time, between any two of these calls.
 trait Clients {
     fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError>;
-    /// Deletes a client. Returns whether it was there.
+    /// Deletes a client. Returns whether it existed.
     fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
 }
 
-/// What a GC pass found.
+/// The result of a GC pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AffinityReport {
     /// Clients that are pinned to a backend.
     pub clients: usize,
-    /// Clients that were deleted because their Service is gone.
+    /// Clients that were deleted because their Service is deleted.
     pub removed: usize,
     /// Clients that were evicted since the last pass.
     pub evicted: usize,
@@ -58,12 +58,12 @@ impl AffinityTable {
         Ok(Self { table: open(folder)?, maps, census: Census::default() })
     }
 
-    /// How many clients the map can hold.
+    /// The number of clients that the map can hold.
     pub fn capacity(&self) -> u32 {
         self.table.capacity()
     }
 
-    /// Deletes the clients of Services that are gone, and counts the others.
+    /// Deletes the clients of deleted Services, and counts the others.
     pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
         self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }
@@ -80,7 +80,7 @@ impl Clients for Table<AffinityKey, Affinity> {
 }
 
 impl Census {
-    /// Reads `timeouts` only if there are clients: there may be many Services.
+    /// Deletes the clients of deleted Services. Reads `timeouts` only if there are clients: there may be many Services.
     fn collect_garbage(
         &mut self,
         clients: &impl Clients,
@@ -99,8 +99,8 @@ impl Census {
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
         let mut removed = 0;
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // A client whose Service exists may come back at this very moment, and the kernel cannot delete an entry
-            // only if it is unchanged. So it stays: the kernel evicts the clients first that have been away for
+            // A client whose Service exists may connect again at this moment, and the kernel cannot delete an entry
+            // only if it is unchanged. So the entry stays: the kernel evicts first the clients that have been idle for
             // longest.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
@@ -144,12 +144,12 @@ mod tests {
         Affinity { address, port: 8080, zeros: 0, last_used: Tick(NOW.0 - Tick::ticks_in(seconds_ago)) }
     }
 
-    /// A map to which clients come back at the worst moment.
+    /// A map in which clients connect again at the worst moment.
     struct Race {
         entries: RefCell<BTreeMap<AffinityKey, Affinity>>,
-        /// The client that comes back when the pass has read all clients.
+        /// The client that connects again after the pass has read all clients.
         early: Option<AffinityKey>,
-        /// The client that comes back when the pass has decided to delete it.
+        /// The client that connects again after the pass has decided to delete it.
         late: Option<AffinityKey>,
     }
 

@@ -24,39 +24,39 @@ use crate::{
     state::active_flows::{ActiveFlows, Recount},
 };
 
-/// Traffic of Services and backends, by a hasher whose seed clients do not know.
+/// Traffic of Services and backends, with a hasher whose seed clients do not know.
 pub type Ledger = traffic::Ledger<RandomState>;
 
-/// The map `CONNTRACK`. Cloning shares it.
+/// The map `CONNTRACK`. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
     table: Table<Tuple, Flow>,
     active_flows: Arc<ActiveFlows>,
 }
 
-/// A flow: both its directions.
+/// A flow with its entries in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The tuple of packets from the client: its address to the virtual one.
+    /// The tuple of packets from the client to the virtual address.
     pub from: Tuple,
     /// The forward entry.
     pub forward: Flow,
-    /// The reverse entry. A flow in a tunnel has none; otherwise it is missing for moments only.
+    /// The reverse entry. A flow in a tunnel has none; for other flows it is missing only for moments.
     pub reply: Option<Flow>,
     /// The tuple with which packets of a masqueraded connection leave the node.
     pub masqueraded: Option<Tuple>,
 }
 
-/// What a GC pass did.
+/// The result of a GC pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GcReport {
-    /// Entries seen: one for a flow in a tunnel, two for any other flow.
+    /// Entries that the pass has read: one for a flow in a tunnel, two for any other flow.
     pub entries: usize,
     /// Flows in tunnels.
     pub tunnelled: usize,
     /// Flows that were deleted: expired or evicted.
     pub expired: usize,
-    /// How many of these were in tunnels.
+    /// How many of the deleted flows were in tunnels.
     pub expired_tunnelled: usize,
     /// How many of the deleted flows were evicted: deleted before they expired, to make room.
     pub evicted: usize,
@@ -92,7 +92,7 @@ impl Conntrack {
         Ok(Self { table, active_flows: Arc::new(ActiveFlows::open(folder)?) })
     }
 
-    /// The map itself: entries by tuple.
+    /// The map: entries by tuple.
     pub const fn table(&self) -> &Table<Tuple, Flow> {
         &self.table
     }
@@ -120,7 +120,7 @@ impl Conntrack {
         Ok(slots)
     }
 
-    /// The present tick, as programs write it into entries.
+    /// The present tick of the clock that programs use.
     pub fn now() -> Tick {
         Tick::from_nanos(monotonic_nanoseconds())
     }
@@ -128,7 +128,7 @@ impl Conntrack {
     /// All flows, sorted by [`Connection::from`].
     pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
         let entries = self.table.entries()?;
-        // The other end of a tunnel has no entry on this node: one with that tuple belongs to another flow.
+        // The other end of a tunnel has no entry on this node: an entry with that tuple belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -155,14 +155,14 @@ impl Conntrack {
             slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
             Ok(())
         })?;
-        // Entries that programs have made since the walk belong to new flows and stay.
+        // Entries that programs have inserted since the walk belong to new flows and stay.
         self.table.delete_all(&keys)?;
         self.count_down(&slots);
         Ok(keys.len())
     }
 
-    /// Deletes the flows for which `unwanted` is true, given their forward entry. Returns how many. The second flow of
-    /// a masqueraded connection stays until it expires: no packet reaches it any more.
+    /// Deletes the flows for which `unwanted` returns true, given their forward entry. Returns how many. The second
+    /// flow of a masqueraded connection stays until it expires: no packet reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let (mut keys, mut slots) = (Vec::new(), Vec::new());
         let mut flows = 0;
@@ -184,7 +184,7 @@ impl Conntrack {
         slots.iter().for_each(|slot| self.active_flows.add(*slot, -1));
     }
 
-    /// Enters every flow into `ledger`.
+    /// Adds every flow to `ledger`.
     pub fn tally(&self, ledger: &mut Ledger) -> Result<(), DatapathError> {
         let index = self.index()?;
         ledger.begin();
@@ -201,8 +201,8 @@ impl Conntrack {
         self.expire_and_recount(now, &mut Recount::default(), None)
     }
 
-    /// As [`Self::expire`]; also corrects the numbers of active flows, and enters every flow into `ledger` before it
-    /// may be deleted.
+    /// Like [`Self::expire`]; also corrects the numbers of active flows, and adds every flow to `ledger` before it may
+    /// be deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
@@ -218,8 +218,8 @@ impl Conntrack {
         let entries = index.entries.len();
         let pressure = Pressure::of(entries, self.table.capacity());
         let mut report = GcReport { entries, pressure, ..GcReport::default() };
-        // A program makes the two entries of a flow one after the other, so a single entry is checked again after the
-        // walk.
+        // A program inserts the two entries of a flow one after the other, so the agent checks a single entry again
+        // after the walk.
         let mut alone = Vec::new();
         ledger.iter_mut().for_each(|ledger| ledger.begin());
         self.table.for_each(|key, flow| {
@@ -262,7 +262,7 @@ impl Conntrack {
         Ok(index)
     }
 
-    /// The entry of the other direction, read now.
+    /// Reads the entry of the opposite direction from the map.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
         let reverse = self.table.get(&flow.to.reversed())?;
         Ok(reverse.filter(|reverse| reverse.to.reversed() == *key))
@@ -288,7 +288,7 @@ impl Conntrack {
         if self.table.remove(key)? && is_counted(&forward) {
             self.active_flows.add(forward.active_flows_slot, -1);
         }
-        // The same client port may have begun a new flow to the same backend in between.
+        // The same client port may have begun a new flow to the same backend since.
         let reply_key = forward.to.reversed();
         if self.table.get(&reply_key)? == Some(reply) {
             self.table.remove(&reply_key)?;
@@ -315,7 +315,7 @@ impl Conntrack {
 
     /// Whether this is the second flow of a masqueraded connection whose first flow has not expired. Such a flow stays,
     /// however old its last packet is: packets of the client may be lost between both translations, and without this
-    /// flow the next one would leave with the client's address.
+    /// flow the next packet would leave with the client's address.
     fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
         if !is_masquerade(forward) {
             return Ok(false);
@@ -327,7 +327,8 @@ impl Conntrack {
         }
     }
 
-    /// Restores the missing entry of a flow that has only this one, or deletes this one if the flow has expired.
+    /// Restores the missing entry of a flow that has only the entry `key`, or deletes that entry if the flow has
+    /// expired.
     fn restore_or_delete(&self, key: &Tuple, now: Tick, report: &mut GcReport) -> Result<(), DatapathError> {
         let Some(flow) = self.table.get(key)? else { return Ok(()) };
         if self.reverse_of(key, &flow)?.is_some() {
@@ -342,7 +343,7 @@ impl Conntrack {
         } else {
             let restored = self.table.insert_new(&lost_key, &lost)?;
             report.restored += usize::from(restored);
-            // The client's port has a flow to another backend by now: no forward entry refers to this reverse entry.
+            // The client's port now has a flow to another backend: no forward entry refers to this reverse entry.
             if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {
                 report.orphans += usize::from(self.table.remove(key)?);
             }
@@ -352,11 +353,11 @@ impl Conntrack {
 }
 
 /// A digest of every entry, so that a GC pass finds reverse entries without a system call for each, which would take
-/// many times as long. It only says which flows may have expired: before a deletion the entries are read again.
+/// many times as long. It shows only which flows may have expired: the agent reads the entries again before a deletion.
 #[derive(Default)]
 struct EntryIndex {
     hasher: RandomState,
-    /// By the digest of the entry's key.
+    /// Entries by the digest of their key.
     entries: HashMap<u64, IndexedEntry>,
     /// Number of active flows by slot of `ACTIVE`.
     active_flows: BTreeMap<u32, i64>,
@@ -375,14 +376,15 @@ impl EntryIndex {
         let reverse_key = self.hasher.hash_one(flow.to.reversed());
         let Flow { last_seen, next_seq, seen, .. } = *flow;
         let entry = IndexedEntry { reverse_key, last_seen, next_seq, seen };
-        // A walk may show an entry twice: count it once.
+        // A walk may return an entry twice: count it once.
         let known = self.entries.insert(self.hasher.hash_one(key), entry).is_some();
         if is_counted(flow) && !known {
             *self.active_flows.entry(flow.active_flows_slot).or_default() += 1;
         }
     }
 
-    /// The reverse entry, with the fields that the phase of the flow depends on; the others are those of `flow`.
+    /// The reverse entry, with the fields that the phase of the flow depends on; the other fields are copied from
+    /// `flow`.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
         let entry = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
         let is_reverse = entry.reverse_key == self.hasher.hash_one(key);
@@ -396,19 +398,20 @@ const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::MASQUERADE != 0
 }
 
-/// Whether the flow is counted as active in the slot that this entry names: only forward entries count.
+/// Whether the slot that this entry names counts the flow as active: only forward entries count.
 const fn is_counted(flow: &Flow) -> bool {
     flow.active_flows_slot != 0 && !flow.is_reply()
 }
 
-/// Key and value of the lost entry of a flow, as far as the other entry shows them.
+/// Key and value of the lost entry of a flow, as far as the other entry determines them.
 fn lost_entry(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     let lost_key = flow.to.reversed();
     let flags = flow_flags::reverse(flow.flags);
     let mut lost = Flow::new(&lost_key, &key.reversed(), flow.service, flags, flow.last_seen);
     lost.active_flows_slot = flow.active_flows_slot;
     if key.protocol == protocol::TCP {
-        // An ACK proves that the other side has sent a SYN; its number is the other side's next sequence number.
+        // An ACK proves that the other side has sent a SYN; the acknowledgement number is the other side's next
+        // sequence number.
         if flow.seen & seen::ACK != 0 {
             lost.seen = seen::PACKET | seen::SYN | seen::ACK;
             lost.next_seq = flow.last_ack;

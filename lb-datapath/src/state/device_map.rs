@@ -11,7 +11,7 @@ use crate::{
     net::devices::{Device, DeviceKind, Layer},
 };
 
-/// Writes `DEVICES`. Have one at a time.
+/// Writes `DEVICES`. Use one instance at a time.
 #[derive(Debug)]
 pub struct DeviceMap {
     map: Table<u32, DeviceInfo>,
@@ -23,7 +23,7 @@ impl DeviceMap {
         Ok(Self { map: Table::open(&layout::DEVICES, &folder.map(layout::DEVICES.name))?, forwarding })
     }
 
-    /// Makes the map describe exactly these devices. `xdp` returns how a device, by interface index, runs the XDP
+    /// Makes the map contain exactly these devices. `xdp` returns how a device, by interface index, runs the XDP
     /// program.
     pub fn sync(
         &self,

@@ -5,12 +5,13 @@
 //!
 //! 1. Maps that programs write and that both layouts define alike (flows, affinity, sockets) are shared: pinned by
 //!    both.
-//! 2. All other maps are copied, field by field, after the new programs are verified. The old programs serve meanwhile.
+//! 2. All other maps are copied, field by field, after the verifier has accepted the new programs. The old programs
+//!    serve meanwhile.
 //! 3. The programs of both versions are on every hook, the new ones first. If both have a flow, both translate it
 //!    alike. The new programs leave packets of unknown flows to the old ones: all such packets, until the new programs
 //!    are on all hooks and the flows that began meanwhile are copied; after that only packets from the middle of a
 //!    connection.
-//! 4. The remaining old flows are copied, and the old data plane is removed.
+//! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
 //! So at every moment some program knows each flow. XDP hooks and control groups have one link for both versions, whose
 //! program is replaced atomically.
@@ -49,7 +50,7 @@ use crate::{
 
 /// Name of the map that holds the description of the others.
 const DESCRIPTION: &str = "LAYOUT";
-/// Elements for each write.
+/// Number of elements in each write.
 const CHUNK: usize = 4096;
 
 /// Maps that programs write, and whose contents must survive.
@@ -71,7 +72,7 @@ pub(crate) struct Handover {
     earlier: Earlier,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
-    /// Whether flows have begun in our maps already: an agent of this version was killed during its handover.
+    /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
     resumed: bool,
     /// Digests of the keys of copied flows. An entry with another key may belong to a new flow.
     copied: HashSet<u64>,
@@ -90,9 +91,9 @@ type Conversions = (Conversion, Conversion);
 /// Which flows to copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// Flows without FIN or RST: after those, the same tuple may begin another connection.
+    /// Flows without FIN or RST: after one of them, the same tuple may begin another connection.
     Living,
-    /// All flows, and the progress of flows that were copied before.
+    /// All flows, and the progress of flows that were already copied.
     Rest,
 }
 
@@ -105,7 +106,7 @@ fn own_description() -> Description {
     description
 }
 
-/// Pins the description of the maps of this version. From now on agents of other versions take over this data plane.
+/// Pins the description of the maps of this version. From then on agents of other versions take over this data plane.
 pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
     let path = folder.map(DESCRIPTION);
     if path.exists() {
@@ -150,7 +151,7 @@ fn converted<T: Pod>(conversion: &Conversion, bytes: &[u8]) -> T {
 }
 
 impl Handover {
-    /// Finds a data plane to take over, and pins the maps that can be shared. Call it before maps are created.
+    /// Finds a data plane to take over, and pins the maps that can be shared. Call it before the maps are created.
     pub(crate) fn begin(folder: &Folder, capacities: &Capacities) -> Result<Option<Self>, DatapathError> {
         let current = folder.current();
         let mut found = Vec::new();
@@ -158,7 +159,7 @@ impl Handover {
             let links = bpffs::entries(&other.join("links"))?.len();
             found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
         }
-        // Several remain if an agent was killed during its handover: the one with most links serves.
+        // Several remain if an agent was killed during its handover: the one with the most links is in use.
         let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
         let (from, to) = (earlier.folder.display(), current.display());
         info!(%from, %to, "taking over the data plane of another layout");
@@ -194,7 +195,7 @@ impl Handover {
         Ok(())
     }
 
-    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Call it when
+    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Call it after
     /// the programs are loaded and before they are attached.
     pub(crate) fn fill(&mut self) -> Result<(), DatapathError> {
         if self.resumed {
@@ -218,8 +219,8 @@ impl Handover {
         self.set_mode(EARLIER_CREATES_FLOWS)
     }
 
-    /// Copies the remaining flows and removes the earlier data plane. Call it when our programs are on all tc hooks.
-    /// `attach_sockets` replaces the programs of the socket links, which have been moved to our folder by then.
+    /// Copies the remaining flows and removes the earlier data plane. Call it after our programs are attached to all tc
+    /// hooks. `attach_sockets` replaces the programs of the socket links, which are in our folder by then.
     pub(crate) fn finish(
         mut self,
         attach_sockets: impl FnOnce() -> Result<(), DatapathError>,
@@ -233,7 +234,7 @@ impl Handover {
         }
         let flows = self.copy_flows(Pass::Rest)?;
         self.copy_clients()?;
-        // Without a description, no agent takes over a data plane that is removed only in part.
+        // Without a description, no agent takes over a data plane that is only partly removed.
         bpffs::unpin(&self.earlier.folder.join(DESCRIPTION))?;
         cleanup::remove_version(&self.earlier.folder)?;
         self.set_mode(OVER)?;
@@ -261,7 +262,7 @@ impl Handover {
         Ok(adopted)
     }
 
-    /// Copies affinity and socket entries that our maps do not have.
+    /// Copies affinity and socket entries that our maps lack.
     fn copy_clients(&self) -> Result<(), DatapathError> {
         self.copy_missing::<AffinityKey, Affinity>(&layout::AFFINITY)?;
         self.copy_missing::<SocketKey, SocketBackend>(&layout::SOCKET_BACKENDS)?;
@@ -318,7 +319,7 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// Copies entries that our map does not have. Returns how many.
+    /// Copies entries that our map lacks. Returns how many.
     fn copy_flows(&mut self, pass: Pass) -> Result<usize, DatapathError> {
         let spec = &layout::CONNTRACK;
         let Some((old, (keys, values))) = self.source(spec)? else { return Ok(0) };
@@ -347,7 +348,7 @@ impl Handover {
     }
 }
 
-/// Adds the progress of the original flow to its copy.
+/// Merges the progress of the original flow into its copy.
 fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;
@@ -358,7 +359,7 @@ fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<()
     table.update_all(&[*key], &[whole])
 }
 
-/// Sets which flows our programs begin: one of the modes of [`lb_common::handover`].
+/// Sets which flows our programs create: one of the modes of [`lb_common::handover`].
 pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
     let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
     table.update_all(&[0], &[mode])

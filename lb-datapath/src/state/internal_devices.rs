@@ -7,7 +7,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The map `INSIDE_DEVICES`. Have one at a time.
+/// The map `INSIDE_DEVICES`. Use one instance at a time.
 #[derive(Debug)]
 pub struct InternalDevices {
     map: Table<u32, u32>,
@@ -18,7 +18,7 @@ impl InternalDevices {
         Ok(Self { map: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))? })
     }
 
-    /// The interface indices that are in the map.
+    /// The interface indices in the map.
     pub fn get(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.map.entries()?.into_keys().collect())
     }

@@ -22,10 +22,10 @@ use crate::{
     error::DatapathError,
 };
 
-/// Up to this many unused slots of `BACKENDS` are read together with their neighbours, to save a system call.
+/// Up to this many unused slots of `BACKENDS` are read along with their neighbours, to save a system call.
 const GAP: u32 = 256;
 
-/// A step that could not be applied; the ones before it are in the kernel.
+/// A step that could not be applied; the earlier steps are in the kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}: {source}")]
 pub struct ApplyError {
@@ -38,7 +38,7 @@ pub struct ApplyError {
     pub source: Box<DatapathError>,
 }
 
-/// The maps that the control plane writes. Cloning shares the maps.
+/// The maps that the control plane writes. Clones share the maps.
 #[derive(Clone, Debug)]
 pub struct ServiceMaps {
     pub(crate) services: Table<ServiceKey, Service>,
@@ -63,7 +63,7 @@ impl ServiceMaps {
         })
     }
 
-    /// Whether to use the kernel's batch commands; on by default.
+    /// Sets whether to use the kernel's batch commands; on by default.
     pub fn use_batches(&self, yes: bool) {
         self.services.use_batches(yes);
         self.backends.use_batches(yes);
@@ -120,12 +120,12 @@ impl ServiceMaps {
         }
     }
 
-    /// How many frontends `SERVICES` can hold.
+    /// The number of frontends that `SERVICES` can hold.
     pub fn frontend_capacity(&self) -> u32 {
         self.services.capacity()
     }
 
-    /// Everything the control plane keeps in the kernel.
+    /// Everything that the control plane keeps in the kernel.
     pub fn contents(&self) -> Result<Contents, DatapathError> {
         let mut contents = Contents::default();
         self.services.for_each(|key, service| {
@@ -185,7 +185,7 @@ impl ServiceMaps {
     }
 
     /// Applies the steps in order. Consecutive steps of one kind share system calls; the kernel executes such a batch
-    /// element by element, so the maps show the effect of a prefix of the steps at any time.
+    /// element by element, so at any time the maps show the effect of a prefix of the steps.
     pub fn apply(&self, steps: &[Step]) -> Result<(), ApplyError> {
         let mut applied = 0;
         for run in steps.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
@@ -321,7 +321,7 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
     }
 }
 
-/// `None` if the protocol is unknown: a newer agent has written it.
+/// The labels in a name; `None` if the protocol is unknown because a newer agent has written it.
 fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
     let protocol = Protocol::from_number(name.protocol)?;
     Some(ServiceLabels {
@@ -344,7 +344,7 @@ fn endpoint_labels(name: &EndpointName) -> EndpointLabels {
     EndpointLabels { node: label(&name.node), zone: label(&name.zone), pod: label(&name.pod) }
 }
 
-/// A step in words, to follow "cannot".
+/// A description of a step that completes the words "cannot …" in an error.
 fn describe(step: &Step) -> String {
     let frontend = |key: &ServiceKey| {
         let address = IpAddr::from(key.address);

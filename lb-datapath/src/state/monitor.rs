@@ -15,11 +15,11 @@ use crate::{
     state::conntrack::{Conntrack, monotonic_nanoseconds},
 };
 
-/// Ticks for which programs emit events after the last [`Monitor::extend`]: about three seconds.
+/// How many ticks programs emit events after the last [`Monitor::extend`]: about three seconds.
 const LEASE: u32 = 3;
 
 /// The only reader of events. Programs emit events as long as [`Self::extend`] is called every second; they stop when
-/// it is dropped, and a few seconds after its process was killed.
+/// the monitor is dropped, and a few seconds after its process was killed.
 pub struct Monitor {
     switch: Table<u32, u64>,
     ring: RingBuf<MapData>,

@@ -7,7 +7,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The maps `SETTINGS` and `SETTINGS_SLOT`. Have one at a time.
+/// The maps `SETTINGS` and `SETTINGS_SLOT`. Use one instance at a time.
 #[derive(Debug)]
 pub struct SettingsMap {
     slots: Table<u32, Settings>,

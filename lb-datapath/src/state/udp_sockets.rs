@@ -1,5 +1,5 @@
-//! Destroying UDP sockets of the node whose backend is gone. Without this their datagrams would be lost without an error.
-//! The application's next system call fails instead: reads with ECONNABORTED, writes with EDESTADDRREQ.
+//! Destroys UDP sockets of the node whose backend is gone. Otherwise their datagrams would be lost without an error.
+//! The application's next system call fails: reads with ECONNABORTED, writes with EDESTADDRREQ.
 //!
 //! sock_diag(7) lists sockets with their cookies. `CONNECTED_SOCKETS` has the cookies of sockets that a program has
 //! connected to a backend: only these are destroyed.
@@ -36,11 +36,11 @@ const IPV6: u8 = 10;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct SocketId {
-    /// Network byte order.
+    /// Local port, network byte order.
     local_port: u16,
-    /// Network byte order.
+    /// Remote port, network byte order.
     remote_port: u16,
-    /// Network byte order; IPv4 uses the first word.
+    /// Local address, network byte order; IPv4 uses the first word.
     local: [u32; 4],
     remote: [u32; 4],
     device: u32,
@@ -55,7 +55,7 @@ struct DiagRequest {
     protocol: u8,
     extensions: u8,
     zero: u8,
-    /// One bit for each state.
+    /// Requested states, one bit for each.
     states: u32,
     id: SocketId,
 }
@@ -71,10 +71,10 @@ struct DiagMessage {
     id: SocketId,
 }
 
-/// Requests to sock_diag, and its answers.
+/// Requests to sock_diag, and the answers.
 #[derive(Clone, Debug)]
 enum Diag {
-    /// List the connected sockets of a family.
+    /// Lists the connected sockets of a family.
     List(u8),
     Socket(Socket),
     Destroy(Socket),
@@ -87,13 +87,13 @@ struct Socket {
 }
 
 impl Socket {
-    /// Its cookie, as `bpf_get_socket_cookie` returns it.
+    /// The socket's cookie, as `bpf_get_socket_cookie` returns it.
     fn cookie(&self) -> u64 {
         let [low, high] = self.id.cookie;
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// The address and port that it is connected to.
+    /// The remote address and port of the socket.
     fn remote(&self) -> Endpoint {
         let SocketId { remote, remote_port, .. } = self.id;
         let [v4, ..] = remote;
@@ -154,10 +154,11 @@ impl UdpSockets {
         Ok(Self { connections: Table::open(map, &folder.map(map.name))? })
     }
 
-    /// Destroys the sockets for which `is_stale` is true, given the virtual address and the backend. Returns how many.
+    /// Destroys the sockets for which `is_stale` returns true, given the virtual address and the backend. Returns how
+    /// many.
     ///
     /// # Errors
-    /// The kernel does not list sockets, or does not destroy one; the others are destroyed nevertheless.
+    /// The kernel does not list sockets, or does not destroy one; the others are destroyed all the same.
     pub fn destroy(&self, is_stale: impl Fn(&Endpoint, &Endpoint) -> bool) -> Result<usize, DatapathError> {
         let failed = |action| move |error| DatapathError::netlink(action, error);
         let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
@@ -165,7 +166,7 @@ impl UdpSockets {
         for family in [IPV4, IPV6] {
             for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
-                // The socket may be connected to another address by now.
+                // The socket may have been connected to another address since.
                 let connection = self.connections.get(&socket.cookie())?;
                 let connection = connection.filter(|connection| connection.backend == socket.remote());
                 if !connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)) {
@@ -181,7 +182,7 @@ impl UdpSockets {
     }
 }
 
-/// Destroys a socket. Returns whether it was still there.
+/// Destroys a socket. Returns whether it still existed.
 fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
     match netlink.execute(Diag::Destroy(socket), 0) {
         Ok(()) => Ok(true),
