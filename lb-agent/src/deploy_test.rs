@@ -1,5 +1,5 @@
-//! What `deploy/` says, against what the agent is: everything in it is real, and it may do no more than it does.
-//! `deploy/lint/check.py` checks the chart with Helm itself.
+//! Compares `deploy/` with the agent: every flag, path and permission in it must exist, and the agent gets no
+//! permission that it does not use. `deploy/lint/check.py` checks the chart with Helm itself.
 
 use std::{
     collections::BTreeSet,
@@ -46,7 +46,7 @@ fn objects(file: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// An object, all of whose fields exist in the API.
+/// Parses an object; fails for a field that the API does not have.
 fn strictly<T: DeserializeOwned>(value: &Value) -> T {
     let mut unknown = Vec::new();
     let note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
@@ -55,7 +55,7 @@ fn strictly<T: DeserializeOwned>(value: &Value) -> T {
     object
 }
 
-/// The one object of its kind.
+/// The only object of its kind in a file.
 fn only<T: DeserializeOwned + Resource>(file: &str) -> T {
     let objects = objects(file);
     let mut of_kind = objects.iter().filter(|(kind, _)| kind == T::KIND);
@@ -156,7 +156,7 @@ fn the_agent_runs_on_every_node_and_with_little() {
         assert_eq!(security.read_only_root_filesystem, Some(true));
         let capabilities = security.capabilities.unwrap();
         assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
-        // tests/tests/deploy.rs runs the agent with these.
+        // tests/tests/deploy.rs runs the agent with these capabilities.
         assert_eq!(capabilities.add.unwrap(), ["BPF", "NET_ADMIN", "PERFMON"]);
     }
 }
@@ -186,7 +186,7 @@ fn what_the_agent_is_given_exists() {
     }
 }
 
-/// The root file system is read-only: what the agent writes lies in a volume that is not.
+/// The root file system is read-only: every path that the agent writes must be in a writable volume.
 #[test]
 fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
     for file in FILES {
@@ -198,7 +198,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
         let written = [
             bpffs.value.as_deref().unwrap(),
             socket::FOLDER,
-            // `bugreport` writes there.
+            // `bugreport` writes its archive there.
             container.working_dir.as_deref().unwrap_or("/"),
         ];
         let mounts = container.volume_mounts.unwrap();
@@ -231,7 +231,7 @@ fn the_configuration_is_taken_and_probed_where_it_says() {
     assert_probed(&daemon_set, config.healthz.unwrap().port());
 }
 
-/// kube-proxy's own file says nothing of the port: it is the default.
+/// kube-proxy's own file does not set the port, so the default applies.
 #[test]
 fn with_the_configuration_of_kube_proxy_the_default_port_is_probed() {
     assert_probed(&only("kubeadm.yaml"), 10256);

@@ -1,4 +1,4 @@
-//! A router behind a real socket, and the little of HTTP/1.1 that tests of it need.
+//! A router behind a real socket, and a minimal HTTP/1.1 client for its tests.
 
 use std::net::SocketAddr;
 
@@ -9,13 +9,13 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Serves a router on a port of its own until it is dropped.
+/// Serves a router on a free port until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     task: JoinHandle<()>,
 }
 
-/// What a server has said.
+/// The response of a server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
@@ -39,7 +39,7 @@ impl Server {
         request(self.address, method, path, "").await.unwrap()
     }
 
-    /// With another header, a whole line.
+    /// Sends a GET request with one more header line.
     pub(crate) async fn get_with(&self, path: &str, header: &str) -> Answer {
         request(self.address, "GET", path, &format!("{header}\r\n")).await.unwrap()
     }
@@ -52,7 +52,7 @@ impl Drop for Server {
 }
 
 impl Answer {
-    /// The value of a header, whose name is in lower case.
+    /// The value of a header, whose name is given in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
@@ -63,7 +63,7 @@ impl Answer {
     }
 }
 
-/// Asks whoever listens there.
+/// Sends a request to an address.
 pub(crate) async fn request(
     address: SocketAddr,
     method: &str,

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
-            // 2 is also the code of clap for bad usage.
+            // clap also uses code 2 for bad usage.
             ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
         }
     }
@@ -50,7 +50,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// The paths that a command other than `run` works on. Such a command logs warnings and errors only.
+/// The paths for a command other than `run`. Such a command logs only warnings and errors.
 fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     daemon::logging::init(None, "warn", LogFormat::Human);
     KernelPaths::new(given)

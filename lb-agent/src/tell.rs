@@ -1,11 +1,11 @@
-//! Limits the log lines of many errors at once: a mistake in a template is an error of each object made from it.
+//! Limits the log lines of many errors at once: a mistake in a template causes an error for each generated object.
 
 use tracing::warn;
 
-/// Number of lines before the rest is only counted.
+/// Number of lines to log; further ones are only counted.
 const FEW: usize = 20;
 
-/// Calls `log` for the first few; returns the number of the others.
+/// Calls `log` for the first few things; returns the number of the others.
 pub(crate) fn few<T>(things: impl IntoIterator<Item = T>, mut log: impl FnMut(T)) -> usize {
     let mut things = things.into_iter();
     things.by_ref().take(FEW).for_each(&mut log);

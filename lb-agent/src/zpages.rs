@@ -1,4 +1,4 @@
-//! Pages that `--metrics-bind-address` serves besides metrics, compatible with kube-proxy.
+//! Pages that `--metrics-bind-address` serves in addition to metrics, compatible with kube-proxy.
 //!
 //! | path | what |
 //! |---|---|
@@ -22,8 +22,8 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// The body of `/proxyMode`. kube-proxy answers `iptables`, `ipvs` or `nftables`; with one of these tools would search for rules
-/// that do not exist.
+/// The body of `/proxyMode`. kube-proxy answers `iptables`, `ipvs` or `nftables`; for one of these, tools would search
+/// for rules that do not exist.
 pub const PROXY_MODE: &str = "ebpf";
 
 const COMPONENT: &str = "lb-agent";
@@ -63,7 +63,7 @@ fn text(text: impl Into<String>) -> impl IntoResponse {
     (headers, text.into())
 }
 
-/// Answers `ok` whenever the process runs.
+/// Answers `ok` as long as the process runs.
 async fn healthz(Shared(about): Shared<Arc<About>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     about.metrics.record_health_check(true);
     let verbose =
@@ -102,7 +102,7 @@ fn status(started: Timestamp, now: Timestamp) -> String {
     )
 }
 
-/// A page without a stable format. As in kube-proxy, a request that does not accept plain text is refused.
+/// A page without a stable format. As in kube-proxy, a request that does not accept plain text is rejected.
 fn for_people(headers: &HeaderMap, page: impl FnOnce() -> String) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();

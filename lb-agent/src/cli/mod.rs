@@ -1,5 +1,5 @@
-//! The grammar of the command line: commands, flags and the types of their values. [`crate::config`] checks and completes
-//! what `run` is given.
+//! The grammar of the command line: commands, flags and the types of their values. [`crate::config`] checks and
+//! completes the arguments of `run`.
 
 mod commands;
 mod settings;

@@ -1,5 +1,5 @@
 //! The table of settings. One entry declares the flag, its help, its environment variable and its keys in the file of
-//! `--config`; `docs/settings.md` is made from it.
+//! `--config`; a test generates `docs/settings.md` from it.
 
 use std::{num::NonZeroU32, path::PathBuf};
 
@@ -214,7 +214,7 @@ pub enum List {
 }
 
 impl List {
-    /// The items.
+    /// The items of the list.
     pub fn items(self) -> Vec<String> {
         match self {
             Self::Text(text) => text.split(',').map(str::to_owned).collect(),
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// Aliases that a KubeProxyConfiguration spells in its own way.
+    /// Aliases with the spelling of a KubeProxyConfiguration, which differs from camelCase.
     const OF_KUBE_PROXY: [(&str, &str); 3] = [
         ("cluster-cidr", "clusterCIDR"),
         ("nodeport-addresses", "nodePortAddresses"),
@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    /// `docs/settings.md` as the table makes it.
+    /// `docs/settings.md`, generated from the table.
     fn page() -> String {
         let mut page = "# Settings\n\n\
             Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\

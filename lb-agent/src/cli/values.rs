@@ -1,4 +1,4 @@
-//! Values of flags and arguments that have a syntax of their own.
+//! Values of flags and arguments with a syntax of their own.
 
 use std::{
     fmt,
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use lb_core::model::Protocol;
 use serde::Serialize;
 
-/// The source of a packet: an address, and perhaps a port.
+/// The source of a packet: an address, optionally with a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
     /// The address.
@@ -55,7 +55,7 @@ pub enum EventVerdict {
     Drop,
 }
 
-/// A Service or a virtual address, and perhaps one port of it.
+/// A Service or a virtual address, optionally with one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceFilter {
     /// A virtual address with any port.

@@ -1,4 +1,4 @@
-//! `check`: whether this machine can run the data plane.
+//! `check`: tests whether this machine can run the data plane.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 /// Runs `check`.
 ///
 /// # Errors
-/// The kernel lacks something that the data plane needs.
+/// The kernel lacks a feature that the data plane requires.
 pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     let probes = lb_datapath::check(&paths.bpffs);
     match output {
@@ -61,7 +61,7 @@ fn probe_table(probes: &[Probe]) -> Table {
             ProbeResult::Degraded => Mood::Odd,
             ProbeResult::Missing => Mood::Bad,
         };
-        // Only the first line of a verifier log.
+        // Shows only the first line of a verifier log.
         let detail = probe.detail.lines().next().unwrap_or_default().to_owned();
         let advice = super::service::or_nothing(probe.advice).to_owned();
         table.add_row(vec![

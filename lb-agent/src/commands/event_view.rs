@@ -23,7 +23,7 @@ pub(super) struct EventView {
     pub(super) verdict: EventVerdict,
     /// `TCP`, `UDP`, `SCTP`, or `ICMP`; `None` if the packet was only partly rewritten.
     pub(super) protocol: Option<&'static str>,
-    /// The client; port 0 if it has none yet.
+    /// The client; port 0 before the kernel has chosen one.
     pub(super) client: Option<SocketAddr>,
     /// The virtual address and port.
     pub(super) vip: Option<SocketAddr>,
@@ -37,7 +37,8 @@ pub(super) struct EventView {
     /// Whether the packet reaches the backend's node through a tunnel.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) tunnel: bool,
-    /// Why this backend or none was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent status`.
+    /// Why this backend or none was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent
+    /// status`.
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, or `socket`
     pub(super) hook: &'static str,
@@ -63,7 +64,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl EventView {
-    /// `labels` are those of the service; `device` is the name of the device.
+    /// The view of an event; `labels` are those of the service, `device` is the name of the device.
     pub(super) fn new(
         event: &Event,
         time: Timestamp,
@@ -95,7 +96,7 @@ impl EventView {
     }
 }
 
-/// An unknown outcome comes from newer programs.
+/// The verdict of an outcome; an unknown outcome comes from newer programs.
 fn verdict(outcome: Option<Outcome>) -> EventVerdict {
     match outcome.map(Outcome::verdict) {
         Some(Verdict::Drop) => EventVerdict::Drop,
@@ -153,7 +154,7 @@ impl fmt::Display for ServiceView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
-    /// With escape sequences for colours.
+    /// Text with escape sequences for colours.
     Coloured,
 }
 
@@ -174,7 +175,7 @@ pub(super) fn line(view: &EventView, style: Style) -> String {
     format!("{time} {word} {}: {}", way(view), why(view))
 }
 
-/// `TCP 192.0.2.1:40000 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080`
+/// The path of the packet: `TCP 192.0.2.1:40000 → 10.96.0.10:80 (default/web:http) → 10.1.0.5:8080`
 fn way(view: &EventView) -> String {
     let (Some(protocol), Some(client), Some(vip)) = (view.protocol, view.client, view.vip) else {
         return "a packet".to_owned();
@@ -197,7 +198,7 @@ fn why(view: &EventView) -> String {
     format!("{}{device}{}", view.reason, if view.hook == "xdp" { " at XDP" } else { "" })
 }
 
-/// Which events to show; every condition given must hold.
+/// Which events to show; an event must meet every given condition.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EventFilter {
     pub(super) service: Option<ServiceFilter>,
@@ -214,7 +215,7 @@ impl EventFilter {
     }
 }
 
-/// Whether the event is of this Service or virtual address.
+/// Whether the event belongs to this Service or virtual address.
 fn is_of(filter: &ServiceFilter, view: &EventView) -> bool {
     match filter {
         ServiceFilter::Vip(address) => view.vip.is_some_and(|vip| vip.ip() == *address),

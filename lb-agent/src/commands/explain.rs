@@ -1,4 +1,4 @@
-//! `explain`: the decisions of the data plane on a packet.
+//! `explain`: shows the decisions of the data plane about a packet.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
 
-/// The JSON output: an interface.
+/// The JSON output. Its shape is an interface.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {
@@ -109,7 +109,7 @@ impl Attached {
     }
 }
 
-/// The given hook, or the first one that the packet meets.
+/// The given hook, or the first one that the packet passes.
 fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
         Some(HookContext::TcIngress) => HookPoint::Ingress,

@@ -82,7 +82,7 @@ pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
 /// Runs `cleanup`.
 ///
 /// # Errors
-/// An agent runs, or something cannot be removed.
+/// An agent runs, or an object cannot be removed.
 pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
     // The socket of a running agent must stay.
     if !Pinned::open(&paths.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {

@@ -36,7 +36,7 @@ pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     runtime.block_on(listen(pinned.monitor()?, &printer))
 }
 
-/// Coloured on a terminal, unless NO_COLOR is set.
+/// Whether output is coloured: on a terminal, unless NO_COLOR is set.
 fn style() -> Style {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }
@@ -46,7 +46,7 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut pulse = time::interval(PULSE);
-    // SAFETY: the monitor owns the descriptor of its ring buffer and keeps it open as long as it lives.
+    // SAFETY: the monitor owns the descriptor of its ring buffer and keeps it open as long as it exists.
     let mut monitor = unsafe { AsyncFd::register_with_interest(monitor, Interest::READABLE) }
         .map_err(|refused| refused.into_parts().1)?;
     let mut lost = 0;
@@ -121,7 +121,7 @@ impl Printer {
     }
 }
 
-/// Converts a time of the monotonic clock.
+/// Converts a time of the monotonic clock to a time of day.
 fn wall_clock(nanoseconds: u64) -> Timestamp {
     let age = Duration::from_nanos(monotonic_nanoseconds().saturating_sub(nanoseconds));
     SystemTime::now().checked_sub(age).and_then(|time| time.try_into().ok()).unwrap_or_else(Timestamp::now)

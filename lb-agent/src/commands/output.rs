@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-/// Stands for a value that is unknown or does not exist.
+/// The text for a value that is unknown or does not exist.
 pub(super) const NOTHING: &str = "-";
 
 /// Columns of the narrowest terminal that tables are wrapped for.
@@ -17,7 +17,7 @@ pub(super) fn table(heads: &[&str]) -> Table {
     table.load_preset(presets::NOTHING);
     table.set_header(heads.iter().map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
     if io::stdout().is_terminal() {
-        // A terminal may have no width, such as one of `script`.
+        // A terminal may report no width, for example under `script`.
         if table.width().is_some_and(|width| width >= NARROWEST) {
             table.set_content_arrangement(ContentArrangement::Dynamic);
         }

@@ -20,12 +20,12 @@ const STEP: Duration = Duration::from_millis(100);
 /// CPU share above which a program is highlighted.
 const MUCH: f64 = 0.1;
 
-/// The JSON output: an interface.
+/// The JSON output. Its shape is an interface.
 #[derive(Debug, Serialize)]
 pub(super) struct Profile {
     /// Duration of the measurement.
     seconds: f64,
-    /// The busiest first.
+    /// The programs, the busiest first.
     programs: Vec<ProgramProfile>,
 }
 
@@ -55,7 +55,7 @@ pub fn profile(paths: &KernelPaths, args: &ProfileArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Measures while `wait` waits for `time`.
+/// Measures the programs while `wait` waits for `time`.
 pub(super) fn count(pinned: &Pinned, time: Duration, wait: impl Fn(Duration)) -> anyhow::Result<Profile> {
     let counting = RunTime::count()?;
     let before = pinned.all_programs()?;
@@ -90,7 +90,7 @@ const fn count_of(runs: u64) -> f64 {
     runs as f64
 }
 
-/// Waits; shows the remaining time on a terminal.
+/// Waits for `time`; shows the remaining time on a terminal.
 fn wait(time: Duration) {
     let steps = u64::try_from(time.as_millis() / STEP.as_millis()).unwrap_or(u64::MAX);
     let bar = ProgressBar::new(steps);

@@ -48,7 +48,7 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     }
     let mut table = table(&heads);
     for service in services {
-        // A node port has a column, and may be served on many addresses.
+        // A node port has its own column, and may be served on many addresses.
         let shown = service.frontends.iter().filter(|frontend| wide || frontend.kind != "NodePort");
         let frontends: Vec<_> = shown.map(FrontendView::socket).collect();
         let mut row = vec![
@@ -84,7 +84,7 @@ fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     }
 }
 
-/// One paragraph for each port.
+/// The ports of a Service, one paragraph for each.
 fn page(services: &[ServiceView], wide: bool) -> String {
     let mut text = String::new();
     for service in services {
@@ -185,7 +185,7 @@ impl ServiceView {
         self.weights.get(&SocketAddr::new(backend.address, backend.port)).copied().unwrap_or(1)
     }
 
-    /// A backend with its weight, if that is not 1.
+    /// A backend, with its weight if that is not 1.
     fn weighted(&self, backend: &BackendView) -> String {
         match self.weight(backend) {
             1 => backend.socket(),
@@ -207,7 +207,7 @@ impl FrontendView {
     }
 }
 
-/// First and last slot.
+/// The first and last slot of a range.
 fn slot_range(first: u32, slots: u32) -> String {
     match slots {
         0 => NOTHING.to_owned(),

@@ -19,7 +19,7 @@ use lb_datapath::Connection;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ServiceView {
-    /// `metadata.namespace`
+    /// `metadata.namespace` of the Service.
     pub(super) namespace: String,
     /// `metadata.name`
     pub(super) name: String,
@@ -52,7 +52,7 @@ pub(super) struct ServiceView {
     /// The weights of backends other than 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
-    /// Identity of the service port in the maps.
+    /// Id of the service port in the maps.
     pub(super) id: u32,
 }
 
@@ -66,14 +66,14 @@ pub(super) struct FrontendView {
     pub(super) port: u16,
     /// `ClusterIP`, `NodePort`, `LoadBalancer` or `ExternalIP`
     pub(super) kind: &'static str,
-    /// First of its slots in `BACKENDS`.
+    /// First slot of the frontend in `BACKENDS`.
     pub(super) slot: u32,
-    /// Number of its slots.
+    /// Number of the frontend's slots.
     pub(super) slots: u32,
-    /// First of its slots for internal clients, if these get other backends.
+    /// First slot of the frontend for internal clients, if these get other backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slot: Option<u32>,
-    /// Number of its slots for internal clients.
+    /// Number of the frontend's slots for internal clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slots: Option<u32>,
     /// Masqueraded clients: `all`, `outsiders` (external clients), or `none`.
@@ -92,11 +92,11 @@ pub(super) struct BackendView {
     pub(super) port: u16,
     /// `active` or `terminating`
     pub(super) state: &'static str,
-    /// Node it runs on.
+    /// The backend's node.
     pub(super) node: Option<String>,
-    /// Zone of that node.
+    /// Zone of the node.
     pub(super) zone: Option<String>,
-    /// Name of its pod.
+    /// Name of the backend's pod.
     pub(super) pod: Option<String>,
     /// Live flows; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,13 +110,13 @@ pub(super) struct BackendView {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TrafficView {
-    /// From clients.
+    /// Packets from clients.
     pub(super) packets_sent: u64,
-    /// To clients.
+    /// Packets to clients.
     pub(super) packets_answered: u64,
-    /// From clients.
+    /// Bytes from clients.
     pub(super) bytes_sent: u64,
-    /// To clients.
+    /// Bytes to clients.
     pub(super) bytes_answered: u64,
 }
 
@@ -210,7 +210,7 @@ fn weight(backend: &Backend) -> (SocketAddr, u32) {
     (SocketAddr::new(backend.address.into(), backend.port), backend.weight)
 }
 
-/// The backends a frontend refers to.
+/// The backends that a frontend refers to.
 fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &'a Backend> {
     let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
     slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend))
@@ -237,7 +237,7 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
 }
 
 impl FrontendView {
-    /// Cluster IPs come first.
+    /// Position of the kind in sorted output; cluster IPs come first.
     fn kind_order(&self) -> usize {
         ["ClusterIP", "NodePort", "LoadBalancer", "ExternalIP"]
             .iter()
@@ -359,7 +359,7 @@ pub(super) mod testdata {
         }
     }
 
-    /// A Service that is reached from outside in every way, under `externalTrafficPolicy: Local`.
+    /// A Service with external addresses of every kind, under `externalTrafficPolicy: Local`.
     pub(in crate::commands) fn exposed() -> Contents {
         let internal = Service {
             id: 7,

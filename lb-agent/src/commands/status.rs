@@ -20,12 +20,12 @@ use crate::{
 };
 use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
 
-/// The JSON output: an interface.
+/// The JSON output. Its shape is an interface.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     agent: Agent,
-    /// Missing kernel features, and what replaces them.
+    /// Missing kernel features, and what the agent does instead.
     degraded: Vec<DegradedView>,
     /// Rules that a kube-proxy left behind.
     kube_proxy: Vec<Leftover>,
@@ -44,7 +44,7 @@ struct Agent {
     running: bool,
     /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why a running agent sends no report.
+    /// Why a running agent has sent no report.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
@@ -323,7 +323,7 @@ fn some_of<T: ToString>(list: &[T]) -> String {
     }
 }
 
-/// The time between both in its two largest units.
+/// The time between `then` and `now` in its two largest units.
 fn ago(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {

@@ -27,14 +27,14 @@ use crate::{
 };
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
-/// Ports of kube-proxy.
+/// Default ports of kube-proxy.
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// Longest name of a network interface (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
 pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
-    // Every cgroup2 directory has this file, no directory of a version 1 hierarchy does.
+    // Every cgroup2 directory has this file; no directory of a version 1 hierarchy has it.
     if dir.join("cgroup.controllers").exists() {
         return Ok(());
     }
@@ -142,7 +142,7 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// Networks without host bits. Empty texts are ignored, because files of kube-proxy may contain them.
+/// Parses networks without host bits. Empty texts are ignored, because files of kube-proxy may contain them.
 fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<IpNet>, ConfigError> {
     let texts = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     let network = |text: &str| {
@@ -154,7 +154,7 @@ fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<I
     texts.map(network).collect()
 }
 
-/// The settings of how internal clients are recognised.
+/// The settings for recognising internal clients.
 #[derive(Debug, Default)]
 pub(super) struct Detect {
     pub(super) mode: Option<DetectLocalMode>,
@@ -184,7 +184,7 @@ pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal
     }
 }
 
-/// The name of an interface, or a prefix of one.
+/// Checks the name of an interface, or a prefix of one.
 fn device(setting: &'static str, given: Option<String>) -> Result<String, ConfigError> {
     let name = given.unwrap_or_default();
     if name.is_empty() || name.len() > DEVICE_NAME_MAX || name.contains(['/', ' ']) {
@@ -207,7 +207,7 @@ pub(super) fn nodeport_addresses(given: Option<Vec<String>>) -> Result<NodePortA
     Ok(if networks.is_empty() { NodePortAddresses::All } else { NodePortAddresses::Networks(networks) })
 }
 
-/// `FIRST-LAST`
+/// Parses `FIRST-LAST`.
 pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, ConfigError> {
     let range = || {
         let (first, last) = text.split_once('-')?;
@@ -238,7 +238,7 @@ pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
         .map_err(|error: UnknownSize| refused("--maglev-table-size", size, error.to_string()))
 }
 
-/// The address of this node, or an unspecified one that selects a family.
+/// Parses the address of this node, or an unspecified one that selects a family.
 pub(super) fn bind(given: Option<String>) -> Result<IpAddr, ConfigError> {
     match given.as_deref().unwrap_or_default() {
         "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -264,7 +264,7 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// `HOST:PORT`, or the host alone; empty means none.
+/// Parses `HOST:PORT`, or the host alone; an empty text means none.
 fn listener(
     setting: &'static str,
     given: Option<String>,
@@ -300,7 +300,7 @@ pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, Config
     Ok(given)
 }
 
-/// The option as a type of the data plane.
+/// Converts the option to a type of the data plane.
 pub(super) fn forwarding(option: Option<cli::Forwarding>) -> Forwarding {
     match option {
         None | Some(cli::Forwarding::Stack) => Forwarding::Stack,

@@ -10,7 +10,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the kernel.
         source: std::io::Error,
     },
     /// The content of the file is invalid.
@@ -18,7 +18,7 @@ pub enum ConfigError {
     BadFile {
         /// The file.
         path: PathBuf,
-        /// Which key, where, why.
+        /// The key, its location and the error.
         reason: String,
     },
     /// A setting has an invalid value.
@@ -50,7 +50,7 @@ pub enum ConfigError {
     NoHostName(#[source] std::io::Error),
 }
 
-/// An invalid value.
+/// The error for an invalid value.
 pub(super) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::BadValue { setting, value: value.to_string(), reason: reason.into() }
 }

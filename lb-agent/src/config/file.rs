@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{error::ConfigError, kube_proxy};
 use crate::cli::FileSettings;
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct File {
     pub(super) settings: FileSettings,
@@ -43,7 +43,7 @@ impl File {
     }
 }
 
-/// Tells a Kubernetes configuration object from our own file.
+/// The fields that distinguish a Kubernetes configuration object from our own file.
 #[derive(Default, Deserialize)]
 struct Kind {
     kind: Option<String>,

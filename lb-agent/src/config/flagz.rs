@@ -10,7 +10,7 @@ use crate::{
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
 impl Config {
-    /// The effective value of every flag of `run` by its name; empty if it has none.
+    /// The effective value of every flag of `run` by its name; empty for a flag without a value.
     pub fn flagz(&self) -> BTreeMap<&'static str, String> {
         let path = |path: &Path| path.display().to_string();
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());

@@ -1,7 +1,8 @@
 //! `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, the file of kube-proxy.
 //!
-//! As in kube-proxy, null and the zero value stand for the default, and unknown fields only cause a warning: kube-proxy decodes
-//! strictly, and leniently if that fails. The agent also warns of fields that request something it does not do.
+//! As in kube-proxy, null and the zero value stand for the default, and unknown fields only cause a warning: kube-proxy
+//! decodes strictly, and leniently if that fails. The agent also warns of fields that request something that it does
+//! not do.
 
 use lb_common::Scheduler;
 use serde::Deserialize;
@@ -9,16 +10,16 @@ use serde_json::Value;
 
 use crate::cli::{DetectLocalMode, FileSettings, List, LogFormat};
 
-/// `kind` of such a file.
+/// `kind` of a file of kube-proxy.
 pub(super) const KIND: &str = "KubeProxyConfiguration";
-/// Its `apiVersion`, the only one there is.
+/// The only supported `apiVersion`.
 pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 
-/// From this `logging.verbosity` kube-proxy logs what the agent logs at debug level.
+/// The `logging.verbosity` from which on kube-proxy logs details that the agent logs at debug level.
 const DEBUG_VERBOSITY: u32 = 4;
 
-/// Fields without effect, and their values that cause no warning: the defaults of kube-proxy. Zero values cause none either. A field
-/// with subfields stands for all of them.
+/// Fields without effect, and their values that cause no warning: the defaults of kube-proxy. Zero values cause none
+/// either. A field with subfields stands for all of them.
 const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("bindAddressHardFail", &[]),
     ("clientConnection.acceptContentTypes", &[]),
@@ -163,7 +164,7 @@ pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     Ok(config.into_settings(without_effect))
 }
 
-/// In Go, null leaves a field unchanged.
+/// Removes nulls: in Go, null leaves a field unchanged.
 fn remove_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -198,7 +199,8 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler of mode ipvs; its default is round robin. IPVS may have modules without a scheduler here.
+    /// The scheduler of mode ipvs; its default is round robin. IPVS may have modules for schedulers that the agent does
+    /// not have.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();
@@ -235,7 +237,7 @@ impl KubeProxyConfiguration {
                 self.iptables.masquerade_all
             },
             nodeport_addresses: match self.node_port_addresses {
-                // The default of kube-proxy in this mode.
+                // The default of kube-proxy in mode nftables.
                 none if none.is_empty() && nftables => Some(List::Text("primary".to_owned())),
                 addresses => (!addresses.is_empty()).then_some(List::Items(addresses)),
             },

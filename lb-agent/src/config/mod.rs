@@ -1,5 +1,6 @@
-//! The effective configuration, from what was typed ([`crate::cli`]). A flag overrides the environment (clap does that part), the
-//! environment overrides the file, and the file overrides the default. All values are checked before the agent acts.
+//! The effective configuration, from the arguments ([`crate::cli`]). A flag overrides the environment (clap implements
+//! that part), the environment overrides the file, and the file overrides the default. All values are checked before
+//! the agent acts.
 
 mod check;
 mod configz;
@@ -58,16 +59,16 @@ pub struct Config {
     pub source: Source,
     /// Name of this node.
     pub node_name: String,
-    /// The address of this node, see [`Self::node_ip`]; an unspecified one only selects a family.
+    /// The address of this node, see [`Self::node_ip`]; an unspecified address only selects a family.
     pub bind_address: IpAddr,
     /// Patterns of the interfaces to serve; empty lists mean detection.
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, at most one for each family; `None` for those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may contain other
-    /// machines.
+    /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may
+    /// contain addresses of other machines.
     pub drops_unknown_vips: bool,
-    /// How internal clients are recognised.
+    /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
@@ -97,7 +98,7 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Address of the metrics server.
     pub metrics: Option<SocketAddr>,
-    /// Subjects of the traffic metrics.
+    /// The objects with traffic metrics.
     pub service_metrics: ServiceMetrics,
     /// Log filter in the syntax of `RUST_LOG`, if one is configured.
     pub log_filter: Option<String>,

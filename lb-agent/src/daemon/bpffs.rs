@@ -15,8 +15,9 @@ use lb_datapath::Anchor;
 /// Interval between two checks, of two system calls each.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs while the BPF file system is in place. When it is gone, the task pins everything on the one that is there now and ends, so
-/// that the agent is restarted. While that fails the task keeps running: without pins the data plane ends with the agent.
+/// Runs while the BPF file system is in place. When it is gone, the task pins everything on the file system that is at
+/// the path then, and ends, so that the agent is restarted. If that fails, the task keeps trying: without pins the data
+/// plane ends with the agent.
 pub(super) async fn run(anchor: Anchor, state: Arc<State>) -> anyhow::Result<Infallible> {
     let bpffs = anchor.bpffs().display();
     loop {

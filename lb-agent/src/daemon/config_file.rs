@@ -1,5 +1,5 @@
-//! Watches the file of `--config`. As kube-proxy does, the agent ends when the file changes, so that its supervisor restarts it.
-//! Unlike kube-proxy, it ends only if a setting changes and the new configuration is valid.
+//! Watches the file of `--config`. Like kube-proxy, the agent ends when the file changes, so that its supervisor
+//! restarts it. Unlike kube-proxy, it ends only if a setting changes and the new configuration is valid.
 
 use std::{future, path::PathBuf, time::Duration};
 
@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError};
 
-/// Interval between two reads. A change counts once two reads agree, because a writer may not have finished.
+/// Interval between two reads. A change counts once two reads return the same, because a writer may not have finished.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The configuration file of a running agent.
@@ -20,7 +20,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Waits until the file holds another valid configuration than `running`; its path.
+    /// Waits until the file holds a valid configuration other than `running`; returns its path.
     pub(super) async fn changed(self, running: &Config) -> PathBuf {
         self.changed_within(running, PERIOD).await
     }
@@ -90,7 +90,7 @@ mod tests {
             let file = ConfigFile { path: Some(path), read: Box::new(move || Self::read(file.clone())) };
             let changes = async {
                 time::sleep(FAST * 5).await;
-                // As the kubelet replaces files.
+                // The kubelet replaces files in this way.
                 std::fs::write(self.dir.path().join("new"), text).unwrap();
                 std::fs::rename(self.dir.path().join("new"), self.dir.path().join("config")).unwrap();
                 future::pending::<()>().await;

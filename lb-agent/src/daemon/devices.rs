@@ -28,11 +28,11 @@ pub(super) struct Devices {
     metrics: Arc<Metrics>,
     inside: Inside,
     network: watch::Sender<Network>,
-    /// Attachments that failed last time, so that each failure is logged once.
+    /// Attachments that failed in the last run, so that each failure is logged once.
     failed: Vec<AttachPoint>,
 }
 
-/// The interfaces of internal clients: how they are recognised, and the map that the programs read.
+/// The interfaces of internal clients: how the agent recognises them, and the map that the programs read.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) detect: DetectLocal,
@@ -58,10 +58,10 @@ impl Devices {
         self.network.subscribe()
     }
 
-    /// Attaches and detaches programs as the current interfaces need it. Returns whether all are attached.
+    /// Attaches and detaches programs according to the current interfaces. Returns whether all are attached.
     pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
         let network = self.watcher.network()?;
-        // Before the programs, so that they classify the first packet of a new interface.
+        // Written before the programs are attached, so that they classify the first packet of a new interface.
         self.inside.map.set(&self.inside.detect.devices(&network))?;
         self.network.send_if_modified(|known| {
             let modified = *known != network;
@@ -72,7 +72,7 @@ impl Devices {
         });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
-        // After tc, which handles the packets that XDP passes.
+        // Attached after tc, which handles the packets that XDP passes on.
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, |index| self.xdp.mode_of(index))?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
@@ -102,7 +102,7 @@ impl Devices {
         Ok(self.failed.is_empty())
     }
 
-    /// Runs after a first [`Self::sync`].
+    /// Runs the task after a first [`Self::sync`].
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut complete = true;
         loop {
@@ -112,7 +112,7 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // A failed change stays readable: waiting for a change would return at once.
+                // After a failure the change is still unread: waiting for a change would return at once.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

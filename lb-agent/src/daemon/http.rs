@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Pause before a busy address is tried again.
+/// Pause before the next attempt to listen on a busy address.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: it logs one warning and retries.
@@ -51,7 +51,7 @@ pub(super) async fn serve(
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
-            // Kernels without IPv6.
+            // Kernels without IPv6 have IPv4 only.
             bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
         }
         SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),

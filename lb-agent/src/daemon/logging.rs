@@ -6,13 +6,13 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
-/// Log lines of the BPF programs. Their level is set when they are loaded, so no line is filtered here.
+/// Log lines of the BPF programs. Loading sets their level, so no line is filtered here.
 const BPF: &str = "lb::=trace";
-/// The client of the API server logs every failed attempt; the source of Services logs the problem once.
+/// The client of the API server logs every failed attempt; the source of Services logs the problem once instead.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
 
-/// Starts the log with `filter`, else `RUST_LOG`, else `default`. All lines of the BPF programs are logged, those of the client of
-/// the API server only if the filter names it.
+/// Starts the log with `filter`, else `RUST_LOG`, else `default`. All lines of the BPF programs are logged; those of
+/// the client of the API server only if the filter names it.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
     let filter =

@@ -1,13 +1,13 @@
 //! Settings of the heap.
 
-/// Makes all threads share one heap. glibc gives each thread its own, and memory that one thread allocates and another frees leaves
-/// holes: with 10,000 Services a quarter of the agent's memory. No hot path of the agent allocates.
+/// Makes all threads share one heap. glibc gives each thread its own heap. Memory that one thread allocates and another
+/// frees then leaves holes: with 10,000 Services a quarter of the agent's memory. No hot path of the agent allocates.
 #[cfg(target_env = "gnu")]
 pub(super) fn use_one_heap() {
     // SAFETY: mallopt may be called at any time; it ignores invalid values.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Other C libraries have one heap for all threads.
+/// Other C libraries always have one heap for all threads.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn use_one_heap() {}

@@ -39,7 +39,7 @@ use crate::{config::Config, leftovers};
 
 /// With two threads `/healthz` answers while the writer works; otherwise the tasks wait.
 const THREADS: usize = 2;
-/// How long threads may take to finish when the agent stops.
+/// How long threads may take to finish after the agent stops.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
 /// Runs the agent until a signal stops it. The data plane stays in place.
@@ -64,7 +64,7 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
         let fields = config.without_effect.join(", ");
         warn!("these fields of the KubeProxyConfiguration have no effect: {fields}");
     }
-    // In the background: reading all rules takes long, and no task needs the result.
+    // Runs in the background: reading all rules takes long, and no task needs the result.
     thread::spawn(|| {
         if let Some(advice) = leftovers::advice(&leftovers::find()) {
             warn!("{advice}");

@@ -1,5 +1,5 @@
-//! Updates the settings of the data plane and the plan when addresses of the node, its Node object or the address ranges of the
-//! cluster change.
+//! Updates the settings of the data plane and the plan when addresses of the node, its Node object or the address
+//! ranges of the cluster change.
 
 use std::{
     collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
@@ -27,7 +27,7 @@ use crate::{
 };
 use lb_datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards};
 
-/// Interval between two checks of settings without events, such as whether the kernel forwards packets.
+/// Interval between two checks of facts without events, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
@@ -35,13 +35,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The configuration of the task.
 #[derive(Clone, Debug)]
 pub(super) struct NodeOptions {
-    /// Name of its Node object.
+    /// Name of the node's Node object.
     pub(super) name: Arc<str>,
     /// `--bind-address`, if it is the address of the node.
     pub(super) node_ip: Option<IpAddr>,
     /// `--nodeport-addresses`
     pub(super) nodeport_addresses: NodePortAddresses,
-    /// How internal clients are recognised.
+    /// How the agent recognises internal clients.
     pub(super) detect: DetectLocal,
     /// Ranges of cluster IPs; `None` to use those that the API server names.
     pub(super) service_ranges: Option<Vec<IpNet>>,
@@ -59,13 +59,13 @@ pub(super) struct NodeOptions {
     pub(super) has_api_server: bool,
 }
 
-/// Inputs that change. A channel whose sender is gone keeps its last value.
+/// Inputs that change. A channel whose sender is closed keeps its last value.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
     /// The Node object.
     pub(super) info: watch::Receiver<NodeInfo>,
-    /// Ranges of cluster IPs that the API server names; empty until it has named some.
+    /// Ranges of cluster IPs that the API server names; empty before that.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether a synchronisation has been complete.
     pub(super) synchronised: watch::Receiver<bool>,
@@ -75,7 +75,7 @@ pub(super) struct Sources {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     addresses: NodeAddresses,
-    /// Families in which internal clients can be recognised.
+    /// Families in which the node can tell internal clients from external ones.
     detects_inside: Families,
 }
 
@@ -201,7 +201,7 @@ impl Node {
         }
     }
 
-    /// Reserves the source ports of masqueraded packets; the condition if sockets of the node may get them.
+    /// Reserves the source ports of masqueraded packets; returns a condition if sockets of the node may get them.
     fn reserve_ports(&self) -> Option<String> {
         let ports = &self.options.ports;
         let error = self.kernel.reservation.keep(ports).err()?;
@@ -214,7 +214,7 @@ impl Node {
         ))
     }
 
-    /// Logs new conditions and replaces those of the node.
+    /// Replaces the conditions of the node, and logs new ones.
     fn set_conditions(&mut self, conditions: Vec<String>) {
         for condition in &conditions {
             if !self.logged.contains(condition) {
@@ -248,7 +248,7 @@ impl Node {
     }
 }
 
-/// The families of the addresses of the node that Services can have as well.
+/// The families of the node's addresses that Services can also have.
 fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
     let of_node: Families = own.iter().copied().map(Family::of).collect();
     let of_services: Families = service_ranges.iter().map(|net| Family::of(net.addr())).collect();
@@ -274,7 +274,8 @@ fn texts(list: &Networks) -> Vec<String> {
     networks(list).iter().map(ToString::to_string).collect()
 }
 
-/// The preferred primary addresses: those of the Node object, or those of the previous agent while the API server is unreachable.
+/// The preferred primary addresses: those of the Node object, or those of the previous agent while the API server is
+/// unreachable.
 fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<IpAddr> {
     if info.internal_ips.is_empty() && has_api_server {
         let sources: [Address; 2] = [earlier.source_v4, earlier.source_v6];
@@ -283,7 +284,7 @@ fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<I
     info.internal_ips.clone()
 }
 
-/// Waits for a change; forever if the sender is gone.
+/// Waits for a change; forever if the sender is closed.
 async fn changed<T>(source: &mut watch::Receiver<T>) {
     if source.changed().await.is_err() {
         future::pending::<()>().await;

@@ -19,11 +19,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct ShortageReport {
     /// Name of the map, or `ports`.
     pub of: String,
-    /// When it began.
+    /// When the shortage began.
     pub since: Timestamp,
-    /// Refused or evicted entries since then; 0 if the shortage refuses nothing.
+    /// Refused or evicted entries since `since`; 0 if the shortage refuses nothing.
     pub refused: u64,
-    /// Meaning and advice.
+    /// Meaning of the shortage, and advice.
     pub text: String,
 }
 
@@ -31,14 +31,14 @@ pub struct ShortageReport {
 #[derive(Debug, Default)]
 pub(super) struct Shortages {
     of: BTreeMap<&'static str, Shortage>,
-    /// When each was last logged. Outlives the shortage, so that a flapping one is not logged each time.
+    /// When each was last logged. Kept after the shortage ends, so that a flapping shortage is not logged each time.
     logged: BTreeMap<&'static str, Instant>,
 }
 
 #[derive(Debug)]
 struct Shortage {
     since: Timestamp,
-    /// When it ends unless it is noted again; `None` while it is known to last.
+    /// When the shortage ends unless it is recorded again; `None` while it is known to last.
     until: Option<Instant>,
     refused: u64,
     /// Part of `refused` that was not logged yet.
@@ -47,7 +47,7 @@ struct Shortage {
 }
 
 impl Shortages {
-    /// Notes refused or evicted entries: a shortage for the next minute.
+    /// Records refused or evicted entries: a shortage for the next minute.
     pub(super) fn refused(&mut self, of: &'static str, count: u64, text: &str, now: Instant) {
         let shortage = self.note(of, text);
         shortage.refused += count;
@@ -57,7 +57,7 @@ impl Shortages {
         }
     }
 
-    /// Begins a shortage with `text`, or ends it with `None`. One that refused entries stays for a minute.
+    /// Begins a shortage with `text`, or ends it with `None`. A shortage that has refused entries stays for a minute.
     pub(super) fn lasts(&mut self, of: &'static str, text: Option<&str>, now: Instant) {
         match text {
             Some(text) => self.note(of, text).until = None,

@@ -1,5 +1,6 @@
-//! The status socket: each connection receives the agent's [`Report`] as JSON. It has a path in the file system, so that it is
-//! reachable from any network namespace, and the path depends on the directory of pins, so that it belongs to one data plane.
+//! The status socket: each connection receives the agent's [`Report`] as JSON. Its path is in the file system, so that
+//! it is reachable from any network namespace. The path depends on the directory of pins, so that each data plane has
+//! one socket.
 
 use std::{
     convert::Infallible,
@@ -24,14 +25,15 @@ const YOUNG: Duration = Duration::from_secs(60);
 /// Timeout of one report, for either side.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Path of the socket of the agent of `bpffs`. It consists of device and inode of the directory of pins, because the same path is
-/// another BPF file system in another mount namespace.
+/// Path of the socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in
+/// another mount namespace the same path is another BPF file system.
 fn path(bpffs: &Path) -> io::Result<PathBuf> {
     let pins = fs::metadata(bpffs.join("lb"))?;
     Ok(Path::new(FOLDER).join(format!("{:x}-{:x}.sock", pins.dev(), pins.ino())))
 }
 
-/// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs it and works without.
+/// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs the error and runs
+/// without it.
 pub(super) async fn serve(
     bpffs: PathBuf,
     state: Arc<State>,
@@ -65,7 +67,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Binds the socket. The agent holds the lock of the directory of pins, so an existing socket belongs to no running agent.
+/// Binds the socket. The agent holds the lock of the directory of pins, so no running agent uses an existing socket.
 fn bind(bpffs: &Path) -> io::Result<UnixListener> {
     let path = path(bpffs)?;
     fs::create_dir_all(FOLDER)?;

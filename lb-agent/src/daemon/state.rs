@@ -1,4 +1,4 @@
-//! State that the tasks of the agent share: how far synchronisation is. Health, metrics and `status` read it.
+//! State that the tasks of the agent share: the progress of synchronisation. Health, metrics and `status` read it.
 
 use std::{
     net::IpAddr,
@@ -26,9 +26,10 @@ pub struct Report {
     pub started: Timestamp,
     /// Whether all objects that existed at the start are in the kernel.
     pub synchronised: bool,
-    /// Whether the kernel is up to date, or changes have not waited for long. If the node is eligible, `/healthz` then answers 200.
+    /// Whether the kernel is up to date, or no change has waited for too long. If the node is also eligible, `/healthz`
+    /// answers 200.
     pub healthy: bool,
-    /// Whether load balancers may send to the node: it is neither being deleted nor about to be removed.
+    /// Whether load balancers may send traffic to the node: it is neither being deleted nor about to be removed.
     #[serde(default = "yes")]
     pub node_eligible: bool,
     /// Time of the last complete synchronisation.
@@ -58,14 +59,14 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// All of its addresses, without those of loopback scope.
+    /// All addresses of the node except those of loopback scope.
     pub addresses: Vec<IpAddr>,
     /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
     #[serde(rename = "nodePortAddresses")]
     pub nodeport_addresses: Vec<IpAddr>,
-    /// One for each family: the source of masqueraded packets if the routing table names none.
+    /// One address for each family: the source of masqueraded packets if the routing table names none.
     pub primary: Vec<IpAddr>,
-    /// How internal clients are recognised: kube-proxy's name of the mode, or `none`.
+    /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
     /// Networks of internal clients.
     pub inside_networks: Vec<String>,
@@ -87,7 +88,7 @@ pub struct NodeReport {
     pub masquerade_last_port: u16,
 }
 
-/// Older agents did not report it.
+/// The default for a field that older agents do not report.
 const fn yes() -> bool {
     true
 }
@@ -111,13 +112,13 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Map updates that the kernel refused, and Services that wait for room.
+    /// Number of map updates that the kernel refused, and of Services that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
 }
 
-/// The state.
+/// The shared state.
 #[derive(Debug)]
 pub struct State {
     node_name: String,
@@ -142,17 +143,17 @@ impl State {
         Self { node_name, started: Timestamp::now(), inner: Mutex::default() }
     }
 
-    /// A panic while the lock is held ends the agent; the state is valid at any time.
+    /// A panic while a task holds the lock ends the agent; the state is always valid.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes have arrived that are not in the kernel yet.
+    /// Records that changes have arrived that are not in the kernel yet.
     pub(super) fn changed(&self) {
         self.lock().freshness.queued(Moment::now());
     }
 
-    /// The changes that have arrived need no map update.
+    /// Records that the changes that have arrived need no map update.
     pub(super) fn nothing_to_do(&self) {
         self.lock().freshness.nothing_to_do();
     }
@@ -167,7 +168,7 @@ impl State {
         self.lock().node_conditions = conditions;
     }
 
-    /// Addresses and settings of the node.
+    /// Replaces the addresses and settings of the node.
     pub(super) fn set_node(&self, node: NodeReport) {
         self.lock().node = node;
     }
@@ -182,7 +183,7 @@ impl State {
         with(&mut self.lock().shortages)
     }
 
-    /// A synchronisation has ended.
+    /// Records the result of a synchronisation.
     pub(super) fn progressed(&self, progress: Progress) {
         let mut inner = self.lock();
         if progress.failures.is_empty() {

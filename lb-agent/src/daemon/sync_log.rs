@@ -1,4 +1,4 @@
-//! The log line of a synchronisation; frequent ones are summed up in one line.
+//! The log line of a synchronisation; frequent ones are combined into one line.
 
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ impl SyncLog {
         self.steps += steps;
     }
 
-    /// A synchronisation is complete, `took` after its first change arrived. `services` and `endpoints` are the service ports and
-    /// backends in the kernel.
+    /// Records a complete synchronisation, `took` after its first change arrived. `services` and `endpoints` are the
+    /// service ports and backends in the kernel.
     pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
         self.synchronisations += 1;
         self.slowest = self.slowest.max(took);

@@ -24,7 +24,7 @@ impl Tasks {
         });
     }
 
-    /// Waits until the first task fails; why it did.
+    /// Waits until the first task fails; returns its error.
     pub(super) async fn failure(&mut self) -> anyhow::Error {
         match self.0.join_next().await {
             Some(Ok((name, error))) => error.context(format!("the task `{name}` has failed")),
@@ -46,7 +46,7 @@ impl StopSignals {
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next signal; its name.
+    /// Waits for the next signal; returns its name.
     pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,7 +1,7 @@
 //! The only task that writes Services to the kernel.
 //!
-//! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period before it
-//! reuses slots. It applies a single change at once, and changes that arrive meanwhile together.
+//! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
+//! before it reuses slots. It applies a single change at once; it applies changes that arrive meanwhile together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ use crate::{
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
-/// Pauses before a refused update is retried; each pause is twice as long as the last one.
+/// The first and the longest pause before a retry of a refused update; each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Limit of remembered triggers, whose latency is measured, while the kernel refuses updates.
@@ -51,7 +51,7 @@ const TRIGGERS: usize = 10_000;
 pub(super) struct Listeners {
     /// UDP frontends that have lost endpoints.
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
-    /// Answers of the servers of `healthCheckNodePort`.
+    /// Responses for the servers of `healthCheckNodePort`.
     pub(super) checks: watch::Sender<Checks>,
     /// Whether a synchronisation has been complete.
     pub(super) synchronised: watch::Sender<bool>,
@@ -66,7 +66,7 @@ pub(super) struct Writer {
     metrics: Arc<Metrics>,
     listeners: Listeners,
     log: SyncLog,
-    /// Whether the source has sent all objects. Nothing is written before.
+    /// Whether the source has sent all objects. The task writes nothing before that.
     source_ready: bool,
     /// Whether a plan was made; the first one is due even without a change.
     planned: bool,
@@ -80,7 +80,7 @@ pub(super) struct Writer {
     triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
-    /// Problems that were logged, so that each is logged once.
+    /// Conditions that were logged, so that each is logged once.
     logged: BTreeSet<String>,
 }
 
@@ -91,7 +91,7 @@ struct Retry {
 }
 
 impl Writer {
-    /// Takes over the `contents` of the maps.
+    /// Creates the state from the `contents` of the maps.
     pub(super) fn new(
         datapath: Datapath,
         contents: Contents,
@@ -209,7 +209,7 @@ impl Writer {
                 }
             });
         } else if self.retry.is_none() {
-            // The changes need no update, such as an unchanged object, and must not count as pending.
+            // Changes that need no update, such as an unchanged object, must not count as pending.
             self.waiting_since = None;
             self.triggered.clear();
             self.metrics.nothing_pending();
@@ -217,7 +217,7 @@ impl Writer {
         }
     }
 
-    /// Plans and applies; the kernel may refuse some of the steps.
+    /// Plans and applies the steps; the kernel may refuse some of them.
     fn synchronise(&mut self) {
         let started = Instant::now();
         let Plan { steps, .. } = self.reconciler.plan();
@@ -229,8 +229,8 @@ impl Writer {
         self.log.count_steps(applied);
         self.delete_stale_flows();
         let failure = result.err();
-        // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this problem
-        // at the same time.
+        // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this
+        // problem at the same time.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
         self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// Steps that wait for the first complete synchronisation.
+    /// Runs the steps that wait for the first complete synchronisation.
     fn complete_datapath(&self) {
         if let Err(error) = self.datapath.attach_sockets() {
             error!("processes of the node do not reach Services: {error}");
@@ -267,7 +267,7 @@ impl Writer {
         }
     }
 
-    /// Plans refused steps again after a pause.
+    /// Schedules refused steps for another plan after a pause.
     fn put_off(&mut self, error: &ApplyError) {
         let pending = self.pending;
         self.reconciler.failed();
@@ -323,8 +323,8 @@ impl Writer {
         }
     }
 
-    /// Publishes which Services have endpoints on this node, also after the kernel refused steps: that makes the agent unhealthy
-    /// soon, and must not leave other Services out of date.
+    /// Publishes which Services have endpoints on this node, even after the kernel refused steps: a refusal makes the
+    /// agent unhealthy soon, and must not leave other Services out of date.
     fn publish_health_checks(&self) {
         let checks = self.reconciler.health_checks();
         self.listeners.checks.send_if_modified(|published| {
@@ -340,7 +340,8 @@ impl Writer {
         }
     }
 
-    /// Has stale UDP flows deleted. The first time this checks all frontends, because a killed agent may have left some.
+    /// Sends the frontends with stale UDP flows to the task that deletes these flows. The first call covers all
+    /// frontends, because a killed agent may have left stale flows.
     fn delete_stale_flows(&mut self) {
         let stale = self.reconciler.take_stale_frontends();
         if !stale.is_empty() && self.listeners.stale_udp.send(stale).is_err() {
@@ -370,7 +371,7 @@ impl Writer {
     }
 }
 
-/// Waits for the running grace period; forever if none runs. Cancel safe.
+/// Waits for the running grace period; forever if none runs. Cancel-safe.
 async fn elapsed(
     grace: &mut Option<JoinHandle<Result<Epoch, DatapathError>>>,
 ) -> anyhow::Result<Result<Epoch, DatapathError>> {
@@ -380,7 +381,7 @@ async fn elapsed(
     }
 }
 
-/// Sleeps until `then`; forever without one.
+/// Sleeps until `then`; forever if it is `None`.
 async fn at(then: Option<Instant>) {
     match then {
         Some(then) => sleep_until(then.into()).await,

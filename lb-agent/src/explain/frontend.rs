@@ -1,5 +1,5 @@
-//! The Service of a packet that belongs to no flow, and whether a flow may begin; as `flow::new`, `service::admit` and
-//! `service::vips::unlisted`.
+//! The Service of a packet that belongs to no flow, and whether a flow may begin; like `flow::new`, `service::admit`
+//! and `service::vips::unlisted`.
 
 use lb_common::{
     Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
@@ -21,12 +21,12 @@ pub(super) struct AdmittedFlow {
     pub(super) service: Service,
     /// Whether the service masquerades this client.
     pub(super) masquerade: bool,
-    /// Whether its backends answer this client directly (direct server return).
+    /// Whether the service's backends answer this client directly (direct server return).
     pub(super) direct: bool,
 }
 
 impl<T: Tables> Walk<'_, T> {
-    /// The record of the destination; `None` also while the agent is replacing it.
+    /// The record of the destination; also `None` while the agent is replacing the record.
     pub(super) fn record(&self) -> WalkResult<Option<Service>> {
         let key = self.key();
         Ok(self.tables.service(&key)?.filter(|service| service.is_sealed(&key)))
@@ -37,7 +37,7 @@ impl<T: Tables> Walk<'_, T> {
         ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol)
     }
 
-    /// The flow that may begin with the packet; `None` if it is for no Service.
+    /// The flow that may begin with the packet; `None` if the packet is for no Service.
     pub(super) fn prepare(&mut self) -> WalkResult<Option<AdmittedFlow>> {
         let Some(service) = self.frontend()? else { return Ok(None) };
         if self.question.tuple.protocol != protocol::UDP
@@ -60,7 +60,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
     }
 
-    /// The record of the destination, noted as a step.
+    /// The record of the destination; adds it as a step.
     pub(super) fn frontend(&mut self) -> WalkResult<Option<Service>> {
         let key = self.key();
         let Some(service) = self.tables.service(&key)? else {
@@ -86,7 +86,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// The record for this client, and whether the client is internal, if that matters; as `settings::for_client`.
+    /// The record for this client, and whether the client is internal, if that matters; like `settings::for_client`.
     pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
         if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
@@ -98,8 +98,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok((service.for_client(side.is_internal()), Some(side.into())))
     }
 
-    /// Applies a `rule` that may ask whether the client is in the source ranges of the service; false if the packet is for
-    /// no Service.
+    /// Applies a `rule` that may check whether the client is in the source ranges of the service; false if the packet
+    /// is for no Service.
     pub(super) fn admit(
         &mut self,
         service: &Service,
@@ -119,10 +119,10 @@ impl<T: Tables> Walk<'_, T> {
         self.conclude(admission)
     }
 
-    /// Notes why a flow may not begin: an early end, or false if the packet is for no Service.
+    /// Adds the reason why a flow may not begin: ends the walk, or returns false if the packet is for no Service.
     fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
-            // `admit` has noted the source ranges.
+            // `admit` has added the step about source ranges.
             Admission::Admitted | Admission::SourceNotAllowed => {}
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
             Admission::StrayReset => self.steps.push(TraceStep::StrayReset),
@@ -138,7 +138,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// A packet to an address and port that no Service has; as `vips::unlisted`.
+    /// A packet to an address and port that no Service has; like `vips::unlisted`.
     pub(super) fn unlisted(&mut self) -> WalkResult<Verdict> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;

@@ -12,8 +12,8 @@
 //! words     their texts                      tables    the input; `pinned`: the pinned maps and the routing table
 //! ```
 //!
-//! Not covered, because neither the maps nor the tuple tell: packet length and TTL, fragments, ICMP, packets in a
-//! tunnel.
+//! Not covered, because neither the maps nor the tuple contain them: packet length and TTL, fragments, ICMP, packets in
+//! a tunnel.
 
 mod choice;
 mod frontend;
@@ -45,9 +45,9 @@ pub use self::{
 /// The steps of a packet and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// What the programs look up and decide, in this order.
+    /// The lookups and decisions of the programs, in their order.
     pub steps: Vec<TraceStep>,
-    /// What happens to the packet.
+    /// The fate of the packet.
     pub verdict: Verdict,
 }
 

@@ -1,4 +1,4 @@
-//! A packet at a hook: does it belong to a flow, or begin one; as `datapath::process` and `xdp::process`.
+//! A packet at a hook: whether it belongs to a flow, or begins one; like `datapath::process` and `xdp::process`.
 
 use lb_common::{
     Backend, Outcome,
@@ -38,7 +38,8 @@ impl<T: Tables> Walk<'_, T> {
         self.begin(&request, &backends, known.is_some())
     }
 
-    /// A frame at the XDP hook. What the program does not drop or send on, it passes to tc without counting it.
+    /// A frame at the XDP hook. The program passes frames that it neither drops nor sends on to tc, without counting
+    /// them.
     pub(super) fn xdp(&mut self) -> WalkResult<Verdict> {
         let verdict = match self.try_xdp() {
             Ok(verdict) => verdict,
@@ -55,7 +56,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// What the XDP program itself does; `None` if it passes the packet on to tc.
+    /// The verdict of the XDP program; `None` if it passes the packet on to tc.
     fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
         if self.question.tuple.protocol == protocol::SCTP {
             return Ok(None);
@@ -97,7 +98,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 
-    /// Whether frames `to` may leave from XDP: their next hop is known, and its device transmits redirected frames.
+    /// Whether frames with the tuple `to` may leave from XDP: their next hop is known, and its device transmits
+    /// redirected frames.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
@@ -130,12 +132,12 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(flow))
     }
 
-    /// The entry of the other direction.
+    /// The entry of the opposite direction.
     fn reverse_entry(&self, flow: &Flow) -> WalkResult<Option<Flow>> {
         Ok(self.tables.flow(&flow.to.reversed())?)
     }
 
-    /// Whether the packet belongs to the flow, rather than beginning another one; as `slow_path::is_same_flow`.
+    /// Whether the packet belongs to the flow, rather than beginning another one; like `slow_path::is_same_flow`.
     fn is_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
         let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
         let mut asked = false;
@@ -165,12 +167,12 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// Whether packets of the flow are translated at this hook.
+    /// Whether this hook translates packets of the flow.
     fn translates(&self, flow: &Flow) -> bool {
         rules::flow::is_translated_at(flow, self.question.hook == HookPoint::Egress)
     }
 
-    /// Whether the packet belongs to a connection that bypasses the VIP; as `conntrack`, which then deletes the flow.
+    /// Whether the packet belongs to a connection that bypasses the VIP; like `conntrack`, which then deletes the flow.
     fn bypasses_vip(&self, flow: &Flow) -> WalkResult<bool> {
         if !rules::flow::is_syn_ack_of_backend(&self.segment, flow) {
             return Ok(false);
@@ -178,7 +180,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(self.reverse_entry(flow)?.is_some_and(|forward| rules::flow::has_ended(&forward, flow)))
     }
 
-    /// Whether the packet begins a new connection on the entry; as `conntrack::is_new_connection`.
+    /// Whether the packet begins a new connection although its tuple has an entry; like `conntrack::is_new_connection`.
     fn is_new_connection(&mut self, flow: &Flow) -> WalkResult<bool> {
         let staleness = self.staleness(flow)?;
         self.note_staleness(staleness);
@@ -202,7 +204,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(rules::flow::staleness(flow, reply.as_ref(), syn_retries, || membership)))
     }
 
-    /// Whether the service of the packet still has the flow's backend; as `conntrack::membership`.
+    /// Whether the service of the packet still has the flow's backend; like `conntrack::membership`.
     fn membership(&self, flow: &Flow) -> WalkResult<Membership> {
         let Some(service) = self.record()? else { return Ok(Membership::NoService) };
         let (service, _) = self.for_client(service)?;
@@ -215,7 +217,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if found.is_some() { Membership::Member } else { Membership::Gone })
     }
 
-    /// A packet of the flow is translated and sent on; as `forward::packet`.
+    /// Translates a packet of the flow and sends it on; like `forward::packet`.
     fn follow(&mut self, flow: &Flow) -> WalkResult<Verdict> {
         if flow.flags & flow_flags::ROUTED != 0 && self.question.hook == HookPoint::Ingress {
             if self.tables.route(&flow.to.destination)?.is_none() {

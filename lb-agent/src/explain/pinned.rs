@@ -20,14 +20,14 @@ pub struct PinnedTables {
 }
 
 impl PinnedTables {
-    /// The tables of a data plane, for packets of the device with this interface index.
+    /// Opens the tables of a data plane, for packets of the device with this interface index.
     ///
     /// # Errors
     /// The maps cannot be opened.
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
         let maps = pinned.program_view()?;
         if let Some(error) = &maps.globals_error {
-            // Without this an agent with another hash seed would get a wrong answer.
+            // Without this warning, the answer for an agent with another hash seed would be wrong.
             eprintln!(
                 "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
             );

@@ -1,57 +1,58 @@
-//! What can be asked.
+//! The packet and hook that `explain` is called with.
 
 use lb_common::{
     conntrack::{Segment, Tick, Tuple, chunk, tcp_flags},
     protocol,
 };
 
-/// The hook that explains a packet.
+/// The hook at which the packet is explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookPoint {
-    /// XDP: where it enters the node, before the kernel makes an skb.
+    /// XDP: the packet enters the node, before the kernel allocates an skb.
     Xdp,
-    /// tc ingress: where it enters the node.
+    /// tc ingress: the packet enters the node.
     Ingress,
-    /// tc egress: where it leaves the node.
+    /// tc egress: the packet leaves the node.
     Egress,
-    /// A system call (`connect`, `sendmsg`) in which a process of the node names the destination.
+    /// A system call (`connect`, `sendmsg`) of a process of the node to the destination.
     Socket,
 }
 
-/// The part of its connection that a packet is. UDP datagrams have none.
+/// The role of a packet in its connection. UDP datagrams have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketKind {
-    /// It asks for a connection: SYN, INIT.
+    /// Requests a connection: SYN, INIT.
     Syn,
-    /// It accepts one: SYN-ACK, INIT ACK.
+    /// Accepts a connection: SYN-ACK, INIT ACK.
     SynAck,
-    /// It is in the middle of a connection.
+    /// In the middle of a connection.
     Data,
     /// Its sender ends the connection: FIN, SHUTDOWN.
     Fin,
-    /// It resets the connection: RST, ABORT.
+    /// Resets the connection: RST, ABORT.
     Rst,
 }
 
 /// The packet to explain.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
-    /// Addresses and ports.
+    /// Addresses and ports of the packet.
     pub tuple: Tuple,
-    /// Whether the source port is known; without it `CONNTRACK` is not looked up, and the packet begins a connection.
+    /// Whether the source port is known. Without it the packet counts as the first one of a connection, without a
+    /// lookup in `CONNTRACK`.
     pub knows_port: bool,
-    /// The part of its connection that the packet is.
+    /// The packet's role in its connection.
     pub kind: PacketKind,
-    /// The hook that it passes.
+    /// The hook that the packet passes.
     pub hook: HookPoint,
-    /// Interface index of its device; 0 is unknown.
+    /// Interface index of the packet's device; 0 if unknown.
     pub device: u32,
-    /// The time at which it passes.
+    /// The time at which the packet passes the hook.
     pub now: Tick,
 }
 
 impl Question {
-    /// The TCP header, or SCTP chunk, of such a packet.
+    /// The TCP header, or SCTP chunk, of a packet of this kind.
     pub(super) fn segment(&self) -> Segment {
         const NOTHING: Segment = Segment { flags: 0, seq: 0, ack: 0, payload: 0 };
         let (flags, chunk) = match self.kind {

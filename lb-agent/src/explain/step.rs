@@ -10,7 +10,7 @@ use lb_common::{
 use lb_ebpf::rules;
 use serde::Serialize;
 
-/// One look-up or decision of the programs, and its result.
+/// One lookup or decision of the programs, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TraceStep {
@@ -20,7 +20,7 @@ pub enum TraceStep {
     NoFlow,
     /// `CONNTRACK` has an entry.
     Flow {
-        /// Whether it is the direction from the backend to the client.
+        /// Whether the entry is the direction from the backend to the client.
         reply: bool,
         /// The tuple of translated packets.
         to: Ends,
@@ -31,10 +31,10 @@ pub enum TraceStep {
         seconds_left: u32,
         /// The service port.
         service: String,
-        /// How its packets leave the node.
+        /// How the flow's packets leave the node.
         way: ForwardingPath,
     },
-    /// Packets of the flow are translated at the other hook.
+    /// The other hook translates packets of the flow.
     OtherHook,
     /// A SYN that begins a new connection, although the tuple has an entry.
     #[serde(rename = "anew")]
@@ -44,7 +44,7 @@ pub enum TraceStep {
     },
     /// A retransmitted SYN.
     Retransmission,
-    /// A SYN-ACK, after the end of the flow, of a connection that bypassed the virtual address.
+    /// A SYN-ACK, after the end of the flow, of a connection that bypasses the virtual address.
     Foreign,
     /// `SERVICES` has the destination.
     Frontend {
@@ -54,13 +54,13 @@ pub enum TraceStep {
         protocol: &'static str,
         /// The service port.
         service: String,
-        /// What kind of address it is.
+        /// The kind of the address.
         #[serde(serialize_with = "names::kind")]
         kind: Option<FrontendKind>,
         /// How backends are chosen.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
-        /// Timeout of `ClientIP` affinity; 0 is none.
+        /// Timeout of `ClientIP` affinity in seconds; 0 means none.
         affinity_seconds: u32,
         /// Number of backends for external clients, and for all clients if `inside` is `None`.
         backends: u32,
@@ -73,26 +73,26 @@ pub enum TraceStep {
     Torn,
     /// The destination is no frontend.
     Address {
-        /// What it is instead.
+        /// The kind of the address.
         is: Unlisted,
     },
-    /// At an address of the node only a SYN begins a flow of the service, and this packet is none.
+    /// At an address of the node only a SYN begins a flow of the service, and this packet is no SYN.
     #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST of no flow.
     StrayReset,
     /// Whether the client is internal to the cluster, if the service treats internal and external clients differently.
     Client {
-        /// Internal or external, and how the programs know.
+        /// Internal or external, and by which criterion.
         is: ClientSide,
-        /// Backends for such a client.
+        /// Number of backends for such a client.
         backends: u32,
     },
     /// The frontend serves only processes of the node.
     SocketsOnly,
     /// The service has `loadBalancerSourceRanges`.
     SourceRanges {
-        /// Whether one of them contains the client.
+        /// Whether one of the ranges contains the client.
         allowed: bool,
     },
     /// There is no backend for this client.
@@ -105,19 +105,19 @@ pub enum TraceStep {
     StraySynAck,
     /// The client's entry in `AFFINITY`.
     Affinity {
-        /// The state of that entry.
+        /// The state of the entry.
         is: AffinityState,
     },
     /// The scheduler's choice.
     Scheduler {
-        /// Which one.
+        /// The scheduler.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
-        /// How it picks one.
+        /// How the scheduler picks a backend.
         how: Method,
         /// Number of backends to pick from.
         of: u32,
-        /// Entries of its table; 0 is none.
+        /// Entries of the scheduler's table; 0 means no table.
         table: u32,
     },
     /// The client's previous backend did not answer, so the next one is used.
@@ -142,18 +142,18 @@ pub enum TraceStep {
     /// The packet leaves at once, bypassing the stack.
     #[serde(rename = "pastStack")]
     BypassesStack {
-        /// The device that it leaves through.
+        /// The device that the packet leaves through.
         device: String,
     },
     /// The XDP program passes the packet on to tc, which decides.
     LeftToTc,
-    /// Whether a program is attached to the device at this hook; not found in the maps.
+    /// Whether a program is attached to the device at this hook; read from the kernel, not from the maps.
     Attached {
         /// The device.
         device: String,
         /// The hook.
         at: &'static str,
-        /// Whether a program of lb-agent is attached there.
+        /// Whether a program of lb-agent is attached at the hook.
         program: bool,
     },
 }
@@ -182,11 +182,11 @@ impl From<&Tuple> for Ends {
 pub enum ForwardingPath {
     /// Through the stack.
     Stack,
-    /// Through the stack, masqueraded where they leave the node.
+    /// Through the stack, masqueraded when leaving the node.
     Masqueraded,
-    /// The masquerading of such a flow.
+    /// The second translation of a masqueraded flow.
     Masquerade,
-    /// Back through the device that they came from.
+    /// Back through the device of arrival (hairpin).
     Hairpin,
     /// Out through a wire device at once, masqueraded in the same step.
     Routed,
@@ -200,13 +200,13 @@ pub enum ForwardingPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stale {
-    /// Its reverse entry is lost.
+    /// The reverse entry is lost.
     HalfLost,
-    /// Its connection has ended.
+    /// The connection has ended.
     Over,
-    /// Its backend has not answered the SYN and its retransmissions.
+    /// The backend has not answered the SYN and its retransmissions.
     Unanswered,
-    /// The service no longer has its backend.
+    /// The service no longer has the backend.
     BackendGone,
 }
 
@@ -216,13 +216,13 @@ pub enum Stale {
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs.
     OutOfRange,
-    /// In a range of cluster IPs, but no Service has it: dropped by these settings.
+    /// In a range of cluster IPs, but of no Service: dropped by these settings.
     UnknownVip,
-    /// In a range of cluster IPs, but no Service has it: passed by these settings.
+    /// In a range of cluster IPs, but of no Service: passed by these settings.
     Unknown,
     /// An address of the node or of a load balancer, or an external IP.
     NoClusterIp,
-    /// A cluster IP, but no Service has this port of it.
+    /// A cluster IP, at a port that no Service has.
     ClusterIp,
 }
 
@@ -246,17 +246,17 @@ pub enum AffinityState {
     Nothing,
     /// The entry has expired.
     Expired {
-        /// Its backend.
+        /// The backend of the entry.
         backend: SocketAddr,
     },
     /// The service no longer has the backend.
     Gone {
-        /// Its backend.
+        /// The backend of the entry.
         backend: SocketAddr,
     },
     /// The client is pinned to a backend.
     Backend {
-        /// Its backend.
+        /// The backend of the entry.
         backend: SocketAddr,
         /// Seconds until the entry expires.
         seconds_left: u32,
@@ -273,7 +273,7 @@ pub enum Method {
     Turn,
     /// By hash: always the same backend.
     Hash,
-    /// By a hash that includes the source port, which `--from` does not name.
+    /// By a hash that includes the source port, which `--from` does not contain.
     HashOfPort,
     /// By the number of active flows.
     Load,
@@ -283,48 +283,48 @@ pub enum Method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "of", content = "address")]
 pub enum Source {
-    /// The client's own.
+    /// The client's own address.
     Client,
-    /// The client's own, although the service masquerades: the backend has an address of the node itself.
+    /// The client's own address, although the service masquerades: the backend has an address of the node itself.
     ClientOnNode,
-    /// The node's.
+    /// The node's address.
     Node(IpAddr),
-    /// None: the agent has set no address or no source ports for masquerading.
+    /// No address: the agent has set no address or no source ports for masquerading.
     Nobody,
 }
 
-/// What happens to the packet.
+/// The verdict on the packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Verdict {
-    /// It passes unchanged.
+    /// The packet passes unchanged.
     Untouched {
-        /// The outcome that it counts as.
+        /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// It is translated by its flow.
+    /// The packet's flow translates it.
     Translated {
-        /// The outcome that it counts as.
+        /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
-        /// Its new tuple.
+        /// The packet's new tuple.
         to: Ends,
     },
-    /// It begins a flow to one of these.
+    /// The packet begins a flow to one of these backends.
     Begins {
         /// The possible backends: exactly one if the choice is certain.
         backends: Vec<Candidate>,
     },
-    /// It is rejected: the sender gets a TCP RST or an ICMP error.
+    /// The packet is rejected: the sender gets a TCP RST or an ICMP error.
     Rejected {
-        /// The outcome that it counts as.
+        /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// It is dropped; a system call fails.
+    /// The packet is dropped; a system call fails.
     Dropped {
-        /// The outcome that it counts as.
+        /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
@@ -336,12 +336,12 @@ pub enum Verdict {
 pub struct Candidate {
     /// The endpoint.
     pub backend: SocketAddr,
-    /// Its pod.
+    /// The endpoint's pod.
     pub pod: Option<String>,
     /// The outcome that the packet counts as.
     #[serde(serialize_with = "names::outcome")]
     pub outcome: Outcome,
-    /// How packets get to it.
+    /// How packets reach the backend.
     pub way: ForwardingPath,
 }
 
@@ -381,7 +381,7 @@ impl From<rules::unlisted::Unlisted> for Unlisted {
 }
 
 impl Stale {
-    /// Why an entry is stale; `None` if it is not.
+    /// Why an entry is stale; `None` if it is not stale.
     pub(super) const fn of(staleness: rules::flow::Staleness) -> Option<Self> {
         use rules::flow::Staleness::{BackendGone, Fresh, HalfLost, Over, Unanswered};
         Some(match staleness {

@@ -12,13 +12,13 @@ use lb_datapath::{DatapathError, Globals, Route};
 pub trait Tables {
     /// An entry of `CONNTRACK`.
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
-    /// How many more entries `CONNTRACK` takes.
+    /// How many more entries `CONNTRACK` can hold.
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError>;
     /// An entry of `SERVICES`.
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;
-    /// A slice of `BACKENDS`, as far as there is one.
+    /// A slice of `BACKENDS`; shorter if the map ends before.
     fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError>;
-    /// A slice of `TABLES`, as far as there is one.
+    /// A slice of `TABLES`; shorter if the map ends before.
     fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError>;
     /// The number of active flows in a slot of `ACTIVE`.
     fn active_flows(&self, slot: u32) -> i64;
@@ -38,10 +38,10 @@ pub trait Tables {
     fn globals(&self) -> Globals;
     /// The route to this address.
     fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError>;
-    /// The name of a device, if there is one with this interface index.
+    /// The name of a device; `None` if no device has this interface index.
     fn device_name(&self, device: u32) -> Option<String>;
-    /// The name of a service port, if it has one.
+    /// The name of a service port; `None` for an unknown id.
     fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError>;
-    /// The name of an endpoint's pod, if it is known.
+    /// The name of an endpoint's pod; `None` if it is unknown.
     fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError>;
 }

@@ -1,4 +1,4 @@
-//! What the packet tests do not cover: system calls, and the texts.
+//! Tests of the parts that the packet tests do not cover: system calls, and the texts.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use lb_common::{
 use super::*;
 use lb_datapath::{DatapathError, Globals, Route};
 
-/// Tables of one service, `default/web`.
+/// Fake tables with one service, `default/web`.
 struct Shelf {
     service: Option<(ServiceKey, Service)>,
     backends: Vec<Backend>,
@@ -231,7 +231,7 @@ fn json_names_of_steps_and_verdict() {
     assert_eq!(verdict["backends"][0]["outcome"], "new_flow");
 }
 
-/// Scripts match these names, so they outlive the names of the variants.
+/// Scripts match these names, so they must stay when a variant is renamed.
 #[test]
 fn json_names_survive_renamed_variants() {
     let name = |step: TraceStep| serde_json::to_value(step).unwrap()["step"].clone();

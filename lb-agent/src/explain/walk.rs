@@ -1,4 +1,4 @@
-//! The state of an explanation: the steps so far, and what every part of it looks up.
+//! The state of an explanation: the steps so far, and lookups that several parts share.
 
 use lb_common::{
     Outcome, Settings,
@@ -43,8 +43,8 @@ impl<'a, T: Tables> Walk<'a, T> {
         Self { tables, question, segment: question.segment(), steps: Vec::new() }
     }
 
-    /// The route by which packets `to` bypass the stack under `--forwarding direct`; as `forward::direct`. (Routed
-    /// flows do so always.)
+    /// The route by which packets with the tuple `to` bypass the stack under `--forwarding direct`; like
+    /// `forward::direct`. (Routed flows always bypass the stack.)
     pub(super) fn direct_exit(&self, to: &Tuple) -> WalkResult<Option<Route>> {
         if !self.tables.globals().direct || to.protocol == protocol::SCTP {
             return Ok(None);
@@ -52,7 +52,7 @@ impl<'a, T: Tables> Walk<'a, T> {
         Ok(self.tables.route(&to.destination)?.filter(|route| route.neighbour))
     }
 
-    /// Notes the device through which packets bypass the stack.
+    /// Adds the device through which packets bypass the stack as a step.
     pub(super) fn note_exit(&mut self, route: &Route) {
         let name = self.tables.device_name(route.device);
         let step = TraceStep::BypassesStack { device: name.unwrap_or_else(|| format!("#{}", route.device)) };
@@ -71,7 +71,7 @@ impl<'a, T: Tables> Walk<'a, T> {
     }
 }
 
-/// The verdict of a packet that the programs leave as it is.
+/// The verdict of a packet that the programs leave untouched.
 pub(super) const fn untouched(outcome: Outcome) -> Verdict {
     Verdict::Untouched { outcome }
 }

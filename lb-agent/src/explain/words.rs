@@ -11,7 +11,7 @@ use super::{
     },
 };
 
-/// The step as a line of text: what was looked up, and what was found.
+/// The text of a step: the lookup, and its result.
 pub fn step(step: &TraceStep) -> String {
     match step {
         TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
@@ -252,7 +252,7 @@ fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
     format!("scheduler: {scheduler} picks one of {}: {how}{table}", counted(of))
 }
 
-/// The verdict as lines of text; the first one says what happens to the packet.
+/// The lines of the verdict; the first line is the fate of the packet.
 pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     match verdict {
         Verdict::Untouched { outcome } | Verdict::Rejected { outcome } | Verdict::Dropped { outcome } => {
@@ -273,7 +273,7 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     }
 }
 
-/// What happens to a system call that gets no backend.
+/// The fate of a system call that gets no backend.
 const fn call(outcome: Outcome) -> &'static str {
     match socket::verdict(outcome) {
         SocketVerdict::Continue => "the call goes on unchanged",
@@ -282,7 +282,7 @@ const fn call(outcome: Outcome) -> &'static str {
     }
 }
 
-/// What happens to a packet that is not translated.
+/// The fate of a packet that is not translated.
 fn packet(outcome: Outcome) -> &'static str {
     match outcome.verdict() {
         lb_common::Verdict::Pass => "left untouched",

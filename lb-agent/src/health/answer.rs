@@ -6,7 +6,7 @@ use axum::{
 };
 use lb_core::model::ObjectName;
 
-/// Some load balancers use it as the weight of the node.
+/// The header that some load balancers use as the weight of the node.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// 200 if this node has endpoints and the agent is healthy, else 503. The body is kube-proxy's, byte for byte.

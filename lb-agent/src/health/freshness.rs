@@ -1,4 +1,4 @@
-//! When the agent is healthy. Pure: time is a parameter.
+//! The rules for when the agent is healthy. Pure: time is a parameter.
 
 use std::{
     ops::Add,
@@ -7,7 +7,7 @@ use std::{
 
 use jiff::Timestamp;
 
-/// A change that waits as long as this makes the agent unhealthy: twice kube-proxy's period of synchronisation.
+/// How long a change may wait before the agent becomes unhealthy: twice kube-proxy's period of synchronisation.
 const STALE: Duration = Duration::from_secs(60);
 
 /// A point in time, of the wall clock and of the monotonic clock, which clock adjustments do not change.
@@ -33,7 +33,7 @@ impl Add<Duration> for Moment {
     }
 }
 
-/// How far the maps are behind the sources.
+/// The lag of the maps behind the sources.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Freshness {
     last_updated: Option<Moment>,
@@ -44,10 +44,10 @@ pub struct Freshness {
 /// Health of the agent at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Alive, and synchronised at least once.
+    /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// No change has waited too long. Before the first synchronisation no change counts as waiting: a restart does not help if the
-    /// API server is unreachable.
+    /// Whether no change has waited too long. Before the first synchronisation no change counts as waiting: a restart
+    /// does not help if the API server is unreachable.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,
@@ -56,17 +56,17 @@ pub struct Health {
 }
 
 impl Freshness {
-    /// A change has arrived.
+    /// Records that a change has arrived.
     pub fn queued(&mut self, now: Moment) {
         self.oldest_queued.get_or_insert(now);
     }
 
-    /// A synchronisation was complete.
+    /// Records a complete synchronisation.
     pub const fn updated(&mut self, now: Moment) {
         *self = Self { last_updated: Some(now), oldest_queued: None };
     }
 
-    /// The changes that arrived need no map update.
+    /// Records that the changes that arrived need no map update.
     pub const fn nothing_to_do(&mut self) {
         self.oldest_queued = None;
     }
@@ -86,8 +86,8 @@ impl Freshness {
         self.oldest_queued.map(|moment| moment.timestamp)
     }
 
-    /// The health at `now`. Unlike kube-proxy, the agent is unhealthy before its first synchronisation, so that a 200 means a
-    /// complete data plane.
+    /// The health at `now`. Unlike kube-proxy, the agent is unhealthy before its first synchronisation, so that a 200
+    /// means a complete data plane.
     pub fn health(&self, now: Moment) -> Health {
         let is_stale = |since: Moment| now.instant.saturating_duration_since(since.instant) >= STALE;
         let alive = !self.oldest_queued.is_some_and(is_stale);

@@ -18,7 +18,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
             socket
         }
     };
-    // Without it a new server waits for closed connections of the previous one.
+    // Without this option a new server would wait for closed connections of the previous one.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -20,11 +20,11 @@ use crate::metrics::Metrics;
 struct Body {
     last_updated: Timestamp,
     current_time: Timestamp,
-    /// Only in `/healthz`: whether load balancers may send traffic to this node.
+    /// Whether load balancers may send traffic to this node; only in `/healthz`.
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// Left out before the first synchronisation.
+    /// The state of both families; absent before the first synchronisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<Families>,
 }
@@ -98,8 +98,8 @@ impl fmt::Debug for Probes {
     }
 }
 
-/// Routes of `--healthz-bind-address`. `health` returns the health of the agent, `eligible` whether load balancers may send traffic
-/// to this node.
+/// Routes of `--healthz-bind-address`. `health` returns the health of the agent, `eligible` whether load balancers may
+/// send traffic to this node.
 pub fn router(
     health: impl Fn() -> Health + Send + Sync + 'static,
     eligible: impl Fn() -> bool + Send + Sync + 'static,
@@ -140,11 +140,12 @@ mod tests {
         metrics::NoPackets,
     };
 
-    /// kube-proxy's own tests (`TestHealthzServer`, `TestLivezServer`), with its timeout where it has one of 10 s.
+    /// The tests are kube-proxy's own (`TestHealthzServer`, `TestLivezServer`). [`LATE`] replaces their timeout of 10
+    /// s; [`NOT_LATE`] is shorter than the timeout.
     const LATE: Duration = Duration::from_secs(60);
     const NOT_LATE: Duration = Duration::from_secs(5);
 
-    /// A proxy whose clock stands still, behind the real router.
+    /// A proxy with a manual clock, behind the real router.
     struct Proxy {
         clock: Arc<Mutex<Moment>>,
         freshness: Arc<Mutex<Freshness>>,
@@ -188,7 +189,7 @@ mod tests {
             self.freshness.lock().unwrap().updated(self.last_updated);
         }
 
-        /// Asserts code, headers and the whole body. `node_eligible` is what the body says of it.
+        /// Asserts code, headers and the whole body. `node_eligible` is the value of that field in the body.
         async fn assert(&self, path: &str, code: u16, healthy: bool, node_eligible: Option<bool>) {
             let (now, updated) = (self.now().timestamp, self.last_updated.timestamp);
             let family = json!({"lastUpdated": updated, "healthy": healthy});
@@ -207,7 +208,7 @@ mod tests {
             assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
         }
 
-        /// What holds for both paths.
+        /// Asserts the rules that apply to both paths.
         async fn assert_freshness_counts(&mut self, path: &str, eligible: Option<bool>) {
             self.updated();
             self.assert(path, 200, true, eligible).await;

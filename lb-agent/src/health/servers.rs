@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use super::{answer::answer, listen::listen};
 use crate::metrics::Metrics;
 
-/// Pauses between attempts to listen; each is twice as long as the last one.
+/// The first and the longest pause between attempts to listen; each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long a closing server waits for pending responses.
@@ -78,7 +78,7 @@ struct Server {
     task: JoinHandle<io::Result<()>>,
 }
 
-/// Why a place has no server.
+/// Why a server could not be started.
 #[derive(Debug)]
 struct Failure {
     error: String,
@@ -87,7 +87,7 @@ struct Failure {
 }
 
 impl Servers {
-    /// Serves `checks` on `addresses`; an unspecified one stands for all of its family.
+    /// Creates the servers of `checks` on `addresses`; an unspecified address stands for all addresses of its family.
     pub const fn new(
         checks: watch::Receiver<Checks>,
         addresses: watch::Receiver<BTreeSet<IpAddr>>,
@@ -96,10 +96,10 @@ impl Servers {
         Self { checks, addresses, report, running: BTreeMap::new(), failing: BTreeMap::new() }
     }
 
-    /// Runs for ever.
+    /// Runs forever.
     ///
     /// # Errors
-    /// Nobody can send checks any more.
+    /// All senders of checks are closed.
     pub async fn run(mut self) -> anyhow::Result<Infallible> {
         loop {
             self.keep_up().await;
@@ -112,13 +112,13 @@ impl Servers {
         }
     }
 
-    /// Closes and opens servers until they are those that are wanted.
+    /// Closes and opens servers until exactly the wanted ones run.
     async fn keep_up(&mut self) {
         let wanted = wanted(&self.checks.borrow_and_update(), &self.addresses.borrow_and_update());
         self.failing.retain(|place, _| wanted.contains(place));
         let closing: Vec<_> = self.running.extract_if(.., |place, _| !wanted.contains(place)).collect();
         if !closing.is_empty() {
-            // What they leave may be what another one waits for.
+            // A closed server may free the port that another one waits for.
             self.failing.values_mut().for_each(|failure| failure.retry = Instant::now());
             join_all(closing.into_iter().map(|(place, server)| server.close(place))).await;
         }
@@ -152,7 +152,7 @@ impl Servers {
         }
     }
 
-    /// Says so once for each reason, and sees to another attempt.
+    /// Reports a failure once for each reason, and schedules another attempt.
     fn failed(&mut self, place: ListenAddress, error: String) {
         let earlier = self.failing.get(&place);
         let ListenAddress { service, address } = &place;
@@ -179,7 +179,7 @@ impl Servers {
 }
 
 impl Server {
-    /// Ends with its socket closed. Whoever is connected gets no further answer.
+    /// Returns after the server's socket is closed. Open connections get no further response.
     async fn close(mut self, place: ListenAddress) {
         info!(service = %place.service, address = %place.address, "closing the server of a Service's health");
         drop(self.stop);
@@ -189,7 +189,7 @@ impl Server {
     }
 }
 
-/// A server for each Service, each of its families and each address of that.
+/// One server for each Service, each of its families, and each address of the family.
 fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddress> {
     let places = |(service, check): (&ObjectName, &HealthCheck)| {
         let (service, check) = (service.clone(), *check);
@@ -202,7 +202,7 @@ fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddre
     checks.iter().flat_map(places).collect()
 }
 
-/// What a server knows.
+/// The state that a server's handler reads.
 #[derive(Clone)]
 struct Asked {
     service: ObjectName,
@@ -212,20 +212,20 @@ struct Asked {
 }
 
 async fn tell(Shared(asked): Shared<Asked>) -> impl IntoResponse {
-    // A connection may outlive its Service by a moment: then there is nothing here.
+    // A connection may outlive its Service by a moment: then the Service has no check any more.
     let check = asked.checks.borrow().get(&asked.service).copied();
     let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);
     answer(&asked.service, local_endpoints, (asked.healthy)())
 }
 
-/// The next change; never, if nobody can make one.
+/// Waits for the next change; forever if the sender is closed.
 async fn change<T>(watched: &mut watch::Receiver<T>) {
     if watched.changed().await.is_err() {
         future::pending::<()>().await;
     }
 }
 
-/// Sleeps until then; for ever when there is no then.
+/// Sleeps until `then`; forever if it is `None`.
 async fn at(then: Option<Instant>) {
     match then {
         Some(then) => time::sleep_until(then).await,

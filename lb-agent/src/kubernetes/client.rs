@@ -1,4 +1,4 @@
-//! Which API server the agent talks to, and as whom.
+//! The API server that the agent uses, and its credentials.
 
 use std::path::PathBuf;
 
@@ -24,13 +24,13 @@ pub enum KubernetesError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error in the kubeconfig.
         source: Box<KubeconfigError>,
     },
-    /// The process does not have what a Pod of a cluster has.
+    /// The process lacks the environment of a Pod in a cluster.
     #[error("cannot use the service account of this Pod: {0}; give the Pod one, or set --kubeconfig FILE")]
     InCluster(#[from] Box<InClusterError>),
-    /// Certificates, keys or proxies that cannot be used.
+    /// Certificates, keys or proxies are unusable.
     #[error(
         "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]

@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use super::watch::Failure;
 
-/// What is wrong with the API server. Logs each problem once, however many attempts fail.
+/// The conditions of the API server. Logs each problem once, however many attempts fail.
 #[derive(Debug, Default)]
 pub(super) struct ServerConditions {
     away: bool,
@@ -12,7 +12,7 @@ pub(super) struct ServerConditions {
 }
 
 impl ServerConditions {
-    /// Logs what is new. Returns all current problems, including those of objects, which were logged already.
+    /// Logs new problems. Returns all current problems, including those of objects, which the caller has logged.
     pub(super) fn update<'a>(
         &mut self,
         failures: impl Iterator<Item = &'a Failure>,

@@ -21,7 +21,7 @@ use super::client::{ApiServer, KubernetesError, client_config};
 
 /// Events that may wait for the API server.
 const QUEUE: usize = 64;
-/// Attempts to send an Event, how long one may take, and the first pause, doubled every time.
+/// Attempts to send an Event, the time limit of each, and the pause after the first one, which doubles every time.
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub struct Events(Option<mpsc::Sender<Occurrence>>);
 #[derive(Debug)]
 pub struct Outbox(mpsc::Receiver<Occurrence>);
 
-/// What has happened.
+/// The occasion of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Occurrence {
     Starting,
@@ -44,18 +44,18 @@ enum Occurrence {
 }
 
 impl Events {
-    /// A queue, and its end for [`run`].
+    /// Creates a queue; returns it with its receiving end for [`run`].
     pub fn channel() -> (Self, Outbox) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(Some(sender)), Outbox(receiver))
     }
 
-    /// The agent starts: `Starting` on the Node.
+    /// Queues the Event `Starting` on the Node.
     pub fn starting(&self) {
         self.emit(Occurrence::Starting);
     }
 
-    /// The `healthCheckNodePort` of a Service cannot be served: Warning `FailedToStartServiceHealthcheck` on it.
+    /// Queues the Warning `FailedToStartServiceHealthcheck` on a Service whose `healthCheckNodePort` cannot be served.
     pub fn health_check_failed(&self, service: ObjectName, why: impl Into<String>) {
         self.emit(Occurrence::HealthCheckFailed { service, why: why.into() });
     }
@@ -69,18 +69,18 @@ impl Events {
     }
 }
 
-/// Sends queued Events to the API server, for ever.
+/// Sends queued Events to the API server, forever.
 ///
 /// # Errors
 ///
-/// A configuration that leads to no API server.
+/// A configuration without a usable API server.
 pub async fn run(server: ApiServer, node: &str, mut outbox: Outbox) -> Result<Infallible, KubernetesError> {
     let client = Client::try_from(client_config(server).await?).map_err(Box::new)?;
     let publisher = Publisher::new(client, node);
     loop {
         match outbox.0.recv().await {
             Some(occurrence) => publisher.publish(&occurrence).await,
-            // All senders are gone: the agent is stopping.
+            // All senders are closed: the agent is stopping.
             None => std::future::pending().await,
         }
     }
@@ -121,7 +121,7 @@ impl Publisher {
     }
 }
 
-/// The Event, worded as kube-proxy's.
+/// The Event, in kube-proxy's words.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),

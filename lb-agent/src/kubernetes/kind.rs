@@ -20,25 +20,25 @@ const PAGE: u32 = 200;
 pub(super) trait Kind: Read {
     /// `kind`
     const NAME: &str;
-    /// Whether its objects have a namespace.
+    /// Whether its objects are namespaced.
     const NAMESPACED: bool;
-    /// Whether there are API servers without this kind.
+    /// Whether some API servers lack this kind.
     const OPTIONAL: bool = false;
-    /// The form in which the rest of the agent gets an object.
+    /// The type in which the rest of the agent receives an object.
     type Change: Send;
 
-    /// Converts the object, which has this name.
+    /// Converts the object, whose name is `name`.
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError>;
 
     /// The change for a deleted object.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// The Service that is not known completely while an object with this metadata cannot be read.
+    /// The Service that is incompletely known while an object with this metadata cannot be read.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }
 
-    /// What triggered the newest version of the object.
+    /// The trigger of the newest version of the object.
     fn triggered(&self) -> Option<Trigger> {
         None
     }
@@ -54,12 +54,12 @@ pub(super) fn endpoint_slices() -> watcher::Config {
     config().labels(&format!("!{HEADLESS}"))
 }
 
-/// The Node of that name.
+/// Selects the Node of that name.
 pub(super) fn node(name: &str) -> watcher::Config {
     config().fields(&format!("metadata.name={name}"))
 }
 
-/// All ServiceCIDRs.
+/// Selects all ServiceCIDRs.
 pub(super) fn service_cidrs() -> watcher::Config {
     config()
 }
@@ -68,7 +68,7 @@ fn config() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// The change under a name that is in memory already.
+/// The change with a name that is already in memory, so that both share it.
 fn named(name: &ObjectName, change: Change) -> Change {
     match change {
         Change::Service(_, service) => Change::Service(name.clone(), service),

@@ -1,7 +1,7 @@
-//! The source of a cluster: an API server that is watched for Services and EndpointSlices.
+//! The source of a cluster: an API server, watched for Services and EndpointSlices.
 //!
-//! A watch of each kind (list, then follow) gives events; [`objects::Objects`] turns them into changes and keeps only
-//! the name and version of each object. While the API server cannot be reached, the last known state stays in force.
+//! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes and keeps only
+//! the name and version of each object. While the API server is unreachable, the last known state stays in force.
 //! `docs/kubernetes.md` describes each fault.
 
 mod client;

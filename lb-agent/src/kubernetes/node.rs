@@ -10,11 +10,11 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// The taint of a node that the cluster autoscaler is about to remove.
 const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// The Node object of this node, reduced to what the agent uses.
+/// The Node object of this node, reduced to the fields that the agent uses.
 ///
-/// The default is in force until the API server has returned the Node, and without any API server: nothing is known, and
-/// the node is eligible. When the Node is deleted, the node becomes ineligible but keeps its zone and addresses: it is
-/// still running.
+/// The default applies until the API server has returned the Node, and without an API server: all fields are unknown,
+/// and the node is eligible. When the Node is deleted, the node becomes ineligible but keeps its zone and addresses: it
+/// is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
     /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node exists, is not being deleted, and

@@ -17,20 +17,21 @@ use crate::tell::warn_few;
 
 /// The known objects of one kind; turns the events of a watch into changes.
 ///
-/// A list takes effect when it is complete: its changes come together, and only then objects that it does not have are
-/// deleted. An object that cannot be read stays in its last good state; of one with a bad part, the rest is served.
+/// A list takes effect when it is complete: its changes come together, and only then objects that are missing from it
+/// are deleted. An unreadable object stays in its last good state; if only a part of an object is bad, the rest is
+/// served.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, Known>,
-    /// Objects whose newest version cannot be read, or not completely.
+    /// Objects whose newest version is unreadable, or only partly readable.
     rejected: BTreeMap<ObjectName, Rejected>,
-    /// Number of the newest list that was begun.
+    /// Number of the newest list that has begun.
     list: u64,
-    /// Whether a list was done.
+    /// Whether a list has been completed.
     listed: bool,
     /// Changes that [`Self::handle`] has not returned yet.
     changes: Vec<K::Change>,
-    /// What triggered the changes, if that was after the beginning.
+    /// Triggers of the changes, without those from before the agent's start.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
     /// Problems of objects that are not logged yet.
@@ -40,25 +41,25 @@ pub(super) struct Objects<K: Kind> {
 /// An object that exists, readable or not.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// See [`version`].
+    /// The version as a digest: see [`version`].
     version: Option<u64>,
     /// Number of the newest list when the object was last seen.
     list: u64,
-    /// What triggered its newest readable version.
+    /// The trigger of its newest readable version.
     triggered: Option<Trigger>,
 }
 
 #[derive(Debug)]
 struct Rejected {
     why: String,
-    /// Whether no version of it could ever be read.
+    /// Whether no version of the object was ever readable.
     unread: bool,
-    /// The Service it is part of.
+    /// The Service that the object is part of.
     service: Option<ObjectName>,
 }
 
 impl<K: Kind> Objects<K> {
-    /// No object is known yet.
+    /// Creates the state without any object. Triggers before `beginning` are ignored.
     pub(super) fn new(beginning: SystemTime) -> Self {
         Self {
             known: BTreeMap::new(),
@@ -99,22 +100,22 @@ impl<K: Kind> Objects<K> {
         std::mem::take(&mut self.changes)
     }
 
-    /// What triggered the changes since the last call.
+    /// Returns the triggers of the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.triggered)
     }
 
-    /// Whether a list was completed.
+    /// Whether a list has been completed.
     pub(super) const fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether no object is known.
+    /// Whether the API server has returned no object.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// The Services with an object that cannot be read and never could. The kernel may hold them from an earlier run.
+    /// The Services with an object that was never readable. The kernel may hold them from an earlier run.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         let unread = self.rejected.values().filter(|bad| bad.unread);
         unread.filter_map(|bad| bad.service.clone()).collect()
@@ -145,7 +146,7 @@ impl<K: Kind> Objects<K> {
         }
     }
 
-    /// Notes which parts of a readable object are left out.
+    /// Records which parts of a readable object are left out.
     fn note_left_out(&mut self, name: &ObjectName, left_out: &[ConvertError]) {
         let Some(why) = left_out_text(left_out) else {
             self.rejected.remove(name);
@@ -157,7 +158,7 @@ impl<K: Kind> Objects<K> {
         self.rejected.insert(name.clone(), Rejected { why, unread: false, service: None });
     }
 
-    /// Notes what triggered a change. A time that was noted before is ignored: something else of the object changed.
+    /// Records the trigger of a change. An already recorded time is ignored: the change has another cause.
     fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
         let news = triggered.filter(|trigger| trigger.time > self.beginning && before != Some(*trigger));
@@ -177,7 +178,7 @@ impl<K: Kind> Objects<K> {
 
     fn delete_unlisted(&mut self) {
         let list = self.list;
-        // After the changes of the list: an interrupted one may have shown an object that is gone since.
+        // After the changes of the list: an interrupted list may have returned an object that has been deleted since.
         let gone = self.known.extract_if(.., |_, known| known.list != list);
         for (name, _) in gone {
             self.rejected.remove(&name);
@@ -193,7 +194,7 @@ impl<K: Kind> Objects<K> {
     }
 }
 
-/// The change that an object comes to and what triggered it, or why it cannot be read.
+/// Converts an object to its change and trigger, or returns why it is unreadable.
 fn changed<K: Kind>(
     object: &Result<K, String>,
     name: &ObjectName,
@@ -222,7 +223,7 @@ fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     Some(text)
 }
 
-/// The name of an object. An object without one cannot be told from others and is left out.
+/// The name of an object. An object without a name cannot be told from others and is left out.
 fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }
@@ -263,14 +264,14 @@ mod tests {
         object(value(name, version, ip))
     }
 
-    /// Ports that are no list: no Service at all.
+    /// A Service whose ports are no list, so that it cannot be read at all.
     fn malformed(name: &str, version: u32) -> Object {
         let mut value = value(name, version, "10.96.0.1");
         value["spec"]["ports"] = json!("eighty");
         object(value)
     }
 
-    /// A Service that no API server would take.
+    /// A Service that every API server would reject.
     fn invalid(name: &str, version: u32) -> Object {
         let mut value = value(name, version, "10.96.0.1");
         value["spec"]["ports"][0]["port"] = json!(70_000);
@@ -291,7 +292,7 @@ mod tests {
         texts(objects.handle(event))
     }
 
-    /// A list that is done; nothing may come of it before.
+    /// A complete list; before its end it must cause no change.
     fn list(objects: &mut Objects<Service>, listed: Vec<Object>) -> Vec<String> {
         assert_eq!(handle(objects, Event::Init), [""; 0]);
         for object in listed {

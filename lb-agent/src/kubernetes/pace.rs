@@ -14,8 +14,8 @@ use tower::Service;
 /// The shortest time between the starts of two watches of a kind.
 const APART: Duration = Duration::from_secs(1);
 
-/// Delays watches that would start too soon after each other. The library restarts a watch that ends without a pause,
-/// even if it ended at once, because it takes every end for the usual one after some minutes.
+/// Delays watches that would start too soon after each other. When a watch ends, the library restarts it without a
+/// pause, even if it ended at once, because it assumes the usual end after some minutes.
 #[derive(Clone, Debug)]
 pub(super) struct Paced<S> {
     inner: S,
@@ -28,7 +28,7 @@ impl<S> Paced<S> {
         Self { inner, begins: Arc::default() }
     }
 
-    /// When a request may be sent.
+    /// Returns when a request may be sent.
     fn begin(&self, request: &Request<Body>) -> Instant {
         let now = Instant::now();
         let uri = request.uri();

@@ -1,4 +1,4 @@
-//! The task that keeps the rest of the agent in step with the API server.
+//! The task that keeps the rest of the agent in sync with the API server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use super::{
     watch::Watch,
 };
 
-/// Channels for what the source publishes beside the events for the writer. Each has the newest state.
+/// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
     /// The Node object of this node.
@@ -40,21 +40,22 @@ pub struct Published {
     pub problems: watch::Sender<Vec<String>>,
 }
 
-/// How long the first write waits for the Node when everything else was listed.
+/// How long the first write waits for the Node after everything else was listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an API server may send nothing before the connection counts as dead. Real ones send a bookmark a minute.
+/// How long an API server may send nothing before the connection counts as dead. Real ones send a bookmark every
+/// minute.
 const SILENCE: Duration = Duration::from_secs(150);
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends changes, then [`SourceEvent::Synchronised`]
-/// once when all Services and EndpointSlices were listed, then [`SourceEvent::CompleteBut`] with the Services of which
-/// an object could never be read, and [`SourceEvent::Complete`] as soon as there are none. `node_name` is the name of
-/// this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds for the API
-/// server to return the Node or to answer that there is none.
+/// once when all Services and EndpointSlices were listed, then [`SourceEvent::CompleteBut`] with the Services that have
+/// an object which was never readable, and [`SourceEvent::Complete`] as soon as there are none. `node_name` is the name
+/// of this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds for the
+/// API server to return the Node or to answer that it does not exist.
 ///
 /// # Errors
 ///
-/// A configuration that leads to no API server. A server that does not answer is retried for ever.
+/// A configuration without a usable API server. A server that does not answer is retried forever.
 pub async fn run(
     server: ApiServer,
     node_name: &str,
@@ -77,12 +78,12 @@ struct Follower {
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     server: ServerConditions,
-    /// The problem to report while the Node does not exist.
+    /// The condition to report while the Node does not exist.
     no_node: String,
-    /// The ranges of each ServiceCIDR, and those to use when there is none.
+    /// The ranges of each ServiceCIDR, and the ranges to use if there is none.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
-    /// Until when the first write waits for the Node.
+    /// The deadline until which the first write waits for the Node.
     node_deadline: Option<Instant>,
     /// Whether [`SourceEvent::Synchronised`] was sent.
     synchronised: bool,
@@ -204,8 +205,8 @@ impl Follower {
         let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
-        // A deleted Node made this node ineligible. A Node that never existed is a wrong name or not registered yet:
-        // the node serves Services, and `status` shows the problem.
+        // A deleted Node makes this node ineligible. If the Node never existed, the name is wrong or it is not
+        // registered yet: the node serves Services, and `status` shows the problem.
         let no_node = node.is_missing().then_some(self.no_node.as_str());
         let problems = problems.chain(no_node);
         let now = self.server.update(failures.into_iter().flatten(), problems);
@@ -213,7 +214,7 @@ impl Follower {
     }
 }
 
-/// Updates the channel; receivers wake up only if the value is another one.
+/// Updates the channel; receivers wake up only if the value differs.
 fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|published| {
         let modified = *published != now;
@@ -222,7 +223,7 @@ fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     });
 }
 
-/// Sleeps until the given time, for ever without one.
+/// Sleeps until `then`; forever if it is `None`.
 async fn at(then: Option<Instant>) {
     match then {
         Some(then) => sleep_until(then).await,

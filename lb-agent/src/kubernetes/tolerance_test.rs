@@ -1,4 +1,4 @@
-//! Fields of API objects that the agent does not use never change how it reads an object.
+//! Fields of API objects that the agent does not use must never change how it reads an object.
 
 use std::fmt::Debug;
 
@@ -190,7 +190,7 @@ struct Field {
     is_map: bool,
 }
 
-/// Every field of the object and of everything in it.
+/// Collects every field of the object, including nested ones.
 fn fields(value: &Value, pointer: &str, path: &str, found: &mut Vec<Field>) {
     found.push(Field { pointer: pointer.to_owned(), path: path.to_owned(), is_map: value.is_object() });
     match value {
@@ -223,7 +223,7 @@ impl Complete {
         found
     }
 
-    /// Whether neither the field nor anything in it is used.
+    /// Whether the agent uses neither the field nor anything nested in it.
     fn is_unused(&self, field: &Field) -> bool {
         let within = |inner: &str, outer: &str| {
             outer.is_empty()
@@ -241,7 +241,7 @@ impl Complete {
     }
 }
 
-/// What an API server or a writer may put into a field of another type.
+/// Values that an API server or a writer may put into a field of another type.
 fn odd_values() -> Vec<Value> {
     vec![
         Value::Null,
@@ -257,7 +257,7 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// Everything that the agent learns of an object.
+/// Everything that the agent reads from an object.
 fn read<K: Kind>(object: &Value) -> String
 where
     K::Change: Debug,
@@ -293,7 +293,7 @@ fn null_anywhere_never_makes_it_unreadable<K: Kind>(complete: &Complete)
 where
     K::Change: Debug,
 {
-    // An object without a name is left out with a warning: nothing could tell it from others.
+    // An object without a name is left out with a warning, because it cannot be told from others.
     let names = ["", "metadata", "metadata.name"];
     for field in complete.fields().iter().filter(|field| !names.contains(&&*field.path)) {
         let mut object = complete.object.clone();
@@ -319,7 +319,7 @@ fn null_never_makes_an_object_unreadable() {
     null_anywhere_never_makes_it_unreadable::<ServiceCidr>(&service_cidr());
 }
 
-/// Any number of unused fields with odd values, and unknown fields in any of the maps.
+/// Objects in which any number of unused fields have odd values, with unknown fields in any of the maps.
 fn damaged(complete: Complete) -> impl Strategy<Value = Value> {
     let maps: Vec<Field> = complete.fields().into_iter().filter(|field| field.is_map).collect();
     let value = sample::select(odd_values());
@@ -331,7 +331,7 @@ fn damaged(complete: Complete) -> impl Strategy<Value = Value> {
             object.pointer_mut(&map.pointer).unwrap()[key] = value;
         }
         for (field, value) in replaced {
-            // A field in one that was replaced before is gone.
+            // A field that was nested in a replaced one no longer exists.
             if let Some(field) = object.pointer_mut(&field.pointer) {
                 *field = value;
             }

@@ -17,8 +17,8 @@ use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
 
-/// No event says that a watch was resumed. It counts as resumed after this time without a failure: longer than the pause
-/// between two attempts plus the time that an attempt may take.
+/// No event reports that a watch was resumed. It counts as resumed after this time without a failure: longer than the
+/// pause between two attempts plus the time that an attempt may take.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind.
@@ -29,7 +29,7 @@ pub(super) struct Watch<K: Kind> {
     settled: bool,
 }
 
-/// Why a kind cannot be followed now.
+/// Why a kind cannot be watched now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The API server does not answer.
@@ -39,13 +39,13 @@ pub(super) enum Failure {
 }
 
 impl<K: Kind> Watch<K> {
-    /// Sends no request before [`Self::next`]. Changes from before `beginning` trigger nothing.
+    /// Sends no request before [`Self::next`]. Changes from before `beginning` have no trigger.
     pub(super) fn new(client: Client, config: watcher::Config, beginning: SystemTime) -> Self {
         let stream = watcher(Api::all(client), config).default_backoff().boxed();
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 
-    /// Waits for the next event; returns what changed, perhaps nothing. `None` would be the end, which never comes.
+    /// Waits for the next event; returns its changes, perhaps none. `None` would be the end, which never comes.
     /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
@@ -60,7 +60,7 @@ impl<K: Kind> Watch<K> {
         };
         match event {
             Ok(event) => {
-                // The beginning of a list is no answer yet.
+                // The beginning of a list does not show that the API server answers.
                 if !matches!(event, Event::Init) {
                     self.failure = None;
                 }
@@ -84,7 +84,7 @@ impl<K: Kind> Watch<K> {
         debug!("{why}");
         let (status, now) = (status(error), Instant::now());
         self.failure = match status {
-            // An API server too old for this kind is retried, because it may be upgraded, but that is no problem.
+            // An API server too old for this kind is retried, because it may be upgraded; its answer is no problem.
             Some(404) if K::OPTIONAL => None,
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),
@@ -92,43 +92,43 @@ impl<K: Kind> Watch<K> {
         self.settled |= status == Some(403);
     }
 
-    /// What is wrong with objects.
+    /// The problems of objects.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.objects.problems()
     }
 
-    /// Whether a list was completed.
+    /// Whether a list has been completed.
     pub(super) const fn is_listed(&self) -> bool {
         self.objects.is_listed()
     }
 
-    /// Whether the kind was listed, and nothing of it exists.
+    /// Whether the kind was listed, and no object of it exists.
     pub(super) fn is_missing(&self) -> bool {
         self.objects.is_listed() && self.objects.is_empty()
     }
 
-    /// Whether the API server has listed the kind or has forbidden to.
+    /// Whether the API server has listed the kind or has refused to.
     pub(super) const fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// The Services of which an object cannot be read and never could.
+    /// The Services with an object that was never readable.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         self.objects.unread()
     }
 
-    /// What triggered the changes since the last call.
+    /// Returns the triggers of the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         self.objects.take_triggered()
     }
 
-    /// Why the kind cannot be followed now, if it cannot.
+    /// Why the kind cannot be watched now; `None` if it can.
     pub(super) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref().map(|(failure, _)| failure)
     }
 }
 
-/// The HTTP status of an API server that has answered.
+/// The HTTP status, if the API server has answered.
 fn status(error: &watcher::Error) -> Option<u16> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -142,15 +142,15 @@ fn status(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-/// Connections end and versions expire; the watch then resumes by itself, and the next error reports a failure to do so.
-/// A watch that cannot start because of an expired version is not routine: it would request that version again.
+/// Connections end and versions expire; the watch then resumes by itself, and the next error reports a failure to do
+/// so. A watch that cannot start because of an expired version is not routine: it would request that version again.
 fn is_routine(error: &watcher::Error) -> bool {
     let expired = status(error) == Some(410) && !matches!(error, watcher::Error::WatchStartFailed(_));
     expired
         || matches!(error, watcher::Error::WatchFailed(cause) if !matches!(cause, kube::Error::SerdeError(_)))
 }
 
-/// The error with its causes, each said once.
+/// The error with its causes, each of them once.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

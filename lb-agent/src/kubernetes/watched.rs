@@ -1,4 +1,4 @@
-//! An object as it comes from a list or a watch, before anything is known of its content.
+//! An object of a list or a watch, before its content is read.
 
 use std::{borrow::Cow, fmt::Debug};
 
@@ -8,19 +8,19 @@ use lb_core::api::ObjectMeta;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A kind of the Kubernetes API that is read as a type of ours.
+/// A kind of the Kubernetes API, read as a type of `lb_core::api`.
 pub(super) trait Read: DeserializeOwned + Clone + Debug + Send + 'static {
-    /// The type that knows where the API server has this kind.
+    /// The type that defines the API path of this kind.
     type Schema: Resource<DynamicType = ()>;
 }
 
-/// An object whose metadata can always be read, so that one object of an unexpected form stops no watch.
+/// An object whose metadata is always readable, so that one object of an unexpected form does not stop the watch.
 #[derive(Clone, Debug)]
 pub(super) struct Watched<K> {
     pub(super) metadata: ObjectMeta,
-    /// The object, or why it cannot be read.
+    /// The object, or why it is unreadable.
     pub(super) object: Result<K, String>,
-    /// What the watch itself needs of `metadata`.
+    /// The part of `metadata` that the watch itself needs.
     version: v1::ObjectMeta,
 }
 

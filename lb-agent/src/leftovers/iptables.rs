@@ -18,7 +18,8 @@ const TOOLS: [(&str, &str); 4] = [
 const PLAIN_TOOLS: [(&str, &str); 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
-/// Chains that kube-proxy makes once. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT are kubelet's.)
+/// Chains that kube-proxy creates once. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT are
+/// kubelet's.)
 const CHAINS: [&str; 13] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FORWARD",
@@ -62,9 +63,9 @@ pub(super) fn find() -> Vec<Leftover> {
 /// A table as `iptables-save` prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table<'a> {
-    /// Names, and whether the chain is built in.
+    /// Names of the chains, and whether each is built in.
     chains: BTreeMap<&'a str, bool>,
-    /// `-A CHAIN …`
+    /// The rules, as `-A CHAIN …`.
     rules: Vec<&'a str>,
 }
 
@@ -93,7 +94,7 @@ fn tables(text: &str) -> Vec<(&str, Table<'_>)> {
     tables
 }
 
-/// `None` without chains of kube-proxy.
+/// The removal of kube-proxy's chains from a table; `None` without such chains.
 fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     let mut chains: BTreeSet<&str> = table
         .chains
@@ -116,7 +117,7 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps, input })
 }
 
-/// Keeps chains that chains of other programs jump to, and all chains that these jump to.
+/// Keeps chains that chains of other programs jump to, and all chains that these jump to in turn.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {
@@ -151,14 +152,14 @@ fn chain_of(rule: &str) -> &str {
     rule.split(' ').nth(1).unwrap_or_default()
 }
 
-/// Where a rule leads. What is quoted, as a comment may be, says nothing.
+/// The target of a rule. Quoted words, such as those of a comment, are skipped.
 fn target_of(rule: &str) -> Option<&str> {
     let mut words = words(rule).into_iter();
     words.find(|word| ["-j", "-g", "--jump", "--goto"].contains(word))?;
     words.next()
 }
 
-/// The words of a rule; one in quotation marks, with spaces perhaps, is one.
+/// The words of a rule; a quoted text, perhaps with spaces, is one word.
 fn words(rule: &str) -> Vec<&str> {
     let (mut words, mut rest) = (Vec::new(), rest_of(rule));
     while !rest.is_empty() {
@@ -174,7 +175,7 @@ fn rest_of(text: &str) -> &str {
     text.trim_start_matches(' ')
 }
 
-/// Behind the quotation mark that ends what begins with one; a backslash takes its meaning from the next character.
+/// The offset after the closing quotation mark of a quoted text; a backslash escapes the next character.
 fn end_of_quoted(text: &str) -> usize {
     let mut escaped = false;
     for (at, character) in text.char_indices().skip(1) {

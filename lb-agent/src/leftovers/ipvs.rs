@@ -14,9 +14,10 @@ use super::{Leftover, Order, output_of};
 const DEVICE: &str = "kube-ipvs0";
 /// Kubernetes' default range of node ports.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// Exists if the kernel module of ipset is loaded. Listing must not change anything, and `ipset` would load the module.
+/// The path exists if the kernel module of ipset is loaded. Listing must not change anything, and `ipset` would load
+/// it.
 const SETS_MODULE: &str = "/sys/module/ip_set";
-/// Sets that kube-proxy makes, without `KUBE-`, or `KUBE-6-` for IPv6.
+/// Sets that kube-proxy creates, without the prefix `KUBE-` or, for IPv6, `KUBE-6-`.
 const SETS: [&str; 17] = [
     "CLUSTER-IP",
     "EXTERNAL-IP",
@@ -36,9 +37,9 @@ const SETS: [&str; 17] = [
     "NODE-PORT-TCP",
     "NODE-PORT-UDP",
 ];
-/// A set stays in use for a moment after its last rule was removed.
+/// Attempts to remove a set, which stays in use for a moment after its last rule was removed.
 const ATTEMPTS: u32 = 20;
-/// Longer names of sets are truncated.
+/// The kernel's limit on names of sets; longer names are cut.
 const SET_NAME: usize = 31;
 
 pub(super) fn find() -> Vec<Leftover> {
@@ -61,7 +62,7 @@ fn device() -> Option<Leftover> {
     Some(Leftover { what, orders })
 }
 
-/// The sets; rules that use them must be removed before.
+/// The sets; rules that use them must be removed first.
 fn sets() -> Option<Leftover> {
     let listed = Path::new(SETS_MODULE).exists().then(|| output_of("ipset", &["list", "-n"]))??;
     let names: Vec<&str> = listed.lines().filter(|name| is_kube_proxys(name)).collect();
@@ -91,20 +92,21 @@ fn addresses(listed: &str) -> BTreeSet<IpAddr> {
 /// A virtual server in the output of `ipvsadm -S -n`.
 #[derive(Debug, PartialEq, Eq)]
 struct Server<'a> {
-    /// Option of ipvsadm.
+    /// The ipvsadm option for the protocol.
     protocol: &'a str,
     at: &'a str,
-    /// Its real servers.
+    /// The real servers of the virtual server.
     real: BTreeSet<&'a str>,
 }
 
 impl Server<'_> {
-    /// `None` if it is not an address and a port.
+    /// The address and port; `None` if the text is something else.
     fn address(&self) -> Option<SocketAddr> {
         self.at.parse().ok()
     }
 
-    /// Whether this is a node port. Its address is not on the interface, but its real servers are those of a Service whose address is.
+    /// Whether this is a node port. Its address is not on the interface, but it has the same real servers as a Service
+    /// whose address is.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);

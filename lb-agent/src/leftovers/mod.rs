@@ -1,7 +1,8 @@
-//! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets of ipset.
-//! Packets of Services are translated before they reach these rules, but the rules may reject them.
+//! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets
+//! of ipset. The programs translate packets of Services before these rules, but the rules may still reject them.
 //!
-//! Leftovers are listed and removed with the tools that made them, each in one transaction. A missing tool finds nothing.
+//! Leftovers are listed and removed with the tools that created them, each in one transaction. If a tool is missing,
+//! its leftovers are not found.
 
 mod iptables;
 mod ipvs;
@@ -31,11 +32,11 @@ struct Order {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
-    /// Number of attempts, with a [`PAUSE`] between.
+    /// Number of attempts, with a [`PAUSE`] between them.
     attempts: u32,
 }
 
-/// The kernel releases what a deleted rule used within this time.
+/// Pause between attempts: the kernel releases objects that a deleted rule used after a moment.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A leftover cannot be removed.
@@ -54,10 +55,10 @@ impl fmt::Display for Leftover {
 }
 
 impl Leftover {
-    /// Removes it.
+    /// Removes the leftover.
     ///
     /// # Errors
-    /// A tool that has shown it refuses to remove it.
+    /// The tool that listed the leftover refuses to remove it.
     pub fn remove(&self) -> Result<(), LeftoverError> {
         let failed = |source| LeftoverError { what: self.what.clone(), source };
         self.orders.iter().try_for_each(Order::run).map_err(failed)
@@ -98,7 +99,7 @@ impl Order {
 pub fn find() -> Vec<Leftover> {
     let mut found = iptables::find();
     found.extend(nftables());
-    // Last: sets can be removed only after the rules that use them.
+    // Last, because sets can be removed only after the rules that use them.
     found.extend(ipvs::find());
     found
 }
@@ -115,13 +116,13 @@ pub fn advice(found: &[Leftover]) -> Option<String> {
     })
 }
 
-/// The output of a tool; `None` if it is missing or fails, as without support by the kernel.
+/// The output of a tool; `None` if the tool is missing or fails, for example without support by the kernel.
 fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Tables of kube-proxy; it shares them with no other program.
+/// Tables of kube-proxy, which no other program uses.
 fn nftables() -> Vec<Leftover> {
     let tables = output_of("nft", &["list", "tables"]).unwrap_or_default();
     ["ip", "ip6"]

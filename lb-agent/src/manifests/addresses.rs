@@ -26,17 +26,17 @@ impl Addresses {
         Self { allocator: Allocator::new(&options.cluster_ip_ranges, options.node_port_range.clone(), known) }
     }
 
-    /// Releases everything that Services have which do not exist.
+    /// Releases all addresses and ports of Services that do not exist.
     pub(super) fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         self.allocator.retain(exists);
     }
 
-    /// Releases everything that a deleted Service had.
+    /// Releases all addresses and ports of a deleted Service.
     pub(super) fn release(&mut self, service: &ObjectName) {
         self.allocator.release(service);
     }
 
-    /// Allocates addresses to Services, in whatever order works. A rejected Service keeps what it had.
+    /// Allocates addresses to Services, in an order that works. A rejected Service keeps its old ones.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
@@ -48,7 +48,7 @@ impl Addresses {
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Services that exchange addresses can only be served together: all of them first release what they have.
+    /// Allocates addresses to Services that exchange theirs: all of them first release what they have.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);

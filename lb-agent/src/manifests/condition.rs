@@ -1,4 +1,4 @@
-//! Problems in the manifests, and their locations.
+//! Conditions of manifests, and their locations.
 
 use std::{fmt, path::PathBuf};
 
@@ -7,29 +7,29 @@ use lb_core::rules;
 /// How severe a [`Condition`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The manifest has no effect, or perhaps another one than intended.
+    /// The manifest has no effect, or perhaps not the intended one.
     Warning,
-    /// The manifest is rejected; the last good state, if there was one, stays in force.
+    /// The manifest is rejected; the last good state, if there is one, stays in force.
     Error,
 }
 
-/// Something in the manifests that the user should correct; `lb-agent status` lists it.
+/// An error in the manifests that the user should correct; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Condition {
-    /// Its severity.
+    /// The condition's severity.
     pub severity: Severity,
-    /// Its location.
+    /// The condition's location.
     pub location: Location,
-    /// The object it is about, as `Service default/web`; `None` if that is not known.
+    /// The object, such as `Service default/web`; `None` if it is unknown.
     pub object: Option<String>,
-    /// Path of the field within the object, as `spec.ports[0].port`; empty where it is about the whole object.
+    /// Path of the field within the object, such as `spec.ports[0].port`; empty for the whole object.
     pub field: String,
-    /// What is wrong; in the words of the API server where it has the same rule.
+    /// The error, in the words of the API server if it has the same rule.
     pub message: String,
 }
 
 impl Condition {
-    /// One of a whole file, or of the folder.
+    /// A condition of a whole file, or of the folder.
     pub(super) fn of_file(severity: Severity, file: PathBuf, message: String) -> Self {
         let location = Location { file, document: None };
         Self { severity, location, object: None, field: String::new(), message }
@@ -41,14 +41,14 @@ impl Condition {
 pub struct Location {
     /// The file, or the folder itself.
     pub file: PathBuf,
-    /// The document; `None` for what concerns the whole file.
+    /// The document; `None` for the whole file.
     pub document: Option<DocumentLocation>,
 }
 
 /// A document within a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentLocation {
-    /// Number of the document among those that have content, from 1.
+    /// Number of the document among those with content, from 1.
     pub number: usize,
     /// Line of the file where its content starts, from 1.
     pub line: usize,
@@ -82,9 +82,9 @@ impl fmt::Display for Condition {
 pub(super) struct FieldError {
     /// Path of the field; empty for the whole document.
     pub(super) field: String,
-    /// What is wrong.
+    /// The error.
     pub(super) message: String,
-    /// Line and column within the text of the document, from 1, where the error is one of syntax.
+    /// Line and column of a syntax error within the text of the document, from 1.
     pub(super) position: Option<(usize, usize)>,
 }
 
@@ -93,7 +93,7 @@ impl FieldError {
         Self { field: field.to_string(), message: message.to_string(), position: None }
     }
 
-    /// The message, with its line counted from the top of the file whose line `first_line` starts the document.
+    /// The message, with lines counted from the top of the file; the document starts on line `first_line`.
     pub(super) fn message_at(&self, first_line: usize) -> String {
         match self.position {
             Some((line, column)) => {

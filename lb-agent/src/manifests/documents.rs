@@ -1,18 +1,18 @@
 //! The documents of a YAML stream, found in the text without parsing it.
 //!
-//! YAML allows this: a line that starts with `---` or `...` ends a document whatever it is inside of (YAML 1.2.2
-//! §9.1.4). So a syntax error stays inside its document, and a document that did not change needs no parsing.
+//! YAML allows this: a line that starts with `---` or `...` ends a document wherever it occurs (YAML 1.2.2 §9.1.4). So
+//! a syntax error affects only its own document, and an unchanged document needs no parsing.
 
 use memchr::{memchr_iter, memmem};
 
 /// One document of a file, as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DocumentText<'a> {
-    /// The text, from the `---` line (if it has one) up to the next marker.
+    /// The text, from the `---` line (if there is one) up to the next marker.
     pub(super) text: &'a str,
     /// Line of the file on which `text` starts, from 1.
     pub(super) first_line: usize,
-    /// Line of the file on which its content starts: after the marker, blank lines and comments; from 1.
+    /// Line of the file on which the content starts, after the marker, blank lines and comments; from 1.
     pub(super) line: usize,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     documents
 }
 
-/// Offsets of the lines after the first that are document markers.
+/// Offsets of the document markers, except on the first line.
 fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let is_marker = move |newline: usize| {
@@ -46,7 +46,7 @@ fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     offsets.into_iter()
 }
 
-/// Number of the first line, from 0, that holds more than a marker, a directive or a comment.
+/// Number of the first line, from 0, with more than a marker, a directive or a comment.
 fn content_line(chunk: &str) -> Option<usize> {
     let has_content = |(index, line): (usize, &str)| {
         let content = if index == 0 { strip_marker(line) } else { line };
@@ -56,7 +56,7 @@ fn content_line(chunk: &str) -> Option<usize> {
     chunk.lines().enumerate().position(has_content)
 }
 
-/// What follows the marker on its line; a line without a marker as it is.
+/// The rest of a line after its marker; the whole line if it has none.
 fn strip_marker(line: &str) -> &str {
     let rest = line.strip_prefix("---").or_else(|| line.strip_prefix("..."));
     rest.filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r'])).unwrap_or(line)
@@ -66,7 +66,7 @@ fn strip_marker(line: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// Text without marker lines and line of each document.
+    /// Text without marker lines, and line of each document.
     fn parts(text: &str) -> Vec<(usize, String)> {
         let strip = |text: &str| {
             text.lines().filter(|line| *line != "---" && *line != "...").collect::<Vec<_>>().join("\n")

@@ -14,23 +14,23 @@ use super::{
     parse::{Parsed, parse},
 };
 
-/// Below this many new documents threads cost more than they save.
+/// Number of new documents below which threads cost more than they save.
 const PARALLEL_THRESHOLD: usize = 64;
 
-/// A file as it was last read.
+/// A file as of the last read.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) documents: Vec<Document>,
-    /// Why the file cannot be read at this moment; the documents are those of the last time it could.
+    /// Why the file is unreadable now; the documents are those of the last successful read.
     pub(super) unreadable: Option<String>,
-    /// Whether it is open for writing.
+    /// Whether the file is open for writing.
     pub(super) is_draft: bool,
 }
 
 /// A document of a file.
 #[derive(Debug)]
 pub(super) struct Document {
-    /// Tells it from every other document there ever was; stays while its text does.
+    /// Id of the document, never reused; it stays while the text stays the same.
     pub(super) id: u64,
     digest: u128,
     /// Line of the file on which its text starts, from 1.
@@ -41,7 +41,7 @@ pub(super) struct Document {
 }
 
 impl File {
-    /// Whether there may be objects in the file that cannot be read at this moment.
+    /// Whether the file may contain objects that are unreadable now.
     pub(super) fn is_obscure(&self) -> bool {
         self.unreadable.is_some()
             || self.is_draft
@@ -68,7 +68,7 @@ impl<'a> Text<'a> {
         Self { documents: split(text).into_iter().map(digest).collect() }
     }
 
-    /// The documents that `old` has not.
+    /// The documents that `old` lacks.
     pub(super) fn news(&self, old: Option<&File>) -> Vec<(u128, &'a str)> {
         let old = old.map_or(&[][..], |file| &file.documents);
         let (start, end) = self.common_ends(old);
@@ -79,7 +79,7 @@ impl<'a> Text<'a> {
         middle.iter().filter(is_new).map(|(digest, document)| (*digest, document.text)).collect()
     }
 
-    /// How many documents are the same as in `old` from the start on, and how many of the others from the end on.
+    /// How many documents equal those of `old` from the start on, and how many of the others from the end on.
     fn common_ends(&self, old: &[Document]) -> (usize, usize) {
         let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
         let start = old.iter().zip(&self.documents).take_while(same).count();
@@ -91,16 +91,16 @@ impl<'a> Text<'a> {
 /// What changed in a file.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
-    /// Documents that are gone.
+    /// Removed documents.
     pub(super) removed: Vec<Document>,
-    /// Ids of documents that are new.
+    /// Ids of new documents.
     pub(super) added: Vec<u64>,
-    /// Ids of documents that may stand in another order than before.
+    /// Ids of documents whose order may have changed.
     pub(super) moved: Vec<u64>,
 }
 
 impl File {
-    /// Applies a new text. `parsed` has the documents from [`Text::news`]; ids are taken from `next_id` on.
+    /// Applies a new text. `parsed` has the documents from [`Text::news`]; new ids start at `next_id`.
     pub(super) fn update(
         &mut self,
         text: &Text<'_>,

@@ -1,4 +1,4 @@
-//! The state of the folder: which objects it defines, what is wrong with it, and what changed.
+//! The state of the folder: the objects that it defines, its problems, and the changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,33 +23,33 @@ use super::{
 /// A change of one file of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// Its name within the folder.
+    /// The file's name within the folder.
     pub file: OsString,
-    /// Its content now.
+    /// The file's new content.
     pub content: Content,
 }
 
 /// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// It holds this text.
+    /// The file holds this text.
     Text(String),
-    /// It holds this text and is open for writing: there may be more.
+    /// The file holds this text and is still open for writing, so more text may follow.
     Draft(String),
-    /// It is there but cannot be read, for this reason.
+    /// The file exists but is unreadable, for this reason.
     Unreadable(String),
-    /// It is gone.
+    /// The file does not exist.
     Gone,
 }
 
 /// The result of edits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// Only what is different from before.
+    /// The changes of objects.
     pub changes: Vec<Change>,
-    /// Everything that is wrong with the folder now, by file and document.
+    /// All present conditions of the folder, by file and document.
     pub problems: Vec<Condition>,
-    /// Places of objects of kinds that this source does not take, and their kinds; each kind only once.
+    /// Locations of objects of kinds that this source ignores, with the kind; each kind only once.
     pub ignored: Vec<(Location, String)>,
 }
 
@@ -59,21 +59,21 @@ pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// The documents that define an object. More than one is an error: the first counts.
+    /// The documents that define an object. If there are more than one, the first counts and the others are errors.
     claims: HashMap<Key, Vec<Claim>>,
     objects: HashMap<Key, Known>,
     addresses: Addresses,
     /// Whether `addresses` may hold Services of an earlier run that no longer exist.
     remembers: bool,
-    /// Why the folder cannot be read at this moment.
+    /// Why the folder is unreadable now.
     unreadable: Option<String>,
-    /// Whether there are files whose content was not shown yet.
+    /// Whether there are files whose content has not been read yet.
     expects_more: bool,
     /// Services whose addresses or ports cannot be allocated.
     refused: BTreeMap<Key, FieldError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
-    /// Objects that no document defines, but that may be in one that cannot be read at this moment.
+    /// Objects that no readable document defines, but an unreadable one may.
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
 }
@@ -84,7 +84,7 @@ struct Claim {
     file: Arc<OsStr>,
     document: u64,
     parsed: Arc<Parsed>,
-    /// Location among the objects of the document.
+    /// Index among the objects of the document.
     index: usize,
 }
 
@@ -97,14 +97,14 @@ impl Claim {
 /// An object in its last good state.
 #[derive(Debug)]
 struct Known {
-    /// The file that defines it.
+    /// The file that defines the object.
     file: Arc<OsStr>,
     resource: Arc<Resource>,
-    /// A Service with the addresses and node ports it got; `None` for one without virtual addresses.
+    /// A Service with its allocated addresses and node ports; `None` for one without virtual addresses.
     service: Option<Service>,
 }
 
-/// What to do with an object.
+/// The decision about an object.
 enum Verdict {
     Keep,
     Remove,
@@ -112,8 +112,8 @@ enum Verdict {
 }
 
 impl Manifests {
-    /// An empty folder. `contents` is what the kernel holds from an earlier run: Services get the addresses and node
-    /// ports again that they had.
+    /// An empty folder. `contents` is the state of the kernel from an earlier run: Services get the same addresses and
+    /// node ports again.
     pub fn new(options: &ManifestsOptions, contents: &Contents) -> Self {
         Self {
             dir: options.dir.clone(),
@@ -132,22 +132,22 @@ impl Manifests {
         }
     }
 
-    /// Names of the files it knows.
+    /// Names of the known files.
     pub fn files(&self) -> impl Iterator<Item = &OsStr> {
         self.files.keys().map(AsRef::as_ref)
     }
 
-    /// Sets why the folder cannot be read. As long as it cannot, everything stays as it is.
+    /// Sets why the folder is unreadable. As long as it is, all objects keep their state.
     pub fn set_unreadable(&mut self, why: Option<String>) {
         self.unreadable = why;
     }
 
-    /// Sets whether there are files whose content comes with a later edit.
+    /// Sets whether there are files whose content will come with a later edit.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
     }
 
-    /// Applies edits, at most one of each file; returns what followed.
+    /// Applies edits, at most one for each file; returns their effect.
     pub fn apply(&mut self, edits: &[Edit]) -> Update {
         let mut touched = self.take_edits(edits);
         touched.extend(self.refused.keys().cloned());
@@ -157,7 +157,7 @@ impl Manifests {
         Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
-    /// Frees the addresses that other Services had in an earlier run, once it is certain which Services exist.
+    /// Releases the addresses of Services of an earlier run, once it is certain which Services exist.
     fn release_earlier_addresses(&mut self) {
         let knows_all = self.unreadable.is_none() && !self.expects_more;
         if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
@@ -167,7 +167,7 @@ impl Manifests {
         }
     }
 
-    /// Brings files and claims up to date; the objects that may have changed.
+    /// Updates files and claims; returns the objects that may have changed.
     fn take_edits(&mut self, edits: &[Edit]) -> BTreeSet<Key> {
         let texts: Vec<_> = edits
             .iter()
@@ -208,7 +208,7 @@ impl Manifests {
         }
     }
 
-    /// Brings the claims of a file up to date.
+    /// Updates the claims of a file.
     fn reclaim(&mut self, name: &Arc<OsStr>, difference: &Difference, touched: &mut BTreeSet<Key>) {
         for document in &difference.removed {
             for object in &document.parsed.objects {
@@ -267,7 +267,7 @@ impl Manifests {
         changes
     }
 
-    /// Puts the claims for an object in the order of files and documents.
+    /// Sorts the claims for an object by file and document.
     fn order_claims(&mut self, key: &Key) {
         let Some(claims) = self.claims.get_mut(key) else { return };
         if claims.is_empty() {
@@ -336,7 +336,7 @@ impl Manifests {
         self.objects.insert(key.clone(), known);
     }
 
-    /// Everything that is wrong, in the order of files and documents.
+    /// All conditions, in the order of files and documents.
     fn problems(&self) -> Vec<Condition> {
         let mut problems = Vec::new();
         let unreadable = |file, why: &String| Condition::of_file(Severity::Error, file, why.clone());
@@ -391,7 +391,7 @@ impl Manifests {
         }
     }
 
-    /// Ignored kinds, where they are seen for the first time.
+    /// Ignored kinds that have not been reported before.
     fn newly_ignored(&mut self) -> Vec<(Location, String)> {
         let mut found = Vec::new();
         for (name, file) in &self.files {
@@ -412,19 +412,19 @@ impl Manifests {
     }
 }
 
-/// The warning that tells why an object that was removed from the file is still served.
+/// The warning for a file that is open for writing: an object that was removed from it is still served.
 fn draft(file: PathBuf) -> Condition {
     let message = "is open for writing; objects that it no longer defines stay in force until it is closed";
     Condition::of_file(Severity::Warning, file, message.to_owned())
 }
 
-/// Which document of its file a claim is in.
+/// The position of a claim's document in its file.
 fn position(files: &BTreeMap<Arc<OsStr>, File>, claim: &Claim) -> usize {
     let documents = files.get(&claim.file).map(|file| &file.documents[..]).unwrap_or_default();
     documents.iter().position(|document| document.id == claim.document).unwrap_or(usize::MAX)
 }
 
-/// Slices that are gone, and slices that are new or different.
+/// The changes from the old to the new slices.
 fn slice_changes(old: &Slices, new: &Slices) -> Vec<Change> {
     let gone = old.keys().filter(|name| !new.contains_key(name));
     let gone = gone.map(|name| Change::EndpointSlice(name.clone(), None));

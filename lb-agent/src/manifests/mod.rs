@@ -1,12 +1,12 @@
 //! The source that needs no Kubernetes: a folder of manifests.
 //!
-//! The agent reads the folder as `kubectl apply -f DIR` does: every `*.yaml`, `*.yml` and `*.json` file in it, but no
-//! subfolders, with any number of documents. It uses `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints` and
-//! lists of them, and ignores objects of other kinds and hidden files.
+//! The agent reads the folder as `kubectl apply -f DIR` does: every `*.yaml`, `*.yml` and `*.json` file in it, without
+//! subfolders, with any number of documents. It uses `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints`
+//! and lists of them, and ignores objects of other kinds and hidden files.
 //!
-//! The agent stands in for the API server: it applies the same defaults, rejects what the API server would reject, and
-//! allocates cluster IPs and node ports. An error affects only the object it is in, which stays in its last good state;
-//! after a restart that is the state that the kernel holds.
+//! The agent replaces the API server: it applies the same defaults, rejects what the API server would reject, and
+//! allocates cluster IPs and node ports. An error affects only its own object, which stays in its last good state;
+//! after a restart that is the state of the kernel.
 
 mod addresses;
 mod condition;

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 pub struct ManifestsOptions {
     /// The folder.
     pub dir: PathBuf,
-    /// The ranges of cluster IPs, at most one of each family. The family of the first is the default of Services.
+    /// The ranges of cluster IPs, at most one of each family. The family of the first one is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
     /// The range of node ports; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.
     pub node_port_range: RangeInclusive<u16>,

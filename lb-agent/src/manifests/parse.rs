@@ -1,4 +1,4 @@
-//! From the text of one document to the objects in it.
+//! Parses the text of one document into objects.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -14,10 +14,10 @@ use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
 use super::{addresses::field_error, condition::FieldError, validate};
 
-/// How much aliases may repeat within one document.
+/// Limit on events that aliases may replay within one document.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
 
-/// The kinds of objects this source takes.
+/// The kinds of objects that this source uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Kind {
     Service,
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// Which object of the folder.
+/// Kind and name of an object of the folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) kind: Kind,
@@ -63,7 +63,8 @@ pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 /// A valid object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
-    /// As the API server would store it, but for its addresses and node ports, which depend on the other Services.
+    /// The Service as the API server would store it, except for its addresses and node ports, which depend on the other
+    /// Services.
     Service(Box<api::Service>),
     /// The slices of an EndpointSlice or of Endpoints.
     Slices(Slices),
@@ -78,7 +79,7 @@ impl Resource {
     }
 }
 
-/// An object whose kind and name could be read.
+/// An object with a readable kind and name.
 #[derive(Debug, PartialEq)]
 pub(super) struct Object {
     pub(super) key: Key,
@@ -90,7 +91,7 @@ pub(super) struct Object {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parsed {
     pub(super) objects: Vec<Object>,
-    /// Errors because of which there may be objects in it whose name is not known.
+    /// Errors that may hide objects with unknown names.
     pub(super) errors: Vec<FieldError>,
     /// `apiVersion kind` of ignored objects.
     pub(super) ignored: Vec<String>,
@@ -107,7 +108,7 @@ pub(super) fn parse(text: &str) -> Parsed {
     parsed
 }
 
-/// YAML becomes JSON first, as in kubectl. JSON is tried first where the text looks like it: it is much faster.
+/// Parses YAML as JSON, as kubectl does. Text that looks like JSON is parsed as JSON first, which is much faster.
 fn to_value(text: &str) -> Result<Value, FieldError> {
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str(text)
@@ -132,7 +133,7 @@ fn to_value(text: &str) -> Result<Value, FieldError> {
     })
 }
 
-/// `apiVersion` and `kind`; what an item of a list inherits where it says nothing.
+/// `apiVersion` and `kind`, which an item of a list inherits if it has none.
 #[derive(Clone, Default)]
 struct Type {
     api_version: Option<String>,
@@ -149,7 +150,7 @@ impl Type {
     }
 }
 
-/// Takes an object, or the items of a list; `prefix` is the path of `value` within the document.
+/// Parses an object, or the items of a list; `prefix` is the path of `value` within the document.
 fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     if !value.is_object() {
         let field = prefix.trim_end_matches('.');
@@ -189,7 +190,7 @@ fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     }
 }
 
-/// `Some` for a list; the kind of its items where the list's own kind tells it.
+/// `Some` if the kind is a list; inside, the kind of its items if the list's kind names it.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
@@ -202,8 +203,8 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// One of our kinds under another version, or with other capitals, is an error; under a foreign group (such as Knative's
-/// Service) it is ignored.
+/// One of the supported kinds under another version, or with other capitals, is an error; under a foreign group (such
+/// as Knative's Service) it is ignored.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;
@@ -246,7 +247,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
 fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let mut service: api::Service = typed::<core::Service, _>(value)?;
     validate::service(&service)?;
-    // Annotations of others may be many times larger than the rest and mean nothing here.
+    // Annotations of other software may be many times larger than the rest, and have no effect here.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
     let ours = |(name, _): &(String, String)| name.starts_with(convert::ANNOTATION_PREFIX);
     let annotations = annotations.map(|all| all.into_iter().filter(ours).collect());
@@ -256,7 +257,7 @@ fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
 
 fn endpoint_slice(value: &Value, warnings: &mut Vec<FieldError>) -> Result<Resource, Vec<FieldError>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
-    // The API server stores an unset name as the empty one. kube-proxy ignores a port without any.
+    // The API server stores an unset name as the empty one. kube-proxy ignores a port without a name.
     slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
     match convert::endpoint_slice(&slice)
@@ -275,7 +276,7 @@ fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
     Ok(Resource::Slices(slices.into_iter().collect()))
 }
 
-/// The errors with the object's own location in the document before each field.
+/// The errors, with the object's path in the document before each field.
 fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
     if !prefix.is_empty() {
         for error in &mut errors {
@@ -285,9 +286,9 @@ fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
     errors
 }
 
-/// Reads the object as a `T`, after a check of the whole of it against `Schema`, which has all fields of the kind. A
-/// field that the kind does not have is an error, as for `kubectl apply`: a typo must not pass for an absent field,
-/// which for the endpoints of a Service would mean none.
+/// Reads the object as a `T`, after checking the whole of it against `Schema`, which has all fields of the kind. An
+/// unknown field is an error, as for `kubectl apply`: a typo must not count as an absent field, because a Service
+/// without endpoints would be the result.
 fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(value: &Value) -> Result<T, Vec<FieldError>> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);

@@ -17,7 +17,7 @@ const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")
-        // Emacs' autosave files.
+        // Autosave files of Emacs.
         && !name.as_bytes().starts_with(b"#")
 }
 
@@ -33,7 +33,7 @@ pub(super) fn list(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     Ok(names)
 }
 
-/// What is in a file of the folder now.
+/// Reads a file of the folder.
 pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     let content = match text(&dir.join(name)) {
         Ok(Some(text)) => Content::Text(text),
@@ -44,7 +44,7 @@ pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     Edit { file: name.to_owned(), content }
 }
 
-/// A link that leads nowhere at this moment is not the same as a file that was removed.
+/// Distinguishes a link without a target from a removed file.
 fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     match fs::symlink_metadata(path) {
         Ok(_) => {
@@ -55,9 +55,9 @@ fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     }
 }
 
-/// The text of a regular file; `None` for a folder, as kubectl ignores them too.
+/// The text of a regular file; `None` for a folder, which kubectl ignores as well.
 fn text(path: &Path) -> io::Result<Option<String>> {
-    // Not to hang on a pipe that happens to have the name of a manifest.
+    // Opened without blocking, in case a pipe has the name of a manifest.
     let mut file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {

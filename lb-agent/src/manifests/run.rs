@@ -1,4 +1,4 @@
-//! The task that keeps the rest of the agent in step with the folder.
+//! The task that keeps the rest of the agent in sync with the folder.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::tell;
 
-/// How long the first load waits for files that are being written.
+/// How long the first load waits for files that are open for writing.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot use the folder at all.
@@ -36,7 +36,7 @@ pub enum ManifestsError {
     Folder {
         /// The folder.
         dir: PathBuf,
-        /// The error of the system.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The folder cannot be watched.
@@ -47,7 +47,7 @@ pub enum ManifestsError {
     Watch {
         /// The folder.
         dir: PathBuf,
-        /// The error of the system.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// A bug: the thread that reads manifests has ended.
@@ -57,8 +57,8 @@ pub enum ManifestsError {
 
 /// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
 /// [`SourceEvent::Synchronised`] once after the first read of everything, and [`SourceEvent::Complete`] as soon as no
-/// document is bad: until then it is not known which objects the bad ones define. `problems` always has all current
-/// problems. `contents` is what the kernel holds from an earlier run.
+/// document is bad: before that, the objects in bad documents are unknown. `problems` always holds all current
+/// conditions. `contents` is the state of the kernel from an earlier run.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ pub async fn run(
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
-    // Before the first read, so that nothing is missed in between.
+    // Created before the first read, so that no change between both is missed.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     Follower { dir, watch, events, problems }.follow(manifests).await
 }
@@ -116,7 +116,7 @@ impl Follower {
         }
     }
 
-    /// Reads files and takes over what is in them. Both may take a while, so other threads do it.
+    /// Reads files and applies their content. Other threads do so, because both may take long.
     async fn load(
         &mut self,
         mut manifests: Manifests,
@@ -138,12 +138,12 @@ impl Follower {
         Ok(spawn_blocking(apply).await?)
     }
 
-    /// Drops what was read of files that changed meanwhile; they are read again soon.
+    /// Drops the content of files that changed while they were read; they are read again soon.
     fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
         if !self.watch.is_attached() {
-            // Another folder has replaced this one: a file that seems gone may be in the new folder.
+            // Another folder has replaced this one: a file that seems deleted may be in the new folder.
             edits.retain(|edit| edit.content != Content::Gone);
             self.watch.poll();
         }
@@ -155,7 +155,7 @@ impl Follower {
         Ok(())
     }
 
-    /// The files that the work is about.
+    /// The files to read for this work.
     fn files(&self, manifests: &mut Manifests, work: Work) -> BTreeSet<OsString> {
         match work {
             Work::Files(files) => files,
@@ -174,7 +174,7 @@ impl Follower {
         }
     }
 
-    /// Publishes and logs problems; returns the event for the writer.
+    /// Publishes conditions and logs them; returns the event for the writer.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
         for (location, kind) in update.ignored {
             info!("{location}: ignoring objects of kind {kind}: they define no load balancing");
@@ -195,7 +195,8 @@ impl Follower {
     }
 }
 
-/// Logs new and resolved problems; of many at once, the first few. A problem that only moved to another line is the same.
+/// Logs new and resolved conditions; if there are many, only the first few. A condition that only moved to another line
+/// counts as the same.
 fn log_difference(old: &[Condition], new: &[Condition]) {
     let identity = |problem: &Condition| {
         let Condition { severity, location, object, field, message } = problem.clone();
@@ -227,7 +228,7 @@ mod tests {
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
 
-    /// A folder with one Service, and who follows it.
+    /// A folder with one Service, and a task that follows it.
     fn bed() -> (TempDir, Follower, Manifests) {
         let root = TempDir::new().unwrap();
         let dir = root.path().join("dir");
@@ -266,7 +267,7 @@ mod tests {
         let (root, mut follower, manifests) = bed();
         let (manifests, update) = follower.load(manifests, Work::Everything).await.unwrap();
         assert_eq!(update.changes.len(), 1);
-        // It is known which files are to be read; when they are, they are somewhere else.
+        // The list of files to read is known; when the task reads them, they are in another folder.
         swap(&root);
         let (manifests, update) =
             follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();

@@ -1,8 +1,8 @@
 //! Decides when to read a file after an event.
 //!
-//! A finished write or a rename onto a name takes effect at once. Any other event may be the first half of a change: an
-//! editor moves a file away before it writes the new one, a shell empties it before it fills it. Such files are read a
-//! moment later, so that no Service disappears in between.
+//! A completed write or a rename onto a name takes effect at once. Any other event may be the first half of a change:
+//! an editor moves a file away before it writes the new one, a shell truncates it before it fills it. Such files are
+//! read a moment later, so that no Service disappears in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a file that is gone, or was only just created, may stay so before it counts.
+/// How long a file may be missing, or just created, before its state is read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long a file counts as being written after a write that was not followed by a close.
+/// How long a file counts as open for writing after a write without a close.
 const QUIET: Duration = Duration::from_millis(400);
-/// The longest that writing can put off that a file is read.
+/// The longest time for which continued writing can delay the read of a file.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Files with events that are not handled yet.
@@ -35,27 +35,27 @@ struct Due {
 pub(super) enum Work {
     /// These files.
     Files(BTreeSet<OsString>),
-    /// All files, and whether there are others.
+    /// All files, after listing the folder again.
     Everything,
 }
 
 impl Unsettled {
-    /// A file has its new content.
+    /// Records that a file has its new content.
     pub(super) fn finished(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, Duration::ZERO);
     }
 
-    /// A file came or went.
+    /// Records that a file was created or removed.
     pub(super) fn came_or_went(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, SETTLE);
     }
 
-    /// A file is being written.
+    /// Records that a file is being written.
     pub(super) fn writing(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, QUIET);
     }
 
-    /// It is not known what happened.
+    /// Records that any file may have changed, so that all files must be read.
     pub(super) fn everything(&mut self) {
         self.everything = true;
     }
@@ -66,17 +66,17 @@ impl Unsettled {
         due.at = at.min(due.since + PATIENCE);
     }
 
-    /// Whether nothing waits to be looked at.
+    /// Whether no file waits to be read.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty() && !self.everything
     }
 
-    /// Whether the file is better not looked at now.
+    /// Whether the file has events that are not handled yet.
     pub(super) fn contains(&self, file: &OsStr) -> bool {
         self.files.contains_key(file)
     }
 
-    /// When there will be something to look at.
+    /// When the next file is due.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
     }

@@ -1,5 +1,5 @@
-//! The validation of the API server (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`), as far as it concerns
-//! what a service proxy uses. The rules for single values are in [`lb_core::rules`]; here is which field has which.
+//! The validation of the API server (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) for the fields that a
+//! service proxy uses. The rules for single values are in [`lb_core::rules`]; this module applies them to the fields.
 
 use std::{collections::HashSet, fmt::Display, net::IpAddr};
 
@@ -19,7 +19,7 @@ const MAX_ADDRESSES: usize = 100;
 
 type Outcome = Result<(), Vec<FieldError>>;
 
-/// Checks a Service; addresses and node ports against their ranges is the allocator's part.
+/// Checks a Service; the allocator checks addresses and node ports against their ranges.
 pub(super) fn service(service: &api::Service) -> Outcome {
     let mut errors = FieldErrors::default();
     metadata(&service.metadata, names::dns_1035_label, &mut errors);
@@ -156,7 +156,7 @@ fn session_affinity(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// `externalIPs`, source ranges and the addresses of a load balancer.
+/// Checks `externalIPs`, source ranges and the addresses of a load balancer.
 fn external_addresses(
     spec: &api::ServiceSpec,
     status: Option<&api::ServiceStatus>,
@@ -218,7 +218,7 @@ fn traffic_policies(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks an EndpointSlice. One that belongs to no Service is valid, but probably not meant.
+/// Checks an EndpointSlice. One without a Service is valid, but probably a mistake.
 pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<FieldError>) -> Outcome {
     let mut errors = FieldErrors::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut errors);
@@ -261,7 +261,7 @@ fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], er
             ("IPv4" | "IPv6", _) => {
                 errors.invalid(field, address, format_args!("must be a valid {address_type} address"));
             }
-            // Neither kube-proxy nor this agent uses slices of names.
+            // Neither kube-proxy nor this agent uses slices of host names.
             _ => {}
         }
     }
@@ -328,7 +328,7 @@ fn port_number(field: impl Display, number: i32, errors: &mut FieldErrors) {
     }
 }
 
-/// Names are labels and differ; without a name there may be only one port where names are `required`.
+/// Checks that names are labels and differ; if names are `required`, only a single port may lack one.
 fn check_port_names<'a>(
     path: &str,
     names: impl Iterator<Item = Option<&'a str>>,

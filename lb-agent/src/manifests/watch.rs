@@ -1,7 +1,7 @@
-//! What happens in the folder.
+//! Watches the folder for events.
 //!
-//! The folder is watched, not its files: editors put new files in the place of old ones. What inotify cannot see
-//! (files behind links, another folder in the place of this one) is looked at a few times a second.
+//! The watch is on the folder, not on its files: editors replace files by new ones. The task polls a few times a second
+//! for changes that inotify does not report (files behind links, a replaced folder).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use super::{
     settle::{Unsettled, Work},
 };
 
-/// How often links and the folder itself are looked at.
+/// Interval between two polls of links and of the folder itself.
 const POLL: Duration = Duration::from_millis(200);
 const EVENT_BUFFER: usize = 64 * 1024;
 
@@ -29,9 +29,9 @@ const EVENT_BUFFER: usize = 64 * 1024;
 pub(super) struct Watch {
     dir: PathBuf,
     inotify: AsyncFd<Inotify>,
-    /// The folder that is watched: its device and inode, and its watch. `None` while there is none.
+    /// The watched folder: its device and inode, and its watch. `None` if there is no folder.
     watched: Option<((u64, u64), WatchDescriptor)>,
-    /// Whether there was no folder when it was last looked for.
+    /// Whether the folder was missing at the last check.
     is_gone: bool,
     unsettled: Unsettled,
     /// Files that were written to and not closed since.
@@ -40,14 +40,14 @@ pub(super) struct Watch {
     next_poll: Instant,
 }
 
-/// A manifest that is a link. Nothing happens in the folder when what it leads to is written.
+/// A manifest that is a link. A write to its target causes no event in the folder.
 #[derive(Debug)]
 struct Link {
     read: Option<Signature>,
     seen: Option<Signature>,
 }
 
-/// Tells two states of a file apart.
+/// The fields by which two states of a file differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Signature {
     file: (u64, u64),
@@ -75,7 +75,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 impl Watch {
     /// Starts watching: later changes are reported.
     pub(super) fn new(dir: &Path) -> io::Result<Self> {
-        // SAFETY: Inotify owns its descriptor until it is dropped and always gives the same one.
+        // SAFETY: Inotify owns its descriptor until it is dropped, and always returns the same one.
         let inotify = unsafe { AsyncFd::register(Inotify::init()?) }?;
         let mut watch = Self {
             dir: dir.to_owned(),
@@ -91,8 +91,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches what is at the path now. Its identity is taken first: if another folder comes in between, the next look
-    /// at the identity tells.
+    /// Watches the folder at the path. Its identity is read first: if another folder replaces it in between, the next
+    /// check of the identity detects that.
     fn attach(&mut self) -> io::Result<()> {
         self.detach();
         let mask = WatchMask::CLOSE_WRITE
@@ -103,7 +103,7 @@ impl Watch {
             | WatchMask::ATTRIB
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
-            // Writes to an unlinked file do not concern the next file of its name.
+            // Writes to an unlinked file must not count for the next file of the same name.
             | WatchMask::EXCL_UNLINK
             | WatchMask::ONLYDIR;
         let folder = identity(&fs::metadata(&self.dir)?);
@@ -115,12 +115,12 @@ impl Watch {
     fn detach(&mut self) {
         self.drafts.clear();
         if let Some((_, descriptor)) = self.watched.take() {
-            // The watch of a removed folder is gone already.
+            // The kernel has already dropped the watch of a removed folder.
             self.inotify.get_ref().watches().remove(descriptor).ok();
         }
     }
 
-    /// Waits until there is something to look at.
+    /// Waits until there is something to read.
     pub(super) async fn next(&mut self) -> io::Result<Work> {
         loop {
             self.drain()?;
@@ -140,18 +140,19 @@ impl Watch {
         }
     }
 
-    /// A file that is missing because the folder is was not removed by the user.
+    /// Turns the work into a read of all files if the folder was replaced: files missing with the folder were not
+    /// removed.
     fn all_if_replaced(&mut self, work: Work) -> Work {
         if self.is_attached() { work } else { Work::Everything }
     }
 
-    /// Whether what is at the path is the folder that is watched.
+    /// Whether the folder at the path is the watched one.
     pub(super) fn is_attached(&self) -> bool {
         let there = fs::metadata(&self.dir).ok().map(|metadata| identity(&metadata));
         there.is_some() && there == self.watched.as_ref().map(|(folder, _)| *folder)
     }
 
-    /// Takes note of everything that has happened.
+    /// Handles all pending events.
     pub(super) fn drain(&mut self) -> io::Result<()> {
         let mut buffer = [0; EVENT_BUFFER];
         loop {
@@ -164,11 +165,11 @@ impl Watch {
             for event in events {
                 let current = self.watched.as_ref().is_some_and(|(_, watch)| *watch == event.wd);
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    // Nobody knows which files were closed meanwhile.
+                    // The lost events may include closes.
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
-                    // The folder itself was removed, moved or unmounted; another one may have its inode soon.
+                    // The folder itself was removed, moved or unmounted; another one may soon have its inode.
                     self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
                     self.next_poll = now;
                 } else if current {
@@ -179,7 +180,7 @@ impl Watch {
         }
     }
 
-    /// Looks at what inotify does not tell.
+    /// Checks for changes that inotify does not report.
     pub(super) fn poll(&mut self) {
         if !self.is_attached() {
             self.detach();
@@ -191,7 +192,7 @@ impl Watch {
         }
         for (name, link) in &mut self.links {
             let signature = Signature::of(&self.dir.join(name));
-            // Seen twice: whoever writes to it has come to an end.
+            // The signature is the same twice: the writer has finished.
             if signature != link.read && signature == link.seen {
                 self.unsettled.finished(name, Instant::now());
             }
@@ -199,7 +200,7 @@ impl Watch {
         }
     }
 
-    /// To be called before a file is read.
+    /// Must be called before a file is read.
     pub(super) fn before_read(&mut self, name: &OsStr) {
         let path = self.dir.join(name);
         if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
@@ -210,7 +211,7 @@ impl Watch {
         }
     }
 
-    /// Whether something has happened to the file that is still to be looked at.
+    /// Whether the file has events that are not handled yet.
     pub(super) fn is_unsettled(&self, name: &OsStr) -> bool {
         self.unsettled.contains(name)
     }
@@ -220,12 +221,12 @@ impl Watch {
         self.drafts.contains(name)
     }
 
-    /// Whether there is such a file.
+    /// Whether any file was written to and not closed since.
     pub(super) fn has_drafts(&self) -> bool {
         !self.drafts.is_empty()
     }
 
-    /// Whether nothing waits to be looked at.
+    /// Whether no file waits to be read.
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled.is_empty()
     }
@@ -233,7 +234,7 @@ impl Watch {
 
 fn note(unsettled: &mut Unsettled, mask: EventMask, name: Option<&OsStr>, now: Instant) {
     let Some(name) = name else { return };
-    // The kubelet swaps the link `..data` that all files of a ConfigMap lead through.
+    // The kubelet replaces the link `..data`, through which all files of a ConfigMap are reached.
     if name == "..data" && mask.intersects(EventMask::MOVED_TO | EventMask::CREATE) {
         unsettled.everything();
     }
@@ -249,7 +250,8 @@ fn note(unsettled: &mut Unsettled, mask: EventMask, name: Option<&OsStr>, now: I
     }
 }
 
-/// (A write by `truncate(2)` is followed by no close; the next one that is closed ends it.)
+/// Updates the files that are open for writing. (`truncate(2)` writes without a close; the next close of the file ends
+/// the draft.)
 fn note_draft(drafts: &mut BTreeSet<OsString>, mask: EventMask, name: Option<&OsStr>) {
     let Some(name) = name.filter(|name| is_manifest(name)) else { return };
     if mask.contains(EventMask::MODIFY) {

@@ -19,7 +19,7 @@ pub(super) fn prometheus(open_metrics: &str) -> String {
                     }
                     push(&mut text, &["# TYPE ", name, suffix, " ", kind]);
                 }
-                // Units, and the end of the text.
+                // Units and the end marker are left out.
                 _ => {}
             },
         }

@@ -42,9 +42,9 @@ type Histograms = Family<PerFamily, Histogram, fn() -> Histogram>;
 /// The Services that a synchronisation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All: the first time, or because the node has changed.
+    /// All Services: at the first synchronisation, or because the node has changed.
     Full,
-    /// Those that have changed.
+    /// The Services that have changed.
     Partial,
 }
 
@@ -71,7 +71,7 @@ fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// Buckets from 0 to five minutes, as kube-proxy has them.
+/// A histogram with kube-proxy's buckets from 0 to five minutes.
 fn programming_times() -> Histogram {
     let coarse = linear_buckets(60.0, 5.0, 12).chain(linear_buckets(120.0, 30.0, 7));
     Histogram::new([0.0, 0.25, 0.5].into_iter().chain(linear_buckets(1.0, 1.0, 59)).chain(coarse))
@@ -125,7 +125,7 @@ impl KubeProxy {
         self.begin();
     }
 
-    /// Exports series that have no events yet as 0, so that a query sees their first increase.
+    /// Exports series without events as 0, so that a query sees their first increase.
     fn begin(&self) {
         let Self { sync, full_sync, partial_sync, programming, conntrack_sync, .. } = self;
         for family in both() {
@@ -190,7 +190,7 @@ impl Metrics {
         self.kube_proxy.livez.get_or_create(&Code { code }).inc();
     }
 
-    /// Changes have arrived.
+    /// Counts changes that have arrived.
     pub(crate) fn count_changes(&self, services: usize, endpoint_slices: usize) {
         let metrics = &self.kube_proxy;
         metrics.service_changes.inc_by(services as u64);
@@ -202,7 +202,7 @@ impl Metrics {
         }
     }
 
-    /// A synchronisation has ended, with success or without.
+    /// Records the end of a synchronisation, successful or not.
     pub(crate) fn attempted(&self, extent: Extent, took: Duration) {
         let metrics = &self.kube_proxy;
         let of_extent = match extent {
@@ -215,7 +215,7 @@ impl Metrics {
         }
     }
 
-    /// A synchronisation was complete.
+    /// Records a complete synchronisation.
     pub(crate) fn synchronised(&self) {
         for family in both() {
             self.kube_proxy.last_sync.get_or_create(&family).set(now());
@@ -223,16 +223,16 @@ impl Metrics {
         self.nothing_pending();
     }
 
-    /// No received change is pending.
+    /// Records that no received change is pending.
     pub(crate) fn nothing_pending(&self) {
         self.kube_proxy.service_changes_pending.set(0);
         self.kube_proxy.endpoint_changes_pending.set(0);
     }
 
-    /// The change that `trigger` describes is in the kernel.
+    /// Records that the change with this `trigger` is in the kernel.
     pub(crate) fn programmed(&self, trigger: Trigger) {
         let label = PerFamily { ip_family: trigger.family.as_str() };
-        // The clock of another machine may be ahead of ours.
+        // The clock of another machine may be ahead of this one.
         let took = trigger.time.elapsed().unwrap_or_default();
         self.kube_proxy.programming.get_or_create(&label).observe(took.as_secs_f64());
     }
@@ -245,7 +245,7 @@ impl Metrics {
         }
     }
 
-    /// A search for flows to removed endpoints is over; `deleted` counts IPv4 and IPv6 flows.
+    /// Records a search for flows to removed endpoints; `deleted` counts IPv4 and IPv6 flows.
     pub(crate) fn conntrack_reconciled(&self, took: Duration, deleted: [usize; 2]) {
         for (family, deleted) in both().into_iter().zip(deleted) {
             self.kube_proxy.conntrack_sync.get_or_create(&family).observe(took.as_secs_f64());

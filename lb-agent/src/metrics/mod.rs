@@ -71,11 +71,11 @@ fn now() -> f64 {
 
 /// A source of the packet counters.
 pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
-    /// Packets by [`Outcome`] since the maps were made; `None` if they cannot be read at this moment.
+    /// Packets by [`Outcome`] since the maps were created; `None` if they cannot be read now.
     fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
 }
 
-/// Counters of a test without a data plane.
+/// Packet counters for a test without a data plane.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct NoPackets;
@@ -87,7 +87,7 @@ impl PacketCounters for NoPackets {
     }
 }
 
-/// Counters of a test without Services.
+/// Traffic counters for a test without Services.
 #[cfg(test)]
 impl TrafficSource for NoPackets {
     fn traffic(&self) -> Vec<(Counted, lb_core::traffic::Tally)> {

@@ -103,12 +103,12 @@ impl Own {
 }
 
 impl Metrics {
-    /// A batch of changes is in the kernel, `latency` after its first change arrived.
+    /// Records that a batch of changes is in the kernel, `latency` after its first change arrived.
     pub(crate) fn observe_sync_latency(&self, latency: Duration) {
         self.own.sync_latency.observe(latency.as_secs_f64());
     }
 
-    /// The kernel has refused a map update.
+    /// Counts a map update that the kernel has refused.
     pub(crate) fn count_sync_failure(&self) {
         self.own.sync_failures.inc();
     }
@@ -128,24 +128,25 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// A garbage collection is over: it deleted `expired` connections, `early` of them before their timeout.
+    /// Records a garbage collection that deleted `expired` connections, `early` of them before their timeout.
     pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
         self.own.flows_expired_early.inc_by(early as u64);
     }
 
-    /// `clients` were evicted from AFFINITY.
+    /// Counts `clients` that were evicted from AFFINITY.
     pub(crate) fn count_evicted_clients(&self, clients: usize) {
         self.own.affinity_evicted.inc_by(clients as u64);
     }
 
-    /// `services` wait for room in this map.
+    /// Sets the number of `services` that wait for room in this map.
     pub(crate) fn set_waiting(&self, map: &'static str, services: usize) {
         self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
     }
 
-    /// `serving` addresses listen for health checks of Services, `failed` could not be opened.
+    /// Sets how many addresses listen for health checks of Services (`serving`), and how many could not be opened
+    /// (`failed`).
     pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
         self.own.health_check_servers.set(gauge(serving));
         self.own.health_check_failures.set(gauge(failed));

@@ -57,7 +57,7 @@ fn sums_of_services_and_backends_have_their_labels() {
     }
 }
 
-/// Metrics where everything was counted once.
+/// Metrics with one event for each of them.
 fn everything() -> Metrics {
     let metrics = Metrics::new(Fixed, Some(Fixed));
     metrics.count_healthz(503);
@@ -83,7 +83,7 @@ fn everything() -> Metrics {
     metrics
 }
 
-/// What the text says of one metric.
+/// The metadata and labels of one metric in the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Described {
     kind: String,
@@ -91,7 +91,7 @@ struct Described {
     buckets: Vec<String>,
 }
 
-/// The metrics in a text of Prometheus' format, by name.
+/// The metrics in a text in the format of Prometheus, by name.
 fn described(text: &str) -> BTreeMap<String, Described> {
     let mut metrics: BTreeMap<String, Described> = BTreeMap::new();
     for line in text.lines() {
@@ -126,7 +126,7 @@ fn buckets(bounds: impl IntoIterator<Item = f64>) -> Vec<String> {
     buckets
 }
 
-/// kube-proxy 1.36, without what is about iptables, nftables and its feature gates.
+/// The metrics of kube-proxy 1.36, without those for iptables, nftables and its feature gates.
 const KUBE_PROXY: [(&str, &str, &[&str]); 15] = [
     ("sync_proxy_rules_duration_seconds", "histogram", &["ip_family"]),
     ("sync_full_proxy_rules_duration_seconds", "histogram", &["ip_family"]),

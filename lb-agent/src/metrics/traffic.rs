@@ -17,7 +17,7 @@ use prometheus_client::{
 
 use super::gauge;
 
-/// The subject of a sum.
+/// The service port or backend of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     /// The service port.

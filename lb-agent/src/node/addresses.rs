@@ -8,7 +8,7 @@ use lb_core::model::NodeAddresses;
 
 use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
-/// kube-proxy in mode ipvs puts every cluster IP on this interface, and leaves it behind.
+/// The interface on which kube-proxy in mode ipvs puts every cluster IP, and which it leaves behind.
 const LEFT_BY_IPVS: &str = "kube-ipvs0";
 
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -21,7 +21,7 @@ pub enum NodePortAddresses {
     All,
     /// The primary address of each family.
     Primary,
-    /// Addresses in these networks; all addresses of a family without a network, as in kube-proxy.
+    /// Addresses in these networks; in a family without a network all addresses, as in kube-proxy.
     Networks(Vec<IpNet>),
 }
 
@@ -61,19 +61,19 @@ impl NodePortAddresses {
 /// The primary addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Primary {
-    /// IPv4; `None` if the node has no IPv4 address.
+    /// The IPv4 address; `None` if the node has none.
     pub v4: Option<IpAddr>,
-    /// IPv6.
+    /// The IPv6 address; `None` if the node has none.
     pub v6: Option<IpAddr>,
 }
 
 impl Primary {
-    /// Both addresses, IPv4 first.
+    /// The addresses of both families, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.v4.into_iter().chain(self.v6)
     }
 
-    /// Whether `ip` is one of them.
+    /// Whether `ip` is a primary address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.iter().any(|primary| primary == ip)
     }
@@ -84,7 +84,7 @@ impl Primary {
 pub struct Addresses {
     /// Addresses for the plan. A family without an address of the node serves no node ports.
     pub node: NodeAddresses,
-    /// Sources of masqueraded packets; with `primary` the only addresses that serve node ports.
+    /// Sources of masqueraded packets; with `primary`, the only addresses that serve node ports.
     pub primary: Primary,
 }
 
@@ -117,7 +117,7 @@ fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }
 
-/// Those of a device that others may speak to; in the kernel's order.
+/// The addresses of a device that other machines can use, in the kernel's order.
 pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
     let counts = link.up && link.name != LEFT_BY_IPVS;
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
@@ -128,8 +128,8 @@ fn is_of_node(ip: IpAddr) -> bool {
     !(link_local || ip.is_loopback() || ip.is_unspecified())
 }
 
-/// A preferred one; else what the default route gives packets as their source; else the first global one of a device
-/// towards other machines, or of any.
+/// The primary address of a family: a preferred one; else the source address of the default route; else the first
+/// global one of a device towards other machines, or of any device.
 fn primary(
     network: &Network,
     own: &BTreeSet<IpAddr>,
@@ -162,7 +162,7 @@ fn source_of_default_route(
     })
 }
 
-/// The first of global scope; a secondary one only where there is no other.
+/// The first address of global scope; a secondary one only if there is no other.
 fn first_global(link: &Link, family: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
     let global = || addresses_of(link).filter(|address| address.global && family(&address.ip));
     let first = global().find(|address| !address.secondary).or_else(|| global().next());
@@ -177,7 +177,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// An address as `ip address add` takes it; `~` before it is one that is not of global scope, `+` a secondary one.
+    /// An address in the form of `ip address add`; the prefix `~` marks one that is not of global scope, `+` a
+    /// secondary one.
     fn address(text: &str) -> LinkAddress {
         let (text, global) = text.strip_prefix('~').map_or((text, true), |text| (text, false));
         let (text, secondary) = text.strip_prefix('+').map_or((text, false), |text| (text, true));
@@ -204,7 +205,8 @@ mod tests {
         Network { links, default_routes }
     }
 
-    /// A node with two ways out, a pod behind a lone gateway address and what others have left behind.
+    /// A node with two default routes, a pod behind a single gateway address, and leftover interfaces of other
+    /// software.
     fn node() -> Network {
         let links = vec![
             link(1, "lo", &["~127.0.0.1/8", "~::1/128", "192.0.2.77/32"]),

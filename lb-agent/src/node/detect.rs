@@ -5,19 +5,19 @@ use lb_core::family::{Families, Family};
 
 use lb_datapath::Network;
 
-/// How internal clients are recognised: kube-proxy's `--detect-local-mode`.
+/// How the agent recognises internal clients: kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
     /// All clients count as internal.
     #[default]
     Never,
-    /// Their addresses are in one of these networks.
+    /// Clients with an address in one of these networks are internal.
     ClusterCidr(Vec<IpNet>),
-    /// Their addresses are in the pod networks that the Node object of this node names.
+    /// Clients with an address in the pod networks of this node's Node object are internal.
     NodeCidr,
-    /// Their packets arrive through this bridge.
+    /// Clients whose packets arrive through this bridge are internal.
     BridgeInterface(String),
-    /// Their packets arrive on an interface whose name has this prefix.
+    /// Clients whose packets arrive on an interface with this name prefix are internal.
     InterfaceNamePrefix(String),
 }
 
@@ -42,8 +42,8 @@ impl DetectLocal {
         }
     }
 
-    /// Families in which internal clients can be recognised. Networks recognise clients only of their own family, as in kube-proxy.
-    /// `networks` are the current ones.
+    /// Families in which the node can tell internal clients from external ones. Networks apply only to clients of their
+    /// own family, as in kube-proxy. `networks` are the current ones.
     pub fn families(&self, networks: &[IpNet]) -> Families {
         match self {
             Self::Never => Families::NONE,
@@ -52,8 +52,8 @@ impl DetectLocal {
         }
     }
 
-    /// The conditions of a Node object that names no pod network in a family that is `in_use`. `pod_cidrs` is `None` until the Node
-    /// object was read, `inside` are the families of the current networks.
+    /// The conditions of a Node object without a pod network in a family that is `in_use`. `pod_cidrs` is `None` until
+    /// the Node object was read; `inside` are the families of the current networks.
     pub fn problems(
         &self,
         node_name: &str,
@@ -81,8 +81,8 @@ impl DetectLocal {
         missing.map(problem).collect()
     }
 
-    /// Interface indices of the interfaces that only internal clients use. The ports of a bridge belong to it, because the programs
-    /// see packets before the bridge.
+    /// Interface indices of the interfaces that only internal clients use. They include the ports of a bridge, because
+    /// the programs handle packets before the bridge does.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
         let links = network.links.iter();
         match self {

@@ -5,8 +5,9 @@ use ipnet::IpNet;
 use super::{Primary, addresses::addresses_of};
 use lb_datapath::Network;
 
-/// The conditions of cluster IP ranges that overlap networks of the node's interfaces or its primary address: cluster IPs may then be
-/// addresses of other machines. Other single addresses do not count: a node-local DNS cache has the cluster IP of the DNS Service.
+/// The conditions of cluster IP ranges that overlap networks of the node's interfaces or its primary address: cluster
+/// IPs may then be addresses of other machines. Other single addresses do not count: a node-local DNS cache has the
+/// cluster IP of the DNS Service.
 pub fn overlaps(network: &Network, primary: &Primary, ranges: &[IpNet]) -> Vec<String> {
     let mut problems = BTreeSet::new();
     for link in &network.links {

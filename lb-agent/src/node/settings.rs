@@ -25,7 +25,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// The settings, and conditions such as ranges that do not fit. Unknown inputs keep their `earlier` values.
+    /// The settings, and conditions such as too many ranges. Unknown inputs keep their `earlier` values.
     pub fn settings(&self, earlier: &Settings) -> (Settings, Vec<String>) {
         let mut problems = Vec::new();
         let mut list = |what: &str, known: &Option<Vec<IpNet>>, earlier: Networks| match known {
@@ -63,7 +63,7 @@ fn unspecified() -> Address {
     bytemuck::Zeroable::zeroed()
 }
 
-/// Merges adjacent networks and keeps as many as the settings have room for.
+/// Merges adjacent networks and keeps as many as the settings can hold.
 fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let mut merged = IpNet::aggregate(&networks.to_vec());
     merged.sort_unstable();

@@ -132,7 +132,7 @@ pub(super) fn log_location(holder: Option<&str>) -> String {
     )
 }
 
-/// What a program prints, if it succeeds in time. It gets no environment but a path.
+/// The output of a program, if it succeeds in time. Its environment contains only a search path.
 fn run(command: &[&str]) -> anyhow::Result<Vec<u8>> {
     let [program, arguments @ ..] = command else { bail!("there is no program") };
     let said = || format!("cannot run `{}`", command.join(" "));

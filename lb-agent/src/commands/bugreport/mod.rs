@@ -1,7 +1,7 @@
-//! `bugreport`: an archive with the state of a node for its maintainers.
+//! `bugreport`: an archive with the state of a node, for the maintainers.
 //!
-//! The command reads no environment, no credentials and no configuration file. The archive does name machines and pods: addresses,
-//! Services, connections. `errors.txt` lists what could not be collected.
+//! The command reads no environment, no credentials and no configuration file. The archive does contain names of
+//! machines and pods: addresses, Services, connections. `errors.txt` lists files that could not be collected.
 
 mod archive;
 mod host;
@@ -39,7 +39,7 @@ struct Collection {
 }
 
 impl Collection {
-    /// Adds a file, or its error.
+    /// Adds a file, or the error that occurred while collecting it.
     fn add(&mut self, name: &str, content: anyhow::Result<Vec<u8>>) {
         match content {
             Ok(bytes) => self.files.push((name.to_owned(), bytes)),
@@ -114,7 +114,7 @@ fn version(now: Timestamp) -> String {
     )
 }
 
-/// What the kernel holds.
+/// Collects the contents of the kernel.
 fn data_plane(collection: &mut Collection, pinned: &Pinned) {
     collection.add_json("services.json", services(pinned));
     match connections(pinned) {
@@ -133,7 +133,7 @@ fn services(pinned: &Pinned) -> anyhow::Result<Vec<service_view::ServiceView>> {
     Ok(service_view::services(&pinned.maps().contents()?))
 }
 
-/// How many connections there are in each phase, and the first of them.
+/// The number of connections in each phase, and the first ones.
 #[derive(Debug, Serialize)]
 struct Summary {
     connections: usize,

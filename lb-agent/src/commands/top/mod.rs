@@ -63,7 +63,7 @@ impl Source<'_> {
     }
 }
 
-/// The loop of the screen.
+/// Runs the loop of the screen.
 fn look(
     screen: &mut Screen,
     model: &mut Model,

@@ -14,7 +14,7 @@ use serde::Serialize;
 pub(super) struct Sample {
     /// The service ports by their id.
     pub(super) names: BTreeMap<u32, ServicePortName>,
-    /// Their backends.
+    /// The title of the screen.
     pub(super) backends: Vec<(u32, SocketAddr)>,
     /// Sums of backends with flows.
     pub(super) tallies: BTreeMap<Counted, Tally>,
@@ -26,7 +26,7 @@ pub(super) struct Sample {
 pub(super) struct Row {
     /// `namespace/name:port/protocol`, or `address:port`.
     pub(super) name: String,
-    /// Identity of the service port.
+    /// Id of the service port.
     #[serde(skip)]
     pub(super) service: u32,
     /// Active flows.
@@ -53,7 +53,7 @@ pub(super) enum SortBy {
 impl SortBy {
     const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
 
-    /// The key that selects it: the first letter of the column head.
+    /// The key that selects the column: the first letter of the column head.
     const fn key(self) -> char {
         match self {
             Self::Name => 's',
@@ -157,7 +157,7 @@ impl Model {
         sums.into_iter().map(|(id, (traffic, active))| self.row(self.name(id), id, traffic, active)).collect()
     }
 
-    /// All backends of a service port, and removed ones that still have flows.
+    /// All backends of a service port, and removed backends that still have flows.
     pub(super) fn backend_rows(&self, service: u32) -> Vec<Row> {
         let of_maps = self.sample.backends.iter().filter(|(id, _)| *id == service);
         let mut rates: BTreeMap<SocketAddr, (Traffic, u64)> =
@@ -252,7 +252,7 @@ pub(super) mod tests {
         SocketAddr::new([10, 1, 0, last].into(), 8080)
     }
 
-    /// Two services: one with two backends, of which the first has had so much, and an idle one.
+    /// Two services: one with two backends, the first of which has this traffic, and an idle one.
     pub(in crate::commands::top) fn sample(flows: u64, packets: u64, bytes: u64) -> Sample {
         let name = |name: &str, port: &str| ServicePortName {
             service: ObjectName::new("default", name),
@@ -269,7 +269,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A screen that has seen 20 flows, 400 packets and 2.4 MB in two seconds.
+    /// The model after 20 flows, 400 packets and 2.4 MB in two seconds.
     pub(in crate::commands::top) fn model() -> Model {
         let mut model = Model::default();
         model.update(sample(100, 1000, 1_000_000), Duration::from_secs(2));

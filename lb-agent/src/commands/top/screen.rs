@@ -1,4 +1,4 @@
-//! The terminal in raw mode. It is restored however `top` ends.
+//! The terminal in raw mode. It is restored in whatever way `top` ends.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ impl Screen {
     pub(super) fn take() -> anyhow::Result<Self> {
         give_back_at_signals().context("cannot listen for signals")?;
         let _turn = turn();
-        // Also installs a panic hook that restores it.
+        // `ratatui::try_init` also installs a panic hook that restores the terminal.
         match ratatui::try_init() {
             Ok(terminal) => Ok(Self(terminal)),
             Err(error) => {
@@ -45,7 +45,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The panic hook has restored it already, and its message must stay.
+        // The panic hook has already restored the terminal, and its message must stay.
         if !thread::panicking() {
             let _turn = turn();
             give_back();
@@ -53,7 +53,8 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal before a signal ends the process. In a thread of its own: reading keys blocks when the terminal is gone.
+/// Restores the terminal before a signal ends the process. Runs in a separate thread: reading keys blocks after the
+/// terminal is closed.
 fn give_back_at_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     thread::Builder::new().spawn(move || {

@@ -11,7 +11,7 @@ use ratatui::{
 use super::model::{Model, Row, SortBy};
 use crate::commands::output::scaled;
 
-/// Column heads and their sort orders.
+/// Column heads with their sort columns.
 pub(super) const HEADS: [(&str, SortBy); 5] = [
     ("SERVICE", SortBy::Name),
     ("NEW/S", SortBy::New),
@@ -20,7 +20,7 @@ pub(super) const HEADS: [(&str, SortBy); 5] = [
     ("ACTIVE", SortBy::Active),
 ];
 
-/// Width of a number.
+/// Width of a column of numbers.
 const NUMBER: u16 = 10;
 
 /// Draws the model.
@@ -54,7 +54,7 @@ fn header(model: &Model) -> Cells<'static> {
     Cells::new(HEADS.into_iter().enumerate().map(head))
 }
 
-/// The cells of a row.
+/// The texts of the cells of a row.
 pub(super) fn cells(row: &Row) -> [String; 5] {
     [
         row.name.clone(),

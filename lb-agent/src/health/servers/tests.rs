@@ -12,7 +12,7 @@ use crate::{http_test, metrics::NoPackets};
 const V4: &str = "127.0.0.1";
 const V6: &str = "::1";
 
-/// A node whose Services, endpoints, addresses and health a test decides about.
+/// A node whose Services, endpoints, addresses and health a test sets.
 struct Node {
     checks: watch::Sender<Checks>,
     addresses: watch::Sender<BTreeSet<IpAddr>>,
@@ -41,7 +41,7 @@ impl Node {
         Self { checks, addresses, healthy, failures, metrics, task }
     }
 
-    /// These Services exist: name, port, endpoints of IPv4 here.
+    /// Sets the Services: name, port, number of IPv4 endpoints on this node.
     fn set(&self, services: &[(&str, u16, usize)]) {
         let check = |&(name, port, endpoints): &(&str, u16, usize)| {
             (self::name(name), HealthCheck { port, v4: Some(endpoints), v6: None })
@@ -49,7 +49,7 @@ impl Node {
         self.checks.send_replace(services.iter().map(check).collect());
     }
 
-    /// Asserts what the server of a Service says.
+    /// Asserts the response of a Service's server.
     async fn assert(&self, service: &str, port: u16, code: u16, endpoints: usize, healthy: bool) {
         let answer = eventually(V4, port, |answer| {
             answer.code == code && answer.json()["localEndpoints"] == endpoints
@@ -83,7 +83,7 @@ fn only(ips: &[&str]) -> BTreeSet<IpAddr> {
     ips.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-/// Ports that nobody listens on, below those that the kernel gives to clients.
+/// Free ports, below those that the kernel gives to clients.
 fn free_ports<const N: usize>() -> [u16; N] {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let is_free = |port: &u16| TcpListener::bind(("::", *port)).is_ok();
@@ -91,7 +91,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
     [(); N].map(|()| ports.next().unwrap())
 }
 
-/// Asks until the answer is right.
+/// Repeats a request until the response is as expected.
 async fn eventually(
     ip: &str,
     port: u16,
@@ -118,7 +118,7 @@ async fn eventually_refused(ip: &str, port: u16) {
     panic!("{ip} {port} still answers");
 }
 
-/// kube-proxy's `TestServer`.
+/// kube-proxy's test `TestServer`.
 #[tokio::test]
 async fn servers_come_and_go_with_services_and_say_what_they_have() {
     let node = Node::start(only(&["0.0.0.0", "::"]));
@@ -136,7 +136,7 @@ async fn servers_come_and_go_with_services_and_say_what_they_have() {
     for (service, port, endpoints) in [("a/b", b, 9), ("c/d", d, 3), ("e/f", f, 7)] {
         node.assert(service, port, 200, endpoints, true).await;
     }
-    // One is removed, one stays, one gets another port, one is new.
+    // One Service is removed, one stays, one changes its port, one is new.
     node.set(&[("c/d", d, 3), ("e/f", other_f, 7), ("g/h", h, 6)]);
     for (service, port, endpoints) in [("c/d", d, 3), ("e/f", other_f, 7), ("g/h", h, 6)] {
         node.assert(service, port, 200, endpoints, true).await;
@@ -152,7 +152,8 @@ async fn servers_come_and_go_with_services_and_say_what_they_have() {
     assert_eq!(*node.failures.lock().unwrap(), []);
 }
 
-/// kube-proxy's `TestServerWithSelectiveListeningAddress`, and what it does not do: following the addresses.
+/// kube-proxy's test `TestServerWithSelectiveListeningAddress`, extended by addresses that change, which kube-proxy
+/// ignores.
 #[tokio::test]
 async fn servers_listen_on_the_addresses_of_node_ports_only() {
     let node = Node::start(only(&["127.0.0.2"]));
@@ -220,7 +221,7 @@ async fn a_port_moves_from_one_service_to_another_at_once() {
         node.assert_owner(service, port).await;
     }
     assert_eq!(*node.failures.lock().unwrap(), []);
-    // Two want it: the second one has to wait, and gets it at once when the first one goes.
+    // Two Services have the same port: the second one waits, and gets it at once when the first one is removed.
     node.set(&[("m/m", port, 1), ("b/b", port, 1)]);
     node.assert_owner("m/m", port).await;
     time::sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! What follows from edits of the folder.
+//! Tests of edits of the folder.
 
 use std::net::IpAddr;
 
@@ -178,7 +178,7 @@ fn addresses_and_node_ports_survive_a_restart() {
     }
 }
 
-/// What a kernel holds in which the Service of that name has this node port.
+/// The contents of a kernel in which the Service of that name has this node port.
 fn with_node_port(service: &str, node_port: u16) -> Contents {
     let mut contents = Contents::default();
     let name = ServicePortName {

@@ -1,4 +1,4 @@
-//! The folder on a real file system.
+//! Tests of the folder on a real file system.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use tokio::{
 use super::{options, service};
 use crate::manifests::{Condition, ManifestsError, ManifestsOptions, run};
 
-/// The source at work on a folder of its own.
+/// The source, running on a temporary folder.
 struct Source {
     root: TempDir,
     events: mpsc::Receiver<SourceEvent>,
@@ -29,7 +29,7 @@ struct Source {
 }
 
 impl Source {
-    /// Starts with these files and waits until they are read; the changes.
+    /// Starts with these files and waits until they are read; returns the changes.
     async fn start(files: &[(&str, &str)]) -> (Self, Vec<String>) {
         let root = TempDir::new().unwrap();
         fs::create_dir(root.path().join("dir")).unwrap();
@@ -62,7 +62,7 @@ impl Source {
         tokio::time::timeout(limit, self.events.recv()).await.ok().flatten()
     }
 
-    /// The next event but [`SourceEvent::Complete`].
+    /// The next event other than [`SourceEvent::Complete`].
     async fn event_of_objects(&mut self, limit: Duration) -> Option<SourceEvent> {
         match self.event(limit).await {
             Some(SourceEvent::Complete) => self.event(limit).await,
@@ -93,7 +93,7 @@ impl Source {
     }
 }
 
-/// `name:port` for a Service that is there, `-name` for one that is not.
+/// `name:port` for an existing Service, `-name` for a deleted one.
 fn show(change: &Change) -> String {
     match change {
         Change::Service(name, Some(service)) => format!("{}:{}", name.name, service.ports[0].port),

@@ -1,4 +1,4 @@
-//! Tests of the source as a whole.
+//! Tests of the whole source.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -28,7 +28,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
     }
 }
 
-/// The folder, and what a consumer of its changes knows.
+/// The folder, and the state that a consumer of its changes has.
 struct Folder {
     manifests: Manifests,
     services: BTreeMap<ObjectName, Service>,

@@ -1,10 +1,11 @@
-//! Any sequence of edits comes to the same as reading the final folder afresh.
+//! Any sequence of edits has the same result as reading the final folder from scratch.
 
 use proptest::prelude::*;
 
 use super::{Content, Edit, Folder, edit, service_at, slice};
 
-/// One of few documents, so that they meet often: Services that want few addresses, and EndpointSlices.
+/// A random document, one of few, so that conflicts are frequent: Services that request few addresses, and
+/// EndpointSlices.
 fn document() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["a", "b", "c"]);
     prop_oneof![
@@ -24,7 +25,8 @@ fn file_edit() -> impl Strategy<Value = Edit> {
         .prop_map(|(file, content)| edit(file, content))
 }
 
-/// Whether the edit has a mistake, after which a last good state would stay.
+/// Whether all problems are objects that two documents define. Any other problem would leave a last good state in
+/// place.
 fn problems_are_only_disputes(folder: &Folder) -> bool {
     folder.problems().iter().all(|problem| problem.contains("is defined already in"))
 }
@@ -37,7 +39,7 @@ proptest! {
         let mut edited = Folder::new();
         let mut files = std::collections::BTreeMap::new();
         for batch in &batches {
-            // One batch has each file once.
+            // A batch contains each file once.
             let batch: std::collections::BTreeMap<_, _> = batch.iter().map(|edit| (edit.file.clone(), edit.clone())).collect();
             let batch: Vec<Edit> = batch.into_values().collect();
             edited.apply(&batch);

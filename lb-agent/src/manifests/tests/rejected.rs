@@ -7,7 +7,7 @@ fn problems(text: &str) -> Vec<String> {
     Folder::of(&[("web.yaml", text)]).problems()
 }
 
-/// The problems of a Service `default/web` with this spec, without place and name.
+/// The problems of a Service `default/web` with this spec, without location and name.
 fn spec(spec: &str) -> Vec<String> {
     let place = "services/web.yaml, document 1 (line 1), Service default/web: ";
     let text = format!("apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {spec}\n");
@@ -339,7 +339,7 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
-    // From an API server, only this endpoint would be left out. The author of a manifest can correct it.
+    // For an object from the API server, only this endpoint would be left out. The author of a manifest can correct it.
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),
         [format!(

@@ -1,4 +1,5 @@
-//! The dashboard, the alerts and the page of metrics, against what the agent serves. (`deploy/lint/check.py` parses them.)
+//! Compares the dashboard, the alerts and the page of metrics with the metrics of the agent. (`deploy/lint/check.py`
+//! parses them.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ const RULES: &str = include_str!("../../../../deploy/alerts/lb-agent.rules.yaml"
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana/lb-agent.json");
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
 
-/// How the names of our metrics begin.
+/// The prefixes of our metrics.
 const OURS: [&str; 3] = ["lb_", "kubeproxy_", "kubernetes_"];
 
 /// Every expression of the alerts and the dashboard.
@@ -32,12 +33,12 @@ fn expressions() -> Vec<String> {
     expressions
 }
 
-/// The words of an expression that are names: of metrics, functions, labels.
+/// The words of an expression that may be names: of metrics, functions, labels.
 fn words(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }
 
-/// The metric of a name, with which suffix of a histogram.
+/// The metric of this name, which may have a suffix of a histogram.
 fn find<'a>(metrics: &'a BTreeMap<String, Described>, name: &str) -> Option<&'a Described> {
     let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
     let histogram = histogram.and_then(|name| metrics.get(name)).filter(|metric| metric.kind == "histogram");
@@ -85,8 +86,8 @@ fn alerts_and_dashboard_name_known_outcomes_and_show_every_drop() {
     assert!(named.contains(&drops), "the dashboard does not show all of {drops:?}");
 }
 
-/// The advice on the page: the metrics that each is about, and the text. `lb_x_*` is every metric that begins so and has no advice
-/// of its own.
+/// The advice on the page: the metrics of each paragraph, and its text. `lb_x_*` stands for every metric with that
+/// prefix and no paragraph of its own.
 fn advice() -> Vec<(Vec<&'static str>, &'static str)> {
     let (_, advice) = PAGE.split_once("\n## When one moves\n").expect("the chapter of advice");
     let lines = advice.lines().filter_map(|line| line.strip_prefix("- `"));
