@@ -31,7 +31,7 @@ pub fn binary() -> PathBuf {
 }
 
 /// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `target/next-layout/lb-agent`, where `cargo xtask
-/// test` puts it.
+/// test` copies it.
 pub fn next_binary() -> PathBuf {
     binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
 }
@@ -53,19 +53,19 @@ pub struct Settings {
     pub node_name: String,
     /// `--manifests`
     pub manifests: PathBuf,
-    /// `--bpffs`; the agent mounts it
+    /// `--bpffs`, where the agent mounts a BPF file system
     pub bpffs: PathBuf,
     /// `--cgroup`; `None` is the agent's default
     pub cgroup: Option<PathBuf>,
-    /// File that receives its standard output and error
+    /// File that receives the agent's standard output and error
     pub log: PathBuf,
-    /// More arguments of `run`
+    /// Further arguments of `run`
     pub arguments: Vec<String>,
-    /// Another agent than [`binary`]
+    /// A binary to use instead of [`binary`]
     pub binary: Option<PathBuf>,
 }
 
-/// A running agent; killed when dropped, and its log is printed if a test fails.
+/// A running agent. Dropping it kills the agent, and prints its log if the test has failed.
 #[derive(Debug)]
 pub struct Agent {
     netns: Netns,
@@ -111,7 +111,7 @@ impl Agent {
             command.arg("--cgroup").arg(cgroup);
         }
         command.args(&settings.arguments);
-        // In a process group of its own, so that Ctrl-C reaches only the test program, which then cleans up.
+        // In its own process group, so that Ctrl-C reaches only the test program, which then cleans up.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let (child, cleanup) =
             Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;
@@ -136,7 +136,7 @@ impl Agent {
         fs::read_to_string(&self.settings.log).unwrap_or_else(|error| format!("(no log: {error})"))
     }
 
-    /// Its process id.
+    /// The agent's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -162,7 +162,7 @@ impl Agent {
         Ok(status?)
     }
 
-    /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` beside this agent.
+    /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` in the namespace of this agent.
     pub fn ask(&self, arguments: &[&str]) -> Result<Output> {
         let binary = self.settings.binary.clone().unwrap_or_else(binary);
         ask_by(&binary, &self.netns, &self.settings.bpffs, arguments)
@@ -214,7 +214,7 @@ pub fn run(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// Whether a process has exited; a zombie has.
+/// Whether a process has exited; a zombie counts as exited.
 fn has_exited(pid: u32) -> bool {
     let mut status = String::new();
     let read = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read_to_string(&mut status));

@@ -1,5 +1,5 @@
-//! Control groups, to which the agent attaches its socket hooks. Each node of a test has its own, with its processes
-//! and those of its pods, so that the hooks of one node never see sockets of another.
+//! Control groups, to which the agent attaches its socket hooks. Each node of a test has its own group, for its
+//! processes and those of its pods, so that the hooks of one node never see sockets of another.
 //!
 //! The groups are *threaded* (cgroups(7)): the threads of a test move between them one by one, as they move between
 //! network namespaces. A socket permanently belongs to the group of the thread that created it.
@@ -70,13 +70,13 @@ pub(crate) fn own_group() -> io::Result<PathBuf> {
     Ok(mount.join(group.ok_or_else(|| io::Error::other("/proc/self/cgroup names no cgroup2 folder"))?))
 }
 
-/// Thread ids in a group. A signal that kills a thread ends its whole process.
+/// The ids of the threads in a group. A signal that kills a thread ends its whole process.
 pub(crate) fn members(path: &Path) -> Vec<u32> {
     let threads = fs::read_to_string(path.join("cgroup.threads")).unwrap_or_default();
     threads.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Removes a group. The kernel keeps an exited thread in it for a moment.
+/// Removes a group. The kernel keeps an exited thread in its group for a moment.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         match fs::remove_dir(path) {

@@ -1,6 +1,6 @@
-//! Cleanup of namespaces, processes, mounts and folders: each is registered before it is made.
+//! Cleanup of namespaces, processes, mounts and folders: each is registered before it is created.
 //!
-//! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove everything that is registered
+//! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove all registered resources
 //! ([`on_interrupt`]); [`remove_stale`] finds the leftovers of killed processes by their names.
 
 use std::{
@@ -20,24 +20,24 @@ use nix::{
 
 use crate::cgroup;
 
-/// Folder in which `ip netns` keeps names of namespaces.
+/// The folder in which `ip netns` stores names of namespaces.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
-/// Something of this machine that outlives the process that made it.
+/// A resource of this machine that outlives the process that created it.
 #[derive(Clone, Debug)]
 pub enum Resource {
     /// A named network namespace.
     Netns(String),
     /// A process.
     Process(u32),
-    /// A folder, with everything mounted on it or below.
+    /// A folder, with all mounts on it or below.
     Folder(PathBuf),
     /// A control group without children.
     Cgroup(PathBuf),
 }
 
 impl Resource {
-    /// Removes the resource; one that is gone already is no error.
+    /// Removes the resource; a missing resource is no error.
     fn remove(&self) -> io::Result<()> {
         match self {
             Self::Netns(name) => remove_netns(name),
@@ -59,7 +59,7 @@ fn remove_netns(name: &str) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path))
 }
 
-/// Removes a folder and what is mounted in it.
+/// Removes a folder and all mounts in it.
 fn remove_folder(path: &Path) -> io::Result<()> {
     for mount in mounts_below(path)?.iter().rev() {
         umount2(mount, MntFlags::MNT_DETACH)?;
@@ -116,7 +116,7 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    /// Registers a resource that the caller makes next.
+    /// Registers a resource that the caller creates next.
     pub fn of(resource: Resource) -> Self {
         live().add(resource)
     }
@@ -185,7 +185,7 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Processes whose namespace has lost its name, so that the loop above did not find them.
+        // Includes processes whose namespace has lost its name, which the loop above does not find.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }
@@ -199,7 +199,7 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// Whether [`crate::netns::unique_prefix`] made the name in a process that no longer exists.
+/// Whether [`crate::netns::unique_prefix`] returned the prefix of this name in a process that no longer exists.
 fn is_stale(name: &str) -> bool {
     let mut parts = name.split('-');
     let (Some("lb"), Some(pid), Some(number)) = (parts.next(), parts.next(), parts.next()) else {
@@ -220,7 +220,7 @@ pub fn remove_namespace_and_processes(name: &str) -> Result<()> {
     remove_netns(name).with_context(|| format!("removing namespace {name}"))
 }
 
-/// Removes a folder and everything mounted in it.
+/// Removes a folder and all mounts in it.
 pub fn remove_folder_and_mounts(path: &Path) -> Result<()> {
     remove_folder(path).with_context(|| format!("removing {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Clients for the servers of [`crate::server`]; each call says in which namespace it happens.
+//! Clients for the servers of [`crate::server`]; each call takes the namespace to connect from.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -21,7 +21,7 @@ use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 /// Time limit of a client's single operation. On an idle machine every operation takes milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// [`PATIENCE`] on this machine; at most five times as long on an emulated one, as some clients wait in vain.
+/// [`PATIENCE`] on this machine; at most five times as long on an emulated one, because some clients expect no answer.
 pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
@@ -32,8 +32,8 @@ pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 /// Bytes that a slow download reads between two pauses.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// A slow download leaves one in this many bytes unread until it is hurried: it never ends by itself, however slow the
-/// machine. For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
+/// A slow download leaves 1/4 of its bytes unread until [`Transfer::hurry`], so it never ends by itself on any machine.
+/// For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
 const HELD_BACK: u64 = 4;
 
 /// The answer of a server.
@@ -122,7 +122,7 @@ impl Connection {
         self.receive_answer()
     }
 
-    /// Sends that many bytes of the pattern; the server compares each of them.
+    /// Sends this number of bytes of the pattern; the server compares each of them.
     pub fn upload(&mut self, bytes: u64) -> io::Result<Answer> {
         self.send_head("PUT /upload", bytes)?;
         let mut sent = 0;
@@ -148,7 +148,7 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes came back changed"))
     }
 
-    /// Receives that many bytes of the pattern, compares each of them and returns the server's name.
+    /// Receives this number of bytes of the pattern, compares each of them and returns the server's name.
     pub fn download(&mut self, bytes: u64) -> io::Result<String> {
         self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }
@@ -268,25 +268,26 @@ pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
 
-/// As [`ask_http`], but fails unless the first SYN was answered, by whatever answer: see [`connect_by_first_syn`].
+/// Like [`ask_http`], but fails unless the server answered the first SYN, in whatever way: see
+/// [`connect_by_first_syn`].
 pub fn ask_http_by_first_syn(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::on(netns.run(|| connect_by_first_syn(to, limit()))?, to)?.ask()
 }
 
-/// As [`ask_http`], from the namespace of this thread.
+/// Like [`ask_http`], from the namespace of this thread.
 pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
     Connection::open_here(to)?.ask()
 }
 
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    // Above the kernel's default range of ephemeral ports: no other socket gets one unless it asks for it.
+    // Above the kernel's default range of ephemeral ports: no other socket gets such a port unless it is bound to it.
     static PORTS: PortsInTurn = PortsInTurn::new(61_000..=65_535);
     PORTS.udp_socket(netns, to)
 }
 
-/// Hands out client ports of UDP sockets in turn. A UDP flow outlives its socket; a random port may repeat that of an
-/// earlier socket and continue its flow.
+/// Hands out client ports of UDP sockets in turn. A UDP flow outlives its socket; with a random port a new socket might
+/// continue the flow of an earlier one.
 #[derive(Debug)]
 pub struct PortsInTurn {
     ports: RangeInclusive<u16>,
@@ -318,12 +319,12 @@ impl PortsInTurn {
     }
 }
 
-/// As [`udp_socket`], in the namespace of this thread and from any port.
+/// Like [`udp_socket`], in the namespace of this thread and from any port.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_from(SocketAddr::new(any_address(to.ip()), 0), to)
 }
 
-/// As [`udp_socket_here`], from this address.
+/// Like [`udp_socket_here`], from this address.
 pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(source)?;
     socket.connect(to)?;
@@ -331,8 +332,8 @@ pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSock
     Ok(socket)
 }
 
-/// Sends `payload` over a connected socket and expects it back. Answers from any other address than the one the
-/// socket is connected to would not arrive.
+/// Sends `payload` over a connected socket and expects it back. The socket does not receive replies from any other
+/// address.
 pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
     socket.send(payload)?;
     let mut buffer = vec![0; 65_536];

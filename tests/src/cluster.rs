@@ -49,7 +49,7 @@ pub const OTHER_CLIENT: [IpAddr; 2] = [
 /// Networks of addresses for load balancers and external IPs, with [`ClientLink::Lan`].
 pub const EXTERNAL: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 
-/// How a cluster is wired.
+/// The wiring of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Wiring {
     /// How the client is connected.
@@ -69,11 +69,10 @@ impl From<ClientLink> for Wiring {
 /// How pods are connected to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodLink {
-    /// As with the CNI plugin `ptp`: a veth whose host side carries the gateway's address and has a host route to
-    /// the pod.
+    /// Like the CNI plugin `ptp`: a veth whose host side carries the gateway's address, with a host route to the pod.
     PointToPoint,
-    /// As with the CNI plugin `bridge`: the host sides are ports of the bridge `cni0`, which has the gateway's
-    /// address. Pods of one node reach each other without the node's routing.
+    /// Like the CNI plugin `bridge`: the host sides are ports of the bridge `cni0`, which has the gateway's address.
+    /// Pods of one node reach each other without the node's routing.
     Bridge,
 }
 
@@ -82,7 +81,7 @@ pub enum PodLink {
 pub enum ClientLink {
     /// A veth.
     Ethernet,
-    /// A veth to a router and one from there to node1.
+    /// A veth to a router and another one from there to node1.
     Routed,
     /// An 802.1Q device on a veth.
     Vlan(u16),
@@ -91,37 +90,36 @@ pub enum ClientLink {
     /// A TUN device: no Ethernet header.
     Layer3,
     /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device, `eth0`, with the
-    /// default route, and the client's route to node2 does not lead through node1. A second client is connected to the
-    /// router.
+    /// default route, and the client's route to node2 bypasses node1. A second client is connected to the router.
     Lan,
 }
 
 /// A pod: a namespace with servers.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its name, which its servers put into their answers.
+    /// The pod's name, which its servers put into their answers.
     pub name: String,
-    /// The node it runs on.
+    /// The node that runs the pod.
     pub node: String,
-    /// Its namespace.
+    /// The pod's namespace.
     pub netns: Netns,
-    /// Its addresses: IPv4, IPv6.
+    /// The pod's addresses: IPv4, IPv6.
     pub addresses: [IpAddr; 2],
     servers: Vec<Server>,
 }
 
 impl Pod {
-    /// Its address of the family of `like`.
+    /// The pod's address in the family of `like`.
     pub fn address(&self, like: IpAddr) -> IpAddr {
         self.addresses[usize::from(like.is_ipv6())]
     }
 
-    /// Its HTTP server in the family of `like`.
+    /// The pod's HTTP server in the family of `like`.
     pub fn http(&self, like: IpAddr) -> SocketAddr {
         SocketAddr::new(self.address(like), HTTP_PORT)
     }
 
-    /// Its UDP server in the family of `like`.
+    /// The pod's UDP server in the family of `like`.
     pub fn udp(&self, like: IpAddr) -> SocketAddr {
         SocketAddr::new(self.address(like), UDP_PORT)
     }
@@ -137,13 +135,13 @@ impl Pod {
         }
     }
 
-    /// Starts its servers.
+    /// Starts the pod's servers.
     pub fn serve(&mut self) -> Result<()> {
         self.servers = serve(&self.netns, &self.name)?;
         Ok(())
     }
 
-    /// Stops its servers; the pod stays.
+    /// Stops the pod's servers; the pod stays.
     pub fn stop_serving(&mut self) {
         self.servers.clear();
     }
@@ -161,7 +159,7 @@ pub struct Cluster {
     pub client: Netns,
     /// A second external client, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
     pub other_client: Option<Netns>,
-    /// Between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
+    /// The router between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
     pub router: Option<Netns>,
     /// The node where the client's packets arrive.
     pub node1: Netns,
@@ -183,8 +181,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a cluster. Its namespaces are called `PREFIX-client`, `PREFIX-node1` and so on; manifests, logs and
-    /// the agents' bpffs are below `folder`.
+    /// Creates a cluster. Its namespaces are called `PREFIX-client`, `PREFIX-node1` and so on; manifests, logs and the
+    /// agents' bpffs are below `folder`.
     pub fn create(prefix: &str, folder: &Path, wiring: impl Into<Wiring>) -> Result<Self> {
         Self::create_in(None, prefix, folder, wiring.into())
     }
@@ -313,7 +311,7 @@ impl Cluster {
         Agent::start(self.node(node), self.agent_settings(node))
     }
 
-    /// Adds a pod with its servers to `node`; `number` (1 to 89) makes its addresses.
+    /// Adds a pod with its servers to `node`; `number` (1 to 89) determines its addresses.
     pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
         let netns = host(&format!("{}-{name}", self.prefix))?.within(self.cgroup(node));
         let on = self.node(node);
@@ -363,7 +361,7 @@ impl Cluster {
              route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
     }
 
-    /// The bridge of each node's pods.
+    /// Creates the bridge for the pods of each node.
     fn bridge_pods(&self) -> Result<()> {
         for node in [1, 2] {
             let (gateway4, gateway6) = gateways(node);
@@ -375,7 +373,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The router has .254 towards the nodes.
+    /// Connects the LAN; the router has .254 towards the nodes.
     fn connect_lan(&self) -> Result<()> {
         let (Some(router), Some(other)) = (&self.router, &self.other_client) else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;
@@ -472,7 +470,8 @@ impl Cluster {
         ))
     }
 
-    /// client — router — node1; the router has .1 towards the client, and 203.0.113.0/24 is between it and node1.
+    /// Connects client — router — node1; the router has .1 towards the client, and 203.0.113.0/24 is between router and
+    /// node1.
     fn connect_routed_client(&self) -> Result<()> {
         let Some(router) = &self.router else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;

@@ -1,7 +1,7 @@
 //! Tests that change the machine or need a kernel of `cargo xtask vm`: only guests run them.
 //!
-//! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that
-//! `cargo test -- --ignored` does no harm elsewhere.
+//! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that `cargo
+//! test -- --ignored` does no harm on other machines.
 
 /// Panics outside of a guest of `cargo xtask vm`, which sets `$LB_TEST_GUEST`.
 ///

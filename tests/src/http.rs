@@ -11,19 +11,19 @@ use crate::netns::Netns;
 /// Time limit of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// An answer of a server.
+/// The response of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The status code.
     pub code: u16,
-    /// Names in lower case, with their values.
+    /// Header names in lower case, with their values.
     pub headers: Vec<(String, String)>,
     /// Everything after the headers.
     pub body: String,
 }
 
 impl Answer {
-    /// The value of a header, whose name is in lower case.
+    /// The value of a header, whose name is given in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }

@@ -17,7 +17,7 @@ use nix::sys::{
 
 use crate::{client::limit, netns::Netns};
 
-/// Message types, RFC 792 and RFC 4443.
+/// Types of echo requests and replies in both versions, RFC 792 and RFC 4443.
 const ECHO_REQUEST: [u8; 2] = [8, 128];
 const ECHO_REPLY: [u8; 2] = [0, 129];
 

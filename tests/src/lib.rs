@@ -6,9 +6,9 @@
 //!        pod1 pod2  pod3 pod4
 //! ```
 //!
-//! Everything is made of plain `ip` commands and standard sockets, so that a test sees what an
-//! application sees. Guards remove their resources when dropped, also after a panic; see [`cleanup`] for
-//! Ctrl-C and for leftovers of killed processes.
+//! The testbed uses plain `ip` commands and standard sockets, so that a test sees what an application sees. Guards
+//! remove their resources when dropped, also after a panic; see [`cleanup`] for Ctrl-C and for leftovers of killed
+//! processes.
 
 pub mod agent;
 pub mod bench;
@@ -37,7 +37,7 @@ use self::stopwatch::Stopwatch;
 
 /// [`wait_for`] ends after this many times its limit, plus [`GRACE`], however busy the machine is.
 const LONGEST: u32 = 10;
-/// See [`LONGEST`].
+/// Constant part of the longest wait, see [`LONGEST`].
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Factor of time limits: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets for an emulated machine; else 1.
@@ -46,8 +46,8 @@ pub fn patience() -> u32 {
     patience.unwrap_or(1).max(1)
 }
 
-/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which this
-/// machine had more to do than it could does not count, see [`Stopwatch`].
+/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which tasks of
+/// this machine waited for a CPU, I/O or memory does not count, see [`Stopwatch`].
 pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = limit * patience();
     let stopwatch = Stopwatch::start();

@@ -7,14 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A folder of manifests. A rename adds or changes a file, as editors and configuration tools do it.
+/// A folder of manifests. A file is added or changed by a rename, as editors and configuration tools do.
 #[derive(Debug, Clone)]
 pub struct Manifests {
     folder: PathBuf,
 }
 
 impl Manifests {
-    /// Makes the folder if there is none.
+    /// Creates the folder if there is none.
     pub fn create(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self { folder })
@@ -43,7 +43,7 @@ impl Manifests {
     }
 }
 
-/// Endpoints of an EndpointSlice at most; the API server rejects larger ones.
+/// The most endpoints of an EndpointSlice; the API server rejects larger ones.
 const MOST_ENDPOINTS: usize = 1000;
 
 /// An endpoint of a service: the addresses of a pod.
@@ -53,9 +53,9 @@ pub struct Endpoint {
     pub pod: String,
     /// The node's name.
     pub node: String,
-    /// One address of each family at most.
+    /// The addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// Whether the pod is ready; one that is not is shown with `ready: false`.
+    /// Whether the pod is ready; an unready pod has `ready: false`.
     pub ready: bool,
     /// Whether the pod is terminating (and still serves).
     pub terminating: bool,
@@ -85,7 +85,7 @@ impl Endpoint {
         self
     }
 
-    /// The endpoint after its pod was deleted, while it still serves.
+    /// The endpoint after its pod was deleted, while the pod still serves.
     #[must_use]
     pub fn terminating(mut self) -> Self {
         (self.ready, self.terminating) = (false, true);
@@ -119,7 +119,7 @@ pub enum Type {
     ExternalName,
 }
 
-/// How a service is exposed beyond its cluster IPs, with its traffic policies.
+/// The addresses of a service beyond its cluster IPs, and its traffic policies.
 #[derive(Clone, Debug, Default)]
 pub struct Exposure {
     /// `spec.type`
@@ -128,7 +128,7 @@ pub struct Exposure {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether these have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
+    /// Whether these addresses have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
     pub proxied: bool,
     /// `spec.allocateLoadBalancerNodePorts: false`
     pub without_node_ports: bool,
@@ -151,18 +151,18 @@ pub struct Service {
     pub name: String,
     /// `metadata.annotations`
     pub annotations: Vec<(&'static str, String)>,
-    /// `spec.clusterIPs`; when empty the agent allocates one of each family.
+    /// `spec.clusterIPs`; if empty, the agent allocates one of each family.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.ports`
     pub ports: Vec<Port>,
-    /// The endpoints of its slices.
+    /// The endpoints of the Service's slices.
     pub endpoints: Vec<Endpoint>,
     /// Node ports, load balancers, external IPs and policies.
     pub exposure: Exposure,
 }
 
 impl Service {
-    /// A Service and its EndpointSlices of each family that the endpoints have.
+    /// A Service, and its EndpointSlices of each family that the endpoints have.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {

@@ -31,8 +31,7 @@ pub fn unique_prefix() -> String {
     format!("lb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A named network namespace, as `ip netns` makes them. Clones share the namespace; dropping the last one
-/// removes it.
+/// A named network namespace, as `ip netns` creates them. Clones share the namespace; dropping the last one removes it.
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: Arc<str>,
@@ -77,7 +76,7 @@ impl Netns {
         path(&self.name)
     }
 
-    /// Runs `work` on a thread inside the namespace. Sockets made there stay there, wherever they are used later.
+    /// Runs `work` on a thread inside the namespace. Sockets opened there stay in it, wherever they are used later.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let enter_and_work = || {
             setns(&*self.file, CloneFlags::CLONE_NEWNET)?;
@@ -89,7 +88,7 @@ impl Netns {
         })
     }
 
-    /// A command that will run inside the namespace. Only the network differs: mounts stay visible.
+    /// A command that will run inside the namespace. Only the network differs: the mounts are those of this process.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let file = Arc::clone(&self.file);
         let threads = self.cgroup.as_ref().and_then(|cgroup| File::create(cgroup.threads()).ok());
@@ -105,7 +104,7 @@ impl Netns {
         command
     }
 
-    /// Runs `ip` commands, one a line, as `ip -batch` does.
+    /// Runs `ip` commands, one per line, as `ip -batch` does.
     pub fn ip(&self, commands: &str) -> Result<()> {
         self.feed("ip", &BATCH, commands)
     }
@@ -116,12 +115,12 @@ impl Netns {
             .with_context(|| format!("in namespace {}", self.name))
     }
 
-    /// Writes a setting below `/proc/sys/net`; `key` has slashes: `ipv4/ip_forward`.
+    /// Writes a sysctl below `/proc/sys/net`; `key` has slashes: `ipv4/ip_forward`.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         self.sysctls(&[(key, value)])
     }
 
-    /// Writes several settings below `/proc/sys/net`.
+    /// Writes several sysctls below `/proc/sys/net`.
     pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
         let write_all = || {
             settings.iter().try_for_each(|(key, value)| {
@@ -142,7 +141,7 @@ const BATCH: [&str; 2] = ["-batch", "-"];
 /// Lines of the input that an error quotes.
 const SHOWN_LINES: usize = 20;
 
-/// Runs `ip` commands, one a line, outside of any namespace of the testbed.
+/// Runs `ip` commands, one per line, outside of any namespace of the testbed.
 pub fn ip(commands: &str) -> Result<()> {
     feed(Command::new("ip").args(BATCH), commands)
 }

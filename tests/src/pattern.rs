@@ -16,7 +16,7 @@ fn stream() -> &'static [u8] {
     STREAM.get_or_init(|| {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
-            // xorshift64*, top byte
+            // xorshift64*, of which the top byte is used.
             state ^= state >> 12;
             state ^= state << 25;
             state ^= state >> 27;
@@ -34,7 +34,7 @@ pub fn at(offset: u64, len: usize) -> &'static [u8] {
     &stream()[start..start + len.min(MAX_PIECE)]
 }
 
-/// Compares `bytes` with the stream at `offset`; the error names the first position that differs.
+/// Compares `bytes` with the stream at `offset`; the error contains the first position that differs.
 pub fn check(offset: u64, bytes: &[u8]) -> Result<(), String> {
     let mut position = offset;
     for piece in bytes.chunks(MAX_PIECE) {

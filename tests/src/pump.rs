@@ -1,5 +1,5 @@
-//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that
-//! the kernel of a test machine cannot make (tunnels without Ethernet header, 802.1Q tags).
+//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that the
+//! kernel of a test machine cannot create (tunnels without Ethernet header, 802.1Q tags).
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,7 +25,7 @@ use nix::{
 use crate::netns::Netns;
 
 nix::ioctl_write_ptr_bad!(
-    /// Makes a TUN or TAP device and ties a file to it.
+    /// Creates a TUN or TAP device and attaches a file to it.
     set_interface,
     libc::TUNSETIFF,
     libc::ifreq
@@ -36,7 +36,7 @@ nix::ioctl_write_ptr_bad!(
 pub enum Layer {
     /// TUN: packets begin with the IP header.
     Ip,
-    /// TAP: Ethernet frames; those for the second end get an 802.1Q header of this tag control information.
+    /// TAP: Ethernet frames; frames to the second end get an 802.1Q header with this tag control information.
     Tagged(u16),
 }
 
@@ -56,7 +56,7 @@ impl Drop for Pump {
     }
 }
 
-/// Makes a device in each of the two namespaces and connects them.
+/// Creates a device in each of the two namespaces and connects them.
 pub fn connect(first: (&Netns, &str), second: (&Netns, &str), layer: Layer) -> Result<Pump> {
     let [a, b] = [first, second].map(|(netns, name)| {
         netns

@@ -2,8 +2,8 @@
 //!
 //! HTTP/1.1, also for `curl`:
 //! - `GET /` answers with `NAME PEER`: the server's name and the client's address as the server sees it;
-//! - `GET /download/BYTES` and `GET /download/BYTES/RATE` answer with that many bytes of [`crate::pattern`], at most
-//!   RATE per second;
+//! - `GET /download/BYTES` and `GET /download/BYTES/RATE` answer with BYTES bytes of [`crate::pattern`], at most RATE
+//!   per second;
 //! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER BYTES`;
 //! - `POST /echo` answers with the content.
 //!
@@ -45,7 +45,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = &self.listener {
-            // Wakes accept(); std has no call for it. It can fail only if the socket does not listen any more.
+            // Wakes accept(), because std has no call to stop it. It can fail only if the socket no longer listens.
             let _not_listening =
                 nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
@@ -174,7 +174,7 @@ fn answer(out: &mut TcpStream, body: &str) -> io::Result<()> {
     )
 }
 
-/// Sends `bytes` of the pattern, not faster than `rate` bytes per second.
+/// Sends `bytes` of the pattern, at most `rate` bytes per second.
 fn send_content(out: &mut TcpStream, name: &str, bytes: u64, rate: u64) -> io::Result<()> {
     out.write_all(
         format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {bytes}\r\n\r\n").as_bytes(),
@@ -226,7 +226,7 @@ pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
 }
 
 /// Echoes datagrams on one address, which is also the source of replies. (With an unspecified address the route to the
-/// client selects the source, on a host with several addresses possibly another one.)
+/// client determines the source, on a host with several addresses possibly another one.)
 pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
         .run(|| UdpSocket::bind(address))

@@ -1,13 +1,13 @@
-//! Skips: a test that cannot run on this kernel reports its name and the reason instead of silently passing.
+//! Skips: a test that cannot run on this kernel reports its name and the reason instead of passing silently.
 
 use std::{fs::OpenOptions, io::Write as _};
 
-/// Reports that the calling test does not run on this machine at all.
+/// Reports that the calling test cannot run on this machine.
 pub fn whole(reason: &str) {
     note(&format!("WHOLE {reason}"), reason);
 }
 
-/// Reports that a part of the calling test does not run on this machine.
+/// Reports that a part of the calling test cannot run on this machine.
 pub fn part(reason: &str) {
     note(reason, reason);
 }

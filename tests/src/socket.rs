@@ -21,7 +21,7 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// Starts to connect to `to` and does not wait. An error is one of the system call itself, before any packet.
+/// Starts to connect to `to` without waiting. An error comes from the system call itself, before any packet.
 pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -31,8 +31,8 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to` and fails unless the answer, be it a SYN-ACK or a RST, was that to the first SYN. A lost SYN or
-/// answer would otherwise only cost a second, which a slow machine can also cost.
+/// Connects to `to`, and fails unless the answer, SYN-ACK or RST, was that to the first SYN. A lost SYN or answer would
+/// otherwise only cost a second, and so may a slow machine.
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;
@@ -55,7 +55,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(io::Error::other)?;
     let fd = stream.as_raw_fd();
-    // SAFETY: the kernel writes at most `len` bytes to `info`, which is that large, and the length to `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `info`, which has that size, and the length to `len`.
     let result = unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
     };
@@ -63,7 +63,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// TCP connections of a namespace that this side has closed and whose other side has not sent its FIN yet.
+/// TCP connections of a namespace that this side has closed, and whose other side has not sent its FIN yet.
 pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     /// `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` of include/net/tcp_states.h
     const CLOSING: [&str; 3] = ["04", "05", "0B"];
@@ -79,7 +79,7 @@ pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     Ok(states.filter(|state| CLOSING.contains(state)).count())
 }
 
-/// The two numbers that name a socket option, for each family.
+/// Level and name of a socket option, for each family.
 struct FamilyOption {
     v4: (libc::c_int, libc::c_int),
     v6: (libc::c_int, libc::c_int),
@@ -103,14 +103,14 @@ pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     let (level, name) = MTU.of(socket)?;
     let mut mtu: libc::c_int = 0;
     let mut len: libc::socklen_t = 4;
-    // SAFETY: the kernel writes at most `len` bytes to `mtu`, which is that large, and the length to `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `mtu`, which has that size, and the length to `len`.
     let result =
         unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
     nix::Error::result(result)?;
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Forbids fragmentation of what this socket sends (`IP_PMTUDISC_DO`).
+/// Forbids fragmentation of packets from this socket (`IP_PMTUDISC_DO`).
 pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     let (level, name) = MTU_DISCOVER.of(socket)?;
     // IPV6_PMTUDISC_DO has the same value.
@@ -121,7 +121,7 @@ pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the hop limit of what this socket sends (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+/// Sets the hop limit of packets from this socket (`IP_TTL`, `IPV6_UNICAST_HOPS`).
 pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     let hops = libc::c_int::try_from(hops).map_err(io::Error::other)?;
     if socket.local_addr()?.is_ipv4() {
@@ -132,17 +132,17 @@ pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds options without effect to the header of everything this socket sends: IPv4 options, or an IPv6
-/// extension header with destination options.
+/// Adds options without effect to the header of all packets from this socket: IPv4 options, or an IPv6 extension header
+/// with destination options.
 pub fn lengthen_headers(socket: &UdpSocket) -> io::Result<()> {
-    // Four times "no operation" (RFC 791 §3.1); one header of 8 bytes with 4 bytes of padding (RFC 8200 §4.2, §4.6).
+    // IPv4: four times "no operation" (RFC 791 §3.1). IPv6: 8 bytes with 4 bytes of padding (RFC 8200 §4.2, §4.6).
     let (level, name, value): (_, _, &[u8]) = if socket.local_addr()?.is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_OPTIONS, &[1, 1, 1, 1])
     } else {
         (libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0])
     };
     let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads `len` bytes of `value`, which is that long.
+    // SAFETY: the kernel reads `len` bytes of `value`, which has that length.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), len) };
     nix::Error::result(result)?;
     Ok(())
@@ -161,7 +161,7 @@ pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
 /// An entry of a socket's error queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedError {
-    /// The error number, as `EMSGSIZE`.
+    /// The error number, such as `EMSGSIZE`.
     pub errno: nix::Error,
     /// Whether an ICMP or ICMPv6 message caused it, rather than this host.
     pub from_icmp: bool,
@@ -173,7 +173,7 @@ pub struct QueuedError {
     pub destination: SocketAddr,
 }
 
-/// Takes the next entry from the error queue; `None` when there is none.
+/// Removes the next entry from the error queue; `None` if the queue is empty.
 pub fn next_error(socket: &UdpSocket) -> io::Result<Option<QueuedError>> {
     let mut payload = [0; 2048];
     let mut iov = [io::IoSliceMut::new(&mut payload)];

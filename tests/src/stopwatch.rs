@@ -1,9 +1,9 @@
-//! Time limits that a busy machine does not break.
+//! Time limits that hold on a busy machine.
 //!
-//! A limit like "within a second" is a claim about the program. On a machine with more to do than it has CPUs, wall
-//! time also contains the time in which runnable tasks waited. The kernel measures that wait (pressure stall
-//! information, Documentation/accounting/psi.rst), and [`Stopwatch`] leaves it out: on an idle machine a limit is
-//! exact, on a busy one it stretches with the load of that moment.
+//! A limit like "within a second" is a claim about the program. On a machine with more runnable tasks than CPUs,
+//! wall-clock time also contains the time in which they waited. The kernel measures that wait (pressure stall
+//! information, Documentation/accounting/psi.rst), and [`Stopwatch`] subtracts it: on an idle machine a limit is exact,
+//! on a busy one it stretches with the load of that moment.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     start: Instant,
-    /// What [`stalled`] was at the start.
+    /// The value of [`stalled`] at the start.
     stalled: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Stopwatch {
     }
 }
 
-/// How long tasks of this machine have waited since it started; 0 where the kernel does not measure it.
+/// How long tasks of this machine have waited since boot; 0 if the kernel does not measure it.
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();

@@ -17,8 +17,8 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a shell command in `netns` in a terminal of that many columns and rows. `folder` receives the socket of
-    /// tmux.
+    /// Starts a shell command in `netns` in a terminal with this number of columns and rows. `folder` receives the
+    /// socket of tmux.
     pub fn start(netns: &Netns, folder: &Path, (columns, rows): (u16, u16), command: &str) -> Result<Self> {
         let terminal = Self { socket: folder.join("tmux") };
         let (columns, rows) = (columns.to_string(), rows.to_string());
@@ -41,19 +41,19 @@ impl Terminal {
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// State of the terminal in a format of tmux, such as `#{alternate_on}`.
+    /// A property of the terminal in a format of tmux, such as `#{alternate_on}`.
     pub fn state(&self, of: &str) -> Result<String> {
         let output =
             run(&mut self.tmux(&["display-message", "-p", of])).context("asking for the terminal")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// Types keys, by the names that tmux gives them.
+    /// Types keys, named as in tmux.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)
     }
 
-    /// Whether the command ends within `limit`, and the terminal with it.
+    /// Whether the command, and with it the terminal, ends within `limit`.
     pub fn ends_within(&self, limit: Duration) -> bool {
         wait_for(limit, || self.screen().is_err().then_some(())).is_some()
     }

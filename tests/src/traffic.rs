@@ -1,4 +1,4 @@
-//! Background traffic for tests that break something: counts transactions and failures, with reasons.
+//! Background traffic for tests that cause faults: counts transactions and failures, with reasons.
 //!
 //! ```ignore
 //! let traffic = Traffic::start([(&client, Kind::Connection, http(vip)), (&client, Kind::Questions, udp(vip))])?;
@@ -33,14 +33,14 @@ use crate::{
 
 /// Transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
-/// How long it waits for them.
+/// How long [`Traffic::progresses`] waits for them.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
-/// are free again before the next round through all of them.
+/// are free again before it has used all of them.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Pause after a failure, so that a lasting one is not counted thousands of times.
+/// Pause after a failure, so that a persistent failure is not counted thousands of times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// Bytes of a request and of its answer: they fill several segments.
+/// Bytes of a request and of its answer: several segments.
 const TCP_PIECE: usize = 5_000;
 const UDP_PIECE: usize = 500;
 /// Failures whose reasons a client records.
@@ -49,11 +49,11 @@ const MAX_REASONS: usize = 8;
 /// The kind of transactions of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// One TCP connection for the whole time; the server echoes its bytes.
+    /// One TCP connection for the whole time; the server echoes the client's bytes.
     Connection,
     /// A TCP connection for each request.
     Requests,
-    /// One connected UDP socket for the whole time; the server echoes its datagrams.
+    /// One connected UDP socket for the whole time; the server echoes the client's datagrams.
     Datagrams,
     /// A UDP socket for each datagram.
     Questions,
@@ -108,8 +108,8 @@ pub struct Tally {
 pub struct Report(pub BTreeMap<String, Tally>);
 
 impl Traffic {
-    /// Starts a client for each item: its namespace, kind and destination. Fails if the first transaction of any
-    /// client does.
+    /// Starts a client for each item: its namespace, kind and destination. Fails if the first transaction of any client
+    /// fails.
     pub fn start<'a>(clients: impl IntoIterator<Item = (&'a Netns, Kind, SocketAddr)>) -> Result<Self> {
         let shared = Arc::new(Shared { started: Instant::now(), stop: AtomicBool::new(false) });
         let mut traffic = Self { shared, clients: Vec::new() };
@@ -170,7 +170,7 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
-            // The client holds its namespace until it ends.
+            // The client keeps its namespace alive until it ends.
             if let Ok(tally) = client.thread.join()
                 && std::thread::panicking()
             {
@@ -291,13 +291,13 @@ impl Worker {
 /// The connection or socket of a client.
 enum Line {
     Closed,
-    /// With the name of the server, which stays the same for a connection.
+    /// A connection, and the name of its server, which must not change.
     Tcp(Connection, Option<String>),
     Udp(UdpSocket),
 }
 
 impl Line {
-    /// Makes the transaction of this number and returns the server's name.
+    /// Makes transaction `number` and returns the server's name.
     fn transact(&mut self, kind: Kind, to: SocketAddr, number: u64) -> io::Result<String> {
         if matches!(self, Self::Closed) {
             *self = match kind {
@@ -321,7 +321,7 @@ impl Line {
     }
 }
 
-/// Sends a datagram whose content depends on `number`, so that the answer to another one is detected.
+/// Sends a datagram whose content depends on `number`, so that the answer to another datagram is detected.
 fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
     Ok(echo(socket, pattern::at(number * UDP_PIECE as u64, UDP_PIECE))?.server)
 }

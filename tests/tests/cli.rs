@@ -24,10 +24,10 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-/// How long the agent may take. Only one that hangs takes this long.
+/// Time limit of an agent or command. Only one that hangs takes this long.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Two ports, and two endpoints of which one belongs to a Pod.
+/// Two ports, and two endpoints of which one has a Pod as its target.
 const WEB: &str = "\
 apiVersion: v1
 kind: Service
@@ -144,7 +144,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Asserts the exit code, that standard error has all these parts, and that standard output is empty.
+/// Asserts the exit code, that standard error contains all these parts, and that standard output is empty.
 fn assert_fails(arguments: &[&str], code: i32, parts: &[&str]) {
     let output = lb_agent(arguments);
     let error = stderr(&output);
@@ -442,7 +442,7 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
     wait_for(LIMIT, || agent.log().contains("of 3 slots").then_some(())).expect("a warning");
-    // The problem hits all nodes at once, so it must make none of them unhealthy.
+    // The problem occurs on all nodes at once, so it must not make any of them unhealthy.
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["pending"], 1);
@@ -450,7 +450,8 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     fs::write(bed.manifests().join("web.yaml"), WEB.replace("- {addresses: [198.51.100.2]}\n", "")).unwrap();
     let solved = || (bed.json(&["status"])["agent"]["problems"] == serde_json::json!([])).then_some(());
     wait_for(LIMIT, solved).expect("no problem is left");
-    // A switch needs new slots beside the old ones, which are free again after a grace period.
+    // A change of the backends needs new slots while the old ones are in use; the old ones are free after a grace
+    // period.
     for last in 3..9 {
         let one =
             WEB.replace("- {addresses: [198.51.100.2]}\n", "").replace("100.1]", &format!("100.{last}]"));

@@ -28,21 +28,21 @@ use crate::{
     workload::{Edit, Folder, Size},
 };
 
-/// Pause before the agent's memory is read.
+/// Pause before the benchmark reads the agent's memory.
 pub(crate) const SETTLE: Duration = Duration::from_secs(2);
-/// Pause between edits, longer than the grace period of the edit before.
+/// Pause between edits, longer than the grace period of the previous edit.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// Pause between reads of the maps.
 pub(crate) const POLL: Duration = Duration::from_micros(100);
-/// The limit of an edit.
+/// Time limit of an edit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// The histogram of the writer's time; its sum and count are used.
+/// The histogram of the writer's time; the benchmark uses its sum and count.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
-/// In bytes.
+/// Limit on the agent's memory in bytes.
 const MEMORY_LIMIT: f64 = 200e6;
 
-/// Runs it `runs` times with the Services in so many files, and adds the results.
+/// Runs the agent `runs` times with the Services in `files` files, and adds the results.
 pub(crate) fn measure(
     size: Size,
     files: u32,
@@ -60,7 +60,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Seconds and bytes.
+/// Measured seconds and bytes.
 #[derive(Default)]
 struct Figures {
     start: Vec<f64>,
@@ -146,14 +146,14 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     Ok(())
 }
 
-/// Starts the agent; the seconds until all Services are in the kernel.
+/// Starts the agent; returns the seconds until all Services are in the kernel.
 fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
     let start = Instant::now();
     let agent = Agent::start(netns, settings.clone())?;
     Ok((agent, start.elapsed().as_secs_f64()))
 }
 
-/// Seconds from the edit until the kernel has the change, and those that the agent's writer reports.
+/// Returns the seconds from an edit until the kernel has the change, and the seconds that the agent's writer reports.
 fn one_edit(
     netns: &Netns,
     manifests: &Manifests,
@@ -185,7 +185,7 @@ fn one_edit(
     Ok((seconds, after.seconds - before.seconds))
 }
 
-/// The maps, read without the agent.
+/// The maps, read directly.
 pub(crate) struct Kernel {
     services: HashMap<MapData, [u8; size_of::<ServiceKey>()], [u8; size_of::<Service>()]>,
     backends: Array<MapData, [u8; size_of::<Backend>()]>,
@@ -211,7 +211,7 @@ impl Kernel {
     }
 }
 
-/// The agent's number of synchronisations and their seconds.
+/// The agent's number of synchronisations, and their total seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Synchronisations {
     pub(crate) count: u64,

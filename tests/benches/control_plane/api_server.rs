@@ -11,7 +11,7 @@ use std::{
 
 use lb_tests::netns::Netns;
 
-/// Serves until the process ends.
+/// An API server that serves until the process ends.
 pub(crate) struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -53,7 +53,7 @@ impl ApiServer {
         Ok(Self { shared, address })
     }
 
-    /// A kubeconfig of this server.
+    /// A kubeconfig for this server.
     pub(crate) fn kubeconfig(&self) -> String {
         format!(
             "{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], \

@@ -29,7 +29,7 @@ const ONE: &str = "library: one endpoint moves";
 const MAPS: &str = "memory of the maps in the kernel";
 const FILES: u32 = 100;
 
-/// Runs it `runs` times and adds the results.
+/// Measures the library `runs` times and adds the results.
 pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) -> anyhow::Result<()> {
     let mut figures = Figures::default();
     for run in 1..=runs {
@@ -40,7 +40,7 @@ pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) 
     Ok(())
 }
 
-/// Seconds, counts, and bytes of each map.
+/// Measured seconds, counts, and bytes of each map.
 #[derive(Default)]
 struct Figures {
     parse: Vec<f64>,
@@ -125,7 +125,7 @@ struct Times {
     handle: Duration,
     plan: Duration,
     apply: Duration,
-    /// Loads the kernel's state into the reconciler.
+    /// Time to load the kernel's state into the reconciler.
     account: Duration,
     steps: usize,
 }

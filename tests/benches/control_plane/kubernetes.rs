@@ -28,10 +28,10 @@ use crate::{
     workload::Size,
 };
 
-/// 600 MB with 250,000 endpoints.
+/// Limit on the agent's memory in bytes: 600 MB with 250,000 endpoints.
 const MEMORY_LIMIT: f64 = 600e6;
 
-/// Runs it `runs` times with the endpoints of each Service in so many slices, and adds the results.
+/// Runs the agent `runs` times with the endpoints of each Service in `slices` slices, and adds the results.
 pub(crate) fn measure(
     size: Size,
     slices: u32,
@@ -54,7 +54,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Seconds and bytes.
+/// Measured seconds and bytes.
 #[derive(Default)]
 struct Figures {
     lists: Vec<f64>,
@@ -128,7 +128,7 @@ fn one_run(
     Ok(())
 }
 
-/// Seconds until the kernel has the change, and those that the agent's writer reports.
+/// Returns the seconds until the kernel has the change, and the seconds that the agent's writer reports.
 fn one_change(
     netns: &Netns,
     server: &ApiServer,
@@ -159,7 +159,8 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent; the seconds until the lists were sent, and from then until all objects were in the kernel.
+    /// Starts the agent; returns the seconds until the lists were sent, and from then until all objects were in the
+    /// kernel.
     fn start(netns: &Netns, server: &ApiServer, folder: &Path) -> anyhow::Result<(Self, f64, f64)> {
         let log = folder.join("log");
         let mut command = netns.command(binary());

@@ -27,10 +27,10 @@ use lb_tests::{
 
 use self::{report::Report, workload::Size};
 
-/// Numbers of manifest files, one after the other.
+/// Numbers of manifest files to measure in turn.
 const FILES: [u32; 2] = [1, 100];
 
-/// Numbers of EndpointSlices for the endpoints of each Service of the API server, one after the other.
+/// Numbers of EndpointSlices for the endpoints of each Service, to measure in turn with the API server.
 const SLICES: [u32; 2] = [1, 5];
 
 /// The largest EndpointSlice that the API server accepts.
@@ -72,10 +72,10 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Whether every target is met.
+/// Runs the benchmark; returns whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     let size = Size { services: args.services, endpoints: args.endpoints };
-    // The changed slices need free slots, and each changed endpoint needs an entry of its own for a while.
+    // The changed slices need free slots, and each changed endpoint temporarily needs one more slot.
     let most = capacity::BACKENDS / 10 * 9;
     let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
     for size in [size, api_size] {
@@ -113,7 +113,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.targets_met())
 }
 
-/// A temporary folder. Dropping the guard unmounts what is mounted in it and removes it.
+/// A temporary folder. Dropping the guard unmounts all file systems in the folder and removes it.
 fn temporary_folder() -> anyhow::Result<(PathBuf, Cleanup)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("lb-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

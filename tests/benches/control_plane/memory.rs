@@ -21,7 +21,7 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// Reads it from `/proc`.
+    /// Reads the values of a process from `/proc`.
     pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("reading the memory of process {pid}"))?;
@@ -45,7 +45,7 @@ pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
 fn of_map(path: &Path) -> anyhow::Result<u64> {
     let map = MapData::from_pin(path).with_context(|| format!("opening the map {}", path.display()))?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))?;
-    // The kernel's own figure; since 6.4 it counts existing elements.
+    // The kernel's own value; since 6.4 it counts the existing elements.
     let bytes = field(&info, "memlock").context("the kernel does not tell the memory of a map")?;
     bytes.parse().with_context(|| format!("the memory of the map {} is {bytes}", path.display()))
 }

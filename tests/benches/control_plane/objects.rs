@@ -50,7 +50,7 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint, of another Service each time.
+    /// Moves one endpoint; each call moves one of another Service.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
@@ -63,7 +63,7 @@ impl Objects {
         }
     }
 
-    /// Slice `part` of Service `n`, with its first endpoint at `moved` if it has moved.
+    /// Slice `part` of Service `n`; its first endpoint has the address `moved` if given.
     fn slice(&self, n: u32, part: u32, moved: Option<Ipv4Addr>, version: u32) -> Value {
         let service = name(n);
         let endpoint = |i: u32| {

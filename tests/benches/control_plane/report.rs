@@ -19,7 +19,7 @@ pub(crate) struct Report {
     /// The measured program.
     agent: PathBuf,
     machine: Machine,
-    /// Load of the last minute when the benchmark ended.
+    /// Load average of the last minute at the end of the benchmark.
     pub(crate) load_after: f64,
     figures: Vec<Figure>,
 }
@@ -37,7 +37,8 @@ impl Report {
         self.figures.push(figure);
     }
 
-    /// Adds a result with a limit for its maximum. The limit holds at the default size only, since the result grows with it.
+    /// Adds a result with a limit for its maximum. The limit applies only at the default size, because the result grows
+    /// with it.
     pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });

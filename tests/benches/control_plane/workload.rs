@@ -9,7 +9,7 @@ use serde::Serialize;
 /// The range of cluster IPs, the agent's default.
 pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
-/// Networks of the endpoints, and of those that have moved.
+/// Networks of the endpoints, before and after a move.
 pub(crate) const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
@@ -23,7 +23,7 @@ pub(crate) const STRIDE: u32 = 7919;
 pub(crate) struct Size {
     /// Number of Services.
     pub(crate) services: u32,
-    /// Endpoints of each Service.
+    /// Whether the size is at most that of the limits: 10,000 Services with 5 endpoints.
     pub(crate) endpoints: u32,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Folder {
     size: Size,
     /// The YAML of each Service with its EndpointSlice.
     services: Vec<String>,
-    /// Services in each file but the last, which may have fewer.
+    /// Number of Services in each file; the last one may have fewer.
     services_per_file: u32,
     changes: u32,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Edit {
 }
 
 impl Folder {
-    /// A workload in so many files.
+    /// A workload in this number of files.
     pub(crate) fn new(size: Size, files: u32) -> Self {
         Self {
             size,
@@ -72,7 +72,7 @@ impl Folder {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint, of another Service each time.
+    /// Moves one endpoint; each call moves one of another Service.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
@@ -103,7 +103,7 @@ pub(crate) fn cluster_ip(n: u32) -> IpAddr {
     Ipv4Addr::from(FIRST_CLUSTER_IP + n).into()
 }
 
-/// Service `n`, with its first endpoint at `moved` if it has moved.
+/// Service `n`; its first endpoint has the address `moved` if given.
 fn service(size: Size, n: u32, moved: Option<Ipv4Addr>) -> Service {
     let name = format!("service-{n:05}");
     let endpoint = |i: u32| {

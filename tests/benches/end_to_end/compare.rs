@@ -1,4 +1,4 @@
-//! Each candidate compared with its baseline, round by round.
+//! Compares each candidate with its baseline, round by round.
 
 use lb_tests::bench::{Quantile, Samples};
 use serde::Serialize;

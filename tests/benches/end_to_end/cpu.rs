@@ -22,7 +22,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// The last allowed CPU for both, or the last two, one for each.
+    /// Chooses the last allowed CPU for clients and servers, or the last two CPUs, one for each.
     pub(crate) fn choose(apart: bool) -> io::Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let is_allowed = |cpu: &usize| allowed.is_set(*cpu).unwrap_or(false);
@@ -32,7 +32,7 @@ impl Cpus {
         Ok(Self { client, server })
     }
 
-    /// Whether clients and servers share one.
+    /// Whether clients and servers share a CPU.
     pub(crate) const fn is_one(self) -> bool {
         self.client == self.server
     }
@@ -50,7 +50,7 @@ pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Time of a fixed calculation in registers, which shows the machine's current speed. The shortest of three.
+/// Time of a fixed calculation in registers, which shows the machine's present speed: the shortest of three runs.
 fn probe() -> Duration {
     const STEPS: u32 = 300_000;
     let once = |seed: u64| {
@@ -69,8 +69,8 @@ fn probe() -> Duration {
 
 /// CPU time of this process and of the kernel's work for it.
 ///
-/// Packets on a veth are received in the sender's context: a soft interrupt on top of the system call, whose time counts as
-/// that of the thread. The kernel leaves the excess to `ksoftirqd`, whose time is included.
+/// The sender's context receives packets on a veth: a soft interrupt on top of the system call, whose time counts as
+/// that of the thread. The kernel leaves further packets to `ksoftirqd`, whose time is included.
 pub(crate) struct Meter {
     probe: Duration,
     start: Instant,
@@ -88,7 +88,7 @@ pub(crate) struct Usage {
     pub(crate) cpu: Duration,
     /// CPU time of the whole machine, in steps of 10 ms.
     pub(crate) machine: Duration,
-    /// Time of the fixed calculation on this CPU, the mean of before and after.
+    /// Time of the fixed calculation on this CPU: the mean of the times before and after.
     pub(crate) probe: Duration,
 }
 
@@ -100,7 +100,7 @@ impl Meter {
         Ok(Self { probe, softirqd, machine, process, start: Instant::now() })
     }
 
-    /// The time since the start.
+    /// Ends the measurement; returns the usage since its start.
     pub(crate) fn stop(&self) -> io::Result<Usage> {
         let wall = self.start.elapsed();
         let process = process()?.saturating_sub(self.process);

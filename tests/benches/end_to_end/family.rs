@@ -61,7 +61,7 @@ impl Family {
         }
     }
 
-    /// `IPv4` or `IPv6`.
+    /// The name, `IPv4` or `IPv6`.
     pub(crate) const fn name(self) -> &'static str {
         self.pick("IPv4", "IPv6")
     }

@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Whether every target is met.
+/// Runs the benchmark; returns whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(
         nix::unistd::geteuid().is_root(),

@@ -6,9 +6,9 @@
 //! external client ═ wire ═╛                ╘═ wire ═ other node, with server pods
 //! ```
 //!
-//! A *veth* has the kernel's defaults: checksums and segmentation are left to the other end, in the same machine. A *wire*
-//! carries frames as a cable does: at most one MTU, with complete checksums. The node's ends of wires act as network cards:
-//! they merge received segments (GRO) and segment what they send.
+//! A *veth* has the kernel's defaults: checksums and segmentation are offloaded to the other end, which is on the same
+//! machine. A *wire* carries frames as a cable does: at most one MTU, with complete checksums. The node's ends of wires
+//! act as network cards: they merge received segments (GRO) and segment outgoing packets.
 
 use std::net::IpAddr;
 
@@ -62,7 +62,7 @@ impl Node {
         Ok(Self { node, pod, outside, cgroup, servers, _peers: [serving, other] })
     }
 
-    /// The server pod of the node, and that of the other node.
+    /// The servers of the node's pod, and those of the other node's pods.
     pub(crate) const fn servers(&self) -> &[Servers; 2] {
         &self.servers
     }
@@ -81,7 +81,7 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
-        // Sends as fast as possible on every machine; other congestion controls pace.
+        // Reno sends as fast as possible on every machine; other congestion controls pace.
         ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),
@@ -106,7 +106,7 @@ fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()
     ))
 }
 
-/// Makes a veth a wire.
+/// Gives a veth the properties of a wire.
 fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
     veth((node, device), (peer, "eth0"))?;
     node.ip(&format!("link set {device} up\n"))?;

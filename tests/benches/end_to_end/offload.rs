@@ -8,7 +8,7 @@ use nix::{
 };
 
 nix::ioctl_readwrite_bad!(
-    /// The request to a device's driver.
+    /// Sends a request to a device's driver.
     ask_driver,
     libc::SIOCETHTOOL,
     libc::ifreq
@@ -51,7 +51,7 @@ pub(crate) fn set(device: &str, offload: Offload, on: bool) -> io::Result<()> {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the name ends with a zero (checked above), and the data is the structure of these commands.
+    // SAFETY: the name ends with a zero (checked above), and the data is the structure that these commands take.
     unsafe { ask_driver(std::os::fd::AsRawFd::as_raw_fd(&socket), &raw mut request) }
         .map_err(|error| io::Error::other(format!("{offload:?} of {device}: {error}")))?;
     Ok(())

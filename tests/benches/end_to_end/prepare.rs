@@ -19,7 +19,7 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// The time from starting a system until it works.
+/// The time from the start of a system until it works.
 #[derive(Debug, Serialize)]
 pub(crate) struct Preparation {
     pub(crate) system: System,

@@ -28,7 +28,7 @@ pub(crate) struct Report {
     pub(crate) rounds: u32,
     /// Whether client and server had different CPUs.
     pub(crate) apart: bool,
-    /// Load of the last minute when the benchmark ended.
+    /// Load average of the last minute at the end of the benchmark.
     pub(crate) load_after: f64,
     /// The times of the setup.
     pub(crate) preparations: Vec<Preparation>,
@@ -50,12 +50,12 @@ pub(crate) struct Bursts {
     samples: Vec<Sample>,
 }
 
-/// A quantity that tables show.
+/// A quantity that the tables show.
 struct View {
     title: &'static str,
-    /// `None` if a measure has no such quantity.
+    /// The quantity of a comparison; `None` if its workload has none.
     quantity: fn(&Comparison) -> Option<&Quantity>,
-    /// The baseline's own value.
+    /// Formats the value of the baseline.
     show: fn(&Comparison, f64) -> String,
 }
 
@@ -90,7 +90,7 @@ impl Report {
 
     /// Adds the results of one batch.
     pub(crate) fn add(&mut self, candidates: &[Candidate], outcome: Outcome) {
-        // Results of another number of endpoints are compared with their own baseline.
+        // Results with another number of endpoints are compared with their own baseline.
         self.comparisons.extend(compare::all(candidates, &outcome));
         self.repeated += outcome.repeated;
         self.dropped += outcome.dropped;

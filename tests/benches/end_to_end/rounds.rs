@@ -1,8 +1,8 @@
 //! Repeated bursts of all candidates in turn, and the choice of valid ones.
 //!
-//! A machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of its
-//! own round, and the order is random in each round. A burst is repeated, and dropped after a few times, if the machine's
-//! speed differs from that of the baseline's burst, or if something else ran on the CPU.
+//! A machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of
+//! its own round, and the order is random in each round. A burst is repeated if the machine's speed differs from that
+//! of the baseline's burst, or if another process ran on the CPU; after a few attempts it is dropped.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::{
 const ATTEMPTS: u32 = 4;
 /// The largest relative difference of the machine's speed from that in the baseline's burst.
 const DRIFT: f64 = 0.06;
-/// The largest share of a burst's time that the CPU may spend on something else.
+/// The largest share of a burst's time in which the CPU may run other processes.
 const DISTURBANCE: f64 = 0.05;
 
 /// A combination to measure.
@@ -118,7 +118,7 @@ impl Field {
         Ok(())
     }
 
-    /// Measures so many rounds.
+    /// Measures this number of rounds.
     pub(crate) fn run(&self, measures: &[Measure], ways: &[Way], rounds: u32) -> Result<Outcome> {
         let mut outcome =
             Outcome { samples: vec![Vec::new(); self.candidates.len()], repeated: 0, dropped: 0 };
@@ -222,8 +222,8 @@ fn quantile(nanoseconds: &mut [u32], share: f64) -> Option<f64> {
     Some(f64::from(*nanoseconds.select_nth_unstable(index).1) / 1e9)
 }
 
-/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that in the baseline's
-/// burst. If most candidates are affected, so is the baseline.
+/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that in the
+/// baseline's burst. If most candidates are affected, the baseline is as well.
 fn misfits(samples: &[Option<Sample>], group: &[usize], baseline: usize) -> Vec<usize> {
     let Some(speed) = samples[baseline].as_ref().map(|sample| sample.probe) else { return group.to_vec() };
     let fits = |index: &usize| {

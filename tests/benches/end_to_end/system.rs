@@ -22,7 +22,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Limit of an agent's start.
+/// Time limit until an agent has started.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A load balancer.
@@ -47,7 +47,7 @@ impl System {
     /// All load balancers.
     pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
-    /// Whether it differs from the other systems on this path.
+    /// Whether the system differs from the other systems on this path.
     pub(crate) fn serves(self, way: Way) -> bool {
         match self {
             Self::Xdp => way == Way::Outside,
@@ -69,7 +69,7 @@ impl System {
         }
     }
 
-    /// Whether it is this project.
+    /// Whether the system is this project.
     pub(crate) const fn is_ours(self) -> bool {
         matches!(self, Self::Tc | Self::Direct | Self::Xdp)
     }
@@ -89,7 +89,7 @@ pub(crate) enum Backend {
 pub(crate) struct Setup {
     /// Backend of [`System::Iptables`].
     pub(crate) iptables: Backend,
-    /// The mode of XDP; `None` if the agent has no XDP.
+    /// The mode of XDP; `None` if the agent runs without XDP.
     pub(crate) xdp: Option<String>,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for System {
     }
 }
 
-/// The value on the command line.
+/// Formats the value as on the command line.
 pub(crate) fn show_value(value: &impl clap::ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
 }
@@ -147,7 +147,7 @@ impl Setup {
         Ok((agent, cleanup))
     }
 
-    /// Waits until XDP serves the wires in the requested mode: a healthy agent may still be attaching it.
+    /// Waits until XDP runs on the wires in the requested mode: a healthy agent may still be attaching it.
     fn check_xdp(&self, agent: &Agent) -> Result<()> {
         let mut found = Err(anyhow!("the agent has not said anything"));
         let served = wait_for(PATIENCE, || {

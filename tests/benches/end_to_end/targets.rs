@@ -8,11 +8,11 @@ use crate::{
     way::Way,
 };
 
-/// At most the cost of plain routing.
+/// The limit on the ratio to plain routing: at most its cost.
 const ROUTING: f64 = 1.0;
-/// Within 2 % of a direct connection.
+/// The limit on the ratio to a direct connection: 2 % more.
 const DIRECT: f64 = 1.02;
-/// Largest ratio of the cost with most Services to that with fewest: 1, plus the remaining noise.
+/// The limit on the ratio of the cost with most Services to that with fewest: 1, plus the remaining noise.
 const FLAT: f64 = 1.02;
 
 /// A target and whether it is met.
@@ -65,7 +65,7 @@ fn of_candidate(comparison: &Comparison) -> Vec<Target> {
     }
 }
 
-/// Most Services against fewest, with the same number of endpoints.
+/// Compares most Services with fewest, at the same number of endpoints.
 fn flat(all: &[Comparison], most: &Comparison) -> Option<Target> {
     if !matches!(most.measure, Measure::Request | Measure::Connect) {
         return None;

@@ -25,7 +25,7 @@ impl fmt::Display for Way {
 }
 
 impl Way {
-    /// All, in the order of reports.
+    /// All paths, in the order of reports.
     pub(crate) const ALL: [Self; 3] = [Self::Pod, Self::Outside, Self::Node];
 
     /// Name of the baseline without a load balancer.

@@ -19,7 +19,7 @@ use crate::{
 const PORT: u16 = 80;
 /// The first address of an unused Service in each range.
 const FIRST: u32 = 256;
-/// The first endpoint. Addresses below it are those of the pods themselves.
+/// Number of the first endpoint. Smaller numbers are the addresses of the pods themselves.
 const FIRST_ENDPOINT: u32 = 16;
 
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };
@@ -38,7 +38,7 @@ pub(crate) struct Size {
 pub(crate) struct Workload {
     /// IPv4 or IPv6.
     pub(crate) family: Family,
-    /// In the order in which sequential rules are tried.
+    /// The Services, in the order in which sequential rules are tried.
     services: Vec<Service>,
     node_addresses: [IpAddr; 2],
 }

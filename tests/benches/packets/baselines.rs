@@ -1,4 +1,4 @@
-//! The minimal baseline programs that ours are compared with: see `lb-ebpf-bench/src/baselines.rs`.
+//! The minimal baseline programs for comparison: see `lb-ebpf-bench/src/baselines.rs`.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

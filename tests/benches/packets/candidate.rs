@@ -39,11 +39,11 @@ pub(crate) struct Candidate {
     restore: Ebpf,
     kind: Kind,
     frame: Frame,
-    /// The context of the test run. It names the device that packets arrive on.
+    /// The context of the test run. It contains the device that packets arrive on.
     context: Vec<u8>,
 }
 
-/// The result of one packet: the return code and the packet afterwards.
+/// The result of one packet: the return code, and the packet after the run.
 pub(crate) struct Done {
     pub(crate) verdict: u32,
     pub(crate) output: Vec<u8>,
@@ -68,7 +68,7 @@ impl Candidate {
         Ok(Self { restore, kind, frame: frame.clone(), context: kind.context(frame) })
     }
 
-    /// Runs the program on one packet, that of the next flow.
+    /// Runs the program on one packet of the next flow.
     pub(crate) fn once(&self) -> anyhow::Result<Done> {
         let mut output = vec![0; self.frame.bytes().len() + 256];
         let (verdict, length) = self.test_run(1, Some(&mut output))?;
@@ -76,14 +76,14 @@ impl Candidate {
         Ok(Done { verdict, output })
     }
 
-    /// Runs the program on so many packets; CPU time per packet, in nanoseconds.
+    /// Runs the program on this number of packets; returns the CPU time per packet in nanoseconds.
     pub(crate) fn run(&self, packets: u32) -> anyhow::Result<f64> {
         let start = cpu_time()?;
         self.test_run(packets, None)?;
         Ok((cpu_time()? - start).as_secs_f64() * 1e9 / f64::from(packets))
     }
 
-    /// The last return code, and the length of the last packet.
+    /// Runs the kernel's test run; returns the last return code and the length of the last packet.
     fn test_run(&self, repeat: u32, output: Option<&mut [u8]>) -> anyhow::Result<(u32, usize)> {
         let mut options = TestRunOptions::new();
         options.data_in = Some(self.frame.bytes());
@@ -103,19 +103,19 @@ impl Candidate {
         self.kind
     }
 
-    /// Its packets.
+    /// The candidate's packets.
     pub(crate) const fn frame(&self) -> &Frame {
         &self.frame
     }
 }
 
 impl Kind {
-    /// `struct __sk_buff` up to `ifindex`, or `struct xdp_md`.
+    /// The context of this kind of program: `struct __sk_buff` up to `ifindex`, or `struct xdp_md`.
     fn context(self, frame: &Frame) -> Vec<u8> {
         let device = frame.device();
         let words: &[u32] = match self {
             Self::Tc => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, device],
-            // data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
+            // Fields: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
             Self::Xdp => &[0, u32::try_from(frame.bytes().len()).unwrap_or(u32::MAX), 0, device, 0, 0],
         };
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
@@ -150,7 +150,7 @@ fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// Binds this thread, and those that it starts, to the last CPU: the system runs less of its own work there.
+/// Binds this thread, and threads that it starts later, to the last CPU, where the system runs least of its own work.
 pub(crate) fn pin() -> anyhow::Result<usize> {
     use nix::{
         sched::{CpuSet, sched_getaffinity, sched_setaffinity},

@@ -1,4 +1,4 @@
-//! The cases: a program, its packets, and the baseline to compare with.
+//! The cases: a program, its packets, and the baseline for comparison.
 
 use std::{fmt, net::SocketAddr};
 
@@ -13,7 +13,7 @@ use crate::{
     world::{Family, MANY, NEW, SCHEDULERS, WIRE, World},
 };
 
-/// Cases that belong together.
+/// A group of cases, shown together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Section {
@@ -86,7 +86,7 @@ pub(crate) enum Subject {
     Baseline(Baseline),
 }
 
-/// One program with one kind of packet, and the baseline to compare with.
+/// One program with one kind of packet, and the baseline for comparison.
 pub(crate) struct Case {
     pub(crate) section: Section,
     pub(crate) subject: Subject,
@@ -105,15 +105,15 @@ pub(crate) struct Case {
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     action: Action,
-    /// The outcome that it is counted as, if any.
+    /// The outcome that the packet is counted as; `None` if it is not counted.
     pub(crate) counted: Option<Outcome>,
     becomes: Becomes,
 }
 
-/// The destination of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
-    /// On to the stack and the next program.
+    /// Passed on to the stack and the next program.
     Pass,
     /// Redirected to a device that the program names.
     Redirect,
@@ -122,7 +122,7 @@ enum Action {
 }
 
 impl Action {
-    /// The return code.
+    /// The return code of a program of this kind.
     const fn code(self, kind: Kind) -> u32 {
         match (self, kind) {
             // TC_ACT_UNSPEC, -1
@@ -142,7 +142,7 @@ impl Action {
 /// The packet that must leave the program, with correct checksums.
 #[derive(Clone, Copy)]
 enum Becomes {
-    /// Unchanged.
+    /// The unchanged packet.
     Same,
     /// A packet to this address.
     To(SocketAddr),
@@ -195,7 +195,7 @@ impl Case {
         Self { target: None, ..self }
     }
 
-    /// Fails unless the program does what the case measures: a program that does less is quick.
+    /// Fails unless the program does the work that the case measures, because a program that does less is faster.
     pub(crate) fn check(&self, candidate: &Candidate) -> anyhow::Result<()> {
         let Done { verdict, output } = candidate.once()?;
         let wanted = self.expected.action.code(self.kind());
@@ -256,12 +256,12 @@ fn established(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -
     Ok(())
 }
 
-/// The packet goes on to the stack, translated.
+/// Expects the packet to go on to the stack, translated.
 fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
     Expected { action: Action::Pass, counted: Some(outcome), becomes }
 }
 
-/// Flows between clients and backends that are both beyond a wire.
+/// Adds flows between clients and backends that are both beyond a wire.
 fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let port = Becomes::ToPort(family.backend.port());
     let routed = |action| Expected { action, counted: Some(Outcome::Routed), becomes: port };
@@ -284,7 +284,7 @@ fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> any
     Ok(())
 }
 
-/// Packets of no Service, a reply that another hook translates, and a rejected packet.
+/// Adds packets of no Service, a reply that another hook translates, and a rejected packet.
 fn untouched(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
     let packet = format!("TCP/{ip}");
     let elsewhere = Frame::new(ACK, Sender::Client, family.elsewhere)?;
@@ -336,7 +336,7 @@ fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> 
     Ok(())
 }
 
-/// A masqueraded connection: both hooks translate in both directions.
+/// Adds a masqueraded connection: both hooks translate in both directions.
 fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     let through = |program: &str, frame: &Frame| {
         let before = world.settled.counters()?;
@@ -375,7 +375,7 @@ fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cost of a new entry in a preallocated map.
+/// Adds the cost of a new entry in a preallocated map.
 fn preallocated(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
     let frame = Frame::new(SYN, Sender::Client, world.v4.vip)?;
     let baseline = Baseline::InsertPreallocated;

@@ -21,7 +21,7 @@ use lb_core::tables::{self, Maglev};
 
 use crate::candidate::{load, program};
 
-/// The programs that are measured. The others are variants that do less.
+/// The measured programs. The others are variants of them that do less.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
 /// Pod networks of a node. No client of the benchmark is in them.
@@ -118,7 +118,7 @@ impl Datapath {
         Ok(self.map::<Address, Vip>("VIPS")?.insert(Address::from(vip.ip()), vips, 0)?)
     }
 
-    /// Makes the device a wire: one that leads to other machines.
+    /// Marks the device as a wire: one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
         let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET };
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
@@ -162,15 +162,15 @@ fn network((address, prefix): (IpAddr, u8)) -> Network {
 pub(crate) struct Counters(Vec<u64>);
 
 impl Counters {
-    /// Packets by outcome since `earlier`; none that are 0.
+    /// Packets by outcome since `earlier`, without outcomes with 0 packets.
     pub(crate) fn since(&self, earlier: &Self) -> Vec<(Outcome, u64)> {
         let counts = Outcome::ALL.into_iter().zip(self.0.iter().zip(&earlier.0));
         let moved = counts.map(|(outcome, (now, then))| (outcome, now - then));
         moved.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Fails unless exactly so many packets were counted as `outcome` (`None`: none were counted) since `earlier`, and none
-    /// as anything else.
+    /// Fails unless exactly this number of packets was counted since `earlier`, all of them as `outcome` (`None`: no
+    /// packet was counted).
     pub(crate) fn ensure_only(
         &self,
         earlier: &Self,

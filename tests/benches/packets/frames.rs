@@ -29,7 +29,7 @@ pub(crate) enum Sender {
     Server,
 }
 
-/// A packet, and the number of flows whose packets look like it.
+/// A packet, and the number of flows that send packets like it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     bytes: Vec<u8>,
@@ -42,11 +42,12 @@ pub(crate) struct Frame {
 /// Interface index of the loopback device, which stands for any device that is no wire.
 const LOOPBACK: u32 = 1;
 
-/// The client of the first flow. [`lb_ebpf_bench::Variation`] has the differences of the others.
+/// The client of the first flow, in each family. [`lb_ebpf_bench::Variation`] computes the clients of the others.
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x9c00;
-/// Compensates the port in the checksum: the upper half of TCP's acknowledgement number, or a datagram's first bytes.
+/// The value that compensates the port in the checksum: the upper half of TCP's acknowledgement number, or a datagram's
+/// first bytes.
 const BALANCE: u16 = 0x00ff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
@@ -83,7 +84,7 @@ impl Frame {
         Self { bytes, sender: Sender::Client, flows: 1, device: LOOPBACK, is_mixed: true }
     }
 
-    /// The same packet for so many flows.
+    /// The same packet for this number of flows.
     pub(crate) fn flows(self, flows: u32) -> Self {
         Self { flows, ..self }
     }
@@ -167,11 +168,11 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
 /// The contents of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Its source.
+    /// The packet's source.
     pub(crate) from: SocketAddr,
-    /// Its destination.
+    /// The packet's destination.
     pub(crate) to: SocketAddr,
-    /// Whether it is a TCP RST.
+    /// Whether the packet is a TCP RST.
     pub(crate) is_reset: bool,
 }
 
@@ -179,7 +180,7 @@ pub(crate) struct Seen {
 ///
 /// # Errors
 ///
-/// It is not IP with TCP or UDP, or a checksum is wrong.
+/// The packet is not TCP or UDP over IP, or a checksum is wrong.
 pub(crate) fn read(bytes: &[u8]) -> anyhow::Result<Seen> {
     let packet = SlicedPacket::from_ethernet(bytes)?;
     let net = packet.net.context("not IP")?;

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Whether every target is met.
+/// Runs the benchmark; returns whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(nix::unistd::geteuid().is_root(), "this benchmark loads BPF programs: run it as root");
     cleanup::on_interrupt();
@@ -98,7 +98,7 @@ fn in_netns(args: &Args, objects: Objects) -> anyhow::Result<Report> {
 /// Builds a BPF object in the folder of the workspace's other objects.
 fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
     let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
-    // target/release/deps/packets-…
+    // The path of the benchmark is target/release/deps/packets-….
     let profile_dir = me.ancestors().nth(2).context("the benchmark is not in a target folder")?;
     let target_dir = ebpf_build::target_dir(profile_dir);
     Ok(ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?.path)

@@ -18,13 +18,13 @@ pub(crate) struct Report {
     machine: Machine,
     /// The CPU that all programs ran on.
     cpu: usize,
-    /// Load of the last minute when the benchmark ended.
+    /// Load average of the last minute at the end of the benchmark.
     load_after: f64,
     /// Accepted rounds wanted for each case.
     rounds: u32,
-    /// Seconds that a program ran in each round, about.
+    /// Approximate seconds that a program ran in each round.
     slice: f64,
-    /// Times are CPU time in nanoseconds per packet.
+    /// The cases. Times are CPU time in nanoseconds per packet.
     cases: Vec<Row>,
 }
 
@@ -36,14 +36,14 @@ struct Row {
     packet: String,
     #[serde(rename = "floor_program")]
     baseline_program: &'static str,
-    /// Including the overhead of the test run.
+    /// Time including the overhead of the test run.
     gross: Samples,
     #[serde(rename = "floor_gross")]
     baseline_gross: Samples,
     /// The overhead: a program that returns at once, with the same packets.
     #[serde(rename = "base")]
     overhead: Samples,
-    /// Without the overhead.
+    /// Time without the overhead.
     net: Samples,
     #[serde(rename = "floor_net")]
     baseline_net: Samples,

@@ -1,8 +1,8 @@
-//! Measuring in many short rounds. In each round a program, its baseline and a program that returns at once (the overhead)
-//! take turns on one CPU.
+//! Measures in many short rounds. In each round a program, its baseline and a program that returns at once (the
+//! overhead) take turns on one CPU.
 //!
-//! Machines change their speed, and neighbours slow down virtual ones. So values that are compared are measured within
-//! a tenth of a second, and a round is dropped if the overhead differs between its beginning and its end.
+//! Machines change their speed, and neighbours slow down virtual ones. So values to compare are measured within a tenth
+//! of a second, and a round is dropped if the overhead at its beginning differs from that at its end.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::{
     world::World,
 };
 
-/// How much to measure.
+/// The extent of the measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     /// Accepted rounds wanted for each case.
     pub(crate) rounds: u32,
-    /// How long a program runs in each round, about.
+    /// Approximate time that a program runs in each round.
     pub(crate) slice: Duration,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Contest {
     program: Runner,
     baseline: Runner,
     program_overhead: Runner,
-    /// `None` if program and baseline get the same packets.
+    /// Measures the overhead with the baseline's packets; `None` if program and baseline get the same packets.
     baseline_overhead: Option<Runner>,
     /// Accepted rounds.
     pub(crate) rounds: Vec<Round>,
@@ -80,7 +80,7 @@ impl Runner {
         Ok(Self { candidate, packets, warm_up: if many { flows } else { 0 } })
     }
 
-    /// For packets that create a flow each: every packet once.
+    /// Measures packets that create a flow each, so each packet runs once.
     fn once(candidate: Candidate) -> Self {
         let packets = candidate.frame().count();
         Self { candidate, packets, warm_up: 0 }
@@ -95,7 +95,7 @@ impl Runner {
 }
 
 impl Contest {
-    /// Loads a case and checks that its programs do what it expects.
+    /// Loads a case and checks that its programs return the expected results.
     pub(crate) fn new(world: &mut World, case: Case, plan: Plan) -> anyhow::Result<Self> {
         let kind = case.kind();
         let World { settled_baselines, fresh, fresh_baselines, settled, restore, .. } = &*world;
@@ -136,7 +136,7 @@ impl Contest {
         })
     }
 
-    /// Whether it has enough rounds or attempts.
+    /// Whether the contest has enough rounds or attempts.
     fn is_done(&self, plan: Plan) -> bool {
         let kept = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX);
         kept >= plan.rounds || kept.saturating_add(self.dropped) >= plan.rounds.saturating_mul(ATTEMPTS)
@@ -201,7 +201,7 @@ impl Contest {
 }
 
 impl Candidate {
-    /// Fails unless the baseline program returns the verdict for a packet that it has processed.
+    /// Fails unless the baseline program returns the verdict for a processed packet.
     fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {

@@ -17,9 +17,9 @@ use crate::{
     frames::{Flags, Frame, Sender, Transport},
 };
 
-/// Flows in rotation in cases of many flows.
+/// Number of flows in rotation, in cases with many flows.
 pub(crate) const MANY: u32 = 65_536;
-/// New flows of one measurement. They are deleted before the next.
+/// New flows of one measurement. They are deleted before the next one.
 pub(crate) const NEW: u32 = 16_384;
 /// Backends of a Service that balances new flows.
 const BACKENDS: u8 = 100;
@@ -45,15 +45,15 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
 pub(crate) struct Family {
     /// A Service with one backend, over TCP and UDP.
     pub(crate) vip: SocketAddr,
-    /// As `vip`, with every client masqueraded.
+    /// Like `vip`, with every client masqueraded.
     pub(crate) masquerading: SocketAddr,
-    /// As `vip`, with many backends, between wires.
+    /// Like `vip`, with many backends, between wires.
     pub(crate) routed: SocketAddr,
-    /// As `vip`, with its backend beyond another device.
+    /// Like `vip`, with its backend beyond another device.
     pub(crate) across: SocketAddr,
     /// A Service without backends, over TCP.
     pub(crate) empty: SocketAddr,
-    /// No Service.
+    /// An address of no Service.
     pub(crate) elsewhere: SocketAddr,
     /// The backend, or the first of many.
     pub(crate) backend: SocketAddr,
@@ -103,7 +103,7 @@ impl Family {
         ])
     }
 
-    /// As `vip`, with many backends and this scheduler, over TCP.
+    /// The address of a Service with many backends and this scheduler, over TCP.
     pub(crate) const fn scheduled(&self, scheduler: Scheduler) -> SocketAddr {
         let mut vip = self.vip;
         vip.set_port(1000 + scheduler as u16);
@@ -126,9 +126,9 @@ impl Family {
 
 /// The BPF objects.
 pub(crate) struct Objects {
-    /// The data plane, which is measured.
+    /// The measured data plane.
     pub(crate) datapath: PathBuf,
-    /// Gives the measured program a fresh packet each time.
+    /// The program that gives the measured program a fresh packet each time.
     pub(crate) restore: PathBuf,
     /// The minimal baseline programs.
     pub(crate) baselines: PathBuf,
@@ -194,7 +194,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets clients and backends speak to each other, through our programs.
+    /// Opens flows between clients and backends through our programs.
     fn open_flows(&mut self) -> anyhow::Result<()> {
         let [syn, syn_ack, ack] = [Flags::Syn, Flags::SynAck, Flags::Ack].map(Transport::Tcp);
         for Family { vip, routed, across, backend, .. } in [self.v4, self.v6] {
@@ -205,8 +205,8 @@ impl World {
             self.send("tc_ingress", &there(ack, vip)?.flows(MANY))?;
             self.send("tc_ingress", &there(Transport::Udp, vip)?)?;
             self.send("tc_egress", &back(Transport::Udp)?)?;
-            // These get no replies: their masqueraded ports are unknown here, and the client's packets do not depend on replies.
-            // (The table has no room for as many flows of both families.)
+            // These flows get no replies: their masqueraded ports are unknown here, and the client's packets do not
+            // depend on replies. (The table has no room for as many flows of both families.)
             let flows = if routed.is_ipv4() { MANY } else { 1 };
             self.send("xdp_native", &there(syn, routed)?.through(WIRE).flows(flows))?;
             self.send("xdp_native", &there(syn, across)?.through(WIRE))?;
@@ -226,7 +226,7 @@ impl World {
         Ok(())
     }
 
-    /// A program of `settled` with these packets.
+    /// Prepares a program of `settled` with these packets.
     pub(crate) fn settled_candidate(&self, program: &str, frame: &Frame) -> anyhow::Result<Candidate> {
         Candidate::new(&self.restore, Kind::of(program), self.settled.program(program)?, frame)
     }

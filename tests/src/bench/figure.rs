@@ -19,7 +19,7 @@ pub enum Unit {
 
 /// A quantity that was measured several times.
 pub struct Figure {
-    /// The part of the system or setup that was measured.
+    /// The measured part of the system or setup.
     pub place: String,
     /// Name of the quantity.
     pub what: String,
@@ -43,13 +43,13 @@ pub struct Target {
 pub enum Quantile {
     /// The smallest sample.
     Min,
-    /// A quarter of the samples is not above it.
+    /// The 25th percentile.
     P25,
     /// The median.
     Median,
-    /// Three quarters of the samples are not above it.
+    /// The 75th percentile.
     P75,
-    /// 99 of 100 samples are not above it.
+    /// The 99th percentile.
     P99,
     /// The greatest sample.
     Max,
@@ -60,13 +60,13 @@ pub enum Quantile {
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// Sorts values that come in any order.
+    /// Sorts values in any order.
     pub fn new(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         Self(samples)
     }
 
-    /// The sample of this rank; not a number (NaN) if there are none.
+    /// The sample of this rank; not a number (NaN) if there are no samples.
     pub fn at(&self, quantile: Quantile) -> f64 {
         let count = self.0.len();
         let rank = match quantile {
@@ -86,7 +86,7 @@ impl Samples {
     }
 }
 
-/// Number, minimum, quartiles and maximum.
+/// Serialises number, minimum, quartiles and maximum.
 impl Serialize for Samples {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Samples", 6)?;
@@ -175,7 +175,7 @@ impl Unit {
     }
 }
 
-/// A heading for each place, with its figures below.
+/// The figures as a table, with a heading for each place.
 pub fn table(figures: &[Figure]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).force_no_tty();

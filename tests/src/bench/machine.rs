@@ -16,14 +16,15 @@ pub struct Machine {
     pub memory: u64,
     /// Release of the kernel.
     pub kernel: String,
-    /// The commit that was measured, with "-dirty" if files differ from it.
+    /// The measured commit, with "-dirty" if files differ from it.
     pub commit: String,
-    /// Load of the last minute when the benchmark began; anything near the number of CPUs disturbs the figures.
+    /// Load average of the last minute at the start of the benchmark; a load near the number of CPUs disturbs the
+    /// figures.
     pub load_before: f64,
 }
 
 impl Machine {
-    /// This machine.
+    /// Reads the properties of this machine.
     pub fn read() -> anyhow::Result<Self> {
         let cpu = field(&read("/proc/cpuinfo")?, "model name");
         Ok(Self {
@@ -48,7 +49,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The output of `git describe`; `None` outside of a repository.
+/// The output of `git describe`; `None` outside a repository.
 fn commit() -> Option<String> {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
@@ -57,7 +58,7 @@ fn commit() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| output.status.success() && !name.is_empty())
 }
 
-/// Runnable processes, on average over the last minute.
+/// Number of runnable processes, averaged over the last minute.
 pub fn load() -> anyhow::Result<f64> {
     let text = read("/proc/loadavg")?;
     let first = text.split(' ').next().unwrap_or_default();

@@ -16,7 +16,7 @@ pub struct Plot {
     pub notes: Vec<String>,
     /// Unit of the axis.
     pub unit: String,
-    /// From top to bottom.
+    /// The bars, from top to bottom.
     pub bars: Vec<Bar>,
 }
 
@@ -43,7 +43,7 @@ const ROW: f64 = 20.0;
 const LINE: f64 = 16.0;
 const MARGIN: f64 = 12.0;
 const FONT: &str = "system-ui, sans-serif";
-/// Readable on white and for the colour-blind (Okabe and Ito).
+/// Colours of bars and of reference bars: readable on white and for the colour-blind (Okabe and Ito).
 const BAR: &str = "#0072b2";
 const REFERENCE: &str = "#999999";
 const INK: &str = "#222222";

@@ -134,7 +134,7 @@ impl Table {
     }
 }
 
-/// The number of endpoints and an nftables map of them.
+/// The number of endpoints, and an nftables map of them.
 fn endpoints(service: &Service, target: u16) -> String {
     let endpoints = service.endpoints.iter().enumerate();
     let endpoints = endpoints.map(|(index, address)| format!("{index} : {address} . {target}"));

@@ -1,4 +1,4 @@
-//! Where the tc programs are attached: order, tcx or clsact, and devices that change.
+//! Tests where the tc programs are attached: order, tcx or clsact, and devices that change.
 
 use std::fs;
 

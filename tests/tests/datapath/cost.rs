@@ -1,10 +1,10 @@
-//! CPU time of a piece of work.
+//! CPU time of a function.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// CPU time that this thread spends in `work`, in the kernel and outside it. Waiting for a busy CPU does not count.
+/// CPU time of this thread in `work`, in the kernel and outside it. Waiting for a busy CPU does not count.
 pub(crate) fn cpu_time<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let before = thread_time();
     let result = work();

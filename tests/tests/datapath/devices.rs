@@ -70,8 +70,8 @@ fn new_device_gets_its_programs_on_its_netlink_event() {
     });
 }
 
-/// Makes a pod's device `pod0`, which must get its programs within a second. A machine that is busy for the moment gets
-/// further attempts.
+/// Creates a pod's device `pod0`, which must get its programs within a second. The test makes further attempts if the
+/// machine is busy.
 async fn attach_within_a_second(watcher: &mut DeviceWatcher, attacher: &mut Attacher) -> OtherNamespace {
     let start = Instant::now();
     loop {

@@ -49,7 +49,7 @@ pub(crate) fn tunnelled(protocol: u8, port: u16, last: Tick) -> (Tuple, Flow) {
     (from, forward)
 }
 
-/// As [`flow`], counted as active by counter 5.
+/// Like [`flow`], counted as active by counter 5.
 pub(crate) fn counted(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
     flow(protocol, port, last).map(|(key, entry)| (key, Flow { active_flows_slot: 5, ..entry }))
 }

@@ -46,7 +46,7 @@ fn layout_with_a_description_is_taken_over() {
     drop(old);
     let earlier = sandbox.bpffs().join("lb/v0");
     fs::rename(sandbox.pin(""), &earlier).unwrap();
-    // An agent that is killed during the handover leaves both layouts behind. The next agent starts it again.
+    // An agent that is killed during the handover leaves both layouts behind. The next agent starts the handover again.
     let mut datapath = sandbox.open();
     for _ in 0..2 {
         sync(&mut datapath.attacher().unwrap(), &wire);
@@ -63,7 +63,7 @@ fn layout_with_a_description_is_taken_over() {
     eventually(|| tcx("wire0", TcAttachType::Egress).len() == 1);
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
-    // An agent may also be killed when flows have been added to the maps of its own layout: the next one keeps them.
+    // An agent may also be killed after flows were added to the maps of its own layout: the next one keeps them.
     drop((attacher, datapath));
     fs::create_dir(&earlier).unwrap();
     for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|entry| entry.unwrap()) {

@@ -13,7 +13,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Largest CPU time of `apply`, in single updates of all entries. It needs about 0.8 of them, also without optimisation.
+/// Largest CPU time of `apply`, as a multiple of the time for single updates of all entries. It needs about 0.8 of
+/// that, also without optimisation.
 const COST_LIMIT: u32 = 10;
 
 #[test]
@@ -98,7 +99,7 @@ fn apply_error_counts_the_steps_already_in_the_kernel() {
     }
 }
 
-/// Per map entry, one update by itself is the reference: it is slow or quick as the machine is.
+/// The reference is a single update per map entry, because its time depends on the machine in the same way.
 #[test]
 fn ten_thousand_services_cost_little_cpu_time() {
     let sandbox = Sandbox::new();

@@ -19,25 +19,25 @@ use super::{
     sandbox::{Sandbox, eventually, layout_folder, link_inodes, sync, tcx, wire},
 };
 
-/// Creates an LRU map, which aya cannot, and pins it.
+/// Creates an LRU map, which aya cannot create, and pins it.
 fn pin_lru_map(path: &Path, key_size: u32, value_size: u32, entries: u32) {
     const MAP_CREATE: libc::c_int = 0;
     const OBJ_PIN: libc::c_int = 6;
     const LRU_HASH: u32 = 9;
     let create = [LRU_HASH, key_size, value_size, entries, 0];
-    // SAFETY: the kernel reads no more of the attributes than the size that it gets.
+    // SAFETY: the kernel reads at most as many bytes of the attributes as the given size.
     let map = unsafe { libc::syscall(libc::SYS_bpf, MAP_CREATE, create.as_ptr(), size_of_val(&create)) };
     assert!(map >= 0, "{}", io::Error::last_os_error());
     let path = CString::new(path.to_str().unwrap()).unwrap();
     let pin = [path.as_ptr() as u64, u64::try_from(map).unwrap()];
-    // SAFETY: as above; the path outlives the call.
+    // SAFETY: the kernel reads at most as many bytes of the attributes as the given size; the path outlives the call.
     let pinned = unsafe { libc::syscall(libc::SYS_bpf, OBJ_PIN, pin.as_ptr(), size_of_val(&pin)) };
     assert_eq!(pinned, 0, "{}", io::Error::last_os_error());
     // SAFETY: the descriptor has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(libc::c_int::try_from(map).unwrap()) });
 }
 
-/// Earlier agents had fewer entries. Those in the old map may be lost.
+/// Earlier agents had smaller maps. The upgrade may lose the entries of the old map.
 #[test]
 fn upgrade_enlarges_the_fragment_map() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! The namespaces, the bpffs and the devices of one test, and what the kernel has in them.
+//! The namespaces, the bpffs and the devices of one test, and queries of their state in the kernel.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-/// How long the kernel and child processes may take. Nothing takes this long unless it never happens.
+/// Time limit for the kernel and child processes. Only a hang takes this long.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A folder for pins, in a network and a mount namespace of this thread.
@@ -67,7 +67,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// A network namespace that lives as long as this value.
+/// A network namespace that exists as long as this value.
 pub(crate) struct OtherNamespace(Child);
 
 impl OtherNamespace {
@@ -142,7 +142,7 @@ pub(crate) fn layout_folder() -> String {
     format!("lb/v{LAYOUT_VERSION}")
 }
 
-/// Waits until this holds: the kernel frees links and programs in the background.
+/// Waits until `holds` returns true, because the kernel frees links and programs in the background.
 pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -155,7 +155,7 @@ pub(crate) fn program_id(datapath: &Pinned, name: &str) -> u32 {
     datapath.programs().unwrap().iter().find(|program| program.name == name).unwrap().id
 }
 
-/// Attaches to these devices only; how many programs were attached and detached.
+/// Attaches to these devices only; returns how many programs were attached and detached.
 pub(crate) fn sync(attacher: &mut Attacher, devices: &[Device]) -> (usize, usize) {
     let report = attacher.sync(devices).unwrap();
     assert!(report.failed.is_empty(), "{:?}", report.failed);

@@ -1,4 +1,4 @@
-//! What `status` and `check` report, and the packet counters.
+//! Tests of the reports of `status` and `check`, and of the packet counters.
 
 use std::net::UdpSocket;
 

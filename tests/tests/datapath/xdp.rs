@@ -1,4 +1,4 @@
-//! The XDP programs: on which devices, in which mode, and beside foreign ones.
+//! Tests of the XDP programs: devices, modes, and coexistence with foreign programs.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
@@ -72,7 +72,7 @@ fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     assert_eq!(inode(), link, "the same link");
     let (_, second) = xdp_on("wire0").unwrap();
     assert!(mode == "native" && second != first, "the link has another program");
-    // Another device with the same index.
+    // Creates another device with the same index.
     ip("link del wire0");
     let wire = self::wire(&wire.name, wire.index);
     let datapath = open_with(&sandbox, XdpOption::Native);

@@ -1,5 +1,5 @@
-//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply and delete. It
-//! can also fail in every way.
+//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply and delete.
+//! The server can also simulate faults.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,7 +26,7 @@ use crate::selection::Selection;
 /// A server and its objects, which outlive [`ApiServer::stop`].
 pub(crate) struct ApiServer {
     store: Arc<Store>,
-    /// The namespace in which it listens; `None` for that of the test.
+    /// The namespace in which the server listens; `None` for that of the test.
     netns: Option<Netns>,
     address: SocketAddr,
     runtime: Option<Runtime>,
@@ -46,7 +46,7 @@ struct Contents {
     version: u64,
     objects: BTreeMap<Key, Value>,
     changes: Vec<Change>,
-    /// Watches from an older version than this get 410 Gone.
+    /// Watches from a version older than this one get 410 Gone.
     oldest: u64,
     /// Watches of an older generation end.
     generation: u64,
@@ -69,7 +69,7 @@ struct Change {
 enum ChangeKind {
     Object,
     Bookmark,
-    /// The first watch that sends it breaks off within the line.
+    /// The first watch that sends this change breaks off within the line.
     Cut,
 }
 
@@ -137,7 +137,7 @@ impl ApiServer {
         server
     }
 
-    /// Serves; after [`Self::stop`] at the same address as before.
+    /// Starts serving; after [`Self::stop`] at the same address as before.
     pub(crate) fn listen(&mut self) {
         let bind = || TcpListener::bind(self.address);
         let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
@@ -160,7 +160,7 @@ impl ApiServer {
         }
     }
 
-    /// A kubeconfig of this server.
+    /// A kubeconfig for this server.
     pub(crate) fn kubeconfig(&self) -> String {
         let server = format!("http://{}", self.address);
         json!({
@@ -257,7 +257,7 @@ fn key_of(object: &Value) -> Key {
     (plural, text("namespace"), text("name"))
 }
 
-/// The resource that a path names.
+/// The resource in a request path.
 struct Target {
     plural: String,
     namespace: String,
@@ -467,7 +467,7 @@ impl Position {
         Some(None)
     }
 
-    /// The watch event of a change, if the selection sees it.
+    /// The watch event of a change; `None` if the selectors exclude the object.
     fn event(&self, change: &Change) -> Option<Value> {
         if change.plural != self.plural {
             return None;

@@ -21,8 +21,8 @@ use crate::{
     cluster::{self, Cluster},
 };
 
-/// The limit of every wait. Only an agent that hangs takes this long: after a failure it pauses 0.8 s, 1.6 s, … and at most
-/// a minute, and on a busy machine loading the programs takes seconds.
+/// Time limit of every wait. Only an agent that hangs takes this long: after a failure it pauses 0.8 s, 1.6 s, … and at
+/// most a minute, and on a busy machine loading the programs takes seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 /// How long a test watches for a change that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
@@ -43,17 +43,17 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// With the real API server if the environment names one, else with the in-repo one.
+    /// A bed with the real API server if the environment names one, else with the in-repo one.
     pub(crate) fn new() -> Self {
         Self::with(Cluster::real())
     }
 
-    /// With the in-repo server, which can fail.
+    /// A bed with the in-repo server, which can simulate faults.
     pub(crate) fn with_faults() -> Self {
         Self::with(None)
     }
 
-    /// With this server, else with the in-repo one.
+    /// A bed with this server, or else with the in-repo one.
     pub(crate) fn with(real: Option<Cluster>) -> Self {
         static SUBNET: AtomicU8 = AtomicU8::new(200);
         let name = format!("{}k8s", unique_prefix());
@@ -175,7 +175,8 @@ impl Bed {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// The Services in the kernel, as `NAME NUMBER…`: the number of the cluster IP, and those of the backends if they differ.
+    /// The Services in the kernel, as `NAME NUMBER…`: the number of the cluster IP, and those of the backends if they
+    /// differ.
     pub(crate) fn served(&self) -> Vec<String> {
         let services = self.json(&["service", "list"]).unwrap_or_default();
         let services = services.as_array().into_iter().flatten();
@@ -207,7 +208,7 @@ impl Bed {
         self.wait_until(&format!("{what}: {served:?}"), limit, |bed| bed.served() == served);
     }
 
-    /// The Services in the kernel stay the same for this time.
+    /// Asserts that the Services in the kernel stay the same for this time.
     #[track_caller]
     pub(crate) fn assert_stays(&self, served: &[&str], time: Duration) {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A client that creates and deletes objects through the API, of the in-repo server and of a real one.
+//! A client that creates and deletes objects through the API of the in-repo server or of a real one.
 
 use std::{
     env, io,
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
 
-/// Names a kubeconfig. Tests that need no fault of the in-repo server use its API server.
+/// Environment variable with a kubeconfig. Tests that need no fault of the in-repo server use the API server in it.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
 /// A client of an API server.
@@ -27,8 +27,8 @@ pub(crate) struct Cluster {
     netns: Option<Netns>,
 }
 
-/// Connects a namespace with an API server: `real`, or else an in-repo one in the namespace. Returns that server, a client
-/// of it, and a kubeconfig for the namespace.
+/// Connects a namespace with an API server: `real`, or else an in-repo one in the namespace. Returns the in-repo
+/// server, a client of the server in use, and a kubeconfig for the namespace.
 pub(crate) fn connect(real: Option<Cluster>, netns: &Netns) -> (Option<ApiServer>, Cluster, String) {
     if let Some(real) = real {
         let kubeconfig = real.kubeconfig_inside(netns);
@@ -53,7 +53,7 @@ impl Cluster {
         Some(Self { kubeconfig, netns: None })
     }
 
-    /// A client of a server outside the namespace, as a real one is.
+    /// A client of a server outside the namespace, where real servers are.
     pub(crate) fn outside(kubeconfig: &str) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: None }
     }
@@ -124,7 +124,7 @@ impl Cluster {
     }
 }
 
-/// The name of an object, and its API.
+/// The name of an object, and a constructor of its API.
 fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> + Send + use<>) {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));

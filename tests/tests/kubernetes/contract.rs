@@ -44,7 +44,7 @@ fn endpoint_moves_between_slices_without_a_gap() {
     };
     bed.cluster.apply(&slice("a", &[1, 7]));
     bed.wait_served("two endpoints", LIMIT, &["a 1 7", "b 2"]);
-    // The controller does the same: for a moment the endpoint is in both slices.
+    // The EndpointSlice controller does the same: for a moment the endpoint is in both slices.
     bed.cluster.apply(&slice("a-2", &[7]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.apply(&slice("a", &[1]));
@@ -137,7 +137,7 @@ fn headless_service_is_ignored() {
     bed.cluster.apply(&headless("c"));
     bed.cluster.apply(&bed.slice("c", 3));
     bed.assert_stays(&["a 1", "b 2"], A_WHILE);
-    // `clusterIP` is immutable: a Service becomes headless by being created again.
+    // `clusterIP` is immutable: to become headless, a Service must be deleted and created again.
     bed.cluster.delete(&bed.service("a", 1));
     bed.cluster.apply(&headless("a"));
     bed.wait_served("it has become headless", LIMIT, &["b 2"]);
@@ -175,7 +175,7 @@ fn restarted_agent_catches_up() {
     bed.wait_served("changes made without an agent", LIMIT, &["b 2 7", "c 3"]);
 }
 
-/// Tests reach a real server the same way: by a forwarder in the agent's namespace, and through the API only.
+/// Tests reach a real server in the same way: by a forwarder in the agent's namespace, and only through the API.
 #[test]
 fn api_server_outside_the_node_is_reached() {
     let mut server = ApiServer::start(None);

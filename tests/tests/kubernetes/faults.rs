@@ -54,7 +54,7 @@ fn gone_version_is_listed_again_without_a_gap() {
         assert!(served.contains(&"b 2".to_owned()), "{served:?}; log:\n{}", bed.log());
         served == ["b 2", "c 3"]
     };
-    // Services are listed again before EndpointSlices are.
+    // The agent lists Services again before EndpointSlices.
     bed.wait_until("another list of Services", LIMIT, |bed| {
         steady(bed);
         bed.server().counts("services").0 == 2
@@ -86,7 +86,7 @@ fn watch_older_than_the_history_is_listed_once() {
     for kind in KINDS {
         bed.server().bookmark(kind);
     }
-    // Time for the bookmarks to arrive, which the agent does not show.
+    // Time for the bookmarks to arrive, which have no visible effect.
     std::thread::sleep(A_WHILE);
     let fetched = bed.server().counts("services").0;
     bed.server().unseen(|server| KINDS.iter().for_each(|kind| server.bookmark(kind)));
@@ -198,8 +198,8 @@ fn unreachable_server_changes_nothing_and_is_logged_once() {
     bed.wait_served("c instead of a", LIMIT, &["b 2", "c 3"]);
 }
 
-/// The effects of an hour: the server's history is too short, and most objects have changed. The hour takes some seconds
-/// here, because pauses between attempts are at most a minute anyway.
+/// The state after an hour: the server's history is too short, and most objects have changed. Here the hour takes some
+/// seconds, because pauses between attempts are at most a minute anyway.
 #[test]
 fn agent_catches_up_after_an_hour_without_the_server() {
     let mut bed = with_a_and_b();

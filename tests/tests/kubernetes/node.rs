@@ -92,7 +92,7 @@ fn no_client_is_external_before_the_node_has_a_pod_cidr() {
     );
     bed.wait_until("no problem", LIMIT, |bed| !complains(bed));
 
-    // An agent without the API server uses what its predecessor has stored of the node.
+    // An agent without the API server uses the node's addresses that its predecessor has stored.
     bed.kill_agent();
     bed.server_mut().stop();
     bed.start_agent_with(&ARGUMENTS);
@@ -114,7 +114,7 @@ fn agent_start_is_an_event() {
     );
 }
 
-/// An earlier drop would hit the Services that another proxy still serves.
+/// Dropping such packets earlier would affect Services that another proxy still serves.
 #[test]
 fn unknown_cluster_ips_are_dropped_only_after_the_first_full_write() {
     let drops =

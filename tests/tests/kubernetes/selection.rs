@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-/// The objects that a list or a watch selects.
+/// The criteria by which a list or a watch selects objects.
 pub(crate) struct Selection {
     /// Labels that the object must not have.
     absent: Vec<String>,
-    /// JSON pointer, value, and whether the field must have the value or must not.
+    /// JSON pointer, value, and whether the field must have the value or must not have it.
     field: Option<(String, String, bool)>,
 }
 

@@ -1,5 +1,5 @@
-//! What the Kubernetes source publishes besides Services: the agent's Node, the ranges of cluster IPs, and trigger times of
-//! changes. The source runs as a library in this process.
+//! What the Kubernetes source publishes in addition to Services: the agent's Node, the ranges of cluster IPs, and
+//! trigger times of changes. The source runs as a library in this process.
 
 use std::{
     cell::RefCell,
@@ -43,12 +43,13 @@ struct Source {
 }
 
 impl Source {
-    /// With the real API server if the environment names one, else with the in-repo one. `prepare` creates objects first.
+    /// A source with the real API server if the environment names one, else with the in-repo one. `prepare` creates
+    /// objects first.
     fn new(prepare: impl FnOnce(&Cluster, &str)) -> Self {
         Self::start(Cluster::real(), |_, cluster, name| prepare(cluster, name))
     }
 
-    /// With the in-repo server.
+    /// A source with the in-repo server.
     fn with_faults(prepare: impl FnOnce(&ApiServer, &Cluster, &str)) -> Self {
         Self::start(None, |server, cluster, name| prepare(server.unwrap(), cluster, name))
     }
@@ -79,7 +80,7 @@ impl Source {
         self.server.as_ref().unwrap()
     }
 
-    /// All events up to now.
+    /// All events so far.
     fn sent(&self) -> Vec<SourceEvent> {
         let (receiver, sent) = &mut *self.events.borrow_mut();
         while let Ok(event) = receiver.try_recv() {

@@ -1,4 +1,4 @@
-//! Virtual addresses beyond the ports of their services: pings, unlisted ports, unassigned addresses.
+//! Virtual addresses at ports that no Service has: pings, unlisted ports, unassigned addresses.
 
 use std::net::SocketAddr;
 
@@ -47,7 +47,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
             }
         }
     });
-    // Node 1 dropped them. Sent back to the router they would loop until their TTL expires.
+    // Node 1 dropped the packets. Sent back to the router they would loop until their TTL expires.
     let sent = packets_to_the_router(&lan) - left_node1;
     assert!(sent < 10, "node 1 has sent {sent} packets");
 }
@@ -65,7 +65,7 @@ fn virtual_addresses_answer_pings() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for source in ["client", "pod1", "pod4"] {
         for number in [1, 2] {
-            // Cluster IP, load balancer.
+            // A cluster IP and a load balancer address.
             for addresses in [vips(number), external(number)] {
                 for address in addresses {
                     for bytes in [0, 56, 1_400] {
@@ -82,7 +82,7 @@ fn virtual_addresses_answer_pings() {
     }
 }
 
-/// An external IP is often the address of a node. While that node is down, no other node may answer for it.
+/// An external IP is often the address of a node. While that node is down, no other node may answer its pings.
 #[test]
 fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);
@@ -122,7 +122,7 @@ fn traceroute_ends_at_the_virtual_address() {
         for hops in [2, 64] {
             assert_eq!(trace(client, unlisted, hops), (Errno::ECONNREFUSED, Some(address)), "{hops} hops");
         }
-        // To a port of the service, errors of hops behind the virtual address carry that address.
+        // For a port of the service, errors of hops behind the virtual address have that address as their source.
         for (frontend, hops) in [(crate::lan::Frontend::ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)]
         {
             let to = frontend.of(1, (crate::lan::Protocol::Udp, family));

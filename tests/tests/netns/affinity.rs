@@ -18,7 +18,7 @@ fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
     service
 }
 
-/// The server of each protocol and family. Asks five times each and fails if the server changes.
+/// The server of each protocol and family. Sends five requests each, and fails if the server changes.
 fn chosen(lan: &Lan, source: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
     let of = |how| {
         let servers: BTreeSet<String> = (0..5).map(|_| lan.server(source, number, frontend, how)).collect();
@@ -71,7 +71,7 @@ fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
 #[test]
 fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
-    // As 16 clients: all of them choose the same backends again once in 4^16 times.
+    // Like 16 clients: the probability that all of them choose the same backends again is one in 4^16.
     let services = [1, 2, 3, 4];
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
     let with_timeout =
@@ -79,13 +79,13 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     with_timeout(2_u16);
     let begun = Instant::now();
     all();
-    // Long compared with a round of questions on this machine at this moment.
+    // Long compared with a round of requests on this machine at this moment.
     let seconds = 2 + 4 * u16::try_from(begun.elapsed().as_secs()).unwrap();
     with_timeout(seconds);
     let timeout = Duration::from_secs(seconds.into());
     let mut before = Instant::now();
     let (mut first, mut since) = (all(), Instant::now());
-    // Longer than the timeout in all, but never without a connection for so long.
+    // In total longer than the timeout, but with a connection within every timeout.
     while since.elapsed() < timeout * 2 {
         sleep(timeout / 3);
         let begun = Instant::now();
@@ -93,7 +93,7 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
         if before.elapsed() < timeout {
             assert_eq!(now, first);
         } else {
-            // A pause in which affinity may have expired shows nothing.
+            // A pause that may exceed the timeout proves nothing, so the time starts again.
             (first, since) = (now, begun);
         }
         before = begun;

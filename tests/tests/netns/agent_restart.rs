@@ -129,7 +129,7 @@ fn cleanup_leaves_nothing_behind() {
     }
     // A second cleanup has nothing to do, which is no error.
     agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
-    // An agent can start again afterwards.
+    // An agent must be able to start again afterwards.
     bed.start_agent();
     assert_served(&bed);
 }

@@ -40,7 +40,7 @@ fn restart_under_load_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Also kills the next agent halfway through its start.
+/// The test also kills the next agent halfway through its start.
 #[test]
 fn kill_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
@@ -58,8 +58,7 @@ fn kill_under_load_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Links pinned in the folder `links` of node 1 by name: the id of the link and of its program, as bpftool
-/// reports them.
+/// Links pinned in the folder `links` of node 1 by name: the id of the link and of its program, as reported by bpftool.
 fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
     let mut links = BTreeMap::new();
     let folder = current(bpffs).join("links");
@@ -85,7 +84,8 @@ fn current(bpffs: &Path) -> PathBuf {
     versions[0].clone()
 }
 
-/// Another build with the same maps: its programs differ in constants. Links stay and get the new programs.
+/// The second agent is another build with the same maps: its programs differ in constants. Links stay and get the new
+/// programs.
 #[test]
 fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let mut bed = Bed::with_web(&PODS);
@@ -217,7 +217,7 @@ fn second_agent_names_the_running_one_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Two agents start at once: one serves, the other one exits and names it.
+/// Starts two agents at once: one serves, the other one exits with an error that names the first.
 #[test]
 fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);
@@ -278,7 +278,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// An agent that cannot pin everything again keeps running: nothing else holds the data plane.
+/// An agent that cannot pin everything again keeps running: no other process keeps the data plane alive.
 #[test]
 fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);

@@ -25,8 +25,8 @@ fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     counts
 }
 
-/// With 200 requests and 4 backends each gets 50 ± 6.1; ± 34 is 5.5 standard deviations, about one false
-/// alarm in ten million.
+/// With 200 requests and 4 backends each backend gets 50 ± 6.1; ± 34 is 5.5 standard deviations, about one false alarm
+/// in ten million.
 fn assert_even(counts: &BTreeMap<String, u32>) {
     assert_eq!(counts.keys().collect::<Vec<_>>(), PODS.iter().collect::<Vec<_>>(), "{counts:?}");
     assert!(counts.values().all(|count| (16..=84).contains(count)), "{counts:?}");
@@ -102,7 +102,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     }
 }
 
-/// Source of the reply to a datagram; only an unconnected socket shows it.
+/// Source of the reply to a datagram; only an unconnected socket receives replies from any source.
 fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
     let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
     socket.set_read_timeout(Some(PATIENCE * patience())).unwrap();

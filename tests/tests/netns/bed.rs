@@ -1,4 +1,4 @@
-//! The starting point of most tests: the standard cluster, a service and an agent on node1.
+//! The setup of most tests: the standard cluster, a service and an agent on node1.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
@@ -21,7 +21,7 @@ pub(crate) const UDP: u16 = 53;
 /// The virtual addresses of the service `web`.
 pub(crate) const WEB: [IpAddr; 2] = vips(10);
 
-/// Arguments that declare the networks of the virtual addresses as cluster IP ranges: other addresses in them are
+/// Arguments that declare the networks of the virtual addresses as cluster IP ranges: other addresses in them count as
 /// unassigned.
 pub(crate) const RANGES: [&str; 2] = ["--service-cluster-ip-range", "10.96.0.0/12,fd00:10:96::/112"];
 
@@ -45,14 +45,14 @@ impl Bed {
         Self::with_link_and_web(ClientLink::Ethernet, pods)
     }
 
-    /// As [`Self::with_web`]; the client is connected in another way.
+    /// Like [`Self::with_web`], with the client connected by `link`.
     pub(crate) fn with_link_and_web(link: ClientLink, pods: &[&str]) -> Self {
         let mut bed = Self::without_agent(link, pods);
         bed.start_agent();
         bed
     }
 
-    /// As [`Self::with_link_and_web`], but the agent is still to be started.
+    /// Like [`Self::with_link_and_web`], without starting the agent.
     pub(crate) fn without_agent(link: ClientLink, pods: &[&str]) -> Self {
         let bed = Self { agent: None, cluster: Cluster::for_test(link).unwrap() };
         bed.put("web", WEB, pods);
@@ -118,8 +118,8 @@ pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
 }
 
-/// The server that answers at once, if any. A SYN that arrives before the kernel holds the service, or before programs
-/// are on the device, is lost; waiting for its retransmission would measure TCP's timer.
+/// The server that answers at once, if any. A SYN that arrives before the kernel holds the service, or before the
+/// device has programs, is lost; waiting for its retransmission would measure TCP's timer.
 pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
     let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
     netns.run(connect).ok()?;

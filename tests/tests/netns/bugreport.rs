@@ -122,7 +122,7 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
         assert!(known.iter().any(|start| error.starts_with(start)), "not collected: {error}");
     }
 
-    // Without an agent the command lists what it could not collect from it.
+    // Without an agent the command lists the files that it could not collect.
     bed.agent.take().unwrap().kill().unwrap();
     let archive = bed.cluster.folder().join("later.tar.gz");
     let said = report(&bed, &kubeconfig, &archive);

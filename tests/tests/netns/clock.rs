@@ -1,4 +1,4 @@
-//! The calendar clock is set while there is traffic: in guests only, as it is the machine's.
+//! Sets the calendar clock under traffic: only in guests, because the clock belongs to the machine.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,7 +24,7 @@ const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 const DAY: Duration = Duration::from_secs(25 * 60 * 60);
 /// A date in mid 1971.
 const OF_1971: Duration = Duration::from_secs(46_656_000);
-/// Time limit until a new Service is served.
+/// Time limit until the agent serves a new Service.
 const SOON: Duration = Duration::from_secs(2);
 /// Timeout of a UDP flow with one reply.
 const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64);
@@ -35,7 +35,7 @@ const PORT: u16 = 20_000;
 /// Time limit until the flows have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 
-/// The calendar clock. Dropping it restores the time with the help of the monotonic clock.
+/// The calendar clock. Dropping it restores the time, computed from the monotonic clock.
 struct Calendar {
     began: Instant,
     at: TimeSpec,
@@ -64,7 +64,7 @@ impl Drop for Calendar {
     }
 }
 
-/// Clients that must keep their server: by a connection, or by affinity.
+/// Clients whose server must not change: because of a connection, or of affinity.
 struct Settled {
     connections: [(Connection, String); 2],
     affine: [(IpAddr, String); 2],
@@ -118,7 +118,7 @@ impl Idle {
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }
 
-    /// Fails if the flows expired early, as with a clock that jumped forward.
+    /// Fails if the flows have expired early, as after a forward jump of the clock.
     #[track_caller]
     fn assert_not_expired_early(&self, bed: &Bed, when: &str) {
         let known = self.are_known(bed);
@@ -127,7 +127,7 @@ impl Idle {
         assert!(known == [true; 2] || idle > REPLIED, "{when}: expired after {idle:?}");
     }
 
-    /// Waits until the flows expire, which they would not with a clock that jumped back.
+    /// Waits until the flows expire, which they would not do after a backward jump of the clock.
     #[track_caller]
     fn assert_expire(&self, bed: &Bed) {
         let gone = || (self.are_known(bed) == [false; 2]).then_some(());

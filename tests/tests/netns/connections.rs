@@ -26,7 +26,8 @@ use crate::lan::{
 /// Bytes of a slow download, see [`Connection::download_slowly`].
 const BYTES: u64 = 100_000_000;
 
-/// Connections and downloads of the external client and a pod, through node port and load balancer, in both families.
+/// Opens connections and downloads of the external client and a pod, through node port and load balancer, in both
+/// families.
 fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     let mut all = Vec::new();
     for family in [0, 1] {
@@ -55,7 +56,7 @@ fn masqueraded_connections_survive_service_edits_service_removal_and_agent_resta
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let all = established(&lan, 1);
-    // The endpoint is replaced, the policy changes, the service is removed, the agent is killed and restarted.
+    // Replaces the endpoint, changes the policy, removes the service, kills and restarts the agent.
     lan.apply(&[lan.service(1, &["pod4"])]);
     lan.check(&["client"], 1, &[NodePort(1)], Expect::Answer(&["pod4"], Seen::Node(1)));
     let mut local = lan.service(1, &["pod2"]);
@@ -112,8 +113,8 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
     })
 }
 
-/// "invalid conntrack state": netfilter does not translate out-of-window segments, and the client, which
-/// does not know that sender, resets the connection.
+/// The conntrack state "invalid": netfilter does not translate out-of-window segments, and the client resets the
+/// connection because it does not know their sender.
 #[test]
 fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);

@@ -1,4 +1,4 @@
-//! The agent with the capabilities and settings of `deploy/`.
+//! Tests of the agent with the capabilities and settings of `deploy/`.
 
 use std::{fs, path::Path, process::Command};
 
@@ -52,7 +52,7 @@ fn setpriv(capabilities: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// A cluster without a running agent, whose bpffs is mounted already, as systemd does it.
+/// A cluster without a running agent, with a mounted bpffs, as systemd mounts it.
 fn bed() -> Bed {
     let bed = Bed::without_agent(ClientLink::Ethernet, &["pod2", "pod3"]);
     let bpffs = bed.cluster.bpffs(1);
@@ -62,12 +62,12 @@ fn bed() -> Bed {
     bed
 }
 
-/// A shell script that turns its mount namespace into that of the container on node1, and then runs its arguments. The root
-/// file system is the one of this machine, read-only, with an empty /run.
+/// A shell script that turns its mount namespace into that of the container on node1, and then runs its arguments. The
+/// root file system is that of this machine, read-only, with an empty /run.
 fn mounts(bed: &Bed) -> String {
     let pod = pod();
     assert_eq!(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
-    // As runtimes do, which create mount points in the image where they are missing.
+    // Container runtimes also create missing mount points in the image.
     let mut mounts: Vec<&Value> = pod["containers"][0]["volumeMounts"].as_array().unwrap().iter().collect();
     mounts.sort_by_key(|mount| text(&mount["mountPath"]).split('/').count());
     let volumes = pod["volumes"].as_array().unwrap();
@@ -79,7 +79,7 @@ fn mounts(bed: &Bed) -> String {
             Some("/sys/fs/bpf") => Some(bed.cluster.bpffs(1)),
             Some("/sys/fs/cgroup") => Some(bed.cluster.cgroup(1).unwrap().path().to_owned()),
             Some(other) => panic!("node1 has no {other}"),
-            // The tests give settings as arguments.
+            // The tests pass settings as arguments.
             None if volume.get("configMap").is_some() => continue,
             None => None,
         };
@@ -131,7 +131,7 @@ fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     agent
 }
 
-/// Runs a command of lb-agent in the container, as `kubectl exec` does, started by another program; what it prints.
+/// Runs a command of lb-agent in the container through another program, as `kubectl exec` does; returns its output.
 fn exec_by(bed: &Bed, agent: &Agent, starter: &[String], arguments: &[&str]) -> Vec<u8> {
     let pod = pod();
     let dir = pod["containers"][0]["workingDir"].as_str().unwrap_or("/");
@@ -184,7 +184,7 @@ fn everything_that_the_agent_writes_in_the_pod_is_writable() {
     let agent = start_in_container(&bed, &[]);
     exec(&bed, &agent, &["bugreport", "--output", "report.tar.gz"]);
     let log = agent.log();
-    // deploy/README.md says why the agent cannot reserve ports there.
+    // deploy/README.md explains why the agent cannot reserve ports there.
     let refused: Vec<&str> = log
         .lines()
         .filter(|line| line.contains("Read-only") && !line.contains("ip_local_reserved_ports"))
@@ -219,7 +219,7 @@ fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     }
 }
 
-/// Otherwise the DaemonSet would grant more than the agent needs.
+/// If the agent needed fewer, the DaemonSet would grant too much.
 #[test]
 fn agent_needs_every_capability_of_the_daemon_set() {
     let bed = bed();

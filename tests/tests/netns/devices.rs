@@ -13,12 +13,13 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Asserts that the client is served in both families and seen with its own address; `pod2` is local, `pod3` remote.
+/// Asserts that the client gets answers in both families, and that servers see its own address; `pod2` is local, `pod3`
+/// remote.
 fn assert_works_for_the_client(bed: &Bed) {
     assert_serves_the_client(bed, |answer| answer.seen == answer.local);
 }
 
-/// Asserts that the client is served in both families, with answers that `is_right` accepts.
+/// Asserts that the client gets answers in both families that `is_right` accepts.
 fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
     for vip in WEB {
         for _ in 0..10 {
@@ -43,7 +44,7 @@ fn new_pod_is_served_within_a_second() {
         assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
     }
     assert!(stopwatch.elapsed() < Duration::from_secs(1), "{:?}", stopwatch.elapsed());
-    // It also serves as a backend.
+    // The new pod also serves as a backend.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {
         let ask = || ask_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
@@ -60,7 +61,7 @@ fn pods_are_served_when_their_devices_reappear() {
         let ask = || ask_briefly(bed.netns("pod5"), WEB[round % 2]);
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
         bed.cluster.pods.retain(|pod| pod.name != "pod5");
-        // The kernel removes the devices of a namespace some time after its last user is gone.
+        // The kernel removes the devices of a namespace some time after its last user has ended.
         let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
         wait_for(Duration::from_secs(5), gone).unwrap();
     }
@@ -75,7 +76,7 @@ fn devices(netns: &Netns) -> String {
 /// Whether the kernel has 802.1Q devices; if not, reports the skip.
 fn has_vlan_devices() -> bool {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
-    // `ip` has the kernel load the module if there is one.
+    // `ip` makes the kernel load the module if it exists.
     let made = probe.client.ip("link add link eth0 name probe type vlan id 100\n");
     if let Err(error) = &made {
         skip::whole(&format!("no 802.1Q devices (priority tags are tested all the same): {error:#}"));
@@ -98,7 +99,8 @@ fn vlan_device_on_a_served_parent_device_is_served() {
     for masquerade in [false, true] {
         let arguments = ["--forwarding", "direct", "--masquerade-all"];
         let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
-        // With its own address the parent is a wire device and sees packets first, their tags already removed.
+        // With its own address the parent is a wire device, whose programs run before those of the VLAN device, with
+        // the tags already removed.
         bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
         bed.start_agent_with(&arguments[..if masquerade { 3 } else { 2 }]);
         assert_serves_the_client(&bed, |answer| (answer.seen == answer.local) != masquerade);
@@ -150,7 +152,7 @@ fn foreign_tc_filters_keep_working() {
     for _ in 0..10 {
         ask_udp(&bed.cluster.client, udp(WEB[0]), 64).unwrap();
     }
-    // At least each datagram and each reply.
+    // At least one packet for each datagram and each reply.
     let mirrored = sent_packets(node1, "mirror0") - before;
     assert!(mirrored >= 20, "only {mirrored} packets reached the other filters");
     assert_works_for_the_client(&bed);

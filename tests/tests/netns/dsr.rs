@@ -1,5 +1,6 @@
 //! Direct server return: packets of external clients go to backends on other nodes through tunnels, and the backends
-//! reply directly. Of three nodes the first two receive the packets to services, in turn; the third has only backends.
+//! reply directly. The router sends packets to services to the first or the second of three nodes; the third has only
+//! backends.
 
 use std::{net::SocketAddr, ops::Deref};
 
@@ -42,7 +43,7 @@ impl Deref for Nodes {
 }
 
 impl Nodes {
-    /// Nodes whose agents get these arguments, the third one others. Pods 5 and 6 are on node 3.
+    /// Nodes whose agents have these arguments; the third node's agent has others. Pods 5 and 6 are on node 3.
     fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
         let mut lan = Lan::without_agents(wiring);
@@ -71,7 +72,7 @@ impl Nodes {
         Self::new(&arguments, &arguments, xdp)
     }
 
-    /// As [`Lan::apply`], also for the third node.
+    /// Like [`Lan::apply`], also for the third node.
     fn serve(&self, services: &[Service]) {
         self.apply(services);
         for service in services {
@@ -155,7 +156,7 @@ fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
     }
 }
 
-/// For example clients behind a VPN.
+/// Clients behind a VPN, for example, are behind such a device.
 #[test]
 fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {
@@ -237,8 +238,8 @@ fn default_mode_masquerades_external_clients() {
     }
 }
 
-/// Large transfers in both directions: the node sends ICMP "too big" for packets that do not fit into the tunnel, also
-/// for segments that the device would make (GSO).
+/// Large transfers in both directions: the node sends ICMP "too big" for packets that do not fit into the tunnel, and
+/// for segments that the device would build (GSO).
 #[test]
 fn clients_learn_the_mtu_of_the_tunnel() {
     for (tunnel, xdp, overheads) in [
@@ -334,7 +335,7 @@ fn dsr_node_failover_keeps_established_connections() {
             transfer.hurry();
             transfer.join().unwrap();
         }
-        // And back.
+        // The router switches back to node 1.
         nodes.cluster.route_services_to(1).unwrap();
         for (server, connection) in &mut connections {
             assert_eq!(connection.ask().unwrap().server, *server);
@@ -354,7 +355,7 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Agents restart, one with another mode: connections keep their original mode.
+/// Agents restart, one of them with another mode: connections keep their original mode.
 #[test]
 fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
@@ -374,7 +375,7 @@ fn dsr_connections_survive_agent_restarts_and_mode_changes() {
         nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
         connections.extend(open(&nodes));
     }
-    // The backend leaves the service: its connections continue, new ones go to another backend.
+    // The backend is removed from the service: its connections continue, new ones go to another backend.
     nodes.serve(&[nodes.service(1, &["pod6"])]);
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod5");

@@ -1,4 +1,4 @@
-//! `lb-agent explain` on a node, compared with real connections. (`packet::explain` covers every kind of service.)
+//! Compares `lb-agent explain` on a node with real connections. (`packet::explain` covers every kind of service.)
 
 use std::net::SocketAddr;
 

@@ -45,7 +45,7 @@ fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
 /// A socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
 fn open(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: takes numbers and gives a new descriptor, or -1.
+    // SAFETY: the call takes numbers and returns a new descriptor, or -1.
     let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
     let fd = nix::Error::result(fd)?;
     // SAFETY: the descriptor is open and has no other owner.
@@ -53,7 +53,7 @@ fn open(v6: bool) -> io::Result<OwnedFd> {
 }
 
 fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
-    // The port has to be 0 in IPv6, and means nothing in IPv4.
+    // The port must be 0 in IPv6, and is ignored in IPv4.
     let to = SocketAddr::new(to.ip(), 0);
     let result = nix::sys::socket::sendto(
         socket.as_raw_fd(),

@@ -13,7 +13,7 @@ use crate::lan::{
 
 const DIRECT: [&str; 2] = ["--forwarding", "direct"];
 
-/// Packets that node 1 counts under these outcomes.
+/// Number of packets with these outcomes on node 1.
 fn counted(lan: &Lan, names: &[&str]) -> u64 {
     let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -22,7 +22,7 @@ fn counted(lan: &Lan, names: &[&str]) -> u64 {
     named.map(|entry| entry["packets"].as_u64().unwrap()).sum()
 }
 
-/// Transfers data in both directions, enough that nearly all packets belong to the established connection.
+/// Transfers enough data in both directions that nearly all packets belong to the established connection.
 fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
     let mut connection = Connection::open(lan.netns(source), to)?;
     connection.download(8 << 20)?;
@@ -33,7 +33,7 @@ fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Replies of a masqueraded connection are translated a second time at egress, also when they bypass the stack.
+    // Replies of a masqueraded connection are translated a second time at egress, even if they bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
@@ -77,7 +77,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let lan = Lan::with(arguments);
         lan.apply(&[lan.service(1, &["pod2"])]);
         let to = ClusterIp.of(1, (Protocol::Tcp, 0));
-        // Resolves the neighbours, without which packets go through the stack.
+        // Resolves the neighbours; otherwise packets would go through the stack.
         transfer(&lan, "pod1", to).unwrap();
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());

@@ -1,4 +1,4 @@
-//! Health checks and metrics, as load balancers, probes and scrapers request them.
+//! Tests of health checks and metrics, with requests like those of load balancers, probes and scrapers.
 
 use std::{
     io,
@@ -23,10 +23,10 @@ const NODE1: [IpAddr; 2] = [
 ];
 const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
-/// Time limit from a change of the manifests to the health check's answer.
+/// Time limit from a change of the manifests until the health check reports it.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-/// `web` as a load balancer's service with these endpoints.
+/// `web` as a `LoadBalancer` Service with these endpoints.
 fn exposed(bed: &Bed, endpoints: Vec<Endpoint>) -> Service {
     let exposure = Exposure {
         kind: Type::LoadBalancer,
@@ -131,7 +131,7 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     wait_for(PROMPTLY, || (said() == 2).then_some(())).unwrap_or_else(|| panic!("{}", agent.log()));
     assert!(agent.log().contains("Address already in use"), "{}", agent.log());
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 2.0);
-    // Longer than until the second attempt.
+    // Longer than the pause before the second attempt.
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(said(), 2, "once for each family");
     drop(taken);

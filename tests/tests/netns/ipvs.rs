@@ -1,4 +1,4 @@
-//! Comparison with IPVS: the same virtual servers and clients on one node. Only in guests, whose kernels have
+//! Compares the agent with IPVS: the same virtual servers and clients on one node. Only in guests, whose kernels have
 //! IPVS. docs/schedulers.md lists the intended differences.
 
 use std::{
@@ -21,20 +21,20 @@ use crate::{
     schedulers::{Held, PODS, from, put},
 };
 
-/// Offset of the numbers of IPVS's virtual addresses from ours.
+/// Offset between the numbers of our virtual addresses and those of the copies in IPVS.
 const BESIDE: u8 = 100;
 /// Clients' addresses, by their last byte.
 const CLIENTS: std::ops::Range<u8> = 10..22;
 const PORTS: std::ops::Range<u16> = 2000..2024;
 
-/// A virtual server of ours and its copy in IPVS.
+/// A virtual server of the agent and its copy in IPVS.
 struct Twins {
     ours: IpAddr,
     ipvs: IpAddr,
 }
 
 impl Twins {
-    /// Adds both, in both families; `weights` are those of [`PODS`].
+    /// Adds both virtual servers, in both families; `weights` are those of [`PODS`].
     fn put(bed: &Bed, number: u8, scheduler: &str, weights: [u16; 3]) -> [Self; 2] {
         let named: Vec<String> =
             PODS.iter().zip(weights).map(|(pod, weight)| format!("{pod:?}: {weight}")).collect();
@@ -56,8 +56,9 @@ impl Twins {
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// The same asked of both, of each from ports that the client has not used yet: neither of the two exchanges them,
-    /// and IPVS takes answers to a port that it knows for those of its own connection, also when they are ours.
+    /// Runs the same requests against both, each from ports that the client has not used yet. Neither system then
+    /// replaces the port, and IPVS cannot take a reply through the agent for one of its own connection from the same
+    /// port.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -88,7 +89,7 @@ fn on_one_cpu(test: impl FnOnce() + Send) {
     });
 }
 
-/// In each whole round every pod gets exactly its share.
+/// In each complete round every pod gets exactly its share.
 fn turns_are_the_same(bed: &Bed) {
     for (number, scheduler, weights, round) in
         [(20, "rr", [1, 1, 1], 3), (21, "rr", [1, 0, 9], 2), (22, "wrr", [4, 3, 2], 9)]
@@ -109,7 +110,8 @@ fn turns_are_the_same(bed: &Bed) {
     }
 }
 
-/// Opens connections, closes those of one backend and opens as many again. One family each, as both share the counters.
+/// Opens connections, closes those of one backend and opens as many again. Only one family each, because both share the
+/// counters.
 fn counts_have_the_same_effect(bed: &Bed) {
     for (number, scheduler, weights, first, all) in [
         (30, "lc", [9, 1, 1], [1, 1, 1], [4, 4, 4]),
@@ -175,14 +177,15 @@ fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
     PORTS.map(|port| from(&bed.cluster.client, SocketAddr::new(any, port), udp(vip))).collect()
 }
 
-/// Answers to a port would be taken for those to what it asked before, of the same backend at another address.
+/// Deletes the flows: a reply to a port would otherwise be taken for one to an earlier request from the same port, to
+/// the same backend through another address.
 fn forget_flows(bed: &Bed) {
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
-    // Their timeout in IPVS is one second, see `--set` below.
+    // The UDP timeout of IPVS is one second, see `--set` below.
     thread::sleep(Duration::from_secs(2));
 }
 
-/// The same table yields the same choice, and few flows of the remaining backends move when one backend leaves.
+/// The same table gives the same choice, and few flows of the remaining backends move when one backend is removed.
 fn maglev_is_as_consistent(bed: &Bed) {
     run(bed.cluster.node1.command("ipvsadm").args(["--set", "0", "0", "1"])).unwrap();
     let put = |number, weights| Twins::put(bed, number, "mh", weights);

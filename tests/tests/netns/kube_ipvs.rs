@@ -1,4 +1,4 @@
-//! Leftovers of kube-proxy in mode `ipvs`, beside foreign virtual servers. Only in guests, whose kernels have IPVS.
+//! Leftovers of kube-proxy in mode `ipvs`, along with foreign virtual servers. Only in guests, whose kernels have IPVS.
 
 use std::{
     fmt::Write as _,
@@ -44,7 +44,7 @@ impl State {
     }
 }
 
-/// A virtual server with its real ones, as `ipvsadm -R` reads it.
+/// A virtual server with its real servers, in the input format of `ipvsadm -R`.
 fn server(protocol: &str, at: SocketAddr, to: &[SocketAddr]) -> String {
     let mut text = format!("-A {protocol} {at} -s rr\n");
     for to in to {
@@ -72,7 +72,7 @@ fn put_mine(bed: &Bed) {
     node.feed("iptables-restore", &["--noflush"], rules).unwrap();
 }
 
-/// The device, virtual servers for the Service `web`, for a node port of it and for a Service without endpoints; sets
+/// Adds the device, virtual servers for the Service `web`, for its node port and for a Service without endpoints; sets
 /// and rules.
 fn put_kube_proxys(bed: &Bed) {
     let node = &bed.cluster.node1;

@@ -1,5 +1,5 @@
-//! The starting point of tests of exposed services: clients and nodes on one wire, an agent on each node, and services
-//! with every kind of address.
+//! The setup of tests of exposed services: clients and nodes on one wire, an agent on each node, and services with
+//! every kind of address.
 
 use std::{
     collections::BTreeSet,
@@ -52,7 +52,7 @@ pub(crate) const EVERY: [(Protocol, usize); 4] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frontend {
     ClusterIp,
-    /// On the wire's address of node 1 or 2.
+    /// The wire address of node 1 or 2.
     NodePort(u8),
     LoadBalancer,
     ExternalIp,
@@ -60,12 +60,12 @@ pub(crate) enum Frontend {
 
 use Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
 
-/// Every kind of address that leads through node 1.
+/// Every kind of address whose packets go through node 1.
 pub(crate) const FRONTENDS: [Frontend; 4] = [ClusterIp, NodePort(1), LoadBalancer, ExternalIp];
 /// The kinds to which the external traffic policy applies.
 pub(crate) const EXTERNAL: [Frontend; 3] = [NodePort(1), LoadBalancer, ExternalIp];
 
-/// The wire's addresses of a node.
+/// The wire addresses of a node.
 pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
     [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
 }
@@ -81,7 +81,7 @@ pub(crate) fn node_port(number: u8) -> u16 {
 }
 
 impl Frontend {
-    /// The address of the service of that number in the family (0 is IPv4, 1 is IPv6).
+    /// The address of service `number` in the family (0 is IPv4, 1 is IPv6).
     pub(crate) fn of(self, number: u8, (protocol, family): (Protocol, usize)) -> SocketAddr {
         let port = match protocol {
             Protocol::Tcp => HTTP,
@@ -118,14 +118,14 @@ impl From<io::Result<Answer>> for Verdict {
     }
 }
 
-/// What a client gets that asks once. A SYN or datagram that is lost shows: by its retransmission, or because the
-/// answer is missing.
+/// The result of a client's single request. A lost SYN shows by its retransmission, a lost datagram because the answer
+/// is missing.
 pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     probe_for(limit(), netns, to, protocol)
 }
 
-/// As [`probe`], for clients that expect silence, which takes no longer on a slow machine, and for those that ask
-/// repeatedly.
+/// Like [`probe`], for clients that expect no answer, which takes no longer on a slow machine, and for clients that
+/// retry.
 pub(crate) fn probe_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     probe_for(SHORT * patience().min(4), netns, to, protocol)
 }
@@ -150,9 +150,9 @@ fn probe_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol)
 /// The client address that a backend sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The client. (Its port changes only if two of its flows would otherwise be equal for the backend.)
+    /// The client's own address. (Its port changes only if two of its flows would otherwise be equal for the backend.)
     Client,
-    /// Node 1 or 2, with its address towards the backend.
+    /// The address of node 1 or 2 towards the backend.
     Node(u8),
     /// The virtual address that the client connects to.
     Vip,
@@ -161,20 +161,20 @@ pub(crate) enum Seen {
 /// The expected result of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect<'a> {
-    /// An answer of one of these servers, which sees that source.
+    /// An answer of one of these servers, which sees this source address.
     Answer(&'a [&'a str], Seen),
     Refused,
     Silence,
 }
 
 impl Lan {
-    /// Clients and nodes, with an agent on each node that has these arguments.
+    /// Clients and nodes; the agent on each node has these arguments.
     pub(crate) fn with(arguments: &[&str]) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
         Self::wired(wiring, arguments)
     }
 
-    /// As [`Self::with`]; nodes and pods are connected in another way.
+    /// Like [`Self::with`], with nodes and pods connected by `wiring`.
     pub(crate) fn wired(wiring: Wiring, arguments: &[&str]) -> Self {
         let mut lan = Self::without_agents(wiring);
         lan.agents = [1, 2].map(|node| Some(lan.spawn_agent(node, arguments)));
@@ -182,7 +182,7 @@ impl Lan {
         lan
     }
 
-    /// Without any agent.
+    /// Clients and nodes without agents.
     pub(crate) fn without_agents(wiring: Wiring) -> Self {
         let cluster = Cluster::for_test(wiring).unwrap();
         Self { agents: [None, None], cluster, generation: AtomicU16::new(1) }
@@ -202,7 +202,7 @@ impl Lan {
         Agent::spawn(self.cluster.node(node), settings).unwrap()
     }
 
-    /// The service of that number with these pods and every kind of address.
+    /// Service `number` with these pods and every kind of address.
     pub(crate) fn service(&self, number: u8, pods: &[&str]) -> Service {
         let node_port = Some(node_port(number));
         Service {
@@ -223,7 +223,7 @@ impl Lan {
         }
     }
 
-    /// Writes the services and waits until the agents have them in the kernel.
+    /// Writes the services and waits until the agents have written them to the kernel.
     pub(crate) fn apply(&self, services: &[Service]) {
         for service in services {
             self.cluster.manifests.put(service).unwrap();
@@ -231,8 +231,7 @@ impl Lan {
         self.settle();
     }
 
-    /// Removes the service of that number and waits until the agents have removed it: they delay that in case the
-    /// file reappears.
+    /// Removes service `number` and waits until the agents have removed it: they delay that in case the file reappears.
     pub(crate) fn remove(&self, number: u8) {
         let name = format!("service{number}");
         self.cluster.manifests.remove(&name).unwrap();
@@ -244,10 +243,10 @@ impl Lan {
         }
     }
 
-    /// Waits until the agents have written all files to the kernel. An agent reads a later file no earlier than earlier
-    /// ones, so a file whose effect can be seen shows that the others were read: in the same round of changes, which
-    /// may still be under way. The agent writes one round after the other, so a second file, written after that, shows
-    /// its end.
+    /// Waits until the agents have written all files to the kernel. An agent never reads a later file before an earlier
+    /// one, so a visible effect of the marker file shows that the other files were read in the same round of changes.
+    /// That round may still be in progress; the agent writes one round after the other, so the effect of a second
+    /// marker file, written after the first one is visible, shows the end of the round.
     pub(crate) fn settle(&self) {
         self.pass_marker();
         self.pass_marker();
@@ -296,7 +295,7 @@ impl Lan {
         assert!(wrong.is_empty(), "expected {expected:?}, but\n{}", wrong.join("\n"));
     }
 
-    /// Makes one request; describes its result if it is not the expected one.
+    /// Makes one request; returns a description of the result if it is not the expected one.
     fn try_one(
         &self,
         source: &str,

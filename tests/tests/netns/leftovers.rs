@@ -1,5 +1,5 @@
-//! `cleanup` removes everything of ours, `cleanup --kube-proxy` everything of kube-proxy, and neither touches what
-//! belongs to other programs.
+//! Tests that `cleanup` removes everything of ours, `cleanup --kube-proxy` everything of kube-proxy, and that neither
+//! affects other programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ pub(crate) fn text_of(netns: &Netns, program: &str, arguments: &[&str]) -> Strin
     String::from_utf8(run(netns.command(program).args(arguments)).unwrap().stdout).unwrap()
 }
 
-/// State of a node that an agent changes, apart from BPF objects.
+/// The state of a node that an agent changes, apart from BPF objects.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     qdiscs: String,
@@ -60,14 +60,14 @@ impl Snapshot {
     }
 }
 
-/// All readable settings, except for counters.
+/// All readable sysctls, except counters.
 fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut values = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
             values.append(&mut sysctls(&path));
         } else if !path.ends_with("nf_conntrack_count")
-            // The kernel resets settings of a device that was down.
+            // The kernel resets the sysctls of a device that was down.
             && !path.parent().is_some_and(|parent| parent.ends_with("pod1"))
             && let Ok(value) = fs::read_to_string(&path)
         {
@@ -77,7 +77,7 @@ fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     values
 }
 
-/// Ids of programs pinned below a folder, and of maps that are pinned there or that they use.
+/// Ids of programs pinned below a folder, and of maps that are pinned there or used by the programs.
 fn objects(folder: &Path) -> (BTreeSet<u32>, BTreeSet<u32>) {
     let (mut programs, mut maps) = (BTreeSet::new(), BTreeSet::new());
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
@@ -145,7 +145,7 @@ const fn port(node_port: u16) -> Port {
     Port { protocol: "tcp", port: 80, target: 9376, node_port }
 }
 
-/// Rules of kube-proxy for other Services than those of the bed: of mode iptables, and of mode nftables.
+/// Rules of kube-proxy for Services other than those of the bed: of mode iptables, and of mode nftables.
 fn rules_of_kube_proxy(is_ipv6: bool) -> [String; 2] {
     let of = |last: u8| -> IpAddr {
         if is_ipv6 {
@@ -244,7 +244,7 @@ fn cleanup_removes_only_leftovers_of_kube_proxy() {
         node1.feed(restore, &["--noflush"], &iptables).unwrap();
         node1.feed("nft", &["-f", "-"], &nftables).unwrap();
     }
-    // (Any kind of device: not every kernel has dummies.)
+    // Any kind of device will do: not every kernel has dummy devices.
     node1.ip("link add kube-ipvs0 type bridge\naddress add 10.97.0.1/32 dev kube-ipvs0\n").unwrap();
     let all = rules(node1);
     assert!(all.len() > others.len() + 150, "{} and {}", others.len(), all.len());

@@ -35,7 +35,8 @@ fn start(bed: &Bed, size: (u16, u16), arguments: &str) -> Terminal {
     Terminal::start(&bed.cluster.node1, bed.cluster.folder(), size, &command(bed, arguments)).unwrap()
 }
 
-/// Waits until one line of the screen has all these words and returns the screen; calls `again` before each attempt.
+/// Waits until one line of the screen contains all these words, and returns the screen; calls `again` before each
+/// attempt.
 #[track_caller]
 fn screen_with(terminal: &Terminal, words: &[&str], mut again: impl FnMut()) -> String {
     let mut last = String::new();
@@ -80,7 +81,7 @@ impl Piped {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Its first line; calls `again` until that arrives.
+    /// The first line of its output; calls `again` until the line arrives.
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
@@ -226,7 +227,7 @@ fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     let traffic = &echo["backends"][0]["traffic"];
     // Three datagrams of 100 bytes, behind headers of 28.
     assert_eq!((&traffic["packetsSent"], &traffic["bytesSent"]), (&3.into(), &(3 * 128).into()), "{page:#}");
-    // The server adds a line before each.
+    // The server adds a line before each datagram.
     assert!(traffic["bytesAnswered"].as_u64().unwrap() > 3 * 128, "{page:#}");
 
     let pod = bed.cluster.pod("pod2").unwrap();

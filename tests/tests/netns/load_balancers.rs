@@ -22,16 +22,16 @@ const FROM_NODE1: Expect<'_> = Expect::Answer(&["pod3"], Seen::Node(1));
 #[test]
 fn service_is_served_only_at_the_addresses_of_its_type() {
     let lan = Lan::with(&[]);
-    // Without node ports, and with a load balancer's address only.
+    // A Service without node ports, and with a load balancer address only.
     let mut bare = lan.service(1, &["pod3"]);
     bare.ports.iter_mut().for_each(|port| port.node_port = None);
     bare.exposure.without_node_ports = true;
     bare.exposure.external_ips.clear();
-    // External IPs need no type.
+    // External IPs do not depend on the type of the Service.
     let mut external_only = lan.service(2, &["pod3"]);
     external_only.ports.iter_mut().for_each(|port| port.node_port = None);
     external_only.exposure = Exposure { external_ips: external(102).to_vec(), ..Exposure::default() };
-    // A load balancer in proxy mode: packets to its address go to it, also from pods.
+    // A load balancer in proxy mode: packets to its address go to the load balancer, also those from pods.
     let mut proxied = lan.service(3, &["pod3"]);
     proxied.exposure.proxied = true;
     lan.apply(&[bare, external_only, proxied]);
@@ -133,8 +133,8 @@ fn service_type_and_node_port_follow_edits_live() {
     lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
 }
 
-/// Load balancers without their own addresses use those of nodes. A connection of the node may use such a port as its
-/// source, and so may one that netfilter masquerades.
+/// Load balancers without their own addresses use those of nodes. A connection of the node, or one that netfilter
+/// masquerades, may use such a port as its source port.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;

@@ -16,8 +16,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend sees the node's address for these of [`CLIENTS`], and the others' own address. pod4's node
-/// has no agent, so that its packets come over the wire like the client's.
+/// Asserts that the backend sees the node's address for the [`CLIENTS`] that must be masqueraded, and the own address
+/// of the others. pod4's node has no agent, so its packets come over the wire like the client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
@@ -43,13 +43,13 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     {
         lan.start_agent(1, arguments);
         lan.settle();
-        // Cluster IPs, whatever the policies are.
+        // Cluster IPs, under any policy.
         for number in [1, 3, 4] {
             assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
         }
         // (Without masquerade, replies of a remote backend bypass node 1 unless the client is a local pod.)
         lan.check(cluster_ip, 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Node(1)));
-        // Other addresses: every client under policy `Cluster`, none under `Local`.
+        // Other addresses: every client under the policy `Cluster`, none under `Local`.
         assert_masqueraded(&lan, 1, "pod2", &EXTERNAL, &CLIENTS);
         assert_masqueraded(&lan, 2, "pod3", &EXTERNAL, &CLIENTS);
         for number in [3, 4] {
@@ -95,7 +95,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
 
 #[test]
 fn source_ports_of_finished_connections_are_reused() {
-    // All of one client to one backend, one after the other.
+    // All connections of one client to one backend, one after the other.
     let lan = Lan::with(&["--masquerade-ports", "20000-20199"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     for family in [0, 1] {

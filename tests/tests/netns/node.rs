@@ -1,4 +1,4 @@
-//! The agent follows its node: addresses, settings in the kernel, internal devices, reserved ports.
+//! Tests that the agent follows changes of its node: addresses, sysctls, internal devices, reserved ports.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::bed::{Bed, RANGES, WEB};
 
 const NODE_PORT: u16 = 30_080;
-/// Time limit until the agent has followed a change of the node.
+/// Time limit until the agent has applied a change of the node.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A cluster whose service `web` has a node port, and an agent with these arguments.
@@ -153,7 +153,7 @@ fn kernel_settings_follow_the_node() {
              address del fd00:172:18::1/64 dev eth0\naddress del 172.18.0.1/24 dev eth0\n\
              address add 172.18.0.12/24 dev eth0\n")
         .unwrap();
-    // The kernel drops the secondary addresses with the first one of their network.
+    // The kernel removes the secondary addresses with the first address of their network.
     let expected = (address("172.18.0.12"), address("fd00:172:18::11"));
     let moved = || {
         let now = settings(&bpffs);
@@ -268,7 +268,7 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
             assert_eq!(fails(&node1, to), REFUSED, "{address} is the node's, by itself");
             assert_eq!(ping(&client, to.ip(), 56).unwrap(), to.ip());
         }
-        // Only a range given by a flag is known to hold nothing but cluster IPs.
+        // Only a range given by a flag is known to contain nothing but cluster IPs.
         let other = SocketAddr::new("10.100.0.2".parse().unwrap(), 9);
         let expected = if arguments.is_empty() { REFUSED } else { io::ErrorKind::HostUnreachable };
         assert_eq!(fails(&node1, other), expected, "another machine, {arguments:?}");

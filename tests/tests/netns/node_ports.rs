@@ -1,4 +1,4 @@
-//! Node ports and other addresses for external clients, without traffic policies.
+//! Tests of node ports and other addresses for external clients, without traffic policies.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ use crate::lan::{
     Lan, Protocol, Seen, Verdict, external, names, node_addresses, node_port, probe,
 };
 
-/// Service 1 has a backend on node 1, service 2 one on node 2, service 3 some on both.
+/// Service 1 has a backend on node 1, service 2 one on node 2, service 3 backends on both.
 fn lan(wiring: Wiring) -> Lan {
     let lan = Lan::wired(wiring, &[]);
     let services = [(1, &["pod2"][..]), (2, &["pod3"]), (3, &["pod1", "pod2", "pod3", "pod4"])];
@@ -30,7 +30,7 @@ fn lan(wiring: Wiring) -> Lan {
 
 const POINT_TO_POINT: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
 
-/// Asserts what works with any reverse path filter and any CNI plugin.
+/// Asserts the results that are the same with any reverse path filter and any CNI plugin.
 fn assert_main_paths(lan: &Lan) {
     for (number, pod) in [(1, "pod2"), (2, "pod3")] {
         for node in [1, 2] {
@@ -39,7 +39,7 @@ fn assert_main_paths(lan: &Lan) {
         }
         let of_node1 = [LoadBalancer, ExternalIp];
         lan.check(&["client", "pod1"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(1)));
-        // A pod is served by its own node, whatever the router's routes.
+        // A pod is served by its own node, whatever the router's routes are.
         lan.check(&["pod4"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(2)));
         lan.check(&["pod1", "pod4"], number, &[ClusterIp], Expect::Answer(&[pod], Seen::Client));
     }
@@ -56,7 +56,7 @@ fn assert_transfers(lan: &Lan, source: &str, number: u8, pod: &str) {
             let udp = NodePort(1).of(number, (Protocol::Udp, family));
             let answer = ask_udp(lan.netns(source), udp, bytes);
             assert_eq!(answer.unwrap().server, pod, "{bytes} bytes, {source} → {udp}");
-            // With IP options, or an extension header.
+            // Sends packets with IP options, or with an extension header.
             let socket = udp_socket(lan.netns(source), udp).unwrap();
             lengthen_headers(&socket).unwrap();
             assert_eq!(
@@ -108,7 +108,7 @@ fn node_ports_work_with_bridged_pods() {
         for (source, number, pod) in [("pod1", 1, "pod2"), ("client", 2, "pod3"), ("client", 1, "pod2")] {
             assert_transfers(&lan, source, number, pod);
         }
-        // A service with the pod itself, its neighbour and others among the backends.
+        // The backends are the pod itself, its neighbour and others.
         for frontend in FRONTENDS {
             assert_eq!(lan.servers("pod1", 3, frontend), names(&["pod1", "pod2", "pod3", "pod4"]));
         }
@@ -175,7 +175,7 @@ fn node_address_serves_as_external_ip() {
 fn assert_hairpins(lan: &Lan) {
     lan.apply(&[lan.service(4, &["pod1"])]);
     lan.check(&["pod1"], 4, &FRONTENDS, Expect::Answer(&["pod1"], Seen::Vip));
-    // Through the other node it is an ordinary client.
+    // Through the other node the pod is an ordinary client.
     lan.check(&["pod1"], 4, &[NodePort(2)], Expect::Answer(&["pod1"], Seen::Node(2)));
     for frontend in EXTERNAL {
         for family in [0, 1] {
@@ -196,7 +196,7 @@ fn pod_reaches_itself_through_every_kind_of_address() {
 #[test]
 fn services_share_a_backend_and_protocols_share_a_port() {
     let lan = lan(POINT_TO_POINT);
-    // A second service of the same pod, and one where TCP and UDP have one number.
+    // A second service of the same pod, and one where TCP and UDP have the same port number.
     let mut shared = lan.service(5, &["pod3"]);
     for port in &mut shared.ports {
         port.port = 7;
@@ -304,7 +304,7 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
         assert_eq!(echo(&socket, pattern::at(0, 1_300)).unwrap().server, "pod3");
 
         narrow(lan.cluster.router.as_ref().unwrap(), client, "eth0");
-        // An address to which the client has not learned a small MTU; otherwise it would announce a small MSS.
+        // The client must not have learned a small MTU for this address; otherwise it would announce a small MSS.
         let mut connection = Connection::open(lan.netns("client"), at(ExternalIp, Protocol::Tcp)).unwrap();
         assert_eq!(connection.download(4 << 20).unwrap(), "pod3");
         let node1 = SocketAddr::new(lan.source(1, "pod3", client), 1);

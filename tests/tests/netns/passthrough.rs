@@ -1,4 +1,4 @@
-//! Traffic that belongs to no service passes unchanged.
+//! Traffic of no service passes unchanged.
 
 use lb_tests::{
     client::{Connection, ask_http, ask_udp},

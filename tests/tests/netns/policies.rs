@@ -77,7 +77,7 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
     lan.check(&["client"], 2, &EXTERNAL, Expect::Silence);
     lan.check(&["client"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["pod1"], 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
-    // Once the load balancer has found the node with endpoints:
+    // After the load balancer has found the node with endpoints:
     lan.cluster.route_services_to(2).unwrap();
     lan.check(&["client"], 2, &[LoadBalancer, ExternalIp], Expect::Answer(&["pod3"], Seen::Client));
 }
@@ -86,7 +86,7 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
 fn internal_clients_bypass_the_local_external_policy_where_the_node_detects_them() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod3"]))]);
-    // As if the packet went out to the load balancer and came back at the right node.
+    // As if the packet went to the load balancer and came back at the right node.
     lan.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client"], 1, &EXTERNAL, Expect::Silence);
     lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
@@ -108,7 +108,7 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
         // While other endpoints are ready, terminating ones get no new connections.
         terminating(lan.service(1, &pods), &["pod1", "pod3"]),
         terminating(lan.service(2, &pods), &pods),
-        // Each policy has its own fallback: on node 1 for the local one, none for the cluster.
+        // Each policy has its own fallback: on node 1 it applies to the local policy, not to the cluster policy.
         external_local(internal_local(terminating(lan.service(3, &["pod1", "pod3"]), &["pod1"]))),
         // An endpoint that no longer serves is not used.
         external_local(unready(lan.service(4, &["pod1", "pod3"]), &["pod1"])),
@@ -158,8 +158,8 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }
 
-/// Asks node ports of service 1 without a pause while `change` happens, again until there were enough questions. Every
-/// question must be answered, by a backend that sees the client's own address or the node's.
+/// Sends requests to node ports of service 1 without a pause during `change`, and repeats the change until there were
+/// enough requests. Every request must be answered, by a backend that sees the client's own address or the node's.
 fn under_traffic(lan: &Lan, change: impl Fn()) {
     const ENOUGH: u32 = 100;
     let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -226,8 +226,8 @@ fn rolling_update_loses_no_request() {
                     service(&[new]),
                 ] {
                     lan.cluster.manifests.put(&step).unwrap();
-                    // A busy agent would apply several steps at once: packets to a backend that leaves without
-                    // having been seen to terminate are lost, as with kube-proxy.
+                    // A busy agent might apply several steps at once. A backend would then disappear without
+                    // terminating first, and packets to it would be lost, as with kube-proxy.
                     lan.settle();
                 }
             }

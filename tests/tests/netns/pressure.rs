@@ -1,4 +1,4 @@
-//! Full maps: what does not fit is rejected, counted and logged, and nothing else suffers.
+//! Tests of full maps: the agent and the programs reject only what does not fit, count and log it, and serve all else.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ fn status(bed: &Bed) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The shortage of that name in `status`: the number of refusals, and the text.
+/// The shortage of this name in `status`: the number of refusals, and the text.
 fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
     let status = status(bed);
     let shortages = status["agent"]["shortages"].as_array()?;
@@ -94,7 +94,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     assert!(text.contains("--max-connections"), "{text}");
     assert!(metric(&bed, "lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
 
-    // Half-open connections are evicted long before their timeout of a minute.
+    // Half-open connections are evicted long before their timeout of one minute.
     let all_get_in = || WEB.into_iter().all(|vip| client.run(|| client::ask_here(http(vip))).is_ok());
     wait_for(Duration::from_secs(20), || all_get_in().then_some(())).expect("new connections get in again");
     let recovered = since_flood.elapsed();
@@ -140,7 +140,7 @@ fn too_many(bed: &Bed, ports: usize) -> Service {
     Service { ports, ..bed.service("a-many", vips(21), &["pod2"]) }
 }
 
-/// The names of both sort before `web`, so that a plan handles them first.
+/// The names of both services sort before `web`, so that a plan handles them first.
 #[test]
 fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -164,7 +164,7 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
         traffic.progresses().unwrap();
     }
 
-    // They are served once they need less, or others leave.
+    // They are served once they need fewer slots, or other Services free some.
     bed.cluster.manifests.remove("a-big").unwrap();
     bed.cluster.manifests.put(&too_many(&bed, 4)).unwrap();
     let still_short = wait_for(client::PATIENCE, || shortage(&bed, "BACKENDS").is_none().then_some(()));

@@ -57,7 +57,7 @@ fn profile_counts_program_runs_only_while_it_runs() {
         "socket programs are included: {profile:#}"
     );
 
-    // Killing a profile also stops the kernel's counting.
+    // Killing a `profile` process also stops the kernel's counting.
     let id = of("tc_ingress")["programId"].as_u64().unwrap();
     let settings = bed.cluster.agent_settings(1);
     let mut command = bed.cluster.node1.command(agent::binary());

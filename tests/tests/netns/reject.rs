@@ -6,8 +6,8 @@ use lb_tests::client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp};
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// Asserts that connections and datagrams from `source` are rejected at once: the first SYN and the only datagram are
-/// answered.
+/// Asserts that connections and datagrams from `source` are rejected at once: the first SYN and the only datagram get
+/// an answer.
 fn assert_rejected(bed: &Bed, source: &str) {
     for vip in WEB {
         let over_tcp = ask_http_by_first_syn(bed.netns(source), http(vip)).unwrap_err();
@@ -35,7 +35,7 @@ fn service_with_only_unready_endpoints_rejects_clients() {
     bed.cluster.manifests.put(&service).unwrap();
     let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
     lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
-    // The pods' UDP side may take a moment longer only if the two ports were not switched together.
+    // UDP may take a moment longer only if the agent has not switched the two ports together.
     assert_rejected(&bed, "client");
 }
 

@@ -69,7 +69,8 @@ impl Held {
         shares(self.0.iter().map(|(name, _)| name.as_str()))
     }
 
-    /// Closes those of a pod and waits until the client has received the FIN of each: then the node has seen both.
+    /// Closes the connections to a pod and waits until the client has received the FIN of each: then the node has seen
+    /// both FINs.
     pub(crate) fn end(&mut self, client: &Netns, pod: &str) {
         self.0.retain(|(name, _)| name != pod);
         let closed = || (closing_connections(client).unwrap() == 0).then_some(());
@@ -77,7 +78,8 @@ impl Held {
     }
 }
 
-/// Round robin keeps a position per CPU, and SYNs of the client may arrive on several CPUs.
+/// Whether the shares differ from the wanted ones by at most `off`. Round robin keeps a position per CPU, and SYNs of
+/// the client may arrive on several CPUs.
 fn is_about(found: [u32; 3], wanted: [u32; 3], off: u32) -> bool {
     found.iter().zip(wanted).all(|(found, wanted)| found.abs_diff(wanted) <= off)
 }
@@ -181,12 +183,12 @@ fn scheduler_flag_applies_to_services_without_a_valid_annotation() {
     assert_eq!(held.more(&bed.cluster.client, WEB[0], 3), [1, 1, 1], "served as if it said nothing");
 }
 
-/// The server of a datagram from this port.
+/// Returns the server that answers a datagram from this port.
 fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
     from(client, SocketAddr::new(any_address(to.ip()), port), to)
 }
 
-/// The server of a datagram from this address.
+/// Returns the server that answers a datagram from this address.
 pub(crate) fn from(client: &Netns, source: SocketAddr, to: SocketAddr) -> String {
     let socket = client.run(|| udp_socket_from(source, to)).unwrap();
     echo(&socket, b"?").unwrap().server

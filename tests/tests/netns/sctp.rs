@@ -1,4 +1,4 @@
-//! SCTP through a service, by the kernel's own sockets. Skipped where the kernel has no SCTP; Debian's have it (`cargo
+//! SCTP through a service, by the kernel's own sockets. Skipped if the kernel has no SCTP; Debian's have it (`cargo
 //! xtask vm`).
 
 use std::{
@@ -29,11 +29,11 @@ use crate::bed::{Bed, vips};
 /// The port of the service, and that of the pods.
 const PORT: u16 = 3868;
 const TARGET: u16 = 3869;
-/// The pods that serve it, on both nodes.
+/// The pods that serve the port, on both nodes.
 const PODS: [&str; 2] = ["pod2", "pod3"];
 
 /// A one-to-one socket, which works like a TCP socket. It is bound to one address, so that it announces no others to
-/// its peer: those are not translated.
+/// its peer: the programs do not translate those.
 fn bound_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)?;
@@ -51,7 +51,7 @@ fn open(netns: &Netns, from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Answers each message with the server's name and the client's address as the server sees it. Ends with the test.
+/// Answers each message with the server's name and the client's address as the server sees it, until the test ends.
 fn serve(netns: &Netns, name: &'static str, address: IpAddr) {
     let listener = netns.run(|| {
         let socket = bound_socket(SocketAddr::new(address, TARGET))?;

@@ -26,8 +26,8 @@ const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
 /// Number of the virtual addresses of the first Service.
 const FIRST: u8 = 50;
-/// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so that a client that
-/// repeats the port of one would get an answer. When the range starts over, those flows have expired.
+/// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so a client that uses the port
+/// of such a flow again would get an answer. When the range starts over, those flows have expired.
 static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
 /// Limit, in bytes, for the growth of the agent's memory in the second half of the time.
 const GROWTH: u64 = 8 << 20;
@@ -36,11 +36,11 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The cluster with what changes in it.
+/// The cluster, and the state that the test changes.
 struct Soak {
     bed: Bed,
     rng: Rng,
-    /// The pods of each Service that there is.
+    /// The pods of each existing Service.
     served: BTreeMap<usize, BTreeSet<&'static str>>,
     changes: u64,
     restarts: u64,
@@ -71,7 +71,7 @@ impl Soak {
         self.served.insert(which, pods);
     }
 
-    /// Waits until the kernel holds a Service with these pods behind each port, or (with none) does not hold it.
+    /// Waits until the kernel holds a Service with these pods behind each port, or (without pods) does not hold it.
     fn wait_served(&self, which: usize, pods: Option<&BTreeSet<&str>>) {
         let addresses = |pods: &BTreeSet<&str>| -> BTreeSet<String> {
             let of =
@@ -147,7 +147,7 @@ impl Soak {
         (kilobytes << 10, fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
     }
 
-    /// Entries of the maps whose content follows from the objects alone, and of AFFINITY.
+    /// Number of entries of AFFINITY and of the maps whose contents depend only on the objects.
     fn maps(&self) -> BTreeMap<String, u64> {
         let output = self.bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -181,7 +181,7 @@ fn churn_fails_no_request_and_leaks_nothing() {
             next_restart = Instant::now() + (time / 4).min(Duration::from_secs(60));
         }
     }
-    // From here on the agent is not restarted, so that a leak would show.
+    // From here on the agent is not restarted, so that a leak would be visible.
     let middle = soak.memory_and_descriptors();
     while start.elapsed() < time {
         soak.change();

@@ -39,7 +39,7 @@ fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
     bed.put("web", WEB, &["pod3"]);
     for (socket, to) in sockets.iter().zip(names(udp)) {
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        // A pending or later read fails with this error.
+        // Whether a pending or later read fails with this error.
         let told = || {
             let error = socket.recv(&mut [0; 128]).err()?;
             (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
@@ -122,8 +122,8 @@ fn programs(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// Attaches a foreign program to the control group. (It is a copy of ours with separate maps, for
-/// sockets of no namespace: the simplest program at hand.)
+/// Attaches a foreign program to the control group. (It is a copy of ours with separate maps, for sockets of no
+/// namespace: the simplest available program.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
@@ -188,10 +188,10 @@ fn agents_of_two_nodes_do_not_interfere() {
     assert_eq!(programs(&bed).len(), 8);
 }
 
-/// As `connect(2)` with AF_UNSPEC.
+/// Disconnects a socket: `connect(2)` with AF_UNSPEC.
 fn disconnect(socket: &UdpSocket) {
     let nowhere = nix::libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
-    // SAFETY: the kernel reads 16 bytes of `nowhere`, which is that long.
+    // SAFETY: the kernel reads 16 bytes of `nowhere`, which has that length.
     let result = unsafe { nix::libc::connect(socket.as_raw_fd(), &raw const nowhere, 16) };
     nix::Error::result(result).unwrap();
 }
@@ -226,7 +226,8 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
     }
 }
 
-/// A socket that sends directly to a backend gets replies from the backend's own address, also after it used a service.
+/// A socket that sends directly to a backend gets replies from the backend's own address, also after it has used a
+/// service.
 #[test]
 fn replies_to_direct_datagrams_keep_the_backend_address() {
     let bed = Bed::with_web(&["pod2"]);
@@ -268,12 +269,12 @@ fn replies_to_direct_datagrams_keep_the_backend_address() {
     }
 }
 
-/// DNS lookups open one connected socket per question.
+/// A DNS client opens one connected socket per query.
 #[test]
 fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     let bed = Bed::with_web(&["pod2"]);
     let to = udp(WEB[0]);
-    // More than the free list per CPU of an LRU map holds.
+    // More sockets than entries in the per-CPU free list of an LRU map.
     let patient: Vec<UdpSocket> = (0..500).map(|_| free_socket(&bed, to)).collect();
     for socket in &patient {
         socket.send_to(b"?", to).unwrap();

@@ -15,7 +15,7 @@ use lb_tests::{
 
 use crate::bed::{Bed, HTTP, WEB, http, udp, vips};
 
-/// The address as an IPv6 socket writes it.
+/// The v4-mapped form of the address, as IPv6 sockets use it.
 pub(crate) fn mapped(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
@@ -23,7 +23,7 @@ pub(crate) fn mapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The same frontends as IPv4 and IPv6 sockets name them.
+/// The frontends in the forms in which IPv4 and IPv6 sockets address them.
 pub(crate) fn names(of: fn(IpAddr) -> SocketAddr) -> [SocketAddr; 3] {
     [of(WEB[0]), of(WEB[1]), mapped(of(WEB[0]))]
 }
@@ -51,7 +51,7 @@ fn processes_of_the_node_reach_local_and_remote_backends() {
     }
 }
 
-/// A UDP socket of the node that is not connected, of the family of `like`.
+/// An unconnected UDP socket of the node, in the family of `like`.
 pub(crate) fn free_socket(bed: &Bed, like: SocketAddr) -> UdpSocket {
     let socket = bed.cluster.node1.run(|| UdpSocket::bind((any_address(like.ip()), 0))).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -137,7 +137,7 @@ fn unconnected_udp_socket_follows_its_service() {
         }
     };
     all_hear_from("pod1");
-    // The endpoint is replaced; removed and another one added; the service is deleted and recreated.
+    // The endpoint is replaced; then removed and another one added; then the service is deleted and created again.
     bed.put("web", WEB, &["pod3"]);
     all_hear_from("pod3");
     bed.put("web", WEB, &[]);

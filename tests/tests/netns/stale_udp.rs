@@ -1,5 +1,5 @@
-//! UDP sockets keep sending while their service changes: flows to endpoints that are gone, or from before
-//! there were any, must not persist.
+//! UDP sockets keep sending while their service changes: flows to removed endpoints, or from before there were
+//! endpoints, must not persist.
 
 use std::{
     io,
@@ -25,10 +25,10 @@ use crate::lan::{
 /// Time limit until a flow reaches its new backend.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-/// Wait for a reply that may not come, before the next datagram.
+/// How long to wait for a reply, which may not come, before the next datagram.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The server of a reply that must come.
+/// Receives a reply, which must come; returns its server.
 fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
     let answer = echo(socket, b"again");
@@ -74,7 +74,8 @@ impl Senders {
         }
     }
 
-    /// Keeps sending until every socket gets replies from one of these servers, and asserts that it stays so.
+    /// Keeps sending until every socket gets replies from one of these servers, and asserts that the servers do not
+    /// change.
     #[track_caller]
     fn reach(&self, servers: &[&str]) {
         for (what, socket) in &self.0 {
@@ -103,7 +104,7 @@ impl Senders {
     fn get_no_replies(&self) {
         for (what, socket) in &self.0 {
             let failed = |result: io::Result<_>| result.is_err().then_some(());
-            // The first one may be the refusal of an earlier datagram.
+            // The first result may be the refusal of an earlier datagram.
             let silent = || failed(echo(socket, b"?")).and_then(|()| failed(echo(socket, b"?")));
             assert!(wait_for(PROMPTLY, silent).is_some(), "{what} still gets answers");
         }
@@ -157,7 +158,7 @@ fn udp_flows_follow_endpoint_readiness() {
 #[test]
 fn udp_flows_reach_the_first_endpoint() {
     let lan = Lan::with(&CLUSTER_CIDR);
-    // Sent before there is a service, then before it has endpoints.
+    // Sent before the service exists, then before it has endpoints.
     let senders = Senders::everywhere(&lan, 1);
     senders.send();
     lan.apply(&[lan.service(1, &[])]);
@@ -191,11 +192,11 @@ fn udp_flows_follow_a_recreated_service() {
     let senders = Senders::everywhere(&lan, 1);
     senders.reach(&["pod2"]);
     lan.remove(1);
-    // Flows outlive their service (as with kube-proxy), but not its recreation.
+    // Flows outlive their service (as with kube-proxy), but do not survive its recreation.
     senders.reach(&["pod2"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
-    // Again, with a period without endpoints in between.
+    // The same again, with a period without endpoints in between.
     lan.remove(1);
     lan.apply(&[lan.service(1, &[])]);
     senders.send();
@@ -223,7 +224,7 @@ fn udp_flows_follow_a_replaced_endpoint_under_local_policies() {
         outside.reach(&[pod]);
     }
     inside.reach(&["pod1"]);
-    // The policies change: the flows follow.
+    // The policies change: the flows move accordingly.
     lan.apply(&[service(&["pod3"])]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     outside.reach(&["pod3"]);
@@ -246,7 +247,7 @@ fn udp_flows_of_internal_clients_follow_a_replaced_endpoint_under_a_local_policy
             .into(),
     );
     inside.reach(&["pod3"]);
-    // Without local endpoints the flows go to a remote one, where they stay when local ones appear.
+    // Without local endpoints the flows go to a remote one, and stay there when local ones appear.
     lan.apply(&[service(&["pod4"])]);
     inside.reach(&["pod4"]);
     lan.apply(&[service(&["pod2", "pod4"])]);
@@ -288,7 +289,7 @@ fn udp_flows_stay_with_a_serving_terminating_endpoint() {
     lan.apply(&[terminating(service, 0)]);
     senders.stay_with("pod2");
     Senders::everywhere(&lan, 1).reach(&["pod3"]);
-    // No frontend leads to it any more; the agent must still notice its removal.
+    // No frontend refers to the endpoint any more; the agent must still detect its removal.
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
 }
@@ -328,8 +329,8 @@ fn udp_flows_stay_with_a_remote_endpoint_when_a_local_policy_is_set() {
     Senders::node_port(&lan, 1).reach(&["pod1"]);
 }
 
-/// The agent deletes stale flows after a grace period. It must not delete flows to an endpoint that was added during
-/// that period. (A deleted flow would show as another masquerade port at the backend.)
+/// The agent deletes stale flows after a grace period. It must keep flows to an endpoint that was added during that
+/// period. (After a deletion, the backend would see another masquerade port.)
 #[test]
 fn udp_flows_survive_rapid_endpoint_replacement() {
     let lan = Lan::with(&[]);

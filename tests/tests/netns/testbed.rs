@@ -1,4 +1,4 @@
-//! The testbed itself, without an agent.
+//! Tests of the testbed itself, without an agent.
 
 use std::{fs, time::Duration};
 
@@ -62,7 +62,7 @@ fn dropped_cluster_leaves_nothing_behind() {
     assert!(!folder.exists());
     let left = fs::read_dir("/run/netns").unwrap().any(|entry| entry.unwrap().file_name() == *name);
     assert!(!left);
-    // 80 ms on an idle machine.
+    // Creating it takes 80 ms on an idle machine.
     assert!(made < Duration::from_secs(1), "making a cluster took {made:?}, without waits");
 }
 

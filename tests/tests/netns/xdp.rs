@@ -28,7 +28,7 @@ pub(crate) struct Wires {
 }
 
 impl Wires {
-    /// The cluster, and the programs that must live as long.
+    /// The cluster, and the programs that must stay loaded as long.
     pub(crate) fn lan_and_ends(self) -> (Lan, Vec<Ebpf>) {
         (self.lan, self.ends)
     }
@@ -43,7 +43,7 @@ impl Deref for Wires {
 }
 
 /// Frames carry checksums, and the other ends accept frames that XDP sends. Service 1 has a backend on node 1, service
-/// 2 on node 2.
+/// 2 one on node 2.
 pub(crate) fn wires(mode: &str) -> Wires {
     let mut lan = Lan::without_agents(WIRING);
     let router = lan.cluster.router.as_ref().unwrap();
@@ -58,8 +58,8 @@ pub(crate) fn wires(mode: &str) -> Wires {
     Wires { lan, ends: ends.into() }
 }
 
-/// Attaches a program to a veth, which accepts frames of an XDP program at its other end only with one of its own. (A
-/// copy of ours: with empty maps it passes every packet.)
+/// Attaches an XDP program to a veth, because a veth accepts frames of an XDP program at its other end only if it has
+/// one itself. (The program is a copy of ours: with empty maps it passes every packet.)
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in

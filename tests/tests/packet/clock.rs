@@ -5,10 +5,10 @@ use std::{thread::sleep, time::Duration};
 use lb_common::conntrack::Tick;
 use nix::libc;
 
-/// The tick that programs write to entries now.
+/// The current tick, as programs write it to entries.
 ///
-/// A system call, because the vDSO's copy of this clock may lag behind the kernel's at the boundary of a tick: then this
-/// tick would differ from that of a program that runs at the same time.
+/// Read by a system call, because the vDSO's copy of this clock may lag behind the kernel's at the boundary of a tick:
+/// then it would differ from the tick of a program that runs at the same time.
 pub(crate) fn tick() -> Tick {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `now`, which outlives the call.
@@ -19,8 +19,8 @@ pub(crate) fn tick() -> Tick {
     Tick::from_nanos(seconds * 1_000_000_000 + nanos)
 }
 
-/// Repeats `attempt` until one began and ended in the same tick, so that all its programs saw the same time. Each further
-/// attempt begins right after the boundary of a tick, so it has the whole tick: 1.07 s.
+/// Repeats `attempt` until one begins and ends in the same tick, so that all its programs run at the same time. Each
+/// further attempt begins right after the boundary of a tick, so it has the whole tick: 1.07 s.
 pub(crate) fn within_a_tick<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..20 {
         let began = tick();

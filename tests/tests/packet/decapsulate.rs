@@ -1,5 +1,5 @@
-//! Packets that arrive in a tunnel at the node of their backend. (Only with an Ethernet header: a test run takes the first 14
-//! bytes of any packet for one, and the kernel would move the bytes after it.)
+//! Packets that arrive in a tunnel at the node of their backend. (Only with an Ethernet header: a test run treats the
+//! first 14 bytes of any packet as one, and the kernel would move the bytes after it.)
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +16,7 @@ use super::{
     tunnel::{Kind, in_tunnel, service, service_of, settings},
 };
 
-/// The other end of the tunnels: another node.
+/// The other end of the tunnels: an address of another node.
 fn peer(family: Family) -> IpAddr {
     match family {
         Family::V4 => [198, 51, 100, 77].into(),
@@ -35,7 +35,7 @@ fn arrives(kind: Kind, family: Family, packet: &Packet) -> Packet {
 
 fn node(bed: &mut Testbed, family: Family, protocol: u8, flags: u16) {
     bed.settings(&settings(Kind::Ipip));
-    // Sorted; the tests' backend is the last one.
+    // The slice is sorted; the tests' backend is the last one.
     let backends = [family.backend(), family.other_backend()];
     service(bed, family.vip(), protocol, &backends, flags);
 }
@@ -54,7 +54,7 @@ fn tunnelled_connection_reaches_the_addressed_backend_and_replies_come_from_the_
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         node(bed, family, TCP, backend_flags::LOCAL);
         each_kind(bed, |bed, kind| {
-            // Many connections, so that a random choice of the backend would show.
+            // Many connections, so that a random choice of the backend would be visible.
             for port in 40_000..40_010 {
                 let client = SocketAddr::new(client.ip(), port);
                 let syn = Packet::tcp(client, vip, 1000, b"").syn();
@@ -111,7 +111,7 @@ fn outer_options_and_padding_are_accepted_and_tags_are_not() {
             let run = bed.send(Hook::Ingress, &padded);
             let outcome = if family == Family::V4 { Decapsulated } else { NewFlow };
             run.passes(outcome, &expected);
-            // A tagged packet is for another device, on top of this one.
+            // A packet with a VLAN tag is for another device, stacked on this one.
             let tagged = outer.with(|outer| outer.tags().push((VLAN, 7)));
             bed.send(Hook::Ingress, &tagged).passes_unchanged();
         });
@@ -197,7 +197,7 @@ fn tunnelled_packets_to_node_ports_of_peers_are_served() {
                 .passes(Decapsulated, &ack.clone().to(backend));
             let answer = Packet::tcp(backend, client, 5001, b"y").ack(1002);
             bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(theirs));
-            // No node port: an address that is no node's, and another port of a node.
+            // Not node ports: an address of no node, and another port of a node.
             for to in [SocketAddr::new(family.stranger().ip(), 30_080), SocketAddr::new(peer(family), 80)] {
                 let syn = Packet::tcp(client, to, 1000, b"").syn();
                 bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes_unchanged();
@@ -241,8 +241,8 @@ fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
     });
 }
 
-/// This node has tunnelled the connection to another node before. A packet that arrives in a tunnel never enters another
-/// one, so nodes that disagree send no packet round in circles.
+/// This node has tunnelled the connection to another node before. A packet that arrives in a tunnel never enters
+/// another one, so that nodes that disagree send no packet in circles.
 #[test]
 fn decapsulated_packet_never_enters_another_tunnel() {
     super::wire::each_on_wires("tunnel to tunnel", |bed, family| {
@@ -325,7 +325,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
     });
 }
 
-/// A node in another mode accepts a peer's tunnels.
+/// A node in another mode accepts the tunnels of a peer.
 #[test]
 fn tunnels_are_decapsulated_in_every_mode() {
     each_ethernet("decapsulated, SNAT here", |bed, family| {

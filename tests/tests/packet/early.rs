@@ -11,7 +11,7 @@ use super::{
 
 const ETHERNET: usize = 14;
 
-/// A SYN to a Service. It is translated unless the case changes it.
+/// A SYN to a Service. The programs translate it unless the case changes it.
 fn syn(family: Family) -> Packet {
     Packet::tcp(family.client(), family.vip(), 1000, b"").syn()
 }
@@ -27,7 +27,7 @@ fn services(bed: &mut Testbed, family: Family) {
     }
 }
 
-/// Both hooks pass `bytes` unchanged and create no entry.
+/// Asserts that both hooks pass `bytes` unchanged and create no entry.
 #[track_caller]
 fn untouched(bed: &mut Testbed, bytes: &[u8], outcome: Outcome) {
     for hook in Hook::BOTH {

@@ -1,4 +1,4 @@
-//! The events that programs report to `monitor`, and that they report none while no monitor runs.
+//! The programs emit events for `monitor`, and none while no monitor runs.
 
 use std::net::SocketAddr;
 
@@ -25,7 +25,7 @@ fn datagram(family: Family, port: u16) -> Packet {
     Packet::udp(SocketAddr::new(family.client().ip(), port), family.vip(), b"x")
 }
 
-/// The only event since the last call.
+/// The only event since the last call; fails if there is none or more.
 #[track_caller]
 fn only(bed: &mut Testbed) -> Event {
     let events = bed.events();
@@ -33,7 +33,7 @@ fn only(bed: &mut Testbed) -> Event {
     events[0]
 }
 
-/// The only event since the last call reports a packet without a backend.
+/// Asserts that the only event since the last call reports a packet without a backend.
 #[track_caller]
 fn reports_refusal(bed: &mut Testbed, packet: &Packet, outcome: Outcome, hook: EventHook) {
     let event = only(bed);
@@ -69,7 +69,7 @@ fn first_packet_of_a_flow_is_reported_with_backend_and_reason() {
             assert_eq!((event.service, event.origin), (7, 1));
             assert_eq!((event.outcome, event.choice), (NewFlow as u8, choice as u8));
             assert_eq!((event.hook, event.flags), (EventHook::Ingress as u8, 0));
-            // Later packets are not reported, in either direction.
+            // Later packets emit no events, in either direction.
             bed.send(Hook::Ingress, &packet).passes(Forward, &translated);
             let client = SocketAddr::new(family.client().ip(), port);
             let answer = Packet::udp(family.backend(), client, b"y");
@@ -182,7 +182,7 @@ fn xdp_reports_flows_and_drops_and_leaves_rejections_to_tc() {
     });
 }
 
-/// Events stop at the tick up to which the last monitor asked for them, even if it was killed.
+/// Events stop at the tick that the last monitor has set, even if it was killed.
 #[test]
 fn no_event_is_emitted_without_a_monitor() {
     each("no event", |bed, family| {
@@ -190,7 +190,7 @@ fn no_event_is_emitted_without_a_monitor() {
         bed.service(family.empty_vip(), UDP, &[]);
         bed.disable_events();
         bed.send(Hook::Ingress, &datagram(family, 1000)).passes_any(NewFlow);
-        // The time ended with the present tick.
+        // The lease ends with the present tick.
         bed.enable_events(0);
         bed.send(Hook::Ingress, &datagram(family, 1001)).passes_any(NewFlow);
         let reset = Packet::tcp(family.client(), family.vip(), 1, b"").rst();

@@ -33,7 +33,8 @@ fn fragments_follow_the_first_one_in_both_directions() {
     });
 }
 
-/// A fragment that arrives before the first one is unknown. One that arrives after it is known, in any order and repeatedly.
+/// A fragment that arrives before the first one is unknown. One that arrives after it is known, in any order and
+/// repeatedly.
 #[test]
 fn fragments_before_the_first_one_are_unknown() {
     each("fragments out of order", |bed, family| {
@@ -50,7 +51,7 @@ fn fragments_before_the_first_one_are_unknown() {
     });
 }
 
-/// Identifications of two hosts, and of two datagrams of one host, are not mixed up.
+/// Identifications of two hosts, and of two datagrams of one host, are kept apart.
 #[test]
 fn fragments_of_interleaved_datagrams_are_told_apart() {
     each("interleaved fragments", |bed, family| {
@@ -98,7 +99,7 @@ fn fragments_after_ipv6_options_are_translated() {
         bed.service(vip, UDP, &[backend]);
         let with_options = |to: SocketAddr| {
             let datagram = Packet::udp(client, to, &PAYLOAD).network().split_off(40);
-            // Next header UDP; padding.
+            // Next header UDP, then padding.
             let bytes = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &datagram].concat();
             fragments(&Packet::raw(client.ip(), to.ip(), IpNumber::IPV6_DESTINATION_OPTIONS, &bytes), 77, 128)
         };

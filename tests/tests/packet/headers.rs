@@ -13,7 +13,7 @@ use super::{
 
 type Mutation = fn(&mut Packet);
 
-/// A segment and a datagram with this mutation are translated, and so are their replies.
+/// Asserts that a segment and a datagram with this mutation are translated, and so are their replies.
 #[track_caller]
 fn translated(bed: &mut Testbed, family: Family, name: &str, mutation: Mutation) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
@@ -119,7 +119,7 @@ fn raw(length: usize) -> Ipv6RawExtHeader {
     Ipv6RawExtHeader::new_raw(IpNumber::TCP, &vec![0; length]).unwrap()
 }
 
-/// With 0 segments left.
+/// A routing header with 0 segments left.
 fn routing(final_destination_options: Option<Ipv6RawExtHeader>) -> Option<Ipv6RoutingExtensions> {
     Some(Ipv6RoutingExtensions { routing: raw(22), final_destination_options })
 }
@@ -157,8 +157,8 @@ fn tcp_options_and_flags_stay_unchanged() {
 /// RFC 768: 0 means no checksum, and it stays 0.
 #[test]
 fn missing_udp_checksum_stays_missing() {
-    // Not with CHECKSUM_COMPLETE: without a UDP checksum nothing compensates the new ports in the sum over the frame, and the
-    // kernel does not verify it.
+    // Not with CHECKSUM_COMPLETE: without a UDP checksum, no field compensates the new ports in the sum over the frame,
+    // and the kernel does not verify it.
     each_on(&[Device::Ethernet, Device::Bare], "UDP, no checksum", |bed, family| {
         let without: Mutation = |packet| {
             if let Transport::Udp { checksum, .. } = &mut packet.transport {
@@ -175,7 +175,7 @@ fn missing_udp_checksum_stays_missing() {
     });
 }
 
-/// RFC 768: a checksum that comes out as 0 is sent as 0xffff.
+/// RFC 768: a computed checksum of 0 is sent as 0xffff.
 #[test]
 fn udp_checksum_never_becomes_zero() {
     each("UDP, checksum 0xffff", |bed, family| {
@@ -194,14 +194,14 @@ fn udp_checksum_never_becomes_zero() {
         let payload = find(&|payload| Packet::udp(vip, client, payload));
         let answer = Packet::udp(backend, client, &payload);
         bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(vip));
-        // Also from 0xffff to another checksum.
+        // The checksum may also change from 0xffff to another one.
         let payload = find(&|payload| Packet::udp(client, vip, payload));
         let sent = Packet::udp(client, vip, &payload);
         bed.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));
     });
 }
 
-/// A complete checksum may equal the sum over the pseudo header, as a checksum that the device is to compute does.
+/// A complete checksum may equal the sum over the pseudo header, like a checksum that is offloaded to the device.
 #[test]
 fn checksum_that_looks_partial_is_updated_as_complete() {
     each("UDP, checksum like the sum over the pseudo header", |bed, family| {

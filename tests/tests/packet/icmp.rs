@@ -11,7 +11,7 @@ use super::{
     testbed::{Hook, TCP, Testbed, UDP},
 };
 
-/// The MTU of the next hop, as the rest of the header has it in both versions.
+/// The MTU of the next hop, in the rest of the ICMP header of both versions.
 const MTU_1400: [u8; 4] = [0, 0, 5, 0x78];
 
 /// Name, type and code, the rest of the header.
@@ -61,8 +61,8 @@ fn open(bed: &mut Testbed, protocol: u8, family: Family) {
     bed.send(Hook::Ingress, &first).passes(NewFlow, &first.clone().to(family.backend()));
 }
 
-/// The first `length` bytes of a packet as its sender sent it, and as it left the node. Half a checksum stays unchanged: no
-/// receiver can verify it.
+/// The first `length` bytes of a packet as its sender sent it, and as it left the node. A truncated checksum stays
+/// unchanged: no receiver can verify it.
 pub(super) fn quote(sent: &Packet, seen: &Packet, length: usize) -> (Vec<u8>, Vec<u8>) {
     let network = if sent.is_v4() { 20 } else { 40 };
     let (mut original, mut translated) = (sent.network(), seen.network());
@@ -86,8 +86,8 @@ fn quotes(sent: &Packet, seen: &Packet) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     lengths.map(cut).collect()
 }
 
-/// A router beyond the node, or the backend, reports an error about a translated packet to the client. The quote must be
-/// the packet that the client has sent, and the error must come from the VIP.
+/// A router beyond the node, or the backend, reports an error about a translated packet to the client. The quote must
+/// be the packet that the client has sent, and the error must come from the VIP.
 #[test]
 fn error_to_the_client_quotes_its_packet_and_comes_from_the_vip() {
     for protocol in [TCP, UDP] {
@@ -301,8 +301,8 @@ fn errors_of_no_known_flow_pass_untouched() {
     });
 }
 
-/// A translated redirect would make its receiver send packets for the VIP around this node. (The programs do not parse that
-/// of IPv6.)
+/// A translated redirect would make its receiver send packets for the VIP past this node. (The programs do not parse
+/// the IPv6 redirect.)
 #[test]
 fn redirect_about_a_translated_packet_is_dropped() {
     each("ICMP redirect", |bed, family| {

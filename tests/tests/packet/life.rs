@@ -1,4 +1,4 @@
-//! Whole flows: each step replies to the result of the step before.
+//! Whole flows: each step replies to the result of the previous step.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ impl Connection {
         Packet::tcp(self.family.backend(), self.family.client(), seq, payload)
     }
 
-    /// The client's segment arrives at the backend.
+    /// Asserts that the client's segment arrives at the backend.
     #[track_caller]
     fn forward(&self, bed: &mut Testbed, packet: &Packet, outcome: Outcome, phase: Phase) {
         let translated = packet.clone().to(self.family.backend());
@@ -39,7 +39,7 @@ impl Connection {
         bed.assert_flows(1);
     }
 
-    /// The backend's segment arrives at the client, from the VIP.
+    /// Asserts that the backend's segment arrives at the client, from the VIP.
     #[track_caller]
     fn reply(&self, bed: &mut Testbed, packet: &Packet, phase: Phase) {
         let translated = packet.clone().from(self.family.vip());
@@ -49,7 +49,7 @@ impl Connection {
         bed.assert_flows(1);
     }
 
-    /// SYN, SYN-ACK, ACK. Sequence numbers begin at 1000 (client) and 5000 (backend).
+    /// Opens the connection: SYN, SYN-ACK, ACK. Sequence numbers begin at 1000 (client) and 5000 (backend).
     #[track_caller]
     fn open(&self, bed: &mut Testbed) {
         bed.service(self.family.vip(), TCP, &[self.family.backend()]);
@@ -156,7 +156,7 @@ fn retransmitted_syn_reaches_the_same_backend() {
         let syn = tcp.client(1000, &[]).syn();
         bed.service(family.vip(), TCP, &[family.backend()]);
         tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
-        // Of many backends, a new choice would hardly ever be the first one.
+        // With many backends, a new choice would almost never be the first one.
         let others: Vec<_> = (2..30).map(|port| (family.backend().ip(), 8080 + port).into()).collect();
         bed.service(family.vip(), TCP, &[&[family.backend()], &others[..]].concat());
         for _ in 0..4 {
@@ -165,7 +165,7 @@ fn retransmitted_syn_reaches_the_same_backend() {
     });
 }
 
-/// A SYN after the end of a connection begins another one, with a backend that the Service has now.
+/// A SYN after the end of a connection begins another one, with a current backend of the Service.
 #[test]
 fn syn_after_the_end_begins_a_new_connection() {
     type End = fn(&Connection, &mut Testbed);
@@ -233,7 +233,7 @@ fn syn_is_rejected_after_the_last_backend_is_removed() {
     });
 }
 
-/// The client used the port through the VIP before. Now it connects to the pod's own address.
+/// The client has used the port through the VIP before. Now it connects to the pod's own address.
 #[test]
 fn direct_connection_is_not_captured_by_an_ended_flow() {
     each("TCP, direct after VIP", |bed, family| {
@@ -279,7 +279,7 @@ fn connection_outlives_its_service() {
     });
 }
 
-/// The last backend is gone when the client connects again: the SYN is rejected.
+/// The last backend is removed before the client connects again: the SYN is rejected.
 #[test]
 fn syn_after_the_end_is_rejected_without_backends() {
     each_on(&[Device::Ethernet, Device::Bare], "TCP, SYN after the end, no backend", |bed, family| {
@@ -325,7 +325,7 @@ fn syn_rebuilds_a_lost_reverse_entry() {
     });
 }
 
-/// Each entry records the packets of its direction. A RST that the receiver ignores keeps no flow alive.
+/// Each entry records the packets of its direction. A RST that the receiver ignores does not keep a flow alive.
 #[test]
 fn only_accepted_packets_keep_a_flow_alive() {
     each("last seen", |bed, family| {
@@ -368,7 +368,7 @@ fn taken_source_port_is_replaced() {
 
             let second = packet(client, family.other_vip());
             let before = bed.flows();
-            // The port is random: the test reads it from the entry, and the packet must have the same.
+            // The port is random: the test reads it from the entry, and the packet must have the same port.
             let sent = bed.send(Hook::Ingress, &second);
             let to = bed.flows()[&second.tuple()].to;
             let replaced = SocketAddr::new(client.ip(), to.source_port);
@@ -447,7 +447,7 @@ fn unanswered_syn_tries_another_backend() {
         let (first, second) = asked.split_at(1 + RETRIES);
         assert!(first.iter().all(|backend| *backend == asked[0]), "{asked:?}");
         assert!(second.iter().all(|backend| *backend != asked[0]), "{asked:?}");
-        // The backend answers at last.
+        // The last backend answers.
         let last = asked[asked.len() - 1];
         let answer = Packet::tcp(last, family.client(), 5000, b"").syn().ack(1001);
         bed.send(Hook::Egress, &answer).passes(Outcome::Reply, &answer.clone().from(family.vip()));

@@ -1,8 +1,8 @@
 //! The tc and XDP programs, packet by packet, through `BPF_PROG_TEST_RUN`. Needs root. No program is attached.
 //!
-//! A case is a base packet, a mutation that shows the one thing that matters, and the result: the return code, the
-//! packet (built from scratch by etherparse with checksums of its own, never with our checksum code), the counters
-//! (that of the outcome increases by one and *no other one changes*), and the `CONNTRACK` entries if they matter.
+//! A case is a base packet, a mutation of the one property under test, and the result: the return code, the packet
+//! (built from scratch by etherparse with its own checksums, never with our checksum code), the counters (that of the
+//! outcome increases by one and *no other one changes*), and the `CONNTRACK` entries if they matter.
 //!
 //! ```text
 //! testbed   maps, programs, and a packet through one      packets   builds packets: input and expectation

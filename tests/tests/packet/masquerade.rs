@@ -1,7 +1,7 @@
-//! Masqueraded clients: the backend sees the node's address instead of theirs.
+//! Masqueraded clients: the backend sees the node's address instead of the client's.
 //!
-//! A packet passes two hooks: ingress of the client's device and egress towards the backend. So does its reply. `there` and
-//! `back` run both.
+//! A packet passes two hooks: ingress of the client's device and egress towards the backend. Its reply passes the
+//! opposite hooks. `there` and `back` run both.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -28,7 +28,7 @@ fn settings(family: Family, ports: u16) -> Settings {
     }
 }
 
-/// Runs `test` in a network namespace without routes, so that the node's address is that of the settings.
+/// Runs `test` in a network namespace without routes, so that the node's address comes from the settings.
 fn each_without_routes(case: &str, test: impl Fn(&mut Testbed, Family)) {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     each(case, test);
@@ -41,7 +41,8 @@ fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports: u16) {
     bed.settings(&settings(family, ports));
 }
 
-/// Sends the client's packet through both hooks; the packet that leaves the node. `first` if it creates the flow.
+/// Sends the client's packet through both hooks; returns the packet that leaves the node. `first` is whether it creates
+/// the flow.
 #[track_caller]
 fn there(bed: &mut Testbed, family: Family, packet: &Packet, first: bool) -> Packet {
     let sent = bed.send(Hook::Ingress, packet);
@@ -122,7 +123,7 @@ fn masqueraded_clients_never_share_a_port() {
     });
 }
 
-/// A new client gets the port of an ended connection. Without one, its packets are dropped and counted.
+/// A new client gets the port of an ended connection. If there is none, its packets are dropped and counted.
 #[test]
 fn port_of_an_ended_connection_is_reused_when_none_is_free() {
     each_without_routes("no port left", |bed, family| {
@@ -167,7 +168,7 @@ fn client_reuses_the_port_of_its_own_ended_connection() {
 fn port_is_free_only_if_both_translations_are() {
     each_without_routes("inner port taken", |bed, family| {
         masqueraded(bed, family, UDP, 1);
-        // Another flow has the reverse entry for the client's own port of that number.
+        // Another flow has the reverse entry that the client's own port would need.
         let taken = Packet::udp(family.backend(), (family.client().ip(), FIRST_PORT).into(), b"").tuple();
         let flags = flow_flags::REPLY | flow_flags::AT_EGRESS;
         let to = Packet::udp(family.other_vip(), family.client(), b"").tuple();
@@ -207,7 +208,7 @@ fn backend_on_the_node_sees_the_client_address() {
     });
 }
 
-/// Until the agent writes the settings there is no address and no port for masquerading.
+/// Until the agent writes the settings there are no address and no ports for masquerading.
 #[test]
 fn clients_are_not_masqueraded_without_settings() {
     each_without_routes("no settings", |bed, family| {
@@ -289,8 +290,8 @@ fn another(family: Family, number: u16) -> SocketAddr {
     SocketAddr::new(family.client().ip(), 50_000 + number)
 }
 
-/// A backend keeps a connection that it has closed in TIME_WAIT and may refuse a new one from the same port. So such ports
-/// are taken last.
+/// A backend keeps a connection that it has closed in TIME_WAIT and may refuse a new one from the same port. So such
+/// ports are taken last.
 #[test]
 fn ports_of_closed_connections_are_taken_last() {
     each_without_routes("closed connections", |bed, family| {
@@ -334,7 +335,7 @@ fn ports_of_idle_udp_flows_are_taken_when_none_is_free() {
     });
 }
 
-/// The node has had another address towards the backend before. The flow with the old address stays.
+/// The node had another address towards the backend before. The flow with the old address stays.
 #[test]
 fn failed_port_claim_leaves_other_flows() {
     each_without_routes("a failed claim", |bed, family| {

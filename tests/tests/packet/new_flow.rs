@@ -24,7 +24,7 @@ fn key(family: Family, protocol: u8) -> ServiceKey {
     ServiceKey::new(Address::from(family.vip().ip()), family.vip().port(), protocol)
 }
 
-/// The packet is dropped, and so is a second one.
+/// Asserts that the packet is dropped, and that a second one is as well.
 #[track_caller]
 fn dropped(bed: &mut Testbed, packet: &Packet, outcome: Outcome) {
     for _ in 0..2 {
@@ -151,8 +151,8 @@ fn unknown_scheduler_falls_back_to_a_random_backend() {
     });
 }
 
-/// Connections of the node, and those that netfilter masquerades, may use a node port's number as source port. Replies to
-/// them are theirs. A SYN-ACK of no tracked flow answers a connection that bypassed the programs, at any address.
+/// Connections of the node, and those that netfilter masquerades, may use a node port's number as source port: replies
+/// to them must pass. A SYN-ACK of no tracked flow answers a connection that bypassed the programs, at any address.
 #[test]
 fn replies_to_untracked_connections_pass_untouched() {
     each("answers to others", |bed, family| {
@@ -181,7 +181,7 @@ fn replies_to_untracked_connections_pass_untouched() {
             bed.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &syn.clone().to(backend));
             bed.clear_flows();
         }
-        // Nor is such a packet rejected if the Service has no backends.
+        // Such a packet also passes if the Service has no backends.
         let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
         bed.service_with(vip, TCP, &[], record);
         let accepts = Packet::tcp(client, vip, 5000, b"").syn().ack(1001);

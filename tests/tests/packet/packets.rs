@@ -1,4 +1,4 @@
-//! Packets as etherparse writes them. Lengths and checksums are computed from scratch whenever a packet becomes bytes.
+//! Packets built with etherparse. Lengths and checksums are computed from scratch whenever a packet becomes bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,14 +13,14 @@ pub(crate) const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 /// The MAC address of the node.
 pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
 
-/// 802.1Q
+/// The EtherType of 802.1Q.
 pub(crate) const VLAN: u16 = 0x8100;
-/// 802.1ad
+/// The EtherType of 802.1ad.
 pub(crate) const QINQ: u16 = 0x88a8;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// `None` on a device without link-layer header.
+    /// The Ethernet header; `None` on a device without link-layer header.
     pub(crate) ethernet: Option<Ethernet>,
     pub(crate) ip: IpHeaders,
     pub(crate) v6_fragment: Option<V6Fragment>,
@@ -38,11 +38,11 @@ pub(crate) struct Ethernet {
     pub(crate) tags: Vec<(u16, u16)>,
 }
 
-/// An IPv6 fragment header (RFC 8200 §4.5) after all other extension headers. That of etherparse 0.19 has the bits of
-/// offset and flag in the wrong places.
+/// An IPv6 fragment header (RFC 8200 §4.5) after all other extension headers. The type in etherparse 0.19 has the bits
+/// of offset and flag at the wrong positions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct V6Fragment {
-    /// In units of 8 bytes.
+    /// The offset in units of 8 bytes.
     pub(crate) offset: u16,
     pub(crate) more: bool,
     pub(crate) identification: u32,
@@ -60,7 +60,7 @@ pub(crate) enum Transport {
     Tcp(TcpHeader),
     Udp {
         ports: (u16, u16),
-        /// False for a datagram without checksum (IPv4 only).
+        /// Whether the datagram has a checksum; false only in IPv4.
         checksum: bool,
     },
     /// An ICMP message of the packet's IP version.
@@ -69,7 +69,7 @@ pub(crate) enum Transport {
         code: u8,
         rest: [u8; 4],
     },
-    /// Ports and verification tag; the chunks are the payload.
+    /// SCTP with ports and verification tag; the chunks are the payload.
     Sctp {
         ports: (u16, u16),
         tag: u32,
@@ -197,13 +197,13 @@ impl Packet {
         })
     }
 
-    /// Without the link-layer header.
+    /// The packet without its link-layer header.
     #[must_use]
     pub(crate) fn bare(self) -> Self {
         self.with(|packet| packet.ethernet = None)
     }
 
-    /// From another address and port.
+    /// The packet from another address and port.
     #[must_use]
     pub(crate) fn from(mut self, source: SocketAddr) -> Self {
         self.set_source_ip(source.ip());
@@ -216,7 +216,7 @@ impl Packet {
         self
     }
 
-    /// To another address and port.
+    /// The packet to another address and port.
     #[must_use]
     pub(crate) fn to(mut self, destination: SocketAddr) -> Self {
         match (&mut self.ip, destination.ip()) {
@@ -241,7 +241,7 @@ impl Packet {
         }
     }
 
-    /// With the MAC addresses swapped.
+    /// The packet with its MAC addresses swapped.
     #[must_use]
     pub(crate) fn swapped_macs(self) -> Self {
         self.with(|packet| {
@@ -259,7 +259,7 @@ impl Packet {
         }
     }
 
-    /// With this TTL or hop limit.
+    /// The packet with this TTL or hop limit.
     #[must_use]
     pub(crate) fn hops(mut self, hops: u8) -> Self {
         match &mut self.ip {
@@ -269,7 +269,7 @@ impl Packet {
         self
     }
 
-    /// Padded to 60 bytes, the minimum of Ethernet.
+    /// The packet padded to 60 bytes, the minimum of Ethernet.
     #[must_use]
     pub(crate) fn padded(self) -> Self {
         let missing = 60usize.saturating_sub(self.bytes().len());
@@ -294,7 +294,7 @@ impl Packet {
         }
     }
 
-    /// The key of its flow.
+    /// The key of the packet's flow.
     pub(crate) fn tuple(&self) -> Tuple {
         let (source, destination) = match &self.ip {
             IpHeaders::Ipv4(header, _) => {
@@ -347,7 +347,7 @@ impl Packet {
         bytes
     }
 
-    /// Transport header, with its checksum, and payload.
+    /// The transport header, with its checksum, and the payload.
     fn segment(&self) -> Vec<u8> {
         let header = match &self.transport {
             Transport::Tcp(header) => {
@@ -400,7 +400,7 @@ impl Packet {
     }
 }
 
-/// The fragments of a packet, `size` bytes (a multiple of 8) of transport each.
+/// The fragments of a packet, each with `size` bytes (a multiple of 8) of transport.
 pub(crate) fn fragments(packet: &Packet, identification: u32, size: usize) -> Vec<Packet> {
     let segment = packet.segment();
     let last = (segment.len() - 1) / size;

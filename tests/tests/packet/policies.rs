@@ -13,7 +13,7 @@ use super::{
     testbed::{Hook, TCP, Testbed, UDP},
 };
 
-/// `client()` is an internal client, `stranger()` an external one.
+/// Makes `client()` an internal client; `stranger()` stays an external one.
 fn clients_are_internal(bed: &mut Testbed, family: Family) {
     let network =
         Network::new(Address::from(family.client().ip()), if family == Family::V4 { 32 } else { 128 });
@@ -24,7 +24,8 @@ fn key(family: Family, protocol: u8) -> ServiceKey {
     ServiceKey::new(Address::from(family.vip().ip()), family.vip().port(), protocol)
 }
 
-/// `externalTrafficPolicy: Local` with a backend on this node (if `local`), and one elsewhere for internal clients only.
+/// A Service with `externalTrafficPolicy: Local`, with a backend on this node (if `local`), and one on another node for
+/// internal clients only.
 fn external_local(bed: &mut Testbed, family: Family, local: bool) {
     let outside: &[_] = if local { &[family.backend()] } else { &[] };
     let (backends_base, backends_count) = bed.slice(outside, 0);
@@ -52,7 +53,7 @@ fn external_clients_get_local_backends_and_internal_ones_all() {
         bed.send(Hook::Ingress, &inside).passes(NewFlow, &inside.clone().to(family.other_backend()));
         let outside = syn(family).from(family.stranger());
         bed.send(Hook::Ingress, &outside).passes(NewFlow, &outside.clone().to(family.backend()));
-        // A retransmission stays with a backend for its kind of client.
+        // A retransmission keeps its backend, which is one for its kind of client.
         bed.send(Hook::Ingress, &inside).passes(Forward, &inside.clone().to(family.other_backend()));
         bed.send(Hook::Ingress, &outside).passes(Forward, &outside.clone().to(family.backend()));
     });

@@ -1,5 +1,5 @@
-//! Random flows against etherparse: for any addresses, ports and payload both directions are translated correctly, and so
-//! are ICMP errors about them.
+//! Random flows against etherparse: for any addresses, ports and payload both directions are translated correctly, and
+//! so are ICMP errors about them.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,7 +27,7 @@ struct Flow {
 }
 
 fn flows() -> impl Strategy<Value = Flow> {
-    // A test run reads bytes 12 and 13 of a bare packet as an EtherType. The bit keeps that from being IP: the kernel
+    // A test run reads bytes 12 and 13 of a bare packet as an EtherType. The bit prevents the value of IP: the kernel
     // refuses short packets with an IP EtherType.
     let v4 = |mut ip: [u8; 4]| {
         ip[0] |= 0x10;
@@ -94,7 +94,7 @@ fn random_flows_are_translated_in_both_directions() {
     result.unwrap();
 }
 
-/// Any bytes: the programs return, and leave unknown packets unchanged.
+/// Random bytes: the programs return, and leave unknown packets unchanged.
 #[test]
 fn random_bytes_pass_unchanged() {
     let mut bed = TESTBED.lock().unwrap_or_else(PoisonError::into_inner);

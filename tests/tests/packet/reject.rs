@@ -12,7 +12,8 @@ use super::{
 /// The TTL of packets that Linux sends.
 const HOP_LIMIT: u8 = 64;
 
-/// Not with CHECKSUM_COMPLETE: the kernel drops the sum over a frame whose length changes, but the test run verifies it.
+/// Not with CHECKSUM_COMPLETE: the kernel drops the sum over a frame whose length changes, but the test run verifies
+/// the sum.
 const RESIZED: [Device; 2] = [Device::Ethernet, Device::Bare];
 
 fn empty_services(bed: &mut Testbed, family: Family) {
@@ -29,7 +30,7 @@ fn datagram(family: Family, payload: &[u8]) -> Packet {
     Packet::udp(family.client(), family.empty_vip(), payload)
 }
 
-/// `answer` as the VIP's host would send it.
+/// The packet `answer` as the host of the VIP would send it.
 pub(super) fn our_own(mut answer: Packet) -> Packet {
     match &mut answer.ip {
         etherparse::IpHeaders::Ipv4(header, _) => {
@@ -105,7 +106,7 @@ fn datagram_is_answered_by_port_unreachable() {
     });
 }
 
-/// If the answer has the length of the packet, the kernel keeps the sum over the frame, which must be correct.
+/// If the answer is as long as the packet, the kernel keeps the sum over the frame, which must be correct.
 #[test]
 fn answer_of_the_same_length_keeps_the_sum_over_the_frame() {
     each("reject, same length", |bed, family| {

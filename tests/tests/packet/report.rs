@@ -6,8 +6,8 @@ use std::{fmt::Write as _, fs, path::PathBuf};
 const LINKTYPE_ETHERNET: u32 = 1;
 const LINKTYPE_RAW: u32 = 101;
 
-/// Panics unless both are the same. The message has hexdumps and the path of a pcap file with three packets: input, output,
-/// expected output.
+/// Panics unless both packets are equal. The message has hexdumps and the path of a pcap file with three packets:
+/// input, output, expected output.
 #[track_caller]
 pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found: &[u8], wanted: &[u8]) {
     if found == wanted {
@@ -27,7 +27,7 @@ pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found
     );
 }
 
-/// 16 bytes per line; `>` marks those that differ from `other`.
+/// A hexdump with 16 bytes per line; `>` marks lines that differ from `other`.
 fn hexdump(bytes: &[u8], other: &[u8]) -> String {
     let mut text = String::new();
     for (line, chunk) in bytes.chunks(16).enumerate() {

@@ -24,7 +24,7 @@ fn question(family: Family, port: u16) -> Packet {
     Packet::udp(SocketAddr::new(family.client().ip(), port), family.vip(), b"?")
 }
 
-/// Ports of the backends that `count` new flows get, in order. The flows are deleted.
+/// Opens `count` new flows; returns the ports of their backends, in order. The flows are deleted.
 #[track_caller]
 fn choices(bed: &mut Testbed, family: Family, count: u16) -> Vec<u16> {
     let mut chosen = Vec::new();
@@ -90,7 +90,7 @@ fn random_and_hashes_follow_the_weights() {
         each(scheduler.as_str(), |bed, family| {
             bed.service_with_scheduler(family.vip(), UDP, scheduler, &backends(family, &[1, 3]));
             let shares = shares(&choices(bed, family, 200));
-            // 50, give or take 6 standard deviations of 6.1.
+            // 50, plus or minus 6 standard deviations of 6.1.
             assert!((13..=87).contains(&shares[&8001]), "{scheduler}: {shares:?}");
         });
     }
@@ -112,7 +112,7 @@ fn mh_maps_a_tuple_to_the_same_backend_on_every_node() {
     });
 }
 
-/// A node without an entry of the connection sends it to the same backend.
+/// A node without an entry of the connection sends its packets to the same backend.
 #[test]
 fn mh_keeps_the_backend_of_a_mid_connection_segment() {
     each("mid-flow", |bed, family| {
@@ -165,7 +165,7 @@ fn backend_of_weight_0_gets_no_new_flow() {
     }
 }
 
-/// They are treated as if there were no backend.
+/// Backends of weight 0 are treated as if they did not exist.
 #[test]
 fn new_flows_are_rejected_if_all_weights_are_0() {
     for scheduler in Scheduler::ALL {
@@ -250,7 +250,7 @@ fn schedulers_take_any_number_of_backends() {
     });
 }
 
-/// A connection through the VIP, up to the replies of both sides.
+/// Opens a connection through the VIP, up to the replies of both sides.
 fn connect(bed: &mut Testbed, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
     let syn = Packet::tcp(client, vip, 1000, b"").syn();
     bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
@@ -279,7 +279,7 @@ fn connection_is_active_until_both_sides_finish() {
             bed.send(Hook::Egress, &fin).passes_any(Outcome::Reply);
             assert_eq!(bed.active_flows(1), [0], "counted once");
         }
-        // The same port again, in place of the ended connection.
+        // The same port again, replacing the ended connection.
         connect(bed, client, vip);
         assert_eq!(bed.active_flows(1), [1]);
     });
@@ -328,7 +328,7 @@ fn replaced_flow_is_not_active() {
         bed.set_active_flows(&[1]);
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
         assert_eq!(bed.backend_of(&syn).port(), 8002);
-        // One flow ended and one began, both counted by the testbed's first counter.
+        // One flow has ended and one has begun; the testbed's first counter counts both.
         assert_eq!(bed.active_flows(2), [1, 0]);
     });
 }

@@ -1,5 +1,5 @@
-//! SCTP: the same flows with another checksum, which covers ports and no addresses. A sender leaves it to the device by a
-//! field of zeros.
+//! SCTP: the same flows with another checksum, which covers the ports but not the addresses. A field of zeros offloads
+//! it to the device.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ use super::{
 };
 
 const DATA: u8 = 0;
-/// Verification tags of the client's packets after the first, and of the backend's.
+/// Verification tags of the client's packets after the first one, and of the backend's.
 const TAGS: (u32, u32) = (0x5e4e_0001, 0xc11e_0001);
 
 fn init(from: SocketAddr, to: SocketAddr) -> Packet {
@@ -84,7 +84,7 @@ fn abort_ends_an_association_only_with_the_right_tag() {
     });
 }
 
-/// If the sender left the checksum to its device, the field is 0 and stays 0.
+/// If the sender has offloaded the checksum to its device, the field is 0 and stays 0.
 #[test]
 fn checksum_left_to_the_device_stays_zero() {
     each("SCTP without checksum", |bed, family| {

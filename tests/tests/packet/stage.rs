@@ -57,7 +57,7 @@ impl Family {
         self.pick("198.51.100.253:0", "[2001:db8:b::fd]:0").ip()
     }
 
-    /// A router between the node and the others, the source of ICMP errors.
+    /// A router beyond the node, the source of ICMP errors.
     pub(crate) fn router(self) -> IpAddr {
         self.pick("198.51.100.254:0", "[2001:db8:b::fe]:0").ip()
     }
@@ -84,7 +84,8 @@ pub(crate) fn masquerade_settings(ports: u16) -> Settings {
     }
 }
 
-/// Shared, because loading takes a second. Every case first clears the maps, also of what a failed case has left.
+/// Shared, because loading takes a second. Every case first clears the maps, including the entries that a failed case
+/// has left.
 pub(crate) static TESTBED: Mutex<Option<Testbed>> = Mutex::new(None);
 
 /// Runs `test` for both families and every kind of device, each with empty maps.
@@ -92,12 +93,12 @@ pub(crate) fn each(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&Device::ALL, case, test);
 }
 
-/// As [`each`], on devices with an Ethernet header.
+/// Like [`each`], on devices with an Ethernet header.
 pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&[Device::Ethernet, Device::EthernetWithSum], case, test);
 }
 
-/// As [`each`], on these kinds of devices.
+/// Like [`each`], on these kinds of devices.
 pub(crate) fn each_on(devices: &[Device], case: &str, test: impl Fn(&mut Testbed, Family)) {
     let mut bed = TESTBED.lock().unwrap_or_else(PoisonError::into_inner);
     let bed = bed.get_or_insert_with(Testbed::new);

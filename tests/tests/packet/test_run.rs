@@ -1,4 +1,4 @@
-//! `BPF_PROG_TEST_RUN` with flags and contexts of any program type, which aya does not offer.
+//! `BPF_PROG_TEST_RUN` with flags and contexts of any program type, which aya does not support.
 
 use std::{
     io,
@@ -33,8 +33,8 @@ struct Attr {
     padding: u32,
 }
 
-/// Runs a packet through a program once; the return code and the length of the packet in `output`. An empty `context` is
-/// one of zeros.
+/// Runs a packet through a program once; returns the return code and the length of the packet in `output`. An empty
+/// `context` stands for zeros.
 pub(crate) fn test_run(
     program: &ProgramFd,
     input: &[u8],
@@ -56,7 +56,8 @@ pub(crate) fn test_run(
         flags,
         ..Attr::default()
     };
-    // SAFETY: `attr` has the kernel's layout and is passed with its size. All buffers have the lengths in it and outlive the call.
+    // SAFETY: `attr` has the kernel's layout and is passed with its size. All buffers have the lengths that it contains
+    // and outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<Attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());

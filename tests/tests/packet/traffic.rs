@@ -24,7 +24,7 @@ fn sum(packets: &[Packet]) -> Counted {
     (u32::try_from(packets.len()).unwrap(), bytes)
 }
 
-/// A conversation over TCP or UDP: the client's packets and the backend's.
+/// A flow over TCP or UDP: the client's packets and the backend's.
 fn conversation(family: Family, protocol: u8) -> (Vec<Packet>, Vec<Packet>) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
     if protocol == UDP {
@@ -102,7 +102,7 @@ fn xdp_counts_as_tc_does() {
     });
 }
 
-/// A periodic reader of the entry must miss neither connection.
+/// A periodic reader of the entry must not miss packets of either connection.
 #[test]
 fn flow_that_replaces_another_continues_its_counts() {
     each("counted on", |bed, family| {

@@ -102,7 +102,7 @@ fn sent(bed: &Testbed, kind: Kind, family: Family, packet: &Packet) -> Packet {
 }
 
 impl Run {
-    /// As `leaves`, at tc, where the kernel writes the MAC addresses later.
+    /// Like `leaves`, at tc, where the kernel writes the MAC addresses later.
     #[track_caller]
     fn goes_out(self, outcome: Outcome, expected: &Packet) {
         self.check(TC_ACT_REDIRECT, &[(outcome, 1)]);
@@ -184,8 +184,8 @@ fn udp_sctp_and_padded_frames_are_tunnelled() {
     });
 }
 
-/// The device has computed the sum over the packet that arrived (`CHECKSUM_COMPLETE`). The kernel verifies the sum of the
-/// packet that leaves.
+/// The device has computed the sum over the packet that arrived (`CHECKSUM_COMPLETE`). The kernel verifies the sum over
+/// the packet that leaves.
 #[test]
 fn checksum_complete_stays_correct_in_a_tunnel() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
@@ -303,7 +303,7 @@ fn last_hop_is_answered_and_tunnels_follow_the_route_to_the_backend() {
         bed.expire_next_hops();
         bed.arrive(Mode::Native, &packet).stays_for_tc();
         bed.arrive_at_tc(&packet).check(TC_ACT_REDIRECT, &[(Tunnelled, 1)]);
-        // A route with a smaller MTU reports it.
+        // A route with a smaller MTU makes the node report that MTU.
         bed.clear_flows();
         let backend: SocketAddr = "203.0.113.130:8080".parse().unwrap();
         service(bed, family.vip(), UDP, &[backend], backend_flags::PEER);
@@ -397,7 +397,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
             bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewTunnelledFlow, 1)]);
             let first = bed.backend_of(&syn).ip();
             both.insert(first);
-            // The other node: no flow.
+            // The other node has no flow.
             bed.clear_flows();
             let middle = Packet::tcp(client, vip, 1001, b"more").ack(5001);
             let run = bed.arrive(Mode::Native, &middle);
@@ -435,14 +435,14 @@ fn tunnelled_flow_is_active_until_the_client_finishes() {
             bed.arrive(Mode::Native, packet).check(XDP_TX, &[(Tunnelled, 1)]);
         }
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 2);
-        // A flow that begins again counts once.
+        // A flow that begins again is counted once.
         bed.arrive(Mode::Native, &Packet::tcp(client(1), vip, 1000, b"").syn())
             .check(XDP_TX, &[(NewTunnelledFlow, 1)]);
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 3);
     });
 }
 
-/// The mode changes while connections exist: they continue, and flows that replace them leave no entry of them.
+/// The mode changes while connections exist: they continue, and flows that replace them leave no entries behind.
 #[test]
 fn existing_flows_survive_mode_changes() {
     each_on_wires("modes change", |bed, family| {

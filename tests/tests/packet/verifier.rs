@@ -24,8 +24,8 @@ const SOCKET_PROGRAMS: [&str; 8] = [
     "sock_peername6",
 ];
 
-/// With maps of the default sizes: logging off (as deployed) and at each level of aya-log; for sockets of the node alone and
-/// for all; through the stack and bypassing it.
+/// Loads the programs with maps of the default sizes: with logging off (as deployed) and at each level of aya-log; for
+/// sockets of the node alone and of all namespaces; through the stack and bypassing it.
 #[test]
 fn every_program_loads() {
     let mut levels: Vec<u8> = (0..=5).collect();

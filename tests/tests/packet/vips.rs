@@ -17,12 +17,12 @@ use super::{
     testbed::{Device, Hook, TCP, Testbed},
 };
 
-/// `vip()` is a cluster IP and `other_vip()` an address of this node. No other address of the range is allocated.
+/// Makes `vip()` a cluster IP and `other_vip()` an address of this node. No other address of the range is allocated.
 fn with_range(bed: &mut Testbed, family: Family) {
     with_flags(bed, family, settings_flags::DROP_UNKNOWN_VIPS);
 }
 
-/// As [`with_range`], with these `settings_flags`.
+/// Like [`with_range`], with these `settings_flags`.
 fn with_flags(bed: &mut Testbed, family: Family, flags: u32) {
     let prefix = if family == Family::V4 { 24 } else { 64 };
     let service_ranges = Networks::new([Network::new(Address::from(family.vip().ip()), prefix)]);
@@ -83,7 +83,7 @@ fn unlisted_port_of_a_node_address_is_left_to_the_stack() {
     });
 }
 
-/// The settings do not say that the range holds cluster IPs only.
+/// Without the flag, the range may contain other addresses than cluster IPs.
 #[test]
 fn unknown_address_passes_if_the_range_is_shared() {
     each("unknown address", |bed, family| {
@@ -123,7 +123,7 @@ fn ping_of_a_vip_is_answered() {
         let reply = Packet::icmp(vip, family.client().ip(), kind, [0x12, 0x34, 0, 7], &request.payload);
         let reply = renewed(reply).swapped_macs();
         bed.send(Hook::Ingress, &request).redirects(Echo, &reply);
-        // Only clients send echo requests.
+        // Only clients send echo requests, so the egress hook passes them.
         bed.send(Hook::Egress, &request).passes_untouched(NotTransport);
         // An odd number of bytes.
         let odd = request.clone().with(|packet| packet.payload.push(b'!'));
@@ -132,7 +132,7 @@ fn ping_of_a_vip_is_answered() {
     });
 }
 
-/// With the TTL of a new packet.
+/// The packet with the TTL of a new one.
 fn renewed(mut packet: Packet) -> Packet {
     match &mut packet.ip {
         etherparse::IpHeaders::Ipv4(header, _) => header.time_to_live = 64,
@@ -141,7 +141,7 @@ fn renewed(mut packet: Packet) -> Packet {
     packet
 }
 
-/// An answer needs the whole datagram.
+/// A reply would need the whole datagram.
 #[test]
 fn fragmented_ping_is_not_answered() {
     each("ping in fragments", |bed, family| {
@@ -155,7 +155,7 @@ fn fragmented_ping_is_not_answered() {
     });
 }
 
-/// Other protocols than TCP, UDP, SCTP and ping are left to the stack, at any address.
+/// Protocols other than TCP, UDP, SCTP and ping are left to the stack, at any address.
 #[test]
 fn other_protocols_pass_untouched() {
     each("ESP", |bed, family| {

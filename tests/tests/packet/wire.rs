@@ -55,7 +55,7 @@ route add default via 198.51.100.254 dev wire
 route add default via 2001:db8:b::fe dev wire
 ";
 
-/// As `each`, for frames of a wire, in a namespace with routes.
+/// Like `each`, for frames of a wire, in a namespace with routes.
 pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Testbed, Family)) {
     unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
     set_up();
@@ -115,14 +115,15 @@ pub(crate) const XDP_REDIRECT: u32 = 4;
 pub(crate) const TC_ACT_REDIRECT: u32 = 7;
 
 impl Run {
-    /// The packet leaves as `expected`, through the same device ([`XDP_TX`]) or another one ([`XDP_REDIRECT`]).
+    /// Asserts that the packet leaves as `expected`, through the same device ([`XDP_TX`]) or another one
+    /// ([`XDP_REDIRECT`]).
     #[track_caller]
     pub(crate) fn leaves(self, action: u32, outcome: Outcome, expected: &Packet) {
         self.check(action, &[(outcome, 1)]);
         assert_same_packet(&self.case, true, &self.input, &self.output, &expected.bytes());
     }
 
-    /// The packet goes on to tc unchanged and uncounted.
+    /// Asserts that the packet goes on to tc unchanged and uncounted.
     #[track_caller]
     pub(crate) fn stays_for_tc(self) {
         self.check(XDP_PASS, &[]);
@@ -140,7 +141,7 @@ impl Run {
     }
 }
 
-/// `packet` as this node forwards it: with the MAC addresses of the next link and one hop less.
+/// `packet` as this node forwards it: with the MAC addresses of the next link and a hop limit decreased by 1.
 pub(crate) fn routed(packet: &Packet) -> Packet {
     packet.clone().with(|packet| {
         let ethernet = packet.ethernet.as_mut().unwrap();
@@ -158,7 +159,7 @@ impl Testbed {
 
     #[track_caller]
     pub(crate) fn arrive_bytes(&mut self, mode: Mode, input: &[u8]) -> Run {
-        // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
+        // Fields of `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let length = u32::try_from(input.len()).unwrap();
         let context = [0, length, 0, WIRE, 0, 0];
         self.run_with_context(mode.program(), input, &context)

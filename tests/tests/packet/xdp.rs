@@ -1,4 +1,4 @@
-//! Routed flows: what XDP sends on, what it leaves to tc, and that both do the same.
+//! Routed flows: the packets that XDP sends on, those that it leaves to tc, and that both hooks do the same.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +42,7 @@ fn translated(bed: &Testbed, packet: &Packet) -> Packet {
     packet.clone().from(end(to.source, to.source_port)).to(end(to.destination, to.destination_port))
 }
 
-/// `run` opened the flow of `packet`; the packet that leaves.
+/// Asserts that `run` opened the flow of `packet`; returns the packet that leaves.
 #[track_caller]
 fn begins(bed: &Testbed, family: Family, packet: &Packet, run: Run) -> Packet {
     let expected = translated(bed, packet);
@@ -148,14 +148,14 @@ fn frames_leave_through_another_wire_that_takes_them() {
         let expected = translated(bed, &syn);
         assert_eq!(IpAddr::from(expected.tuple().source), "203.0.113.253".parse::<IpAddr>().unwrap());
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
-        // A wire that does not take frames gets none, neither of new flows nor of existing ones.
+        // A wire that accepts no frames gets none, neither of new flows nor of existing ones.
         bed.remove_wire(OTHER);
         bed.expire_next_hops();
         bed.arrive(Mode::Native, &syn).stays_for_tc();
         let other = Packet::tcp(family.stranger(), family.vip(), 1000, b"").syn();
         bed.arrive(Mode::Native, &other).stays_for_tc();
         bed.assert_flows(1);
-        // Nor are frames redirected that arrive on a device that is no wire.
+        // Frames that arrive on a device that is no wire are not redirected either.
         bed.remove_wire(WIRE);
         bed.arrive(Mode::Native, &other).stays_for_tc();
     });
@@ -388,7 +388,7 @@ struct Case {
     xdp_first: bool,
     reply: bool,
     fragment: bool,
-    /// Whether it is for the DSR Service, whose backend is on another node.
+    /// Whether the packet is for the DSR Service, whose backend is on another node.
     direct: bool,
 }
 
@@ -456,7 +456,7 @@ fn is_forwarded(run: &Run) -> bool {
     run.moved == [(Routed, 1)] || run.moved == [(Tunnelled, 1)]
 }
 
-/// Runs the packet at XDP and at tc, both with the flows of `before`; the results and the flows that each leaves.
+/// Runs the packet at XDP and at tc, both with the flows of `before`; returns the results and the flows afterwards.
 fn both(
     bed: &mut Testbed,
     packet: &Packet,
@@ -475,8 +475,8 @@ fn both(
     runs
 }
 
-/// XDP and tc get the same packet in the same state at the same time. If XDP forwards it, tc forwards the same bytes, and
-/// both leave the same state. If XDP leaves it to tc, it has not changed the packet.
+/// Asserts that XDP and tc agree on a packet in the same state at the same time. If XDP forwards it, tc forwards the
+/// same bytes, and both leave the same state. If XDP leaves it to tc, XDP has not changed the packet.
 fn agree(bed: &mut Testbed, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
     let whole = case.packet(family, bed);

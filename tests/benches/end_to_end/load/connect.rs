@@ -1,4 +1,4 @@
-//! Connect, one byte there and back, close.
+//! Connects, sends a byte and receives one, and closes.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The byte of a connection that others follow, and that of the last connection.
+/// The byte of a connection that another one follows, and the byte of the last connection.
 const MORE: u8 = 1;
 const LAST: u8 = 0;
 

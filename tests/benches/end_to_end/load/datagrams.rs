@@ -1,5 +1,5 @@
-//! Datagrams: a batch is sent, then received. One thread does both, so that neither waits for the other. The first datagram
-//! is answered: flows of real clients have replies, and an unreplied flow may be treated worse.
+//! Datagrams: one thread sends a batch, then receives it, so that neither side waits for the other. The first datagram
+//! gets a reply: flows of real clients have replies, and a load balancer may handle an unreplied flow worse.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -50,7 +50,7 @@ pub(super) fn run(
             done += receive(server)?;
         }
         let usage = meter.stop()?;
-        // A veth loses nothing unless something is wrong.
+        // A veth loses datagrams only if there is an error.
         if done * 100 < sent * 99 {
             return Err(io::Error::other(format!("only {done} of {sent} datagrams arrived at {to}")));
         }
@@ -66,7 +66,7 @@ fn connect(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a datagram back from the address that it was sent to: the server has many addresses.
+/// Sends a datagram back with its destination as source: the server has many addresses.
 fn answer(server: &UdpSocket) -> nix::Result<()> {
     let mut payload = [0; 64];
     let mut iov = [IoSliceMut::new(&mut payload)];
@@ -87,7 +87,7 @@ fn answer(server: &UdpSocket) -> nix::Result<()> {
     Ok(())
 }
 
-/// Number of datagrams that can be received now.
+/// Receives all waiting datagrams; returns their number.
 fn receive(server: &UdpSocket) -> io::Result<u64> {
     let mut buffer = [0; 64];
     let mut count = 0;

@@ -98,9 +98,9 @@ impl Servers {
 /// The addresses that a client connects to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Targets {
-    /// For TCP.
+    /// Address for TCP.
     pub(crate) tcp: SocketAddr,
-    /// For UDP.
+    /// Address for UDP.
     pub(crate) udp: SocketAddr,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Measure {
 }
 
 impl Measure {
-    /// All, in the order of reports.
+    /// All workloads, in the order of reports.
     pub(crate) const ALL: [Self; 6] =
         [Self::Request, Self::Connect, Self::Datagrams, Self::Stream, Self::Streams, Self::Paced];
 
@@ -127,17 +127,17 @@ impl Measure {
         }
     }
 
-    /// Whether it counts bytes instead of transactions or datagrams.
+    /// Whether the workload counts bytes instead of transactions or datagrams.
     pub(crate) const fn counts_bytes(self) -> bool {
         matches!(self, Self::Stream | Self::Streams)
     }
 
-    /// Whether it uses a whole CPU.
+    /// Whether the workload uses a whole CPU.
     pub(crate) const fn saturates(self) -> bool {
         !matches!(self, Self::Paced)
     }
 
-    /// Runs the workload for so long, from a thread in the client's namespace.
+    /// Runs the workload for `time`, from a thread in the client's namespace.
     pub(crate) fn run(
         self,
         client: &Netns,
@@ -157,7 +157,7 @@ impl Measure {
     }
 }
 
-/// Connects and closes; the client address that the server saw.
+/// Connects and closes; returns the client address that the server saw.
 pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
     let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
     let (_, peer) = servers.tcp.accept()?;

@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// Echoes on one connection until its end. Connections that an earlier burst has left end at once.
+/// Echoes on one connection until it ends. Connections left by an earlier burst end at once.
 fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
     let mut answered = 0_u64;
@@ -75,7 +75,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
     Ok(Burst { done: latencies.len() as u64, usage, latencies })
 }
 
-/// Sleeps after each batch until the next is due.
+/// Sleeps after each batch until the next one is due.
 fn wait(start: Instant, done: u64, pace: u32) -> Instant {
     if done.is_multiple_of(u64::from(BATCH)) {
         let due = start + Duration::from_secs_f64(done as f64 / f64::from(pace));

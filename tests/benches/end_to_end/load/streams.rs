@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// Bytes received over all connections.
+/// Receives on all connections; returns the number of bytes.
 fn serve<'scope>(
     scope: &'scope Scope<'scope, '_>,
     listener: &TcpListener,
@@ -59,7 +59,7 @@ fn read_all(mut stream: TcpStream, cpus: Cpus) -> io::Result<u64> {
     }
 }
 
-/// New threads are in the namespace of this one.
+/// Sends on all connections. New threads are in the namespace of the calling thread.
 fn send_all(to: SocketAddr, cpus: Cpus, time: Duration, connections: usize) -> io::Result<Usage> {
     let connect = || TcpStream::connect_timeout(&to, PATIENCE);
     let streams = (0..connections).map(|_| connect()).collect::<io::Result<Vec<_>>>()?;
@@ -72,7 +72,7 @@ fn send_all(to: SocketAddr, cpus: Cpus, time: Duration, connections: usize) -> i
     meter.stop()
 }
 
-/// Returns when the other end has read all bytes.
+/// Sends for `time`; returns when the other end has read all bytes.
 fn send(mut stream: TcpStream, cpus: Cpus, time: Duration) -> io::Result<()> {
     claim(cpus.client)?;
     stream.set_read_timeout(Some(PATIENCE))?;

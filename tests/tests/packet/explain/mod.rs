@@ -1,6 +1,6 @@
-//! `lb-agent explain` against the programs: for random packets in random states it predicts what the programs do.
+//! Compares `lb-agent explain` with the programs: for random packets in random states it must predict the result.
 //!
-//! `tables` gives `explain` the maps of a testbed, and `world` makes the states and packets.
+//! `tables` gives `explain` the maps of a testbed, and `world` generates the states and packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,14 +17,14 @@ use super::{
 mod tables;
 mod world;
 
-/// Random worlds of one test.
+/// Number of random worlds in one test.
 const WORLDS: u64 = 120;
 
 /// The outcomes and steps that the packets of a test have covered.
 #[derive(Default)]
 struct Coverage {
     pub(super) outcomes: BTreeMap<Outcome, u32>,
-    /// Packets for which `explain` named the one backend out of several.
+    /// Packets for which `explain` has predicted one backend out of several.
     pub(super) named: u32,
     /// Packets that XDP processed itself, and those that it left to tc.
     pub(super) xdp: [u32; 2],
@@ -35,7 +35,7 @@ fn is_emulated() -> bool {
     lb_tests::patience() > 1
 }
 
-/// Runs random worlds; what they covered.
+/// Runs random worlds; returns their coverage.
 fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops::Range<u64>) -> Coverage {
     let mut seen = Coverage::default();
     // On an emulated machine, which is slow, fewer worlds suffice to compare kernels.
@@ -44,7 +44,7 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         let family = Family::BOTH[(seed % 2) as usize];
         let context = format!("explain, seed {seed}, {family:?}, wires {wires}, {globals:?}");
         assert!(bed.start(&context, Device::Ethernet));
-        // With packets that bypass the stack anyway, half of the worlds have no wires: then masqueraded flows are not routed.
+        // If packets bypass the stack anyway, half of the worlds have no wires: then masqueraded flows are not routed.
         if wires && !(globals.direct && seed % 4 < 2) {
             for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
                 bed.add_wire(device, mtu);

@@ -1,4 +1,4 @@
-//! The maps of a testbed as `explain` reads them.
+//! The maps of a testbed as input of `explain`.
 
 use std::cell::RefCell;
 

@@ -177,7 +177,7 @@ impl World<'_> {
                 ["203.0.113.194:8080", "203.0.113.130:8080"].map(|text| text.parse::<SocketAddr>().unwrap()),
             );
             if self.globals.direct {
-                // Its neighbour entry is not resolved yet.
+                // The neighbour entry of this endpoint is not resolved yet.
                 endpoints.push("203.0.113.195:8080".parse().unwrap());
             }
         }
@@ -188,7 +188,7 @@ impl World<'_> {
         endpoints
     }
 
-    /// Writes random backends and their table; base and length of both.
+    /// Writes random backends and their table; returns base and length of both.
     fn slice(&mut self, scheduler: Scheduler) -> [u32; 4] {
         let base = self.slot;
         let mut backends = Vec::new();
@@ -256,8 +256,8 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// Explains a packet, sends it, and compares both. The comparison is left out if the tick changed meanwhile: then
-    /// entries may have expired in between.
+    /// Explains a packet, sends it, and compares both. If the tick changed meanwhile, there is no comparison: entries
+    /// may have expired in between.
     fn step(&mut self, context: &str) {
         let mut question = self.question();
         let mut explanation = self.explain(&question);
@@ -383,7 +383,7 @@ impl World<'_> {
         }
     }
 
-    /// Foreign flows that leave little room in `CONNTRACK`.
+    /// Unrelated flows that leave little room in `CONNTRACK`.
     fn filled(&mut self) -> BTreeMap<Tuple, Flow> {
         let client = Address::from_v4([198, 18, 0, 1]);
         let flows = self.dice.u16(252..=256);

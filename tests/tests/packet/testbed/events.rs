@@ -7,7 +7,7 @@ use lb_datapath::Conntrack;
 use super::Testbed;
 
 impl Testbed {
-    /// Makes the programs emit events for so many ticks from now on.
+    /// Makes the programs emit events for this number of ticks from now on.
     pub(crate) fn enable_events(&mut self, ticks: u32) {
         let until = Conntrack::now().0 + ticks;
         self.monitor().set(monitor::UNTIL, u64::from(until), 0).unwrap();
@@ -27,7 +27,7 @@ impl Testbed {
         events
     }
 
-    /// Number of events that the ring had no room for.
+    /// Number of events that did not fit into the ring buffer.
     pub(crate) fn lost_events(&mut self) -> u64 {
         self.monitor().get(&monitor::LOST, 0).unwrap()
     }

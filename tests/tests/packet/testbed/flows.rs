@@ -14,7 +14,7 @@ use lb_common::{
 use super::{super::packets::Packet, Testbed, services::COUNTER};
 
 impl Testbed {
-    /// The backend of the flow that `sent` belongs to.
+    /// The backend of the flow of the packet `sent`.
     pub(crate) fn backend_of(&self, sent: &Packet) -> SocketAddr {
         let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
         let to = map.get(&sent.tuple(), 0).unwrap().to;
@@ -34,7 +34,7 @@ impl Testbed {
         self.clear::<Tuple, Flow>("CONNTRACK");
     }
 
-    /// Deletes the `nth` entry of `CONNTRACK`, if it has so many.
+    /// Deletes the `nth` entry of `CONNTRACK`, if it exists.
     pub(crate) fn delete_nth_entry(&mut self, nth: usize) {
         let key = self.flows().into_keys().nth(nth);
         key.into_iter().for_each(|key| self.conntrack().remove(&key).unwrap());
@@ -56,14 +56,15 @@ impl Testbed {
         self.restore_flows(&flows);
     }
 
-    /// `CONNTRACK` holds exactly this many flows, of two entries each.
+    /// Asserts that `CONNTRACK` holds exactly this number of flows, with two entries each.
     #[track_caller]
     pub(crate) fn assert_flows(&self, count: usize) {
         let flows = self.flows();
         assert_eq!(flows.len(), 2 * count, "{}: {flows:#?}", self.context());
     }
 
-    /// Both entries of the flow that translates `sent` to `translated` exist, and it is in this phase.
+    /// Asserts that both entries of the flow that translates `sent` to `translated` exist, and that it is in this
+    /// phase.
     #[track_caller]
     pub(crate) fn assert_flow(&self, sent: &Packet, translated: &Packet, phase: Phase) {
         let flows = self.flows();
@@ -103,7 +104,7 @@ impl Testbed {
         (COUNTER..COUNTER + backends).map(|counter| map.get(&counter, 0).unwrap()).collect()
     }
 
-    /// Sets what [`Self::active_flows`] reads.
+    /// Sets the counts that [`Self::active_flows`] returns.
     pub(crate) fn set_active_flows(&mut self, counts: &[i64]) {
         let mut map: Array<_, i64> = self.object.map_mut("ACTIVE").unwrap().try_into().unwrap();
         (COUNTER..).zip(counts).for_each(|(counter, count)| map.set(counter, count, 0).unwrap());

@@ -3,7 +3,7 @@
 //! ```text
 //! object    loads the object, or takes a spare one      services  writes Services, backends and settings
 //! flows     reads and changes CONNTRACK and counters    events    reads the event ring
-//! run       runs a packet and compares what it becomes
+//! run       runs a packet and compares the result
 //! ```
 
 mod events;
@@ -46,10 +46,10 @@ impl Hook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     Ethernet,
-    /// It has computed the checksum of the whole packet (`CHECKSUM_COMPLETE`). The kernel fails the run if that sum is
-    /// wrong afterwards. Needs Linux 6.17.
+    /// The device has computed the checksum of the whole packet (`CHECKSUM_COMPLETE`). The kernel fails the run if that
+    /// sum is wrong afterwards. Needs Linux 6.17.
     EthernetWithSum,
-    /// Without a link-layer header.
+    /// A device without link-layer header.
     Bare,
 }
 
@@ -66,12 +66,12 @@ impl Device {
     }
 }
 
-/// The maps and programs of one case at a time.
+/// The maps and programs, used by one case at a time.
 pub(crate) struct Testbed {
     object: Object,
     device: Device,
     case: String,
-    /// The part of the case that runs.
+    /// The current part of the case.
     label: String,
     step: u32,
     /// The next free slot of `BACKENDS`.
@@ -83,22 +83,22 @@ impl Testbed {
         Self::with_size("SERVICES", 64)
     }
 
-    /// With one map of another size.
+    /// A testbed with another size of one map.
     pub(crate) fn with_size(map: &str, entries: u32) -> Self {
         Self::create(map, entries, Globals::default())
     }
 
-    /// With programs that choose another backend after so many retransmissions of a SYN.
+    /// A testbed whose programs choose another backend after this number of retransmissions of a SYN.
     pub(crate) fn with_syn_retries(syn_retries: u16) -> Self {
         Self::with_globals(Globals { syn_retries, ..Globals::default() })
     }
 
-    /// With these constants in the programs.
+    /// A testbed with these constants in the programs.
     pub(crate) fn with_globals(globals: Globals) -> Self {
         Self::create("SERVICES", 64, globals)
     }
 
-    /// With a spare object if one fits, or a new one.
+    /// A testbed with a spare object if one fits, else with a new one.
     fn create(map: &str, entries: u32, globals: Globals) -> Self {
         let object = Object::take_or_load(map, entries, globals);
         let (device, case, label) = (Device::Ethernet, String::new(), String::new());
@@ -108,7 +108,7 @@ impl Testbed {
         bed
     }
 
-    /// Empties all maps and starts a case; false if this kernel cannot run it.
+    /// Empties all maps and starts a case; returns false if this kernel cannot run it.
     pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
         (self.case, self.device, self.slot) = (case.to_owned(), device, 0);
         self.label("");
@@ -139,7 +139,7 @@ impl Testbed {
         self.events();
     }
 
-    /// Names the next part of the case.
+    /// Sets the name of the next part of the case.
     pub(crate) fn label(&mut self, label: &str) {
         label.clone_into(&mut self.label);
         self.step = 0;
@@ -159,7 +159,7 @@ impl Testbed {
         }
     }
 
-    /// Begins the next step; its [`Self::context`].
+    /// Begins the next step; returns its [`Self::context`].
     pub(crate) fn next_step(&mut self) -> String {
         self.step += 1;
         self.context()

@@ -30,14 +30,14 @@ const SIZES: [(&str, u32); 11] = [
     ("EVENTS", 65_536),
 ];
 
-/// Objects of earlier tests of this process. Loading one takes longer than most tests, above all on old kernels: they
+/// Objects of earlier tests of this process. Loading one takes longer than most tests, above all on old kernels, which
 /// verify ten times as many instructions.
 static SPARE: Mutex<Vec<Ebpf>> = Mutex::new(Vec::new());
 
-/// A loaded object. It becomes a spare one unless a test has failed with it.
+/// A loaded object. Dropping it makes it a spare one unless a test has failed with it.
 pub(super) struct Object {
     ebpf: Option<Ebpf>,
-    /// With the default sizes and constants.
+    /// Whether the object has the default sizes and constants.
     is_default: bool,
 }
 
@@ -64,7 +64,7 @@ impl DerefMut for Object {
 }
 
 impl Object {
-    /// A spare object if `map` is to have its default size and `globals` are the default, else a new one.
+    /// Takes a spare object if `map` is to have its default size and `globals` are the default, else loads a new one.
     pub(super) fn take_or_load(map: &str, entries: u32, globals: Globals) -> Self {
         let is_default = SIZES.contains(&(map, entries)) && globals == Globals::default();
         let spare = if is_default { SPARE.lock().unwrap().pop() } else { None };

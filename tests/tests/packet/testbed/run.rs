@@ -1,4 +1,4 @@
-//! One packet through one program, and what it becomes.
+//! Runs one packet through one program, and compares the result.
 
 use lb_common::Outcome;
 
@@ -19,7 +19,7 @@ impl Testbed {
         self.run(hook, &packet.bytes())
     }
 
-    /// Runs a frame of any bytes. A bare device gets it without the Ethernet header, the first 14 bytes.
+    /// Runs a frame of any bytes. A bare device gets the frame without its Ethernet header, the first 14 bytes.
     #[track_caller]
     pub(crate) fn send_bytes(&mut self, hook: Hook, bytes: &[u8]) -> Sent {
         let from = if self.device == Device::Bare { 14 } else { 0 };
@@ -75,47 +75,47 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// The packet goes on to the stack as `expected`.
+    /// Asserts that the packet goes on to the stack as `expected`.
     #[track_caller]
     pub(crate) fn passes(self, outcome: Outcome, expected: &Packet) {
         self.check(-1, outcome);
         self.compare(expected);
     }
 
-    /// The packet goes on as it is.
+    /// Asserts that the packet goes on untouched.
     #[track_caller]
     pub(crate) fn passes_untouched(self, outcome: Outcome) {
         self.check(-1, outcome);
         self.compare_bytes(&self.input);
     }
 
-    /// The packet goes on as it is, with any outcome.
+    /// Asserts that the packet goes on untouched, with any outcome.
     #[track_caller]
     pub(crate) fn passes_unchanged(self) {
         assert_eq!(action_name(self.action), action_name(-1), "{}: {:?}", self.case, self.moved);
         self.compare_bytes(&self.input);
     }
 
-    /// The program redirects the packet to the device that it came from, as `expected`.
+    /// Asserts that the program redirects the packet to the device that it came from, as `expected`.
     #[track_caller]
     pub(crate) fn redirects(self, outcome: Outcome, expected: &Packet) {
         self.check(7, outcome);
         self.compare(expected);
     }
 
-    /// As [`Self::redirects`], with any bytes.
+    /// Like [`Self::redirects`], with any bytes.
     #[track_caller]
     pub(crate) fn redirects_any(self, outcome: Outcome) {
         self.check(7, outcome);
     }
 
-    /// As [`Self::passes`], with any bytes.
+    /// Like [`Self::passes`], with any bytes.
     #[track_caller]
     pub(crate) fn passes_any(self, outcome: Outcome) {
         self.check(-1, outcome);
     }
 
-    /// The program drops the packet.
+    /// Asserts that the program drops the packet.
     #[track_caller]
     pub(crate) fn drops(self, outcome: Outcome) {
         self.check(2, outcome);

@@ -1,4 +1,4 @@
-//! Services, backends, virtual addresses, devices and settings, as the agent would write them.
+//! Writes Services, backends, virtual addresses, devices and settings, as the agent would.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,7 +26,7 @@ impl Testbed {
         self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
     }
 
-    /// As [`Self::service`], with id, flags and policies of `record`.
+    /// Like [`Self::service`], with id, flags and policies of `record`.
     pub(crate) fn service_with(
         &mut self,
         vip: SocketAddr,
@@ -39,7 +39,7 @@ impl Testbed {
         self.record(&key, &Service { backends_base, backends_count, ..record }.sealed(&key));
     }
 
-    /// Writes backends to the next free slots of `BACKENDS`; the first slot and their number.
+    /// Writes backends to the next free slots of `BACKENDS`; returns the first slot and their number.
     pub(crate) fn slice(&mut self, backends: &[SocketAddr], flags: u16) -> (u32, u32) {
         let base = self.slot;
         for backend in backends {
@@ -60,7 +60,7 @@ impl Testbed {
         self.slot += 1;
     }
 
-    /// Makes `backends`, which must be sorted, with their weights the backends of `vip`. `scheduler` chooses among them.
+    /// Makes `backends`, which must be sorted, with their weights the backends of `vip`, chosen by `scheduler`.
     pub(crate) fn service_with_scheduler(
         &mut self,
         vip: SocketAddr,
@@ -88,7 +88,7 @@ impl Testbed {
         (TABLE..).zip(&table).for_each(|(slot, entry)| map.set(slot, entry, 0).unwrap());
         let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
         let record = Service {
-            // Differs from that of every other case, so that no state of one is used.
+            // Different in every case, so that no case uses the state of another.
             id: self.slot + (u32::from(scheduler as u8) + 1) * 1000,
             backends_base: base,
             backends_count: self.slot - base,
@@ -100,7 +100,7 @@ impl Testbed {
         self.record(&key, &record.sealed(&key));
     }
 
-    /// Turns on DSR for external clients of the Service, whose backends all get `flags`.
+    /// Turns on DSR for external clients of the Service; all its backends get `flags`.
     pub(crate) fn enable_dsr(&mut self, vip: SocketAddr, protocol: u8, flags: u16) {
         let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
         let services: HashMap<_, ServiceKey, Service> =
@@ -126,12 +126,12 @@ impl Testbed {
         self.clear::<ServiceKey, Service>("SERVICES");
     }
 
-    /// The next Service is written to the first slot of `BACKENDS` again.
+    /// Makes the next Service use the slots from the first one of `BACKENDS` on again.
     pub(crate) const fn reuse_slots(&mut self) {
         self.slot = 0;
     }
 
-    /// Writes the settings that hold for every packet.
+    /// Writes the settings that apply to every packet.
     pub(crate) fn settings(&mut self, settings: &Settings) {
         let mut map: Array<_, Settings> = self.object.map_mut("SETTINGS").unwrap().try_into().unwrap();
         map.set(0, settings, 0).unwrap();
@@ -142,7 +142,7 @@ impl Testbed {
         map.insert(Address::from(address), Vip { flags }, 0).unwrap();
     }
 
-    /// Makes the device one of those between which XDP may redirect packets.
+    /// Marks the device as a wire, between which XDP may redirect packets.
     pub(crate) fn add_wire(&mut self, index: u32, mtu: u32) {
         let mut map: HashMap<_, u32, DeviceInfo> =
             self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
@@ -161,7 +161,7 @@ impl Testbed {
         map.remove(&index).unwrap();
     }
 
-    /// Makes every packet of the test runs, which arrive on `lo`, one of an internal client.
+    /// Makes packets of the test runs, which arrive on `lo`, those of internal clients.
     pub(crate) fn make_clients_internal(&mut self) {
         let mut map: HashMap<_, u32, u32> =
             self.object.map_mut("INSIDE_DEVICES").unwrap().try_into().unwrap();
