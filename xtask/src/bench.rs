@@ -40,7 +40,7 @@ impl Bench {
         }
     }
 
-    /// Fails when a target is missed.
+    /// Runs the benchmark; fails if a target is missed.
     fn run(self, args: &[OsString]) -> anyhow::Result<()> {
         let (_, target) = self.names();
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
@@ -53,7 +53,7 @@ impl Bench {
     }
 }
 
-/// Runs one benchmark, or all; fails when a target is missed.
+/// Runs one benchmark, or all; fails if a target is missed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(is_root()?, "the benchmarks load BPF programs and make network namespaces: run them as root");
     match args.bench {

@@ -1,4 +1,4 @@
-//! `cargo xtask build-ebpf`: the BPF objects only.
+//! `cargo xtask build-ebpf`: builds only the BPF objects.
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Runs a command to its end. An error has the command line.
+/// Runs a command to its end. An error contains the command line.
 pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
     let line = command_line(&command);
     eprintln!("$ {line}");
@@ -24,7 +24,7 @@ pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// Whether `PATH` or the system folders have a program of this name.
+/// Whether `PATH` or the system folders contain a program of this name.
 pub(crate) fn is_installed(program: &str) -> bool {
     find(program).is_some()
 }
@@ -40,7 +40,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 pub(crate) fn command_line(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let settings = settings.map(|(name, value)| format!("{}={}", name.display(), value.display()));
-    // Only the file name: cargo's whole path is long and does not matter.
+    // Only the file name, because cargo's whole path is long and does not matter.
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words =
         [program].into_iter().chain(command.get_args()).map(OsStr::display).map(|word| word.to_string());

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: installs what this machine lacks.
+//! `cargo xtask setup`: installs missing packages and programs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::user::is_root;
 
 /// Debian's compiler, with `core` for BPF.
 const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
-/// Packages that bpf-linker is built with.
+/// Packages needed to build bpf-linker.
 const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "g++"];
 /// The folder of LLVM in [`LINKER_PACKAGES`].
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
@@ -46,7 +46,7 @@ pub(crate) fn install(programs: &[(&str, &'static str)]) -> anyhow::Result<()> {
     if packages.is_empty() { Ok(()) } else { install_packages(&Vec::from_iter(packages)) }
 }
 
-/// Installs the missing packages and bpf-linker, and prints what it did.
+/// Installs the missing packages and bpf-linker, and prints its actions.
 pub(crate) fn run() -> anyhow::Result<()> {
     let packages = missing_packages();
     if !packages.is_empty() {
@@ -87,7 +87,7 @@ fn missing_programs(programs: &[(&str, &'static str)]) -> impl Iterator<Item = &
     programs.iter().filter(|(program, _)| !process::is_installed(program)).map(|(_, package)| *package)
 }
 
-/// For packages without a program to look for.
+/// Whether a package is installed, for packages without a program to check for.
 fn is_package_installed(package: &str) -> bool {
     let query =
         Command::new("dpkg-query").args(["--show", "--showformat=${db:Status-Status}", package]).output();
@@ -109,7 +109,7 @@ fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
         packages.join(" "),
     );
     if let Err(error) = process::run(apt_get(&["update"])) {
-        // One unreachable source of many is no reason to stop: the installation fails if it matters.
+        // One unreachable package source is no reason to stop: if it matters, the installation fails.
         eprintln!("setup: {error:#}; continuing with the existing package lists");
     }
     let mut install = apt_get(&["install", "--yes", "--no-install-recommends"]);

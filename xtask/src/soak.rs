@@ -1,8 +1,8 @@
-//! `cargo xtask soak`: the churn test, for a given time.
+//! `cargo xtask soak`: runs the churn test for a given time.
 
 use crate::{agent::build_agent, process};
 
-/// The churn test, in the binary `netns`. libtest runs no test and passes if the name is wrong.
+/// The churn test in the binary `netns`. If the name is wrong, libtest runs no test and passes.
 const TEST: &str = "soak::churn_fails_no_request_and_leaks_nothing";
 
 /// Options of `soak`.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// Runs stages one after the other and records how each ended.
+/// Runs stages one after the other and records the result of each.
 #[derive(Default)]
 pub(crate) struct Stages {
     done: Vec<Stage>,
@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stages {
-    /// Runs a stage and prints its error; [`Self::finish`] fails then. Returns whether the stage passed.
+    /// Runs a stage and prints its error, with which [`Self::finish`] fails. Returns whether the stage passed.
     pub(crate) fn run(&mut self, name: &'static str, stage: impl FnOnce() -> anyhow::Result<()>) -> bool {
         eprintln!("\n== {name}");
         let start = Instant::now();

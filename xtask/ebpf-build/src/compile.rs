@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use crate::toolchain::{CoreLibrary, Missing, Toolchain};
 use crate::{Binary, TARGET, workspace_root};
 
-/// Why an object was not built.
+/// Why an object could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// The toolchain is incomplete.
@@ -19,7 +19,7 @@ pub enum BuildError {
     Start {
         /// The path of cargo.
         cargo: PathBuf,
-        /// The error of the system.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The programs do not compile or link.
@@ -37,7 +37,7 @@ pub struct Object {
     pub path: PathBuf,
     /// The toolchain that built it.
     pub toolchain: Toolchain,
-    /// The compiler's warnings; empty without any.
+    /// The compiler's warnings; empty if there are none.
     pub warnings: String,
 }
 
@@ -80,7 +80,7 @@ fn cargo(toolchain: &Toolchain, binary: Binary, target_dir: &Path, arch: &str) -
     }
     // The BPF target and its inline assembly are not stable yet.
     command.env("RUSTC", &compiler.rustc).env("RUSTC_BOOTSTRAP", "1");
-    // Empty overrides a wrapper named in the user's cargo configuration.
+    // An empty value overrides a wrapper in the user's cargo configuration.
     command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
     command.env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker, arch));
     command
@@ -96,21 +96,21 @@ fn rustflags(linker: &Path, arch: &str) -> OsString {
     flags.join(&OsString::from("\x1f"))
 }
 
-// Without `--cpu-features=+allows-misaligned-mem-access`: packets and map values allow unaligned access, but the stack does
-// not. LLVM has one setting for all, and the verifier then rejects the code for locals with an alignment below their size
-// ("misaligned stack access").
+// Without `--cpu-features=+allows-misaligned-mem-access`: packets and map values allow unaligned access, but the stack
+// does not. LLVM has one setting for all of them, and the verifier then rejects the code for locals with an alignment
+// below their size ("misaligned stack access").
 const CODEGEN_FLAGS: [&str; 4] = [
-    // BTF is generated from the debug information.
+    // The linker generates BTF from the debug information.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
-    // 32-bit registers and jumps, in every kernel since 5.1; rustc passes it to the linker as `--cpu`.
+    // 32-bit registers and jumps, supported by every kernel since 5.1; rustc passes the value to the linker as `--cpu`.
     "-Ctarget-cpu=v3",
-    // The linker by default keeps each copy in order for some JITs; without that there are 3 % fewer instructions.
+    // By default the linker keeps the order of each copy for some JITs; without that there are 3 % fewer instructions.
     "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
-/// Whether a variable was set by or for the outer cargo and would affect the inner one: compiler, wrappers, flags, profiles
-/// and target. Package sources and the job limit are shared.
+/// Whether the outer cargo or its user has set the variable, and it would affect the inner cargo: compiler, wrappers,
+/// flags, profiles and target. Package sources and the job limit are shared.
 fn belongs_to_outer_cargo(name: &OsString) -> bool {
     const SHARED: [&str; 7] = [
         "CARGO_HOME",

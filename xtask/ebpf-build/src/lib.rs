@@ -14,10 +14,10 @@ pub use toolchain::{
     find_compiler, find_linker,
 };
 
-/// The rustc target of the object: little-endian BPF, as all supported hosts.
+/// The rustc target of the object: little-endian BPF, like all supported hosts.
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// A package's binary that is built as a BPF object.
+/// A binary of a package that is built as a BPF object.
 #[derive(Debug, Clone, Copy)]
 pub struct Binary {
     /// The package, and its folder in the workspace.
@@ -43,16 +43,16 @@ pub fn workspace_root() -> &'static Path {
     here.ancestors().nth(2).unwrap_or(here)
 }
 
-/// The target folder for the inner cargo, beside the outer cargo's profile folder (`target/debug`).
+/// The target folder of the inner cargo, next to the outer cargo's profile folder (`target/debug`).
 ///
-/// A separate folder, because the outer cargo holds the lock of its own folder while a build script runs. All profiles and
-/// `cargo xtask` share it, so the object is compiled once.
+/// A separate folder, because the outer cargo holds the lock of its own folder while a build script runs. All profiles
+/// and `cargo xtask` share it, so the object is compiled once.
 pub fn target_dir(profile_dir: &Path) -> PathBuf {
     profile_dir.parent().unwrap_or(profile_dir).join("ebpf")
 }
 
-/// The profile folder (`target/debug`) that a build script's `OUT_DIR` (`target/debug/build/NAME-HASH/out`)
-/// belongs to; `OUT_DIR` itself if it has another form.
+/// The profile folder (`target/debug`) of a build script's `OUT_DIR` (`target/debug/build/NAME-HASH/out`); `OUT_DIR`
+/// itself if it has another form.
 pub fn profile_dir(out_dir: &Path) -> &Path {
     out_dir.ancestors().find(|dir| dir.ends_with("build")).and_then(Path::parent).unwrap_or(out_dir)
 }

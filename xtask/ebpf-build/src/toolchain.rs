@@ -7,13 +7,13 @@ use std::process::Command;
 
 use crate::{TARGET, workspace_root};
 
-/// The version of bpf-linker that the object is linked with.
+/// The required version of bpf-linker.
 pub const LINKER_VERSION: &str = "0.13.0";
 
 /// The major version of bpf-linker's LLVM. The linker reads bitcode of compilers with this LLVM or an older one.
 pub const LLVM_VERSION: u32 = 22;
 
-/// A part of the BPF toolchain that is not on this machine.
+/// A missing part of the BPF toolchain.
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
     /// No compiler can build for the BPF target.
@@ -36,7 +36,7 @@ pub enum Missing {
         .cached.display()
     )]
     Linker {
-        /// The path to which `cargo xtask setup` installs it.
+        /// The path to which `cargo xtask setup` installs bpf-linker.
         cached: PathBuf,
     },
 }
@@ -46,7 +46,7 @@ pub enum Missing {
 pub struct Toolchain {
     /// Compiles the programs to LLVM bitcode.
     pub compiler: Compiler,
-    /// `bpf-linker`, which turns the bitcode into the BPF object.
+    /// `bpf-linker`, which converts the bitcode to the BPF object.
     pub linker: PathBuf,
 }
 
@@ -68,20 +68,20 @@ impl Toolchain {
 pub struct Compiler {
     /// The compiler itself, not rustup's proxy.
     pub rustc: PathBuf,
-    /// The cargo that drives it.
+    /// The cargo of the same release.
     pub cargo: PathBuf,
     /// Source of `core`.
     pub core: CoreLibrary,
-    /// For example `1.96.0`.
+    /// The version, such as `1.96.0`.
     pub version: String,
 }
 
 /// Source of `core` for [`TARGET`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreLibrary {
-    /// The sysroot has it compiled (Debian's `libstd-rust-web-dev-bpf`).
+    /// The sysroot contains `core` compiled (Debian's `libstd-rust-web-dev-bpf`).
     Prebuilt,
-    /// The sysroot has its source (rustup's `rust-src`), and cargo compiles it.
+    /// The sysroot contains the source of `core` (rustup's `rust-src`), which cargo compiles.
     Source,
 }
 
@@ -141,14 +141,14 @@ fn sysroots() -> Vec<PathBuf> {
 
 /// The sysroot of the compiler that builds the workspace.
 fn sysroot_in_use() -> Option<PathBuf> {
-    // Set in build scripts.
+    // Cargo sets `RUSTC` in build scripts.
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
     let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
     let sysroot = String::from_utf8(output.stdout).ok()?;
     Some(PathBuf::from(sysroot.trim())).filter(|path| path.is_dir())
 }
 
-/// Subfolders sorted by name, so the choice does not depend on the file system.
+/// Subfolders sorted by name, so that the choice does not depend on the file system.
 fn subfolders(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = dir.read_dir() else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -206,7 +206,8 @@ pub fn cached_linker_root() -> PathBuf {
     cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
 }
 
-/// The folder for downloads and built tools. It is outside the repository, so clones share it, unless there is no home folder.
+/// The folder for downloads and built tools. It is outside the repository, so that clones share it, unless there is no
+/// home folder.
 pub fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(home()?.join(".cache")));

@@ -31,7 +31,7 @@ const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 pub(super) fn keep(cluster: &mut Cluster) -> Result<()> {
     cluster.pods.iter_mut().for_each(lb_tests::cluster::Pod::stop_serving);
     let log = File::create(Path::new(FOLDER).join("servers.log"))?;
-    // It runs in node2's namespace, where `remove` finds it; its sockets are in those of the pods.
+    // The process runs in node2's namespace, where `remove` finds it; its sockets are in the namespaces of the pods.
     let mut servers = cluster.node2.command(current_exe().context("finding this program")?);
     servers.args(["demo", "--serve"]).process_group(0);
     servers.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

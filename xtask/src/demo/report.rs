@@ -35,7 +35,7 @@ pub(super) struct Traffic {
     pub(super) answers: BTreeMap<String, u32>,
     /// Requests without an answer, by error.
     pub(super) failures: BTreeMap<String, u32>,
-    /// Answers from pods that saw another address than the client's.
+    /// Answers from pods that saw an address other than the client's.
     pub(super) address_changed: u32,
 }
 
@@ -64,7 +64,7 @@ impl Report {
         Ok(())
     }
 
-    /// A table of the traffic, and the checks.
+    /// The traffic as a table, and the checks.
     pub(super) fn text(&self, colours: bool) -> String {
         let checks: Vec<String> = self.checks.iter().map(|check| check.line(colours)).collect();
         format!("{}\n\n{}\n", self.table(), checks.join("\n"))
@@ -103,7 +103,8 @@ impl Check {
     }
 }
 
-/// A bar with [`BAR`] characters for `most`, shorter in proportion, and at least one character for any answer.
+/// A bar with [`BAR`] characters for `most`, proportionally shorter for fewer answers, with at least one character for
+/// any answer.
 fn bar(answers: u32, most: u32) -> String {
     let length = (answers as usize * BAR).div_ceil(most.max(1) as usize);
     "█".repeat(length)

@@ -18,18 +18,18 @@ use super::report::{Report, Traffic, say};
 /// Requests to each virtual address.
 const REQUESTS: u32 = 100;
 
-/// Bytes of a DNS-sized question. With the answer's first line it stays below 512.
+/// Bytes of a question of the size of a DNS query. With the first line of the answer it stays below 512.
 const QUESTION: usize = 400;
 
-/// Bytes of the long download, which is slow until the scene is over.
+/// Bytes of the long download, which is slow until the end of the scene.
 const DOWNLOAD: u64 = 200_000_000;
 
-/// The limit from an edit of a manifest to the maps in the kernel.
+/// Time limit from an edit of a manifest until the maps hold the change.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
 const WEB_PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 
-/// Virtual addresses that the manifests request. The agent allocates that of `my-service`.
+/// Virtual addresses that the manifests request. The agent allocates the address of `my-service`.
 const WEB: [&str; 2] = ["10.96.0.20:80", "[fd00:10:96::20]:80"];
 const DNS: [&str; 2] = ["10.96.0.10:53", "[fd00:10:96::10]:53"];
 const EMPTY: [&str; 2] = ["10.96.0.30", "fd00:10:96::30"];
@@ -90,7 +90,7 @@ struct Scene<'a> {
     pods: &'a [&'a str],
 }
 
-/// HTTP and UDP through every virtual address.
+/// Sends HTTP and UDP requests to every virtual address.
 fn balance(cluster: &Cluster, agent: &Agent, report: &mut Report) -> Result<()> {
     let my_service = SocketAddr::new(allocated_address(agent, "my-service")?, 80);
     let mut scenes = vec![Scene {
@@ -175,8 +175,9 @@ impl Scene<'_> {
 impl Traffic {
     fn count(&mut self, answer: &Answer) {
         *self.answers.entry(answer.server.clone()).or_default() += 1;
-        // A pod that reaches itself sees another address than its own, or its answers would never leave it. (The client's port may
-        // differ: it is replaced if the client used it for the same backend through another Service a moment ago.)
+        // A pod that reaches itself sees another address than its own, because its answers would otherwise never leave
+        // it. (The client's port may differ: it is replaced if the client used it for the same backend through another
+        // Service just before.)
         if answer.server != self.client && answer.seen.ip() != answer.local.ip() {
             self.address_changed += 1;
         }
@@ -186,7 +187,7 @@ impl Traffic {
         self.answers.values().sum()
     }
 
-    /// Whether each pod has about its share, within six standard deviations: one false alarm in 10⁸ runs.
+    /// Whether each pod has its share, within six standard deviations: one false alarm in 10⁸ runs.
     fn is_even(&self) -> bool {
         let (requests, share) = (f64::from(self.requests), 1.0 / self.answers.len() as f64);
         let tolerance = 6.0 * (requests * share * (1.0 - share)).sqrt();
@@ -349,7 +350,7 @@ fn restart_agent(cluster: &Cluster, web: SocketAddr, agent: Agent, report: &mut 
     cluster.start_agent(1)
 }
 
-/// Answers by pod to so many new connections. Failures are not counted.
+/// Answers by pod to this number of new connections. Failures are not counted.
 fn answers(cluster: &Cluster, to: SocketAddr, requests: u32) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for answer in (0..requests).filter_map(|_| ask_http(&cluster.client, to).ok()) {

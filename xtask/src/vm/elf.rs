@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// The shared libraries of a program, and the loader, as the loader finds them. A static program has none.
+/// The shared libraries of a program, and the loader, at the paths that the loader uses. A static program has none.
 pub(super) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -13,7 +13,7 @@ pub(super) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(parse(&text))
 }
 
-/// `libc.so.6 => /lib/libc.so.6 (0x7f…)` or `/lib64/ld-linux-x86-64.so.2 (0x7f…)`
+/// Parses `libc.so.6 => /lib/libc.so.6 (0x7f…)` or `/lib64/ld-linux-x86-64.so.2 (0x7f…)`.
 fn parse(text: &str) -> Vec<PathBuf> {
     text.lines()
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
@@ -21,7 +21,7 @@ fn parse(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Copies a program without debugging information, which is most of a test binary.
+/// Copies a program without debugging information, which is the largest part of a test binary.
 pub(super) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("strip");
     command.arg("--strip-debug").arg("-o").arg(to).arg(program);

@@ -16,13 +16,13 @@ use nix::sys::reboot::{RebootMode, reboot};
 use super::plan::{Binary, PLAN, Plan};
 use super::report::{Probe, Record, Test, TestOutcome};
 
-/// How long a test may run.
+/// Time limit of a test.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
-/// The second serial port, which takes the records.
+/// The second serial port, which carries the records.
 const CHANNEL: &str = "/dev/ttyS1";
 /// The file to which tests write the reasons of skips; see `lb_tests::skip`.
 const SKIPS: &str = "/tmp/skips";
-/// The last bytes of a failed test's output that are reported.
+/// How many bytes from the end of a failed test's output are reported.
 const OUTPUT: usize = 16_384;
 
 /// The folder of the tests and the agent.
@@ -47,12 +47,13 @@ pub(crate) struct Args {
     patience: u32,
 }
 
-/// Never returns, because the kernel panics when process 1 ends. After an error the report has no closing line.
+/// Runs the guest. Never returns, because the kernel panics when process 1 ends. After an error the report has no
+/// closing line.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Err(error) = run_all(args) {
         eprintln!("guest: {error:#}");
     }
-    // Time for the console to print the error.
+    // Leaves the console time to print the error.
     thread::sleep(Duration::from_millis(500));
     let never: Infallible = reboot(RebootMode::RB_POWER_OFF).context("cannot power off")?;
     match never {}
@@ -87,7 +88,7 @@ fn configure_network() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a module with its dependencies; false if this kernel has none of this name.
+/// Loads a module with its dependencies; returns false if this kernel has no module of this name.
 fn load(module: &str) -> bool {
     Command::new("modprobe").args(["--quiet", module]).status().is_ok_and(|status| status.success())
 }
@@ -105,7 +106,7 @@ fn check() -> anyhow::Result<Vec<Probe>> {
     })
 }
 
-/// The report and its counts up to now.
+/// The report and its counts so far.
 struct Guest {
     channel: File,
     skips: File,
@@ -151,7 +152,7 @@ impl Guest {
         self.report(&Record::Test(Test { name, outcome, seconds: took.as_secs_f64() }))
     }
 
-    /// Runs the tests of a binary one after the other in one process, and in another one after a crash or a hang.
+    /// Runs the tests of a binary one after the other in one process; starts another process after a crash or a hang.
     fn run(&mut self, binary: &Binary, patience: u32) -> anyhow::Result<()> {
         for (name, reason) in &binary.skipped {
             self.done(binary, name, TestOutcome::Skipped { reason: reason.clone() }, Duration::ZERO)?;
@@ -164,7 +165,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Runs tests until the process ends; the number of tests that ran, at least one.
+    /// Runs tests until the process ends; returns the number of tests that ran, at least one.
     fn run_process(&mut self, binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<usize> {
         let mut process = Process::start(binary, tests, patience)?;
         for (ran, name) in tests.iter().enumerate() {
@@ -196,7 +197,7 @@ impl Guest {
         Ok(tests.len())
     }
 
-    /// The outcome of a passed test: passed, in parts, or skipped as a whole.
+    /// The outcome of a passed test: passed, perhaps without some parts, or skipped as a whole.
     fn passed_or_skipped(&mut self) -> anyhow::Result<TestOutcome> {
         let mut text = String::new();
         self.skips.read_to_string(&mut text).with_context(|| format!("cannot read {SKIPS}"))?;
@@ -218,7 +219,7 @@ enum Next {
     Failed,
     /// The process ended.
     Ended,
-    /// No output for too long.
+    /// The process has printed nothing for too long.
     Silence,
 }
 
@@ -226,7 +227,7 @@ enum Next {
 struct Process {
     child: Child,
     lines: Receiver<String>,
-    /// Its output besides test results.
+    /// The process's output other than test results.
     output: String,
 }
 
@@ -265,7 +266,7 @@ impl Process {
         self.output.push('\n');
     }
 
-    /// Its output, to the end.
+    /// Ends the process; returns the rest of its output.
     fn rest(mut self) -> anyhow::Result<String> {
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
             self.keep(&line);

@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     docs::compare_or_write(&reports, args.write_docs)
 }
 
-/// Boots the kernel with its image, and prints its summary or the reason for having none.
+/// Boots the kernel with its image; prints its summary, or the reason if there is none.
 fn run_one(kernel: &Kernel, accelerator: Accelerator) -> Option<Report> {
     let start = Instant::now();
     match boot(kernel, accelerator) {

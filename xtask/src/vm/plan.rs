@@ -1,4 +1,4 @@
-//! Which tests run in a guest.
+//! Selects the tests that run in a guest.
 
 use std::process::Command;
 
@@ -10,8 +10,8 @@ use super::binaries::TestBinary;
 /// Path of the plan in the guest.
 pub(super) const PLAN: &str = "/plan.json";
 
-/// Modules to load at boot: those of a node, and those that a node loads on first use. The guest's kernel asks modprobe
-/// for all others.
+/// Modules to load at boot: those of a node, and those that a node loads on first use. The guest's kernel calls
+/// modprobe for all others.
 const MODULES: [&str; 12] = [
     "veth",
     "vrf",
@@ -27,11 +27,12 @@ const MODULES: [&str; 12] = [
     "udp_diag",
 ];
 
-/// Test binaries in the order in which they run, the most specific failures first.
+/// Test binaries in the order of their runs, those with the most specific failures first.
 const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 
-/// The tests of a short run besides all of `packet`: each attach mode once, and what depends on the kernel. Each takes a
-/// minute or two under emulated Linux 6.1, most of it in the verifier. A name stands for all tests that begin with it.
+/// The tests of a short run in addition to all of `packet`: each attach mode once, and tests that depend on the kernel.
+/// Each takes a minute or two under emulated Linux 6.1, most of it in the verifier. A name stands for all tests that
+/// begin with it.
 const SHORT: [&str; 12] = [
     "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
     "datapath::attachment::tcx_programs_run_first_at_ingress_and_last_at_egress",
@@ -47,13 +48,13 @@ const SHORT: [&str; 12] = [
     "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
-/// Tests that mean nothing in an emulated machine, and why.
+/// Tests without meaning in an emulated machine, and why.
 const NOT_IN_A_GUEST: [(&str, &str); 1] =
     [("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time")];
 
 /// Which tests to run.
 pub(super) enum Extent {
-    /// All.
+    /// All tests.
     Full,
     /// [`SHORT`], which fits into the time of a CI run.
     Short,
@@ -74,17 +75,17 @@ pub(super) struct Binary {
     pub(super) name: String,
     /// Tests to run, in the order of libtest.
     pub(super) tests: Vec<String>,
-    /// Tests not to run, and why.
+    /// Tests that are skipped, and why.
     pub(super) skipped: Vec<(String, String)>,
 }
 
 impl Binary {
-    /// `netns::sockets::…`
+    /// The full name of a test: `netns::sockets::…`
     pub(super) fn full_name(&self, test: &str) -> String {
         full_name(&self.name, test)
     }
 
-    /// The first of these that is neither run nor skipped with a reason.
+    /// The first of these tests that is neither run nor skipped with a reason.
     fn first_without<'a>(&self, tests: &'a [String]) -> Option<&'a String> {
         let is_known = |test: &String| {
             self.tests.contains(test) || self.skipped.iter().any(|(skipped, _)| skipped == test)
@@ -147,7 +148,7 @@ fn choose(extent: &Extent, binary: &str, tests: Vec<String>) -> Binary {
     chosen
 }
 
-/// All tests of a binary, also those marked `#[ignore]`; with `--ignored` only those.
+/// All tests of a binary, including those marked `#[ignore]`; with `--ignored` only those.
 fn list(binary: &TestBinary, more: &[&str]) -> anyhow::Result<Vec<String>> {
     let output = Command::new(&binary.path).args(["--list", "--format=terse"]).args(more).output();
     let output = output.with_context(|| format!("cannot start {}", binary.path.display()))?;
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!((run.len(), skipped.len()), (1, 1));
     }
 
-    /// A renamed test would otherwise be missed only when a guest runs.
+    /// Without this check, a renamed test would be noticed only when a guest runs.
     #[test]
     fn listed_tests_exist() {
         let folder = ebpf_build::workspace_root().join("tests/tests");

@@ -19,20 +19,20 @@ use super::report::{Record, Report};
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
-/// How long a guest may be silent: longer than the limit of a test.
+/// How long a guest may print nothing: longer than the limit of a test.
 const SILENCE: Duration = Duration::from_secs(super::guest::LIMIT.as_secs() + 120);
-/// How long a kernel may take to panic for want of a root file system.
+/// How long a kernel may take until it panics because it has no root file system.
 const PROBE: Duration = Duration::from_secs(30);
-/// The message of that panic.
+/// The message of a kernel that panics because it has no root file system.
 const NO_ROOT: &str = "Kernel panic - not syncing: VFS";
 /// Console messages of a kernel error.
 const KERNEL_ERRORS: [&str; 6] =
     ["Kernel panic", "Oops:", "BUG: ", "general protection fault", "kernel BUG at", "soft lockup"];
 
-/// How the guest's instructions run.
+/// How the guest's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accelerator {
-    /// On the CPU.
+    /// By the CPU itself, with hardware virtualization.
     Kvm,
     /// In qemu's emulator, at least ten times slower.
     Tcg,
@@ -42,8 +42,8 @@ impl Accelerator {
     const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // With one thread per virtual CPU, a CPU may run code forever that another one has patched: seen once in many hours, when
-            // the kernel enabled a static branch (qemu 7.2, `__inet_stream_connect` of Linux 6.1).
+            // With one thread per virtual CPU, a CPU may run code forever that another CPU has patched: seen once in
+            // many hours, when the kernel enabled a static branch (qemu 7.2, `__inet_stream_connect` of Linux 6.1).
             Self::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
         }
     }
@@ -79,7 +79,8 @@ fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Finds the accelerator by booting a guest with KVM: `/dev/kvm` may exist and fail to run an ordinary guest.
+/// Finds the accelerator by booting a guest with KVM: `/dev/kvm` may exist and still be unable to run an ordinary
+/// guest.
 pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
@@ -151,7 +152,7 @@ impl Drop for Guest {
     }
 }
 
-/// How a boot ended.
+/// The result of a boot.
 pub(super) struct Outcome {
     records: Vec<Record>,
     /// File with the console's output.

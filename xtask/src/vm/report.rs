@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-/// One line.
+/// One line of the report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record {
-    /// The guest is up. Some of the requested modules may be missing in this kernel.
+    /// The guest has booted. This kernel may lack some of the requested modules.
     Started { missing_modules: Vec<String> },
     /// The output of `lb-agent check -o json`.
     Check(Vec<Probe>),
@@ -39,15 +39,15 @@ pub(super) struct Test {
     pub(super) seconds: f64,
 }
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TestOutcome {
-    /// It passed. Parts of it may have been skipped, for these reasons.
+    /// The test passed. Parts of it may have been skipped, for these reasons.
     Passed { without: Vec<String> },
-    /// It cannot run in this guest.
+    /// The test cannot run in this guest.
     Skipped { reason: String },
-    /// It failed. A [`Record::Output`] has its output.
+    /// The test failed. A [`Record::Output`] has its output.
     Failed,
 }
 
@@ -100,13 +100,13 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Reads the records up to now, without an incomplete last line.
+    /// Reads the records so far, without an incomplete last line.
     pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Record>> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         parse(&String::from_utf8_lossy(&text)).with_context(|| format!("in {}", path.display()))
     }
 
-    /// Checks that the report is complete: it has one closing line, at the end, whose counts match.
+    /// Checks that the report is complete: a single closing line, at the end, with matching counts.
     pub(super) fn new(records: Vec<Record>) -> anyhow::Result<Self> {
         let closings = records.iter().filter(|record| matches!(record, Record::Closing { .. })).count();
         ensure!(closings > 0, "the closing line is missing: the guest ended before its tests");
@@ -155,7 +155,7 @@ impl Report {
         probes.map_or(&[], Vec::as_slice)
     }
 
-    /// One line: number of passed tests, skipped tests with reasons, number of failed tests.
+    /// A summary line: number of passed tests, skipped tests with reasons, number of failed tests.
     pub(super) fn summary(&self, release: &str) -> String {
         let skipped: Vec<String> = self.skipped().map(|(name, reason)| format!("{name}: {reason}")).collect();
         let named = if skipped.is_empty() { String::new() } else { format!(" ({})", skipped.join("; ")) };

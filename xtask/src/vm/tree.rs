@@ -80,8 +80,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the links on a path of this machine; the path without links. Entries must be added at that path: the kernel
-    /// unpacks an archive in order, and follows a link only if its target already exists.
+    /// Adds the links on a path of this machine; returns the path without links. Entries must be added at that path:
+    /// the kernel unpacks an archive in order, and follows a link only if its target already exists.
     pub(super) fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
         let mut resolved = PathBuf::from("/");
         for (index, component) in path.components().enumerate() {
