@@ -31,7 +31,8 @@ pub(crate) fn adopt<I>(
         bpffs::unpin(path)?;
         return Ok(None);
     }
-    // The kernel does nothing if the link has this program already.
+    // If the link has this program already, the kernel ignores the update of a tcx or XDP link; a cgroup link stores the
+    // same program again.
     sys::update_link(link.as_fd(), program.fd())
         .map_err(|error| DatapathError::file("replace the program of the pinned link", path, error))?;
     Ok(Some(info))
