@@ -76,6 +76,7 @@ mod tests {
         Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
         SourceRangeKey, Vip,
         conntrack::{Flow, Tuple},
+        flow_table::Slot,
     };
 
     /// How many bytes the fields cover without gaps, and the size of the struct.
@@ -93,6 +94,7 @@ mod tests {
         for (covered, size) in [
             covered::<Tuple>(),
             covered::<Flow>(),
+            covered::<Slot>(),
             covered::<ServiceKey>(),
             covered::<Service>(),
             covered::<Backend>(),

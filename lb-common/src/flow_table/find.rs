@@ -1,0 +1,62 @@
+use super::{Control, Memory, PLACES, Places, Snapshot};
+
+/// An entry as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<S> {
+    /// Its slot.
+    pub slot: S,
+    /// The control word at that moment, which names this use of the slot.
+    pub control: Control,
+}
+
+/// The entry with this key. (Not of the overflow.)
+///
+/// The slot may be reused for another flow at any time. Whoever must not act on another flow compares
+/// [`Memory::control_after`] with [`Entry::control`] once it has read what it needs.
+#[inline(always)]
+pub fn find<M: Memory>(memory: &M, places: &Places, key: &M::Key) -> Option<Entry<M::Slot>> {
+    let wanted = Control::live_tag(places.fingerprint());
+    for place in 0..PLACES {
+        let slot = memory.slot(places.slot(place))?;
+        let control = memory.control(slot);
+        if control.tag() == wanted {
+            let slot = memory.acquire(slot, control);
+            if memory.has_key(slot, key) {
+                return Some(Entry { slot, control });
+            }
+        } else if control == Control::NEVER_USED {
+            // An entry takes the first free place, so there is none behind this one.
+            return None;
+        }
+    }
+    None
+}
+
+/// Reads of a slot that are given up because the slot changes each time.
+const READS: u32 = 4;
+
+/// An entry with its key and value, which belong together.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<S, K, V> {
+    /// Where it was, and in which generation.
+    pub entry: Entry<S>,
+    /// Its key.
+    pub key: K,
+    /// Its value.
+    pub value: V,
+}
+
+/// The entry in a slot, whole; `None` if there is none, or it changes all the time.
+pub fn read<M: Snapshot>(memory: &M, slot: M::Slot) -> Option<Copied<M::Slot, M::Key, M::Value>> {
+    for _ in 0..READS {
+        let control = memory.control(slot);
+        if !control.is_live() {
+            return None;
+        }
+        let (key, value) = memory.copy(memory.acquire(slot, control));
+        if memory.control_after(slot) == control {
+            return Some(Copied { entry: Entry { slot, control }, key, value });
+        }
+    }
+    None
+}

@@ -1,0 +1,213 @@
+use super::{
+    Control, Evict, OverflowInsert, PLACES, Places, Verdict,
+    control::State,
+    memory::{Memory, Overflow},
+};
+
+/// The result of [`insert_new`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Insert<S> {
+    /// The entry is in this slot.
+    Inserted(S),
+    /// The entry is in the overflow.
+    Overflowed,
+    /// The key has an entry, or another insert of it is about to make one.
+    Exists,
+    /// No room: neither in the table nor in the overflow.
+    Full,
+}
+
+/// Attempts at a slot that changes each time we look at it.
+pub(super) const ATTEMPTS: u32 = 3;
+
+/// Inserts an entry if its key is new. If several CPUs insert the same key at once, at most one succeeds.
+#[inline(always)]
+pub fn insert_new<M: Overflow>(
+    table: &M,
+    evict: &mut impl Evict<M>,
+    places: &Places,
+    key: &M::Key,
+    value: &M::Value,
+) -> Insert<M::Slot> {
+    let Some(free) = first_free(table, places, key) else { return Insert::Exists };
+    if table.takes_all() {
+        return insert_into_overflow(table, places, key, value);
+    }
+    let Some(claim) = claim_free(table, places, free).or_else(|| claim_occupied(table, evict, places)) else {
+        return insert_into_overflow(table, places, key, value);
+    };
+    table.write_key(claim.slot, key);
+    table.write_value(claim.slot, value);
+    if publish(table, places, key, &claim) { Insert::Inserted(claim.slot) } else { Insert::Exists }
+}
+
+/// The first free place, or [`PLACES`]; `None` if the table has an entry with this key.
+#[inline(always)]
+fn first_free<M: Memory>(table: &M, places: &Places, key: &M::Key) -> Option<u32> {
+    let mut free = PLACES;
+    for place in 0..PLACES {
+        let Some(slot) = table.slot(places.slot(place)) else { break };
+        let control = table.control(slot);
+        if control.is_free() && free == PLACES {
+            free = place;
+        }
+        if control == Control::NEVER_USED {
+            break;
+        }
+        if is_entry(table, slot, control, places, key) {
+            return None;
+        }
+    }
+    Some(free)
+}
+
+/// Whether the slot, whose control word was just loaded, holds an entry with this key.
+#[inline(always)]
+fn is_entry<M: Memory>(table: &M, slot: M::Slot, control: Control, places: &Places, key: &M::Key) -> bool {
+    control.has_fingerprint(places.fingerprint())
+        && matches!(control.state(), State::Live | State::Changing)
+        && table.has_key(table.acquire(slot, control), key)
+        && table.control_after(slot) == control
+}
+
+/// A slot that this insert has claimed.
+struct Claim<S> {
+    place: u32,
+    slot: S,
+    control: Control,
+}
+
+impl<S: Copy> Claim<S> {
+    /// Claims the slot of a place if its control word still is `seen`.
+    #[inline(always)]
+    fn make<M: Memory<Slot = S>>(table: &M, place: u32, slot: S, seen: Control) -> Option<Self> {
+        let control = seen.claimed(M::IS_AGENT);
+        table.compare_exchange(slot, seen, control).then_some(Self { place, slot, control })
+    }
+}
+
+/// Claims the first free place from `first` on.
+#[inline(always)]
+fn claim_free<M: Memory>(table: &M, places: &Places, first: u32) -> Option<Claim<M::Slot>> {
+    for place in first..PLACES {
+        let slot = table.slot(places.slot(place))?;
+        let control = table.control(slot);
+        if control.is_free()
+            && let Some(claim) = Claim::make(table, place, slot, control)
+        {
+            return Some(claim);
+        }
+    }
+    None
+}
+
+/// Claims the place of an expired entry, or else of an unproven one.
+#[inline(always)]
+fn claim_occupied<M: Memory>(
+    table: &M,
+    evict: &mut impl Evict<M>,
+    places: &Places,
+) -> Option<Claim<M::Slot>> {
+    for wanted in [Verdict::Expired, Verdict::Unproven] {
+        for place in 0..PLACES {
+            let slot = table.slot(places.slot(place))?;
+            let control = table.control(slot);
+            if control.is_live()
+                && evict.verdict(table.acquire(slot, control)) == wanted
+                && let Some(claim) = Claim::make(table, place, slot, control)
+            {
+                evict.evicted(slot);
+                return Some(claim);
+            }
+        }
+    }
+    None
+}
+
+/// Makes an entry of the complete slot, unless its key has another one.
+#[inline(always)]
+fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
+    let tentative = claim.control.tentative(places.fingerprint());
+    table.set(claim.slot, tentative);
+    let wins = wins_all_places(table, places, key, Some(claim.place))
+        && !(table.count() != 0 && table.has(key))
+        && table.compare_exchange(claim.slot, tentative, tentative.live());
+    if !wins {
+        // Only the owner frees a tentative or killed slot.
+        table.set(claim.slot, tentative.freed());
+    }
+    wins
+}
+
+/// Inserts into the overflow, before which every tentative entry gives way.
+#[inline(always)]
+fn insert_into_overflow<M: Overflow>(
+    table: &M,
+    places: &Places,
+    key: &M::Key,
+    value: &M::Value,
+) -> Insert<M::Slot> {
+    // Counted first: another insert of the key either sees the count, or is seen below.
+    table.add_to_count(1);
+    let result = match table.insert(key, value) {
+        OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
+        OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
+        // Another CPU has removed it, and its count.
+        OverflowInsert::Inserted => return Insert::Exists,
+        OverflowInsert::Exists => Insert::Exists,
+        OverflowInsert::Full => Insert::Full,
+    };
+    table.add_to_count(-1);
+    result
+}
+
+/// Whether no other place has an entry with this key, once tentative ones that must give way have been killed.
+/// `own` is the place of the insert that asks; `None` is the overflow.
+#[inline(always)]
+fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
+    for place in 0..PLACES {
+        if own == Some(place) {
+            continue;
+        }
+        let Some(slot) = table.slot(places.slot(place)) else { break };
+        let control = table.control(slot);
+        if control == Control::NEVER_USED {
+            break;
+        }
+        if control.has_fingerprint(places.fingerprint())
+            && !wins_place(table, slot, places, key, own.is_none_or(|own| own < place))
+        {
+            return false;
+        }
+    }
+    true
+}
+
+/// [`wins_all_places`] for one place; `comes_first` is whether our place comes before it.
+#[inline(always)]
+fn wins_place<M: Memory>(table: &M, slot: M::Slot, places: &Places, key: &M::Key, comes_first: bool) -> bool {
+    for _ in 0..ATTEMPTS {
+        let control = table.control(slot);
+        if !control.has_fingerprint(places.fingerprint())
+            || control.state() == State::Empty
+            || !table.has_key(table.acquire(slot, control), key)
+        {
+            return true;
+        }
+        let is_ours = control.state() == State::Tentative && gives_way::<M>(control, comes_first);
+        if is_ours && table.compare_exchange(slot, control, control.killed()) {
+            return true;
+        }
+        if !is_ours && table.control_after(slot) == control {
+            return false;
+        }
+    }
+    false
+}
+
+/// Whether another tentative entry of our key gives way to ours: an agent's does to a program's, as the agent may have
+/// been killed; else the one in the later place.
+#[inline(always)]
+const fn gives_way<M: Memory>(other: Control, comes_first: bool) -> bool {
+    if other.is_agents() == M::IS_AGENT { comes_first } else { other.is_agents() }
+}

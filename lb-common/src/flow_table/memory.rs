@@ -1,0 +1,111 @@
+use super::Control;
+
+/// The slots of a table, as one user of it (a program, the agent, a test) reaches them.
+///
+/// *Fully ordered* means: on every CPU, all loads and stores before the operation in program order happen before all
+/// that follow it. BPF atomic operations that return a value are, unless a compare-and-swap fails. Every other load and
+/// store may be reordered with its neighbours, as far as the method does not say otherwise.
+pub trait Memory {
+    /// Refers to one slot.
+    type Slot: Copy;
+    /// What entries are found by.
+    type Key;
+    /// What an entry holds.
+    type Value;
+
+    /// Whether this is the agent, whose unfinished claims outlive it when it is killed. Programs always finish.
+    const IS_AGENT: bool;
+
+    /// The slot with this index; `None` beyond the end of the table.
+    fn slot(&self, index: u32) -> Option<Self::Slot>;
+
+    /// Loads the control word, whole.
+    fn control(&self, slot: Self::Slot) -> Control;
+
+    /// The same slot. What is loaded through the result is loaded after `control`, which was loaded before. (An address
+    /// dependency is enough. x86 loads in order.)
+    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot;
+
+    /// Loads the control word again, after all earlier loads from the slot.
+    fn control_after(&self, slot: Self::Slot) -> Control;
+
+    /// Exchanges the control word for `to` if it is `from`; returns whether it was. Fully ordered if so.
+    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool;
+
+    /// Sets the control word by an atomic exchange. Fully ordered.
+    fn set(&self, slot: Self::Slot, to: Control);
+
+    /// Whether the slot holds this key. (Compares words of eight bytes.)
+    fn has_key(&self, slot: Self::Slot, key: &Self::Key) -> bool;
+
+    /// Writes the key.
+    fn write_key(&self, slot: Self::Slot, key: &Self::Key);
+
+    /// Writes the value.
+    fn write_value(&self, slot: Self::Slot, value: &Self::Value);
+}
+
+/// A memory from which entries can be copied.
+pub trait Snapshot: Memory {
+    /// Copies key and value, which may be those of two flows if the slot changes meanwhile.
+    fn copy(&self, slot: Self::Slot) -> (Self::Key, Self::Value);
+}
+
+/// The map that holds the entries which found no place in the table.
+pub trait Overflow: Memory {
+    /// Whether new entries go here even if the table has a place (before an earlier layout takes over, which does not
+    /// know the table).
+    fn takes_all(&self) -> bool;
+
+    /// The number of entries, and of inserts that have not ended. Below it is not asked when this is 0.
+    fn count(&self) -> u64;
+
+    /// Adds to the number of entries. Fully ordered.
+    fn add_to_count(&self, difference: i64);
+
+    /// Whether it has an entry with this key.
+    fn has(&self, key: &Self::Key) -> bool;
+
+    /// Inserts an entry if the key is new (`BPF_NOEXIST`).
+    fn insert(&self, key: &Self::Key, value: &Self::Value) -> OverflowInsert;
+
+    /// Replaces the value of an entry (`BPF_EXIST`); returns whether there was one.
+    fn replace(&self, key: &Self::Key, value: &Self::Value) -> bool;
+
+    /// Deletes an entry; returns whether there was one.
+    fn remove(&self, key: &Self::Key) -> bool;
+}
+
+/// The result of [`Overflow::insert`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum OverflowInsert {
+    /// The entry is new.
+    Inserted = 0,
+    /// The key has an entry.
+    Exists = 1,
+    /// No room or no memory.
+    Full = 2,
+}
+
+/// Decides about entries whose places a new flow may take.
+pub trait Evict<M: Memory> {
+    /// Whether the entry in this slot may be evicted. It may change meanwhile; then it is not evicted.
+    fn verdict(&mut self, slot: M::Slot) -> Verdict;
+
+    /// The slot was claimed from the entry it held. Key and value are still there until this returns: the time to
+    /// delete the reverse entry and to count the flow as ended.
+    fn evicted(&mut self, slot: M::Slot);
+}
+
+/// Whether an entry may be evicted, in the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Verdict {
+    /// It has expired.
+    Expired = 0,
+    /// Unproven (or ended), and idle for long enough.
+    Unproven = 1,
+    /// It stays.
+    Keep = 2,
+}

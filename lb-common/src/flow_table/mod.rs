@@ -1,0 +1,40 @@
+//! The flow table: flows by tuple in an array of slots (`FLOWS`) that programs and the agent change at the same time,
+//! without locks.
+//!
+//! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. A flow
+//! takes the first free one. A flow that finds none goes to the *overflow*, the hash map `CONNTRACK`.
+//!
+//! ```text
+//! slot     what the array holds                  find     lookup, and reading a flow whole
+//! control  the first word of a slot: its state   insert   a flow whose key must be new
+//! place    seed, hash and places of a tuple      change   replacing and removing flows
+//! memory   what these algorithms need of the     shared   the memory of the agent: a mapped array
+//!          memory and of the overflow
+//! ```
+//!
+//! The algorithms run on any [`Memory`]: map values in programs, mapped memory in the agent, a simulated machine in the
+//! tests. `docs/datapath.md`, "Flow table", says why each step is safe.
+
+mod change;
+mod control;
+mod find;
+mod insert;
+mod memory;
+mod place;
+#[cfg(any(test, feature = "user"))]
+mod shared;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+#[cfg(any(test, feature = "user"))]
+pub use self::shared::SharedSlots;
+pub use self::{
+    change::{Replace, release_abandoned, remove, remove_entry, replace},
+    control::Control,
+    find::{Copied, Entry, find, read},
+    insert::{Insert, insert_new},
+    memory::{Evict, Memory, Overflow, OverflowInsert, Snapshot, Verdict},
+    place::{PLACES, Places, Seed},
+    slot::Slot,
+};

@@ -1,0 +1,70 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    conntrack::{Flow, Tuple},
+    layout::describe,
+};
+
+/// Element of `FLOWS`: a place for one entry. Zeros are a slot that has never been used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Slot {
+    /// [`Control`](super::Control): all else means something only in the states that say so.
+    pub control: u64,
+    /// The tuple of packets that the entry translates.
+    pub key: Tuple,
+    /// How it translates them.
+    pub flow: Flow,
+}
+
+const _: () = assert!(size_of::<Slot>() == 48 + size_of::<Flow>());
+// Two cache lines that lie side by side, as the array begins at a page.
+const _: () = assert!(size_of::<Flow>() != 80 || size_of::<Slot>() == 128);
+
+describe!(Slot {
+    control,
+    key.source,
+    key.destination,
+    key.source_port,
+    key.destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    key.protocol,
+    key.zero,
+    #[cfg(feature = "next-layout")]
+    key.protocol,
+    key.zeros,
+    #[cfg(feature = "next-layout")]
+    flow.ahead,
+    flow.to.source,
+    flow.to.destination,
+    flow.to.source_port,
+    flow.to.destination_port,
+    #[cfg(not(feature = "next-layout"))]
+    flow.to.protocol,
+    flow.to.zero,
+    #[cfg(feature = "next-layout")]
+    flow.to.protocol,
+    flow.to.zeros,
+    flow.service,
+    flow.last_seen,
+    flow.next_seq,
+    flow.last_ack,
+    flow.address_delta,
+    flow.port_delta,
+    flow.seen,
+    flow.flags,
+    flow.syns = "flow.asked",
+    flow.next_hop.destination = "flow.hop.destination",
+    flow.next_hop.source = "flow.hop.source",
+    flow.next_hop.device = "flow.hop.device",
+    flow.next_hop.mtu = "flow.hop.mtu",
+    flow.next_hop.flags = "flow.hop.flags",
+    flow.next_hop.resolved_at = "flow.hop.asked",
+    flow.active_flows_slot = "flow.counter",
+    flow.packets,
+    flow.traffic,
+});
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for Slot {}
