@@ -1,0 +1,309 @@
+//! Two threads with the atomic operations of this CPU, checked against what must hold at any time.
+
+use std::{
+    env, println,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    vec::Vec,
+};
+
+use super::super::{
+    Control, Evict, Insert, Memory, Overflow, OverflowInsert, Places, Replace, SharedSlots, Slot, Snapshot,
+    Verdict, find, insert_new, read, remove, remove_entry, replace,
+};
+use crate::{
+    Address,
+    conntrack::{Flow, Tick, Tuple},
+    protocol::TCP,
+};
+
+/// Slots, places and keys so few that almost all operations collide.
+const SLOTS: usize = 16;
+const KEYS: u64 = 12;
+const WORDS: usize = SLOTS * size_of::<Slot>() / 8;
+
+/// Entries of one key in the overflow of the test: free, or a value.
+const NONE: u64 = 0;
+
+/// For each key, how many entries its successful operations have left: never below 0 or above 1.
+struct Bed {
+    words: Vec<AtomicU64>,
+    overflow: Vec<AtomicU64>,
+    overflow_count: AtomicU64,
+    inserted: Vec<AtomicU64>,
+    removed: Vec<AtomicU64>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let keys = usize::try_from(KEYS).expect("few");
+        Self {
+            words: zeros(WORDS),
+            overflow: zeros(keys),
+            overflow_count: AtomicU64::new(0),
+            inserted: zeros(keys),
+            removed: zeros(keys),
+        }
+    }
+}
+
+/// The bed as a program or the agent sees it.
+#[derive(Clone, Copy)]
+struct View<'a, const AGENT: bool> {
+    bed: &'a Bed,
+    slots: SharedSlots<'a>,
+}
+
+impl<'a, const AGENT: bool> View<'a, AGENT> {
+    fn new(bed: &'a Bed) -> Self {
+        Self { bed, slots: SharedSlots::new(&bed.words) }
+    }
+}
+
+impl<'a, const AGENT: bool> Memory for View<'a, AGENT> {
+    type Slot = <SharedSlots<'a> as Memory>::Slot;
+    type Key = Tuple;
+    type Value = Flow;
+
+    const IS_AGENT: bool = AGENT;
+
+    fn slot(&self, index: u32) -> Option<Self::Slot> {
+        self.slots.slot(index)
+    }
+
+    fn control(&self, slot: Self::Slot) -> Control {
+        self.slots.control(slot)
+    }
+
+    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot {
+        self.slots.acquire(slot, control)
+    }
+
+    fn control_after(&self, slot: Self::Slot) -> Control {
+        self.slots.control_after(slot)
+    }
+
+    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool {
+        self.slots.compare_exchange(slot, from, to)
+    }
+
+    fn set(&self, slot: Self::Slot, to: Control) {
+        self.slots.set(slot, to);
+    }
+
+    fn has_key(&self, slot: Self::Slot, key: &Tuple) -> bool {
+        self.slots.has_key(slot, key)
+    }
+
+    fn write_key(&self, slot: Self::Slot, key: &Tuple) {
+        self.slots.write_key(slot, key);
+    }
+
+    fn write_value(&self, slot: Self::Slot, value: &Flow) {
+        self.slots.write_value(slot, value);
+    }
+}
+
+impl<const AGENT: bool> Snapshot for View<'_, AGENT> {
+    fn copy(&self, slot: Self::Slot) -> (Tuple, Flow) {
+        self.slots.copy(slot)
+    }
+}
+
+/// A map with one element for each key.
+impl<const AGENT: bool> Overflow for View<'_, AGENT> {
+    fn takes_all(&self) -> bool {
+        false
+    }
+
+    fn count(&self) -> u64 {
+        self.bed.overflow_count.load(Ordering::Relaxed)
+    }
+
+    fn add_to_count(&self, difference: i64) {
+        self.bed.overflow_count.fetch_add(difference.cast_unsigned(), Ordering::SeqCst);
+    }
+
+    fn has(&self, key: &Tuple) -> bool {
+        self.bed.overflow[index(key)].load(Ordering::SeqCst) != NONE
+    }
+
+    fn insert(&self, key: &Tuple, value: &Flow) -> OverflowInsert {
+        let element = &self.bed.overflow[index(key)];
+        match element.compare_exchange(NONE, value.traffic, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => OverflowInsert::Inserted,
+            Err(_) => OverflowInsert::Exists,
+        }
+    }
+
+    fn replace(&self, key: &Tuple, value: &Flow) -> bool {
+        let element = &self.bed.overflow[index(key)];
+        let found = element.load(Ordering::SeqCst);
+        found != NONE
+            && element.compare_exchange(found, value.traffic, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    fn remove(&self, key: &Tuple) -> bool {
+        self.bed.overflow[index(key)].swap(NONE, Ordering::SeqCst) != NONE
+    }
+}
+
+fn tuple(key: u64) -> Tuple {
+    let port = u16::try_from(key).expect("few keys");
+    Tuple::new(Address::from_v4([192, 0, 2, 1]), Address::from_v4([192, 0, 2, 2]), port, 80, TCP)
+}
+
+fn index(key: &Tuple) -> usize {
+    usize::from(key.source_port)
+}
+
+/// A flow of this key whose every word follows from `number`, so that parts of two flows do not fit together.
+fn flow(key: u64, number: u64) -> Flow {
+    let low = u32::try_from(number & 0xffff_ffff).expect("32 bits");
+    let mut flow = Flow::new(&tuple(key), &tuple(key), low, 0, Tick(low));
+    (flow.next_seq, flow.last_ack, flow.packets) = (!low, low, !low);
+    flow.traffic = number;
+    flow
+}
+
+fn is_whole(key: &Tuple, found: &Flow) -> bool {
+    *found == flow(u64::from(key.source_port), found.traffic)
+}
+
+/// Places of a key: some keys share the first four, some the last four, and all keys share their fingerprint.
+fn places(key: u64) -> Places {
+    let position = |number: u64| u32::try_from(number % 4).expect("small") * 4;
+    let (first, second) = (position(key), position(key / 4 + key + 1));
+    Places::at(first, if first == second { (second + 4) % 16 } else { second }, 0x10)
+}
+
+/// Xorshift64 (Marsaglia, "Xorshift RNGs", 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+/// Lets every second entry be evicted, at random, and counts it as removed.
+struct OneInTwo<'a> {
+    bed: &'a Bed,
+    random: &'a mut Random,
+}
+
+impl<'a, const AGENT: bool> Evict<View<'a, AGENT>> for OneInTwo<'a> {
+    fn verdict(&mut self, _: <View<'a, AGENT> as Memory>::Slot) -> Verdict {
+        match self.random.below(4) {
+            0 => Verdict::Expired,
+            1 => Verdict::Unproven,
+            _ => Verdict::Keep,
+        }
+    }
+
+    fn evicted(&mut self, slot: <View<'a, AGENT> as Memory>::Slot) {
+        let (key, found) = View::<AGENT>::new(self.bed).copy(slot);
+        assert!(is_whole(&key, &found), "evicted a torn flow: {key:?} {found:?}");
+        self.bed.removed[index(&key)].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One random operation.
+fn step<const AGENT: bool>(view: &View<'_, AGENT>, random: &mut Random, number: u64) {
+    let key = random.below(KEYS);
+    let (tuple, places) = (tuple(key), places(key));
+    let bed = view.bed;
+    match random.below(8) {
+        0..3 => {
+            let mut evict = OneInTwo { bed, random };
+            match insert_new(view, &mut evict, &places, &tuple, &flow(key, number)) {
+                Insert::Inserted(_) | Insert::Overflowed => {
+                    bed.inserted[index(&tuple)].fetch_add(1, Ordering::SeqCst);
+                }
+                Insert::Exists => {}
+                Insert::Full => panic!("the overflow has room for every key"),
+            }
+        }
+        3 => {
+            if remove(view, &places, &tuple) {
+                bed.removed[index(&tuple)].fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        4 => {
+            let entry = find(view, &places, &tuple);
+            if entry.is_some_and(|entry| remove_entry(view, &entry)) {
+                bed.removed[index(&tuple)].fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        5 => match replace(view, &places, &tuple, &flow(key, number)) {
+            Replace::Replaced(_) | Replace::ReplacedInOverflow | Replace::Absent => {}
+        },
+        _ => {
+            if let Some(entry) = find(view, &places, &tuple) {
+                let (found, value) = view.copy(entry.slot);
+                if view.control_after(entry.slot) == entry.control {
+                    assert!(found == tuple && is_whole(&found, &value), "torn: {found:?} {value:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Compares the table with the numbers of successful operations: a flow is lost or there twice if they differ.
+fn check(bed: &Bed) {
+    let view = View::<false>::new(bed);
+    for key in 0..KEYS {
+        let tuple = tuple(key);
+        let index = index(&tuple);
+        let slots = (0..u32::try_from(SLOTS).expect("few")).filter_map(|slot| view.slot(slot));
+        let entries = slots.filter_map(|slot| read(&view, slot)).filter(|found| {
+            assert!(is_whole(&found.key, &found.value), "torn: {found:?}");
+            found.key == tuple
+        });
+        let entries = entries.count() as u64 + u64::from(bed.overflow[index].load(Ordering::SeqCst) != NONE);
+        let [inserted, removed] =
+            [&bed.inserted, &bed.removed].map(|list| list[index].load(Ordering::SeqCst));
+        assert!(entries <= 1, "key {key} has {entries} entries");
+        assert_eq!(inserted - removed, entries, "key {key}: {inserted} inserted, {removed} removed");
+    }
+    let in_overflow = bed.overflow.iter().filter(|entry| entry.load(Ordering::SeqCst) != NONE).count();
+    assert_eq!(view.count(), in_overflow as u64);
+    for slot in (0..u32::try_from(SLOTS).expect("few")).filter_map(|slot| view.slot(slot)) {
+        let control = view.control(slot);
+        assert!(control.is_free() || control.is_live(), "abandoned: {control:?}");
+    }
+}
+
+fn run<const AGENT: bool>(bed: &Bed, seed: u64, operations: u64) {
+    let view = View::<AGENT>::new(bed);
+    let mut random = Random(seed);
+    for number in 1..=operations {
+        step(&view, &mut random, number << 8 | seed & 0xff);
+    }
+}
+
+/// Operations between two checks, on both threads together.
+const ROUND: u64 = 200_000;
+
+/// `FLOW_TABLE_OPERATIONS=1000000000 cargo test --release -p lb-common flow_table::tests::stress` runs 10^9.
+#[test]
+fn two_cpus_never_lose_duplicate_or_tear_a_flow() {
+    let wanted = env::var("FLOW_TABLE_OPERATIONS").map_or(4 * ROUND, |text| text.parse().expect("a number"));
+    let bed = Bed::new();
+    for round in 0..wanted.div_ceil(ROUND) {
+        thread::scope(|scope| {
+            scope.spawn(|| run::<false>(&bed, 2 * round + 1, ROUND / 2));
+            // Every other round the second thread is the agent.
+            scope.spawn(|| match round % 2 {
+                0 => run::<false>(&bed, 2 * round + 2, ROUND / 2),
+                _ => run::<true>(&bed, 2 * round + 2, ROUND / 2),
+            });
+        });
+        check(&bed);
+    }
+    println!("{} operations", wanted.div_ceil(ROUND) * ROUND);
+}
