@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use super::{NextHop, Tick, Tuple, observe::is_after};
+use super::{Tick, Tuple, observe::is_after};
 use crate::{checksum::Sum, layout::describe, protocol};
 
 /// Bits of [`Flow::flags`].
@@ -79,8 +79,6 @@ pub struct Flow {
     pub flags: u8,
     /// TCP and SCTP: how many SYNs (or INITs) this direction has sent, retransmissions included.
     pub syns: u16,
-    /// Where packets that bypass the stack leave the node; zeros if none has done so.
-    pub next_hop: NextHop,
     /// Slot of `ACTIVE` that counts this flow while it is active; 0 means none. Only the entry of the client's
     /// direction counts; its reverse entry has a copy of the number.
     pub active_flows_slot: u32,
@@ -94,10 +92,7 @@ pub struct Flow {
 /// Bits of [`Flow::traffic`] that count bytes.
 const BYTE_COUNT_BITS: u32 = 48;
 
-const _: () = assert!(size_of::<Flow>() == 104 + 64 * cfg!(feature = "next-layout") as usize);
-// With the key and the 48 bytes that the kernel adds, an element of the map fills three cache lines. The last line
-// holds the fields that every packet changes.
-const _: () = assert!((48 + size_of::<Tuple>() + size_of::<Flow>()).is_multiple_of(64));
+const _: () = assert!(size_of::<Flow>() == 80 + 64 * cfg!(feature = "next-layout") as usize);
 
 describe!(Flow {
     #[cfg(feature = "next-layout")]
@@ -121,12 +116,6 @@ describe!(Flow {
     seen,
     flags,
     syns = "asked",
-    next_hop.destination = "hop.destination",
-    next_hop.source = "hop.source",
-    next_hop.device = "hop.device",
-    next_hop.mtu = "hop.mtu",
-    next_hop.flags = "hop.flags",
-    next_hop.resolved_at = "hop.asked",
     active_flows_slot = "counter",
     packets,
     traffic,
@@ -160,7 +149,6 @@ impl Flow {
         (self.next_seq, self.last_ack) = (0, 0);
         (self.address_delta, self.port_delta) = (addresses.fold(), ports.fold());
         (self.seen, self.flags, self.syns) = (0, flags, 0);
-        self.next_hop.resolved_at = Tick(0);
         self.active_flows_slot = 0;
         (self.packets, self.traffic) = (0, 0);
     }

@@ -8,7 +8,7 @@
 //! ```text
 //! tuple     key of an entry                    observe   what a packet changes in the entry of its direction
 //! flow      value of an entry                  phase     the state of a flow, and its timeout
-//! next_hop  where packets leave the node       expiry    seconds left: the phase's timeout, longer when masqueraded,
+//! next_hop  cache of routes for bypassing      expiry    seconds left: the phase's timeout, longer when masqueraded,
 //! segment   TCP flags, SCTP chunks                       shorter under pressure
 //!                                              tick      the clock
 //! ```
@@ -27,7 +27,7 @@ mod tuple;
 pub use self::{
     expiry::{Pressure, seconds_left, seconds_left_under},
     flow::{Flow, flow_flags, seen},
-    next_hop::{NextHop, next_hop_flags},
+    next_hop::{CachedNextHop, NextHop, NextHopKey, next_hop_flags},
     phase::Phase,
     segment::{Segment, chunk, tcp_flags},
     tick::Tick,

@@ -1,12 +1,9 @@
 use bytemuck::{Pod, Zeroable};
 
-use super::Tick;
+use super::{Tick, Tuple};
+use crate::{Address, capacity};
 
-/// Where packets of one direction leave the node: a cached answer of the routing table and the neighbour table. Only
-/// flows that bypass the stack have one.
-///
-/// Two CPUs that renew it at once while the route changes may mix two answers. A packet that leaves by such a mixture
-/// is lost on the wire, as packets are while routes change.
+/// Where packets leave the node that bypass the stack: a cached answer of the routing table and the neighbour table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextHop {
@@ -26,12 +23,6 @@ pub struct NextHop {
 
 const _: () = assert!(size_of::<NextHop>() == 24);
 
-impl NextHop {
-    /// A next hop that has not been looked up yet.
-    pub const UNKNOWN: Self =
-        Self { destination: [0; 6], source: [0; 6], device: 0, mtu: 0, flags: 0, resolved_at: Tick(0) };
-}
-
 /// Bits of [`NextHop::flags`].
 pub mod next_hop_flags {
     /// Route and neighbour are known. Without this bit packets go through the stack, and the other fields mean nothing.
@@ -42,4 +33,128 @@ pub mod next_hop_flags {
     pub const REDIRECT_PEER: u16 = 4;
     /// No packet has used this answer yet.
     pub const FRESH: u16 = 8;
+}
+
+/// Everything that a route lookup depends on: two packets with the same key have the same next hop.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct NextHopKey {
+    /// Destination of the translated packets.
+    pub destination: Address,
+    /// Interface index of the device that the packets came in through.
+    pub device: u32,
+    /// IP protocol number: rules of policy routing may match it.
+    pub protocol: u32,
+}
+
+const _: () = assert!(size_of::<NextHopKey>() == 24);
+
+impl NextHopKey {
+    /// The key of packets with the translated tuple `to` that came in through `device`.
+    #[inline(always)]
+    pub const fn new(to: &Tuple, device: u32) -> Self {
+        Self { destination: to.destination, device, protocol: to.protocol as u32 }
+    }
+
+    /// The slot of `NEXT_HOPS` that caches the answer for this key.
+    ///
+    /// A sender that chooses colliding addresses only makes the programs look up more routes, as every flow would
+    /// without a cache. So one multiplication without a seed is enough.
+    #[inline(always)]
+    pub fn slot(&self) -> u32 {
+        /// 2^64 divided by the golden ratio, as in Knuth's multiplicative hashing.
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        const SHIFT: u32 = u64::BITS - capacity::NEXT_HOPS.ilog2();
+        let [a, b, c, d] = self.destination.words().map(|word| u32::from_be(word) as u64);
+        let address = (c << 32 | d) ^ (a << 32 | b).rotate_left(20);
+        let mixed = address ^ (u64::from(self.device) << 40) ^ (u64::from(self.protocol) << 32);
+        (mixed.wrapping_mul(MULTIPLIER) >> SHIFT) as u32
+    }
+}
+
+/// Value of `NEXT_HOPS`: the next hop that was looked up last for some key of this slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct CachedNextHop {
+    /// The key that the next hop was looked up for.
+    pub key: NextHopKey,
+    /// The answer.
+    pub hop: NextHop,
+}
+
+const _: () = assert!(size_of::<CachedNextHop>() == 48);
+const _: () = assert!(capacity::NEXT_HOPS.is_power_of_two());
+
+impl CachedNextHop {
+    /// Whether the slot holds the answer for `key`, from this tick.
+    #[inline(always)]
+    pub fn answers(&self, key: &NextHopKey, now: Tick) -> bool {
+        self.key == *key && self.hop.resolved_at == now
+    }
+}
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for CachedNextHop {}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, vec};
+
+    use super::super::fixtures::{NOW, tuple};
+    use super::*;
+    use crate::protocol;
+
+    fn key(destination: Address, device: u32) -> NextHopKey {
+        NextHopKey::new(&Tuple { destination, ..tuple(protocol::TCP) }, device)
+    }
+
+    #[test]
+    fn answer_is_valid_for_its_key_in_its_tick() {
+        let wanted = NextHopKey::new(&tuple(protocol::TCP), 2);
+        let mut cached = CachedNextHop::zeroed();
+        assert!(!cached.answers(&wanted, NOW), "an empty slot");
+        cached.key = wanted;
+        cached.hop.resolved_at = NOW;
+        assert!(cached.answers(&wanted, NOW));
+        assert!(!cached.answers(&wanted, Tick(NOW.0 + 1)));
+        for other in [
+            NextHopKey::new(&tuple(protocol::UDP), 2),
+            NextHopKey::new(&tuple(protocol::TCP), 3),
+            NextHopKey::new(&tuple(protocol::TCP).reversed(), 2),
+        ] {
+            assert!(!cached.answers(&other, NOW), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn flows_that_differ_only_in_source_and_ports_share_an_answer() {
+        let one = tuple(protocol::TCP);
+        let other =
+            Tuple { source: Address::from_v4([10, 9, 9, 9]), source_port: 9, destination_port: 9, ..one };
+        assert_eq!(NextHopKey::new(&one, 7), NextHopKey::new(&other, 7));
+    }
+
+    #[test]
+    fn neighbouring_destinations_are_spread_evenly_over_the_slots() {
+        let v4 = |[high, low]: [u8; 2]| Address::from_v4([10, 0, high, low]);
+        let v6 =
+            |[high, low]: [u8; 2]| Address::from_v6([0xfd, 1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, high, low]);
+        let subnets = |[high, low]: [u8; 2]| {
+            Address::from_v6([0x20, 1, 0xd, 0xb8, 0, 0, high, low, 0, 0, 0, 0, 0, 0, 0, 1])
+        };
+        for address in [&v4 as &dyn Fn([u8; 2]) -> Address, &v6, &subnets] {
+            let mut hits = vec![0; capacity::NEXT_HOPS];
+            for number in 0..u16::try_from(4 * capacity::NEXT_HOPS).unwrap() {
+                hits[key(address(number.to_be_bytes()), 2).slot() as usize] += 1;
+            }
+            let most = hits.iter().max().unwrap();
+            assert!(*most <= 16, "{most} of 4 on average");
+        }
+        let mut devices = BTreeMap::new();
+        for device in 0..64 {
+            *devices.entry(key(v4([0, 1]), device).slot()).or_insert(0) += 1;
+        }
+        assert!(devices.len() > 32, "{devices:?}");
+    }
 }

@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn pinned_map_may_differ_in_capacity_but_not_in_sizes() {
-        let path = Path::new("/sys/fs/bpf/lb/v5/SERVICES");
+        let path = Path::new("/sys/fs/bpf/lb/v6/SERVICES");
         let wanted = SERVICES.shape;
         assert!(SERVICES.check(path, &Shape { max_entries: 7, ..wanted }).is_ok());
         let error = SERVICES.check(path, &Shape { value_size: 16, ..wanted }).unwrap_err().to_string();

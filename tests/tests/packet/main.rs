@@ -32,6 +32,7 @@ mod icmp;
 mod life;
 mod masquerade;
 mod new_flow;
+mod next_hop;
 mod policies;
 mod random;
 mod reject;

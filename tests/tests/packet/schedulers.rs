@@ -3,14 +3,11 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use lb_common::{Outcome, Scheduler};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 
 use super::{
     packets::Packet,
     stage::{Family, each, each_on},
+    test_run::stay_on_one_cpu,
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
@@ -46,13 +43,6 @@ fn shares(chosen: &[u16]) -> BTreeMap<u16, usize> {
     let mut shares = BTreeMap::new();
     chosen.iter().for_each(|port| *shares.entry(*port).or_default() += 1);
     shares
-}
-
-/// Binds the thread to one CPU: each CPU has its own sequence.
-fn stay_on_one_cpu() {
-    let mut cpus = CpuSet::new();
-    cpus.set(0).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
 }
 
 #[test]

@@ -6,7 +6,11 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
-use nix::libc;
+use nix::{
+    libc,
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
 
 /// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`: the kernel computes the checksum of the whole packet, as devices do.
 pub(crate) const CHECKSUM_COMPLETE: u32 = 1 << 2;
@@ -31,6 +35,13 @@ struct Attr {
     cpu: u32,
     batch_size: u32,
     padding: u32,
+}
+
+/// Binds the thread, and so the programs that it runs, to one CPU: per-CPU maps then have one element.
+pub(crate) fn stay_on_one_cpu() {
+    let mut cpus = CpuSet::new();
+    cpus.set(0).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
 }
 
 /// Runs a packet through a program once; returns the return code and the length of the packet in `output`. An empty

@@ -29,14 +29,14 @@ use super::{
 };
 
 /// A Service that masquerades its clients, with these backends.
-fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
+pub(super) fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(vip, protocol, backends, record);
     bed.settings(&masquerade_settings(PORTS));
 }
 
 /// The packet as its flow translates it.
-fn translated(bed: &Testbed, packet: &Packet) -> Packet {
+pub(super) fn translated(bed: &Testbed, packet: &Packet) -> Packet {
     let to = bed.flows()[&packet.tuple()].to;
     let end = |ip: Address, port| SocketAddr::new(IpAddr::from(ip), port);
     packet.clone().from(end(to.source, to.source_port)).to(end(to.destination, to.destination_port))
@@ -442,13 +442,9 @@ impl Case {
     }
 }
 
-/// All flows without their next hops, which only XDP caches.
+/// All flows.
 fn state(bed: &Testbed) -> Vec<String> {
-    let mut flows = bed.flows();
-    for flow in flows.values_mut() {
-        flow.next_hop = bytemuck::Zeroable::zeroed();
-    }
-    flows.iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
+    bed.flows().iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
 }
 
 /// Whether the packet was forwarded in an existing flow.

@@ -1,11 +1,7 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use lb_common::{
-    Backend, Outcome,
-    conntrack::{NextHop, flow_flags},
-    settings_flags,
-};
+use lb_common::{Backend, Outcome, conntrack::flow_flags, settings_flags};
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
@@ -78,7 +74,6 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     (setup.to.destination, setup.to.destination_port) = (backend.address, backend.port);
     setup.node = NO_ADDRESS;
     setup.flags = 0;
-    setup.next_hop = NextHop::UNKNOWN;
     setup.service = request.service.id;
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
@@ -93,7 +88,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
             setup.to.source_port = setup.ports.random();
-            let node = masquerade::routed_source(context, &setup.to, &mut setup.next_hop);
+            let node = masquerade::routed_source(context, &setup.to);
             if node != NO_ADDRESS {
                 setup.to.source = node;
                 setup.flags = flow_flags::ROUTED;
@@ -143,7 +138,6 @@ fn delete_earlier(setup: &mut FlowSetup) {
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
     setup.flow.init(&setup.from, &setup.to, setup.service, setup.flags, now());
-    setup.flow.next_hop = setup.next_hop;
     setup.flow.active_flows_slot = setup.active_flows_slot;
     if replace && let Some(earlier) = lookup(&setup.from) {
         setup.flow.continue_counters(earlier);

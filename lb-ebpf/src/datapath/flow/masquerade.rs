@@ -10,7 +10,7 @@
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC, BPF_NOEXIST};
 use lb_common::{
     Address, Outcome,
-    conntrack::{NextHop, Tuple, flow_flags},
+    conntrack::{Tuple, flow_flags},
 };
 use lb_ebpf::rules::forwarding;
 
@@ -43,10 +43,10 @@ pub(crate) fn source(context: &HookContext, to: &Tuple) -> Result<Address, Outco
 }
 
 /// The node's address for a flow whose packets become `to`, if it can be routed: its packets come in and go out
-/// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. Its first packet uses
-/// `next_hop`, which this lookup resolves.
+/// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. The next hop
+/// that this lookup finds is cached for its first packet.
 #[inline(never)]
-pub(super) fn routed_source(context: &HookContext, to: &Tuple, next_hop: &mut NextHop) -> Address {
+pub(super) fn routed_source(context: &HookContext, to: &Tuple) -> Address {
     let entrance = next_hop::device(context.device);
     if !forwarding::is_wire(&entrance) {
         return NO_ADDRESS;
@@ -57,7 +57,7 @@ pub(super) fn routed_source(context: &HookContext, to: &Tuple, next_hop: &mut Ne
         Found::Route | Found::WithoutNeighbour => {}
         Found::TooNarrow | Found::Nothing => return NO_ADDRESS,
     }
-    next_hop::note(found, next_hop, now());
+    next_hop::store(context, to, found, now());
     let Ok(route) = route::found() else { return NO_ADDRESS };
     if !forwarding::is_routed(&entrance, &next_hop::device(route.device)) {
         return NO_ADDRESS;

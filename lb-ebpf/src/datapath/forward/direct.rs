@@ -7,7 +7,7 @@
 use aya_ebpf::Global;
 use lb_common::{
     Outcome,
-    conntrack::{Flow, flow_flags, next_hop_flags},
+    conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
     parse::{Body, Packet, Part, frame::lengths},
@@ -26,20 +26,14 @@ use crate::datapath::{
 #[unsafe(no_mangle)]
 static DIRECT: Global<u8> = Global::new(0);
 
-/// Whether a packet that enters the node can bypass the stack. If so, the next hop is stored in its flow.
+/// The next hop of a packet that enters the node and can bypass the stack.
 #[inline(always)]
-pub(super) fn is_possible(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    flow.may_bypass_stack(DIRECT.load() != 0) && has_next_hop(skb, packet, flow)
-}
-
-/// Whether there is a next hop that takes the packet as it is.
-#[inline(always)]
-fn has_next_hop(skb: &Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    let now = clock::now();
-    if flow.next_hop.resolved_at != now {
-        next_hop::renew(&skb.context(), &flow.to, &mut flow.next_hop, now);
+pub(super) fn next_hop(skb: &Skb, packet: &Packet, flow: &Flow) -> Option<&'static mut NextHop> {
+    if !flow.may_bypass_stack(DIRECT.load() != 0) {
+        return None;
     }
-    flow.next_hop.flags & next_hop_flags::KNOWN != 0 && is_plain(packet) && fits(skb, packet, flow)
+    let hop = next_hop::find(&skb.context(), &flow.to, clock::now())?;
+    (is_plain(packet) && fits(skb, packet, hop)).then_some(hop)
 }
 
 /// Whether the packet is unfragmented behind an Ethernet header, with ports and checksum at fixed offsets.
@@ -51,17 +45,22 @@ fn is_plain(packet: &Packet) -> bool {
 
 /// Whether the packet, or the largest segment that the device will make of it, fits into the MTU and has hops left.
 #[inline(always)]
-fn fits(skb: &Skb, packet: &Packet, flow: &Flow) -> bool {
+fn fits(skb: &Skb, packet: &Packet, hop: &NextHop) -> bool {
     let hops = rewrite::hops_left(skb, &packet.headers).unwrap_or_default();
-    hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(flow.next_hop.mtu)
+    hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(hop.mtu)
 }
 
-/// Rewrites a packet and sends it to its next hop, which [`is_possible`] has found.
+/// Rewrites a packet and sends it to the next hop that [`next_hop`] has found.
 #[inline(always)]
-pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
+pub(super) fn forward(
+    skb: &mut Skb,
+    packet: &Packet,
+    flow: &mut Flow,
+    hop: &mut NextHop,
+) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
     rewrite::packet(skb, packet, flow, 1)?;
-    send(skb, flow)?;
+    send(skb, flow, hop)?;
     Ok(if flow.flags & flow_flags::ROUTED != 0 { Outcome::Routed } else { Outcome::Direct })
 }
 
@@ -70,15 +69,15 @@ pub(super) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result
 /// The first packet after each lookup of the next hop, about one per second, goes through the kernel's neighbour table,
 /// so that the kernel keeps checking that the neighbour is reachable.
 #[inline(always)]
-fn send(skb: &mut Skb, flow: &mut Flow) -> Result<(), Outcome> {
-    let device = flow.next_hop.device;
-    skb.exit = if flow.next_hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
+fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
+    let device = hop.device;
+    skb.exit = if hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
         Exit::peer_of(device)
-    } else if flow.next_hop.flags & next_hop_flags::FRESH != 0 {
-        flow.next_hop.flags &= !next_hop_flags::FRESH;
+    } else if hop.flags & next_hop_flags::FRESH != 0 {
+        hop.flags &= !next_hop_flags::FRESH;
         Exit::neighbour(device)
     } else {
-        *skb.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
+        *skb.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
         Exit::device(device)
     };
     Ok(())

@@ -30,8 +30,10 @@ const _: () = assert!(size_of::<Forwarded>() == size_of::<Outcome>());
 /// Updates the flow of a packet, rewrites the packet and sends it on.
 #[inline(always)]
 pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
-    if hook == Hook::Ingress && direct::is_possible(skb, packet, flow) {
-        return Forwarded::Done(either(direct::forward(skb, packet, flow)));
+    if hook == Hook::Ingress
+        && let Some(hop) = direct::next_hop(skb, packet, flow)
+    {
+        return Forwarded::Done(either(direct::forward(skb, packet, flow, hop)));
     }
     if !hook.translates(flow) {
         return Forwarded::Done(Outcome::OtherHook);

@@ -1,13 +1,20 @@
-//! The next hop of packets that bypass the stack: looked up about once a second, and stored in the flow.
+//! The next hops of packets that bypass the stack, cached for each destination and looked up about once a second.
 
+use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
-    DeviceInfo,
-    conntrack::{NextHop, Tick, Tuple, next_hop_flags},
+    DeviceInfo, capacity,
+    conntrack::{CachedNextHop, NextHop, NextHopKey, Tick, Tuple, next_hop_flags},
     device_flags,
 };
 
 use super::{ANY_LENGTH, Found, found, lookup};
 use crate::datapath::{context::HookContext, maps::DEVICES};
+
+/// Next hops by [`NextHopKey::slot`]; a new one takes the place of an older one with the same slot.
+///
+/// Each CPU has its own, so that no program reads an answer while another one writes it.
+#[btf_map]
+static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuArray::new();
 
 /// The properties of the device; zeros if it has none.
 #[inline(always)]
@@ -17,16 +24,47 @@ pub(crate) fn device(index: u32) -> DeviceInfo {
     unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo { mtu: 0, flags: 0 })
 }
 
-/// Looks up the next hop of packets with the tuple `to`.
-#[inline(never)]
-pub(crate) fn renew(context: &HookContext, to: &Tuple, hop: &mut NextHop, now: Tick) {
-    note(lookup(context, to, ANY_LENGTH, 0), hop, now);
+/// The next hop of packets with the translated tuple `to`; `None` if route or neighbour are unknown.
+#[inline(always)]
+pub(crate) fn find(context: &HookContext, to: &Tuple, now: Tick) -> Option<&'static mut NextHop> {
+    let key = NextHopKey::new(to, context.device);
+    let cached = cached(&key)?;
+    if !cached.answers(&key, now) {
+        renew(context, to, cached, now);
+    }
+    (cached.hop.flags & next_hop_flags::KNOWN != 0).then_some(&mut cached.hop)
 }
 
-/// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
+/// The element for `key`, with whatever it holds.
+#[inline(always)]
+fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
+    let cached = NEXT_HOPS.get_ptr_mut(key.slot())?;
+    // SAFETY: the element belongs to this CPU alone and lives as long as the program runs, and programs on these hooks
+    // run with bottom halves disabled, so no other of them runs here before this one ends. A program borrows one
+    // element once: `find` for its only packet that leaves, `store` before that. Every bit pattern is valid.
+    Some(unsafe { &mut *cached })
+}
+
+#[inline(never)]
+fn renew(context: &HookContext, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
+    cached.key = NextHopKey::new(to, context.device);
+    note(lookup(context, to, ANY_LENGTH, 0), &mut cached.hop, now);
+}
+
+/// Caches the result of a route lookup for packets with the translated tuple `to`.
+#[inline(always)]
+pub(crate) fn store(context: &HookContext, to: &Tuple, result: Found, now: Tick) {
+    let key = NextHopKey::new(to, context.device);
+    if let Some(cached) = cached(&key) {
+        cached.key = key;
+        note(result, &mut cached.hop, now);
+    }
+}
+
+/// Writes down the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
 /// stack, which resolves the neighbour, and the next packet looks it up again.
 #[inline(always)]
-pub(crate) fn note(result: Found, hop: &mut NextHop, now: Tick) {
+fn note(result: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = 0;
     hop.resolved_at = if result == Found::WithoutNeighbour { Tick(0) } else { now };
     let Ok(route) = found() else { return };

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use lb_common::{
     Address, Choice, Service,
-    conntrack::{Flow, NextHop, Tuple, flow_flags},
+    conntrack::{Flow, Tuple, flow_flags},
 };
 use lb_ebpf::service::schedule;
 
@@ -37,8 +37,6 @@ pub(crate) struct FlowSetup {
     /// How packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
     /// [`flow_flags::MASQUERADED`]; or 0.
     pub(crate) flags: u8,
-    /// The next hop, if it is known.
-    pub(crate) next_hop: NextHop,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
     pub(crate) eager: bool,
     /// [`Service::id`]

@@ -4,7 +4,7 @@
 
 use lb_common::{
     Outcome,
-    conntrack::{Flow, flow_flags, next_hop_flags},
+    conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
     parse::{Body, Layer, Packet, Part, frame::lengths, parse, parse_plain},
@@ -115,30 +115,26 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = clock::now();
-    if flow.next_hop.resolved_at != now {
-        next_hop::renew(&xdp.context(), &flow.to, &mut flow.next_hop, now);
-    }
-    let exit = flow.next_hop.device;
-    let takes_frames =
-        exit == xdp.context().device || flow.next_hop.flags & next_hop_flags::XDP_REDIRECT_TARGET != 0;
-    if flow.next_hop.flags & next_hop_flags::KNOWN == 0 || !takes_frames {
+    let context = xdp.context();
+    let hop = next_hop::find(&context, &flow.to, now).ok_or(Outcome::OtherHook)?;
+    if hop.device != context.device && hop.flags & next_hop_flags::XDP_REDIRECT_TARGET == 0 {
         return Err(Outcome::OtherHook);
     }
-    xdp.exit = exit;
+    xdp.exit = hop.device;
     if flow.is_tunnelled() {
-        return Ok(tunnel::forward(xdp, packet, flow, outcome));
+        return Ok(tunnel::forward(xdp, packet, flow, hop, outcome));
     }
-    check(xdp, packet, u32::from(flow.next_hop.mtu))?;
+    check(xdp, packet, u32::from(hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
     // The flow has counted the packet and parts of it may be written: tc must not see it.
-    write(xdp, packet, flow).map_err(|_| Outcome::RewriteFailed)?;
+    write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
     Ok(outcome)
 }
 
 #[inline(always)]
-fn write(xdp: &mut Xdp, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+fn write(xdp: &mut Xdp, packet: &Packet, flow: &Flow, hop: &NextHop) -> Result<(), Outcome> {
     rewrite::transport(xdp, packet, flow)?;
     rewrite::network(xdp, &packet.headers, flow, 1)?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
+    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! XDP forwarding of tunnelled flows: as for routed flows, but the packet gets tunnel headers instead of a translation.
 
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
-use lb_common::{Outcome, conntrack::Flow};
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, NextHop},
+};
 use lb_ebpf::{
     forward::tunnel::{self as headers, Outer},
     parse::{
@@ -14,15 +17,21 @@ use lb_ebpf::{
 use super::frame::{Xdp, check};
 use crate::datapath::{flow::conntrack, forward::tunnel};
 
-/// Encapsulates a packet of a tunnelled flow, whose next hop is known.
+/// Encapsulates a packet of a tunnelled flow for its next hop.
 #[inline(never)]
-pub(crate) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Outcome {
-    let room = u32::from(flow.next_hop.mtu).saturating_sub(tunnel::overhead(flow));
+pub(crate) fn forward(
+    xdp: &mut Xdp,
+    packet: &Packet,
+    flow: &mut Flow,
+    hop: &NextHop,
+    outcome: Outcome,
+) -> Outcome {
+    let room = u32::from(hop.mtu).saturating_sub(tunnel::overhead(flow));
     if let Err(early) = check(xdp, packet, room) {
         return early;
     }
-    conntrack::observe_at(packet, flow, flow.next_hop.resolved_at);
-    match encapsulate(xdp, flow) {
+    conntrack::observe_at(packet, flow, hop.resolved_at);
+    match encapsulate(xdp, flow, hop) {
         Ok(()) => tunnel::outcome(outcome),
         // The flow has counted the packet and parts of it may be written: tc must not see it.
         Err(_) => Outcome::RewriteFailed,
@@ -31,7 +40,7 @@ pub(crate) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: 
 
 /// Adds the headers of the tunnel. (A separate stack frame.)
 #[inline(never)]
-fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
+fn encapsulate(xdp: &mut Xdp, flow: &Flow, hop: &NextHop) -> Result<(), Outcome> {
     let is_v4 = flow.to.destination.is_v4();
     let start = *xdp.header::<[u8; 8]>(lengths::ETHERNET)?;
     let [a, b, c, d, ..] = start;
@@ -39,7 +48,7 @@ fn encapsulate(xdp: &mut Xdp, flow: &Flow) -> Result<(), Outcome> {
     let ether_type = *xdp.header::<[u8; 2]>(lengths::ETHERNET - 2)?;
     rewrite::take_hop(xdp, lengths::ETHERNET, is_v4)?;
     grow(xdp, tunnel::overhead(flow))?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [flow.next_hop.destination, flow.next_hop.source];
+    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
     *xdp.header_mut::<[u8; 2]>(lengths::ETHERNET - 2)? = ether_type;
     write(xdp, is_v4, &outer)
 }

@@ -6,9 +6,10 @@ use aya::{
     maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
     util::nr_cpus,
 };
+use bytemuck::Zeroable as _;
 use lb_common::{
     Affinity, AffinityKey, Outcome,
-    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+    conntrack::{CachedNextHop, Flow, Phase, Tick, Tuple, flow_flags},
 };
 
 use super::{super::packets::Packet, Testbed, services::COUNTER};
@@ -49,11 +50,17 @@ impl Testbed {
         }
     }
 
-    /// Makes every cached next hop stale, as it is after about a second.
+    /// Empties the cache of next hops, all of which are stale after about a second.
     pub(crate) fn expire_next_hops(&mut self) {
-        let mut flows = self.flows();
-        flows.values_mut().for_each(|flow| flow.next_hop.resolved_at = Tick(0));
-        self.restore_flows(&flows);
+        let mut map: PerCpuArray<_, CachedNextHop> =
+            self.object.map_mut("NEXT_HOPS").unwrap().try_into().unwrap();
+        let empty = CachedNextHop::zeroed();
+        for slot in 0..map.len() {
+            if map.get(&slot, 0).unwrap().iter().any(|cached| *cached != empty) {
+                let empty = PerCpuValues::try_from(vec![empty; nr_cpus().unwrap()]).unwrap();
+                map.set(slot, empty, 0).unwrap();
+            }
+        }
     }
 
     /// Asserts that `CONNTRACK` holds exactly this number of flows, with two entries each.

@@ -126,6 +126,7 @@ impl Testbed {
     fn clear_maps(&mut self) {
         self.clear::<ServiceKey, Service>("SERVICES");
         self.clear::<Tuple, Flow>("CONNTRACK");
+        self.expire_next_hops();
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
         self.clear::<AffinityKey, Affinity>("AFFINITY");
         self.clear::<Address, Vip>("VIPS");
