@@ -25,13 +25,17 @@ pub struct Template {
     pub is_reply: u32,
     /// Number of flows in rotation, minus one. The number is a power of two, at most [`MAX_FLOWS`].
     pub mask: u32,
+    /// The first flow of the rotation; 0 unless two CPUs send packets of different flows.
+    pub first: u32,
     /// 1 for the order of [`mixed`], 0 for the flows' own order. Measured packets must not come in the order in which the
     /// entries were created, or caches predict the next one.
     pub is_mixed: u32,
+    /// Always 0.
+    pub zero: u32,
 }
 
 /// Number of flows that [`Variation`] can tell apart.
-pub const MAX_FLOWS: u32 = 1 << 16;
+pub const MAX_FLOWS: u32 = 1 << 23;
 
 /// Bytes that `restore` writes for IPv4: Ethernet, IP and TCP header. (UDP's header is shorter.)
 pub const RESTORED_V4: usize = 14 + 20 + 20;
@@ -39,7 +43,8 @@ pub const RESTORED_V4: usize = 14 + 20 + 20;
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
 /// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the flipped
-/// bytes of the address must be 0 and 255, and so must those of the port and of its compensation.
+/// bits of the address must be 0 in the second byte and 1 in the fourth; those of the port must be 0, and those of its
+/// compensation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
     /// Flips in the last word of the client's address: the second byte increases as the fourth decreases. Both have the same
@@ -52,10 +57,10 @@ pub struct Variation {
 impl Variation {
     /// The variation of this flow, below [`MAX_FLOWS`].
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "8 bits each")]
+    #[expect(clippy::cast_possible_truncation, reason = "8 and 15 bits")]
     pub const fn of(flow: u32) -> Self {
-        let (address, port) = (flow >> 8 & 0xff, flow & 0xff);
-        Self { address: address << 8 | address << 24, port: (port << 8) as u16 }
+        let (address, low, high) = (flow >> 8 & 0xff, flow & 0xff, flow >> 16 & 0x7f);
+        Self { address: address << 8 | address << 24, port: (low << 8 | high) as u16 }
     }
 }
 
@@ -130,7 +135,7 @@ mod tests {
 
     #[test]
     fn every_flow_comes_once_in_a_turn() {
-        for flows in [1, 2, 16_384, MAX_FLOWS] {
+        for flows in [1, 2, 16_384, 65_536, 131_072, 1 << 20] {
             let order: BTreeSet<u32> = (0..flows).map(|number| mixed(number, flows - 1)).collect();
             assert_eq!(order, (0..flows).collect());
         }
@@ -138,10 +143,12 @@ mod tests {
 
     #[test]
     fn no_two_flows_have_the_same_client() {
-        let clients = (0..MAX_FLOWS).map(|flow| {
+        // A prime step covers all bits of the number.
+        let flows = (0..MAX_FLOWS).step_by(7);
+        let clients = flows.clone().map(|flow| {
             let Variation { address, port } = Variation::of(flow);
             (address, port)
         });
-        assert_eq!(clients.collect::<BTreeSet<_>>().len(), MAX_FLOWS as usize);
+        assert_eq!(clients.collect::<BTreeSet<_>>().len(), flows.count());
     }
 }

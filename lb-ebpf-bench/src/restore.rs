@@ -16,7 +16,8 @@ mod programs {
 
     /// The packet to restore. The benchmark writes it before it loads the object.
     #[unsafe(no_mangle)]
-    static TEMPLATE: Template = Template { bytes: [0; 80], is_v6: 0, is_reply: 0, mask: 0, is_mixed: 0 };
+    static TEMPLATE: Template =
+        Template { bytes: [0; 80], is_v6: 0, is_reply: 0, mask: 0, first: 0, is_mixed: 0, zero: 0 };
 
     /// Number of packets so far.
     #[unsafe(no_mangle)]
@@ -52,18 +53,19 @@ mod programs {
         let template = &raw const TEMPLATE;
         // SAFETY: the fields are never written while the program is loaded. `read_volatile`, because the compiler takes
         // them for constants.
-        let (is_v6, is_reply, mask, is_mixed) = unsafe {
+        let (is_v6, is_reply, mask, first, is_mixed) = unsafe {
             (
                 (&raw const (*template).is_v6).read_volatile() != 0,
                 (&raw const (*template).is_reply).read_volatile() != 0,
                 (&raw const (*template).mask).read_volatile(),
+                (&raw const (*template).first).read_volatile(),
                 (&raw const (*template).is_mixed).read_volatile() != 0,
             )
         };
         // SAFETY: all loads below are within its 80 bytes.
         let from = unsafe { Bytes::of(&raw const (*template).bytes) };
         let number = count() & mask;
-        let variation = Variation::of(if is_mixed { mixed(number, mask) } else { number });
+        let variation = Variation::of(first + if is_mixed { mixed(number, mask) } else { number });
         if is_v6 {
             // SAFETY: all stores below are within that length.
             let to = unsafe { Bytes::of_packet(start, end, RESTORED_V6)? };
@@ -83,7 +85,7 @@ mod programs {
     /// Returns the number of packets so far, and counts this one.
     #[inline(always)]
     fn count() -> u32 {
-        // SAFETY: the benchmark runs a program on one CPU at a time.
+        // SAFETY: the benchmark runs each loaded copy of the program on one CPU at a time.
         unsafe {
             let count = (&raw const COUNT).read();
             (&raw mut COUNT).write(count.wrapping_add(1));

@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: the benchmarks, each a bench target of `lb-tests`. Their tables go to standard output.
 
+mod compare;
+
 use std::ffi::OsString;
 
 use anyhow::ensure;
@@ -28,15 +30,21 @@ enum Bench {
     EndToEnd,
     /// Nanoseconds that the BPF programs take per packet, against minimal baseline programs
     Packets,
+    /// The packet benchmark of this tree against another revision, in one run: `compare REV [options of packets]`
+    Compare,
 }
 
 impl Bench {
+    /// What a run of all benchmarks includes.
+    const ALL: [Self; 3] = [Self::ControlPlane, Self::EndToEnd, Self::Packets];
+
     /// Name of the stage, and of the bench target of `lb-tests`.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::ControlPlane => ("control plane", "control_plane"),
             Self::EndToEnd => ("end to end", "end_to_end"),
             Self::Packets => ("packets", "packets"),
+            Self::Compare => ("compare", "packets"),
         }
     }
 
@@ -44,7 +52,10 @@ impl Bench {
     fn run(self, args: &[OsString]) -> anyhow::Result<()> {
         let (_, target) = self.names();
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
-        command.args(args);
+        match self {
+            Self::Compare => command.args(compare::prepare(args)?),
+            Self::ControlPlane | Self::EndToEnd | Self::Packets => command.args(args),
+        };
         let line = command_line(&command);
         // Cargo writes to stderr, so stdout has the benchmark's output only.
         let status = command.status()?;
@@ -64,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn run_all() -> anyhow::Result<()> {
     let mut stages = Stages::default();
-    for bench in Bench::value_variants() {
+    for bench in Bench::ALL {
         let (name, _) = bench.names();
         stages.run(name, || bench.run(&[]));
     }

@@ -14,7 +14,10 @@ use aya::{
 use lb_common::checksum::Sum;
 use lb_ebpf_bench::{BaselineFlow, BaselineService, BaselineTarget, Variation};
 
-use crate::candidate::{Kind, load, program};
+use crate::{
+    candidate::{Kind, load, program},
+    flows::delete_all,
+};
 
 /// A minimal baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub(crate) enum Baseline {
     Balance,
     /// Inserts one entry for a new flow into a map that allocates memory per entry.
     Insert,
-    /// Inserts one entry for a new flow into a preallocated map, such as the data plane's.
+    /// Inserts one entry for a new flow into a preallocated map.
     InsertPreallocated,
 }
 
@@ -40,7 +43,7 @@ impl Baseline {
             Self::Return => "returns at once",
             Self::Miss => "parses, one lookup that misses",
             Self::Balance => "minimal load balancer",
-            Self::Insert => "inserts one entry",
+            Self::Insert => "inserts one entry, allocated on insertion",
             Self::InsertPreallocated => "inserts one entry, preallocated",
         }
     }
@@ -118,13 +121,9 @@ impl Baselines {
     }
 
     /// Deletes all flows.
-    pub(crate) fn clear_flows(&mut self) -> anyhow::Result<()> {
-        for map in ["CONNTRACK", "PREALLOCATED"] {
-            let mut flows = self.map::<[u32; 4], [u32; 3]>(map)?;
-            let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
-            for key in keys {
-                flows.remove(&key)?;
-            }
+    pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
+        for name in ["CONNTRACK", "PREALLOCATED"] {
+            delete_all(self.ebpf.map(name).with_context(|| format!("there is no map {name}"))?)?;
         }
         Ok(())
     }

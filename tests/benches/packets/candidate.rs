@@ -1,6 +1,9 @@
 //! A program to measure, with its packets.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use aya::{
@@ -8,7 +11,12 @@ use aya::{
     maps::ProgramArray,
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
-use nix::time::{ClockId, clock_gettime};
+use nix::{
+    libc,
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, clock_gettime},
+    unistd::Pid,
+};
 
 use crate::frames::Frame;
 
@@ -150,18 +158,37 @@ fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// Binds this thread, and threads that it starts later, to the last CPU, where the system runs least of its own work.
-pub(crate) fn pin() -> anyhow::Result<usize> {
-    use nix::{
-        sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-        unistd::Pid,
-    };
+/// The last allowed CPU, where the system runs least of its own work, and the one before it, if any.
+pub(crate) fn cpus() -> anyhow::Result<(usize, Option<usize>)> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
-    let last = (0..CpuSet::count()).rfind(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    let cpu = last.context("this process may run on no CPU")?;
+    let mut cpus = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    Ok((cpus.next().context("this process may run on no CPU")?, cpus.next()))
+}
+
+/// Binds this thread, and threads that it starts later, to a CPU.
+pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
     let mut one = CpuSet::new();
     one.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &one)?;
     ensure!(sched_getaffinity(Pid::from_raw(0))? == one, "this process cannot be bound to CPU {cpu}");
-    Ok(cpu)
+    Ok(())
+}
+
+/// Binds this thread to a CPU, with priority over other processes (`SCHED_FIFO`).
+pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
+    pin(cpu)?;
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the kernel reads the structure.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+    nix::Error::result(result).context("taking a real-time priority")?;
+    Ok(())
+}
+
+/// Builds a BPF object in the folder of the workspace's other objects.
+pub(crate) fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
+    // The path of the benchmark is target/release/deps/packets-….
+    let profile_dir = me.ancestors().nth(2).context("the benchmark is not in a target folder")?;
+    let target_dir = ebpf_build::target_dir(profile_dir);
+    Ok(ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?.path)
 }

@@ -10,95 +10,99 @@ use crate::{
     baselines::Baseline,
     candidate::{Candidate, Done, Kind},
     frames::{Flags, Frame, Seen, Sender, Transport, read},
-    world::{Family, MANY, NEW, SCHEDULERS, WIRE, World},
+    world::{Ip, MANY, Population, SCHEDULERS, WIRE, World},
 };
 
 /// A group of cases, shown together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Section {
+    Untouched,
+    UntouchedMany,
     OneFlow,
     ManyFlows,
-    Untouched,
-    Reject,
+    HalfFull,
     NewFlow,
+    Reject,
 }
 
 impl Section {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::OneFlow, Self::ManyFlows, Self::Untouched, Self::Reject, Self::NewFlow];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Untouched,
+        Self::UntouchedMany,
+        Self::OneFlow,
+        Self::ManyFlows,
+        Self::HalfFull,
+        Self::NewFlow,
+        Self::Reject,
+    ];
 
     pub(crate) const fn label(self) -> &'static str {
         match self {
+            Self::Untouched => "passed on untouched, one flow",
+            Self::UntouchedMany => {
+                "no Service, 65,536 such flows in rotation and as many others in the table"
+            }
             Self::OneFlow => "established, one flow",
             Self::ManyFlows => "established, 65,536 flows in rotation",
-            Self::Untouched => "passed on untouched",
-            Self::Reject => "rejected",
+            Self::HalfFull => "established, 131,072 flows in rotation",
             Self::NewFlow => "new flow",
+            Self::Reject => "rejected",
         }
     }
 
     /// Name of the plot.
     pub(crate) const fn file(self) -> &'static str {
         match self {
+            Self::Untouched => "packets-untouched",
+            Self::UntouchedMany => "packets-untouched-many",
             Self::OneFlow => "packets-one-flow",
             Self::ManyFlows => "packets-many-flows",
-            Self::Untouched => "packets-untouched",
-            Self::Reject => "packets-reject",
+            Self::HalfFull => "packets-half-full",
             Self::NewFlow => "packets-new-flow",
+            Self::Reject => "packets-reject",
         }
     }
 
-    const fn baseline(self) -> Baseline {
+    /// The baselines: the fastest of them counts.
+    const fn baselines(self) -> &'static [Baseline] {
         match self {
-            Self::OneFlow | Self::ManyFlows => Baseline::Balance,
-            Self::Untouched | Self::Reject => Baseline::Miss,
-            Self::NewFlow => Baseline::Insert,
+            Self::OneFlow | Self::ManyFlows | Self::HalfFull => &[Baseline::Balance],
+            Self::Untouched | Self::UntouchedMany | Self::Reject => &[Baseline::Miss],
+            Self::NewFlow => &[Baseline::Insert, Baseline::InsertPreallocated],
         }
     }
 
-    const fn flows(self) -> u32 {
-        match self {
-            Self::OneFlow | Self::Untouched | Self::Reject => 1,
-            Self::ManyFlows => MANY,
-            Self::NewFlow => NEW,
-        }
-    }
-
-    /// The target: the largest cost of a program, as a multiple of its baseline.
-    const fn limit(self, kind: Kind) -> Option<f64> {
+    /// The goal: the largest cost of a program, as a multiple of its baseline.
+    pub(crate) const fn goal(self, kind: Kind) -> Option<f64> {
         match (self, kind) {
-            (Self::OneFlow, Kind::Xdp) => Some(1.4),
-            (Self::ManyFlows, Kind::Xdp) => Some(1.3),
-            (Self::OneFlow | Self::ManyFlows, Kind::Tc) => Some(1.5),
-            (Self::Untouched | Self::NewFlow, _) => Some(2.0),
-            (Self::Reject, _) => None,
+            (Self::Untouched, _) => Some(1.2),
+            (Self::UntouchedMany, _) => Some(1.4),
+            (Self::OneFlow, _) => Some(0.9),
+            (Self::ManyFlows, _) => Some(0.7),
+            (Self::NewFlow, Kind::Tc) => Some(1.1),
+            (Self::NewFlow, Kind::Xdp) => Some(1.5),
+            (Self::HalfFull | Self::Reject, _) => None,
         }
     }
 }
 
-/// The measured program.
-#[derive(Clone, Copy)]
-pub(crate) enum Subject {
-    /// The data plane's program of this name.
-    Ours(&'static str),
-    /// One baseline, compared with another.
-    Baseline(Baseline),
-}
+/// The goal of a new flow with masquerading at tc, which creates four entries.
+const NEW_MASQUERADED: f64 = 2.0;
 
-/// One program with one kind of packet, and the baseline for comparison.
+/// One program with one kind of packet, and the baselines for comparison.
 pub(crate) struct Case {
     pub(crate) section: Section,
-    pub(crate) subject: Subject,
-    pub(crate) program: String,
+    /// Name of the data plane's program.
+    pub(crate) program: &'static str,
     /// The packet, as tables show it.
     pub(crate) packet: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
-    pub(crate) baseline: Baseline,
+    pub(crate) baselines: &'static [Baseline],
     pub(crate) baseline_frame: Frame,
-    /// The largest cost of the program, as a multiple of its baseline.
-    pub(crate) target: Option<f64>,
+    /// The largest cost of the program, as a multiple of its fastest baseline.
+    pub(crate) goal: Option<f64>,
 }
 
 /// The required result for every packet.
@@ -141,7 +145,7 @@ impl Action {
 
 /// The packet that must leave the program, with correct checksums.
 #[derive(Clone, Copy)]
-enum Becomes {
+pub(crate) enum Becomes {
     /// The unchanged packet.
     Same,
     /// A packet to this address.
@@ -175,24 +179,26 @@ impl Case {
         world: &World,
         section: Section,
         program: &'static str,
-        packet: &str,
+        packet: String,
         frame: Frame,
         expected: Expected,
     ) -> anyhow::Result<Self> {
         let transport = if frame.is_udp() { Transport::Udp } else { ACK };
-        let baseline = section.baseline();
-        let server = if baseline == Baseline::Miss { world.v4.elsewhere } else { world.v4.vip };
-        let frame = frame.flows(section.flows());
-        let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(section.flows());
+        let baselines = section.baselines();
+        let server = if baselines == [Baseline::Miss] { world.v4.elsewhere } else { world.v4.vip };
+        let flows = if section == Section::Reject { 1 } else { world.population.flows() };
+        let frame = frame.flows(flows);
+        // The goal with many flows of no Service is a multiple of a lookup whose bucket is in the caches.
+        let baseline_flows = if baselines == [Baseline::Miss] { 1 } else { flows };
+        let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(baseline_flows);
         // The baselines support IPv4 only; those for IPv6 would cost more.
-        let target = section.limit(Kind::of(program)).filter(|_| !frame.is_v6());
-        let (subject, program, packet) = (Subject::Ours(program), program.to_owned(), packet.to_owned());
-        Ok(Self { section, subject, program, packet, frame, expected, baseline, baseline_frame, target })
+        let goal = section.goal(Kind::of(program)).filter(|_| !frame.is_v6());
+        Ok(Self { section, program, packet, frame, expected, baselines, baseline_frame, goal })
     }
 
-    /// The same case without a target.
-    fn without_target(self) -> Self {
-        Self { target: None, ..self }
+    /// The same case without a goal: the baseline does less.
+    fn without_goal(self) -> Self {
+        Self { goal: None, ..self }
     }
 
     /// Fails unless the program does the work that the case measures, because a program that does less is faster.
@@ -206,7 +212,7 @@ impl Case {
 
     /// Kind of the program.
     pub(crate) fn kind(&self) -> Kind {
-        Kind::of(&self.program)
+        Kind::of(self.program)
     }
 
     /// Whether every packet creates a flow.
@@ -221,168 +227,239 @@ impl fmt::Display for Case {
     }
 }
 
-const SYN: Transport = Transport::Tcp(Flags::Syn);
+pub(crate) const SYN: Transport = Transport::Tcp(Flags::Syn);
 const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
-const ACK: Transport = Transport::Tcp(Flags::Ack);
+pub(crate) const ACK: Transport = Transport::Tcp(Flags::Ack);
 
-/// All cases.
-pub(crate) fn all(world: &World) -> anyhow::Result<Vec<Case>> {
-    let mut cases = Vec::new();
-    for (family, ip) in [(world.v4, "IPv4"), (world.v6, "IPv6")] {
-        established(&mut cases, world, family, ip)?;
-        routed(&mut cases, world, family, ip)?;
-        untouched(&mut cases, world, family, ip)?;
-        new_flows(&mut cases, world, family, ip)?;
+/// All cases of the world's population, for one of its data planes: masqueraded packets have ports that differ between them.
+pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
+    let mut cases = Cases { world, datapath, cases: Vec::new() };
+    match world.population {
+        Population::Few => {
+            for ip in Ip::ALL {
+                cases.untouched(Section::Untouched, ip)?;
+                cases.other_hook(ip)?;
+                cases.established(Section::OneFlow, ip)?;
+                cases.routed(Section::OneFlow, ip)?;
+                cases.one_flow(ip)?;
+                cases.masqueraded(ip)?;
+                cases.rejected(ip)?;
+            }
+        }
+        Population::Stack(ip, MANY) => {
+            cases.untouched(Section::UntouchedMany, ip)?;
+            cases.established(Section::ManyFlows, ip)?;
+        }
+        Population::Stack(ip, _) => cases.established(Section::HalfFull, ip)?,
+        Population::Routed(ip, MANY) => cases.routed(Section::ManyFlows, ip)?,
+        Population::Routed(ip, _) => cases.routed(Section::HalfFull, ip)?,
+        Population::Empty => {
+            for ip in Ip::ALL {
+                cases.new_flows(ip)?;
+            }
+        }
     }
-    masqueraded(&mut cases, world)?;
-    preallocated(&mut cases, world)?;
-    Ok(cases)
-}
-
-fn established(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
-    let forward = translated(Outcome::Forward, Becomes::To(family.backend));
-    let reply = translated(Outcome::Reply, Becomes::From(family.vip));
-    for (section, transport, protocol) in [
-        (Section::OneFlow, ACK, "TCP"),
-        (Section::OneFlow, Transport::Udp, "UDP"),
-        (Section::ManyFlows, ACK, "TCP"),
-    ] {
-        let packet = format!("{protocol}/{ip}");
-        let there = Frame::new(transport, Sender::Client, family.vip)?;
-        let back = Frame::new(transport, Sender::Server, family.backend)?;
-        cases.push(Case::new(world, section, "tc_ingress", &packet, there, forward)?);
-        cases.push(Case::new(world, section, "tc_egress", &packet, back, reply)?);
-    }
-    Ok(())
+    Ok(cases.cases)
 }
 
 /// Expects the packet to go on to the stack, translated.
-fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
+pub(crate) const fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
     Expected { action: Action::Pass, counted: Some(outcome), becomes }
 }
 
-/// Adds flows between clients and backends that are both beyond a wire.
-fn routed(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
-    let port = Becomes::ToPort(family.backend.port());
-    let routed = |action| Expected { action, counted: Some(Outcome::Routed), becomes: port };
-    let tcp = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
-    let udp = Frame::new(Transport::Udp, Sender::Client, family.routed)?.through(WIRE);
-    let across = Frame::new(ACK, Sender::Client, family.across)?.through(WIRE);
-    for (section, program, packet, frame, action) in [
-        (Section::OneFlow, "xdp_native", "TCP/", &tcp, Action::SendBack),
-        (Section::OneFlow, "xdp_native", "UDP/", &udp, Action::SendBack),
-        (Section::OneFlow, "xdp_native", "TCP/, to another device", &across, Action::Redirect),
-        (Section::ManyFlows, "xdp_native", "TCP/", &tcp, Action::SendBack),
-        (Section::OneFlow, "tc_ingress", "TCP/, between wires", &tcp, Action::Redirect),
-    ] {
-        if section == Section::ManyFlows && family.routed.is_ipv6() {
-            continue;
+/// Collects cases.
+struct Cases<'a> {
+    world: &'a World,
+    datapath: usize,
+    cases: Vec<Case>,
+}
+
+impl Cases<'_> {
+    fn add(
+        &mut self,
+        section: Section,
+        program: &'static str,
+        packet: String,
+        frame: Frame,
+        expected: Expected,
+    ) -> anyhow::Result<()> {
+        self.cases.push(Case::new(self.world, section, program, packet, frame, expected)?);
+        Ok(())
+    }
+
+    /// Adds a case whose baseline does less work.
+    fn add_without_goal(
+        &mut self,
+        section: Section,
+        program: &'static str,
+        packet: String,
+        frame: Frame,
+        expected: Expected,
+    ) -> anyhow::Result<()> {
+        let case = Case::new(self.world, section, program, packet, frame, expected)?;
+        self.cases.push(case.without_goal());
+        Ok(())
+    }
+
+    /// Packets of established flows through the stack, in both directions.
+    fn established(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
+        let family = self.world.family(ip);
+        let forward = translated(Outcome::Forward, Becomes::To(family.backend));
+        let reply = translated(Outcome::Reply, Becomes::From(family.vip));
+        for (transport, protocol) in [(ACK, "TCP"), (Transport::Udp, "UDP")] {
+            if transport == Transport::Udp && section != Section::OneFlow {
+                continue;
+            }
+            let there = Frame::new(transport, Sender::Client, family.vip)?;
+            let back = Frame::new(transport, Sender::Server, family.backend)?;
+            self.add(section, "tc_ingress", format!("{protocol}/{ip}"), there, forward)?;
+            self.add(section, "tc_egress", format!("{protocol}/{ip}"), back, reply)?;
         }
-        let packet = packet.replace('/', &format!("/{ip}"));
-        cases.push(Case::new(world, section, program, &packet, frame.clone(), routed(action))?);
+        Ok(())
     }
-    Ok(())
-}
 
-/// Adds packets of no Service, a reply that another hook translates, and a rejected packet.
-fn untouched(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
-    let packet = format!("TCP/{ip}");
-    let elsewhere = Frame::new(ACK, Sender::Client, family.elsewhere)?;
-    let passes = |counted| Expected { action: Action::Pass, counted, becomes: Becomes::Same };
-    for (program, frame) in [("tc_ingress", elsewhere.clone()), ("tc_egress", elsewhere.clone())] {
-        let expected = passes(Some(Outcome::NoService));
-        cases.push(Case::new(world, Section::Untouched, program, &packet, frame, expected)?);
+    /// Packets of flows between clients and backends that are both beyond a wire.
+    fn routed(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
+        let family = self.world.family(ip);
+        let frame = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
+        let sent_back = routed(Action::SendBack, family.backend.port());
+        self.add(section, "xdp_native", format!("TCP/{ip}"), frame, sent_back)
     }
-    let arriving = elsewhere.through(WIRE);
-    cases.push(Case::new(world, Section::Untouched, "xdp_native", &packet, arriving, passes(None))?);
-    let reply = Frame::new(ACK, Sender::Server, family.backend)?;
-    let packet = format!("a reply that egress will translate, {ip}");
-    let expected = passes(Some(Outcome::OtherHook));
-    cases
-        .push(Case::new(world, Section::Untouched, "tc_ingress", &packet, reply, expected)?.without_target());
-    let refused = Frame::new(SYN, Sender::Client, family.empty)?;
-    let expected =
-        Expected { action: Action::SendBack, counted: Some(Outcome::RejectTcp), becomes: Becomes::Reset };
-    cases.push(Case::new(world, Section::Reject, "tc_ingress", &format!("TCP/{ip}"), refused, expected)?);
-    Ok(())
-}
 
-fn new_flows(cases: &mut Vec<Case>, world: &World, family: Family, ip: &str) -> anyhow::Result<()> {
-    let port = Becomes::ToPort(family.backend.port());
-    let opened = Expected { action: Action::Pass, counted: Some(Outcome::NewFlow), becomes: port };
-    let sent_on = Expected { action: Action::SendBack, counted: Some(Outcome::NewRoutedFlow), becomes: port };
-    let mut case = |program, packet: &str, frame, expected| {
-        cases.push(Case::new(world, Section::NewFlow, program, packet, frame, expected)?);
-        Ok::<_, anyhow::Error>(())
-    };
-    // Schedulers do not depend on the family.
-    let schedulers = if family.vip.is_ipv4() { &SCHEDULERS[..] } else { &[] };
-    for &scheduler in schedulers {
-        let frame = Frame::new(SYN, Sender::Client, family.scheduled(scheduler))?;
-        case("tc_ingress", &format!("TCP/{ip}, {scheduler}"), frame, opened)?;
+    /// Further packets of routed flows.
+    fn one_flow(&mut self, ip: Ip) -> anyhow::Result<()> {
+        let family = self.world.family(ip);
+        let [sent_back, redirected] =
+            [Action::SendBack, Action::Redirect].map(|action| routed(action, family.backend.port()));
+        let frame =
+            |transport, to| Ok::<_, anyhow::Error>(Frame::new(transport, Sender::Client, to)?.through(WIRE));
+        let (tcp, udp) = (frame(ACK, family.routed)?, frame(Transport::Udp, family.routed)?);
+        let across = frame(ACK, family.across)?;
+        self.add(Section::OneFlow, "xdp_native", format!("UDP/{ip}"), udp, sent_back)?;
+        // The baseline does not redirect.
+        let packet = format!("TCP/{ip}, to another device");
+        self.add_without_goal(Section::OneFlow, "xdp_native", packet, across, redirected)?;
+        self.add_without_goal(
+            Section::OneFlow,
+            "tc_ingress",
+            format!("TCP/{ip}, between wires"),
+            tcp,
+            redirected,
+        )
     }
-    let tcp = Frame::new(SYN, Sender::Client, family.vip)?;
-    let udp = Frame::new(Transport::Udp, Sender::Client, family.vip)?;
-    let exchanged = Frame::new(SYN, Sender::Client, family.masquerading)?;
-    if schedulers.is_empty() {
-        case("tc_ingress", &format!("TCP/{ip}, random"), tcp, opened)?;
-    }
-    case("tc_ingress", &format!("UDP/{ip}, random"), udp, opened)?;
-    case("xdp_native", &format!("TCP/{ip}, random"), exchanged.clone().through(WIRE), sent_on)?;
-    // Two flows; the baseline inserts one entry.
-    let packet = format!("TCP/{ip}, random, masqueraded");
-    cases
-        .push(Case::new(world, Section::NewFlow, "tc_ingress", &packet, exchanged, opened)?.without_target());
-    Ok(())
-}
 
-/// Adds a masqueraded connection: both hooks translate in both directions.
-fn masqueraded(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
-    let through = |program: &str, frame: &Frame| {
-        let before = world.settled.counters()?;
-        let Done { verdict, output } = world.settled_candidate(program, frame)?.once()?;
-        let counted = world.settled.counters()?.since(&before);
-        ensure!(verdict == Action::Pass.code(Kind::Tc), "{program} does not let a packet pass: {counted:?}");
-        Ok::<_, anyhow::Error>(output)
-    };
-    let exchange = |sent, answered| {
-        let first = Frame::new(sent, Sender::Client, world.v4.masquerading)?;
-        let between = Frame::of_bytes(through("tc_ingress", &first)?);
-        let outside = read(&through("tc_egress", &between)?)?;
+    /// Packets of no Service.
+    fn untouched(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
+        let frame = Frame::new(ACK, Sender::Client, self.world.family(ip).elsewhere)?;
+        let packet = format!("TCP/{ip}");
+        let counted = passes(Some(Outcome::NoService));
+        self.add(section, "tc_ingress", packet.clone(), frame.clone(), counted)?;
+        self.add(section, "tc_egress", packet.clone(), frame.clone(), counted)?;
+        self.add(section, "xdp_native", packet, frame.through(WIRE), passes(None))
+    }
+
+    /// A reply that another hook translates.
+    fn other_hook(&mut self, ip: Ip) -> anyhow::Result<()> {
+        let reply = Frame::new(ACK, Sender::Server, self.world.family(ip).backend)?;
+        let packet = format!("a reply that egress will translate, {ip}");
+        let expected = passes(Some(Outcome::OtherHook));
+        self.add_without_goal(Section::Untouched, "tc_ingress", packet, reply, expected)
+    }
+
+    fn rejected(&mut self, ip: Ip) -> anyhow::Result<()> {
+        let refused = Frame::new(SYN, Sender::Client, self.world.family(ip).empty)?;
+        let expected =
+            Expected { action: Action::SendBack, counted: Some(Outcome::RejectTcp), becomes: Becomes::Reset };
+        self.add(Section::Reject, "tc_ingress", format!("TCP/{ip}"), refused, expected)
+    }
+
+    fn new_flows(&mut self, ip: Ip) -> anyhow::Result<()> {
+        let family = self.world.family(ip);
+        let port = Becomes::ToPort(family.backend.port());
+        let opened = translated(Outcome::NewFlow, port);
+        let sent_on =
+            Expected { action: Action::SendBack, counted: Some(Outcome::NewRoutedFlow), becomes: port };
+        for scheduler in SCHEDULERS {
+            let frame = Frame::new(SYN, Sender::Client, family.scheduled(scheduler))?;
+            self.add(Section::NewFlow, "tc_ingress", format!("TCP/{ip}, {scheduler}"), frame, opened)?;
+        }
+        let udp = Frame::new(Transport::Udp, Sender::Client, family.vip)?;
+        self.add(Section::NewFlow, "tc_ingress", format!("UDP/{ip}, random"), udp, opened)?;
+        let masqueraded = Frame::new(SYN, Sender::Client, family.masquerading)?;
+        let packet = format!("TCP/{ip}, random");
+        self.add(Section::NewFlow, "xdp_native", packet, masqueraded.clone().through(WIRE), sent_on)?;
+        let packet = format!("TCP/{ip}, random, masqueraded");
+        let mut case = Case::new(self.world, Section::NewFlow, "tc_ingress", packet, masqueraded, opened)?;
+        case.goal = case.goal.and(Some(NEW_MASQUERADED));
+        self.cases.push(case);
+        Ok(())
+    }
+
+    /// A masqueraded connection: both hooks translate in both directions.
+    fn masqueraded(&mut self, ip: Ip) -> anyhow::Result<()> {
+        let service = self.world.family(ip).masquerading;
+        self.exchange(SYN, SYN_ACK, service)?;
+        let Exchange { between, outside, answer, inside } = self.exchange(ACK, ACK, service)?;
+        let client = read(between.bytes())?.from;
+        ensure!(outside.from.ip() != client.ip(), "the client is not masqueraded: {outside:?}");
+        let exchanged = |becomes| translated(Outcome::Masquerade, becomes);
+        let reply = translated(Outcome::Reply, Becomes::From(service));
+        for (program, packet, frame, expected) in [
+            ("tc_egress", "to the backend", between, exchanged(Becomes::From(outside.from))),
+            ("tc_ingress", "from the backend", answer, exchanged(Becomes::To(client))),
+            ("tc_egress", "to the client", inside, reply),
+        ] {
+            let packet = format!("TCP/{ip}, masqueraded, {packet}");
+            self.add(Section::OneFlow, program, packet, frame, expected)?;
+        }
+        Ok(())
+    }
+
+    /// A request through both hooks, and its answer.
+    fn exchange(
+        &self,
+        sent: Transport,
+        answered: Transport,
+        service: SocketAddr,
+    ) -> anyhow::Result<Exchange> {
+        let first = Frame::new(sent, Sender::Client, service)?;
+        let between = Frame::of_bytes(self.through("tc_ingress", &first)?);
+        let outside = read(&self.through("tc_egress", &between)?)?;
         let answer = Frame::between(answered, outside.to, outside.from)?;
-        let inside = Frame::of_bytes(through("tc_ingress", &answer)?);
-        through("tc_egress", &inside)?;
-        Ok::<_, anyhow::Error>((between, outside, answer, inside))
-    };
-    exchange(SYN, SYN_ACK)?;
-    let (between, outside, answer, inside) = exchange(ACK, ACK)?;
-    let client = read(between.bytes())?.from;
-    ensure!(outside.from.ip() != client.ip(), "the client is not masqueraded: {outside:?}");
-    let exchanged = |becomes| translated(Outcome::Masquerade, becomes);
-    let reply = translated(Outcome::Reply, Becomes::From(world.v4.masquerading));
-    for (program, packet, frame, expected) in [
-        (
-            "tc_egress",
-            "TCP/IPv4, masqueraded, to the backend",
-            between,
-            exchanged(Becomes::From(outside.from)),
-        ),
-        ("tc_ingress", "TCP/IPv4, masqueraded, from the backend", answer, exchanged(Becomes::To(client))),
-        ("tc_egress", "TCP/IPv4, masqueraded, to the client", inside, reply),
-    ] {
-        cases.push(Case::new(world, Section::OneFlow, program, packet, frame, expected)?);
+        let inside = Frame::of_bytes(self.through("tc_ingress", &answer)?);
+        self.through("tc_egress", &inside)?;
+        Ok(Exchange { between, outside, answer, inside })
     }
-    Ok(())
+
+    /// The packet as it leaves a program.
+    fn through(&self, program: &str, frame: &Frame) -> anyhow::Result<Vec<u8>> {
+        let datapath = &self.world.datapaths[self.datapath];
+        let before = datapath.counters()?;
+        let Done { verdict, output } = self.world.candidate(self.datapath, program, frame)?.once()?;
+        let counted = datapath.counters()?.since(&before);
+        ensure!(verdict == Action::Pass.code(Kind::Tc), "{program} does not let a packet pass: {counted:?}");
+        Ok(output)
+    }
 }
 
-/// Adds the cost of a new entry in a preallocated map.
-fn preallocated(cases: &mut Vec<Case>, world: &World) -> anyhow::Result<()> {
-    let frame = Frame::new(SYN, Sender::Client, world.v4.vip)?;
-    let baseline = Baseline::InsertPreallocated;
-    let untouched = Becomes::To(world.v4.vip);
-    let expected = Expected { action: Action::Pass, counted: None, becomes: untouched };
-    let case = Case::new(world, Section::NewFlow, "tc", "TCP/IPv4", frame, expected)?.without_target();
-    let (subject, program) = (Subject::Baseline(baseline), baseline.program(Kind::Tc));
-    cases.push(Case { subject, program, ..case });
-    Ok(())
+/// The packets of a masqueraded connection.
+struct Exchange {
+    /// From the client to the backend, between the hooks.
+    between: Frame,
+    /// The addresses of the same packet beyond egress.
+    outside: Seen,
+    /// From the backend.
+    answer: Frame,
+    /// The same packet between the hooks.
+    inside: Frame,
+}
+
+/// Expects the packet to leave past the stack.
+const fn routed(action: Action, port: u16) -> Expected {
+    Expected { action, counted: Some(Outcome::Routed), becomes: Becomes::ToPort(port) }
+}
+
+/// Expects the packet to go on unchanged.
+const fn passes(counted: Option<Outcome>) -> Expected {
+    Expected { action: Action::Pass, counted, becomes: Becomes::Same }
 }

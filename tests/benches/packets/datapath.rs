@@ -14,12 +14,14 @@ use aya::{
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Backend, DeviceInfo, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip,
-    conntrack::{Flow, Tuple},
     device_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev};
 
-use crate::candidate::{load, program};
+use crate::{
+    candidate::{load, program},
+    flows::Snapshot,
+};
 
 /// The measured programs. The others are variants of them that do less.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
@@ -35,26 +37,34 @@ const SERVICES: [(IpAddr, u8); 2] = [
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0)), 64),
 ];
 
-/// The data plane as the agent ships it, with the agent's map sizes.
+/// The data plane of an object, with the agent's map sizes.
 pub(crate) struct Datapath {
+    /// Name of the object: a revision.
+    pub(crate) name: String,
     ebpf: Ebpf,
     /// The next free slot of `BACKENDS`, and the next free id of a Service.
     slot: u32,
     id: u32,
     /// The next free slot of `TABLES`.
     table: u32,
+    /// The state without flows.
+    empty: Option<Snapshot>,
 }
 
 impl Datapath {
     /// Loads the object at this path.
-    pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
-        let mut loader = EbpfLoader::new();
-        loader.override_global("AYA_LOG_LEVEL", &0u8, true);
-        let mut ebpf = loader.load_file(object).with_context(|| format!("loading {}", object.display()))?;
+    pub(crate) fn load(name: &str, object: &Path) -> anyhow::Result<Self> {
+        let mut ebpf = open(object)?;
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        Ok(Self { ebpf, slot: 0, id: 1, table: 0 })
+        Ok(Self { name: name.to_owned(), ebpf, slot: 0, id: 1, table: 0, empty: None })
+    }
+
+    /// Ends the setup: [`Self::clear_flows`] restores the present state.
+    pub(crate) fn finish_setup(&mut self) -> anyhow::Result<()> {
+        self.empty = Some(Snapshot::take(&self.ebpf)?);
+        Ok(())
     }
 
     pub(crate) fn program(&self, name: &str) -> anyhow::Result<&ProgramFd> {
@@ -125,32 +135,47 @@ impl Datapath {
     }
 
     /// Deletes all flows.
-    pub(crate) fn clear_flows(&mut self) -> anyhow::Result<()> {
-        let mut flows = self.map::<Tuple, Flow>("CONNTRACK")?;
-        let keys = flows.keys().collect::<Result<Vec<_>, _>>()?;
-        for key in keys {
-            flows.remove(&key)?;
-        }
-        Ok(())
+    pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
+        self.empty.as_ref().context("the setup has not ended")?.restore(&self.ebpf)
     }
 
     /// Packets by outcome since the programs were loaded.
     pub(crate) fn counters(&self) -> anyhow::Result<Counters> {
         let map = self.ebpf.map("STATS").context("there is no map STATS")?;
         let stats: PerCpuArray<_, u64> = PerCpuArray::try_from(map)?;
-        let total = |outcome: Outcome| Ok(stats.get(&(outcome as u32), 0)?.iter().sum());
+        // Another revision may have fewer outcomes.
+        let total = |outcome: Outcome| {
+            let index = outcome as u32;
+            if index < stats.len() { Ok(stats.get(&index, 0)?.iter().sum()) } else { Ok(0) }
+        };
         Ok(Counters(Outcome::ALL.into_iter().map(total).collect::<anyhow::Result<_>>()?))
     }
 
     fn array<V: Pod>(&mut self, name: &str) -> anyhow::Result<Array<&mut MapData, V>> {
         let map = self.ebpf.map_mut(name).with_context(|| format!("there is no map {name}"))?;
-        Ok(Array::try_from(map)?)
+        Array::try_from(map).with_context(|| layout_differs::<u32, V>(name))
     }
 
     fn map<K: Pod, V: Pod>(&mut self, name: &str) -> anyhow::Result<HashMap<&mut MapData, K, V>> {
         let map = self.ebpf.map_mut(name).with_context(|| format!("there is no map {name}"))?;
-        Ok(HashMap::try_from(map)?)
+        HashMap::try_from(map).with_context(|| layout_differs::<K, V>(name))
     }
+}
+
+/// Reads an object and creates its maps, but loads no program.
+pub(crate) fn open(object: &Path) -> anyhow::Result<Ebpf> {
+    let mut loader = EbpfLoader::new();
+    loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+    loader.load_file(object).with_context(|| format!("loading {}", object.display()))
+}
+
+fn layout_differs<K, V>(name: &str) -> String {
+    format!(
+        "the map {name} of this object has another layout than this benchmark writes, with keys of {} bytes and values \
+         of {}: the two revisions cannot be compared",
+        size_of::<K>(),
+        size_of::<V>()
+    )
 }
 
 fn network((address, prefix): (IpAddr, u8)) -> Network {

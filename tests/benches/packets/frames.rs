@@ -35,6 +35,7 @@ pub(crate) struct Frame {
     bytes: Vec<u8>,
     sender: Sender,
     flows: u32,
+    first: u32,
     device: u32,
     is_mixed: bool,
 }
@@ -45,10 +46,10 @@ const LOOPBACK: u32 = 1;
 /// The client of the first flow, in each family. [`lb_ebpf_bench::Variation`] computes the clients of the others.
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
-const CLIENT_PORT: u16 = 0x9c00;
+const CLIENT_PORT: u16 = 0x8000;
 /// The value that compensates the port in the checksum: the upper half of TCP's acknowledgement number, or a datagram's
 /// first bytes.
-const BALANCE: u16 = 0x00ff;
+const BALANCE: u16 = 0x7fff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
@@ -66,7 +67,14 @@ impl Frame {
             Sender::Client => (client, server),
             Sender::Server => (server, client),
         };
-        Ok(Self { bytes: build(transport, from, to)?, sender, flows: 1, device: LOOPBACK, is_mixed: true })
+        Ok(Self {
+            bytes: build(transport, from, to)?,
+            sender,
+            flows: 1,
+            first: 0,
+            device: LOOPBACK,
+            is_mixed: true,
+        })
     }
 
     /// The client of the first flow, of the family of `server`.
@@ -81,12 +89,30 @@ impl Frame {
 
     /// Any packet of one flow.
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
-        Self { bytes, sender: Sender::Client, flows: 1, device: LOOPBACK, is_mixed: true }
+        Self { bytes, sender: Sender::Client, flows: 1, first: 0, device: LOOPBACK, is_mixed: true }
     }
 
     /// The same packet for this number of flows.
     pub(crate) fn flows(self, flows: u32) -> Self {
         Self { flows, ..self }
+    }
+
+    /// The same packet for half of its flows: the lower half for 0, the upper half for 1.
+    pub(crate) fn half(self, half: u32) -> Self {
+        let flows = (self.flows / 2).max(1);
+        // One flow is shared.
+        let first = if self.flows > 1 { half * flows } else { 0 };
+        self.flows(flows).starting_at(first)
+    }
+
+    /// The same packet, for flows from number `first` on.
+    pub(crate) fn starting_at(self, first: u32) -> Self {
+        Self { first, ..self }
+    }
+
+    /// `other` for the flows and on the device of this packet.
+    pub(crate) fn clone_extent(&self, other: Self) -> Self {
+        Self { flows: self.flows, first: self.first, device: self.device, ..other }
     }
 
     /// The same packet, arriving on this device.
@@ -132,7 +158,7 @@ impl Frame {
         bytes[..length].copy_from_slice(headers);
         let is_reply = self.sender == Sender::Server;
         let [is_v6, is_reply, is_mixed] = [is_v6, is_reply, self.is_mixed].map(u32::from);
-        Ok(Template { bytes, is_v6, is_reply, mask: self.flows - 1, is_mixed })
+        Ok(Template { bytes, is_v6, is_reply, mask: self.flows - 1, first: self.first, is_mixed, zero: 0 })
     }
 }
 

@@ -7,12 +7,21 @@ mod baselines;
 mod candidate;
 mod cases;
 mod datapath;
+mod flows;
 mod frames;
+mod goals;
 mod report;
 mod rounds;
+mod two_cpus;
+mod verifier;
 mod world;
 
-use std::{io, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
@@ -23,32 +32,47 @@ use lb_tests::{
 };
 
 use self::{
-    report::Report,
+    candidate::build,
+    cases::Case,
+    report::{Report, Row},
     rounds::{Contest, Plan, measure},
-    world::{Objects, World},
+    world::{Build, Objects, Population, World},
 };
 
 /// Measure the nanoseconds that the BPF programs take per packet, against minimal baseline programs
 #[derive(Parser)]
 struct Args {
-    /// Accepted rounds for each case
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Accepted rounds for each case; 12 for figures to publish
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Milliseconds that a program runs in each round
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     slice: u64,
-    /// Measure only cases whose name contains this
+    /// Measure only cases whose name contains this, on one CPU, and do not load the other programs
     #[arg(long, default_value = "")]
     only: String,
     /// Measure the programs of this BPF object instead of those that the agent ships
     #[arg(long)]
     object: Option<PathBuf>,
+    /// Compare with the programs of this BPF object, in the same rounds; `cargo xtask bench compare` builds one of another
+    /// revision
+    #[arg(long)]
+    against: Option<PathBuf>,
+    /// Name of the measured build in reports
+    #[arg(long, default_value = "this tree")]
+    name: String,
+    /// Name of the build that it is compared with
+    #[arg(long, default_value = "the other object")]
+    against_name: String,
     /// Also write the results to this file, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
     /// Also write plots (SVG) into this folder
     #[arg(long)]
     svg: Option<PathBuf>,
+    /// Write the report and the plots that docs/performance.md shows
+    #[arg(long, conflicts_with_all = ["only", "object", "against"])]
+    write_docs: bool,
     /// Ignored; `cargo bench` passes it
     #[arg(long, hide = true)]
     bench: bool,
@@ -58,17 +82,13 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Runs the benchmark; returns whether every target is met.
+/// Runs the benchmark; returns whether every goal is met. A comparison has no goals.
 fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(nix::unistd::geteuid().is_root(), "this benchmark loads BPF programs: run it as root");
     cleanup::on_interrupt();
-    let objects = Objects {
-        datapath: args.object.clone().map_or_else(|| build(ebpf_build::DATAPATH), Ok)?,
-        restore: build(ebpf_build::RESTORE)?,
-        baselines: build(ebpf_build::BASELINES)?,
-    };
+    let objects = objects(args)?;
     let netns = world::netns(&unique_prefix())?;
-    let report = netns.run(|| in_netns(args, objects).map_err(io::Error::other))?;
+    let report = netns.run(|| in_netns(args, &objects).map_err(io::Error::other))?;
     println!("{}", report.text());
     if let Some(file) = &args.json {
         report.write_json(file)?;
@@ -76,30 +96,71 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(folder) = &args.svg {
         report.write_plots(folder)?;
     }
-    Ok(report.targets_met())
+    if args.write_docs {
+        write_docs(&report)?;
+    }
+    Ok(report.goals_met() || args.against.is_some())
 }
 
-fn in_netns(args: &Args, objects: Objects) -> anyhow::Result<Report> {
+fn objects(args: &Args) -> anyhow::Result<Objects> {
+    let object = args.object.clone().map_or_else(|| build(ebpf_build::DATAPATH), Ok)?;
+    let mut builds = vec![Build { name: args.name.clone(), object }];
+    builds.extend(args.against.clone().map(|object| Build { name: args.against_name.clone(), object }));
+    Ok(Objects { builds, restore: build(ebpf_build::RESTORE)?, baselines: build(ebpf_build::BASELINES)? })
+}
+
+fn in_netns(args: &Args, objects: &Objects) -> anyhow::Result<Report> {
     let machine = Machine::read()?;
-    let cpu = candidate::pin()?;
+    let (cpu, second) = candidate::cpus()?;
+    candidate::pin(cpu)?;
     let plan = Plan { rounds: args.rounds, slice: Duration::from_millis(args.slice) };
-    eprintln!("· loading the programs and opening {} flows", 2 * world::MANY);
-    let mut world = World::new(objects)?;
+    let builds = objects.builds.iter().map(|build| build.name.clone()).collect();
+    let mut report = Report::new(machine, cpu, plan, builds);
+    for population in Population::ALL {
+        report.cases.extend(measure_population(args, objects, population, plan, &report.builds)?);
+    }
+    if args.only.is_empty() {
+        match second {
+            Some(second) => report.two_cpus = two_cpus::measure(objects, plan, [cpu, second])?,
+            None => eprintln!("· this process may run on one CPU only: skipping two CPUs on one table"),
+        }
+        eprintln!("· verifier");
+        report.verifier = objects.builds.iter().map(verifier::costs).collect::<anyhow::Result<_>>()?;
+    }
+    report.load_after = machine::load()?;
+    Ok(report)
+}
+
+/// Measures the cases of one population.
+fn measure_population(
+    args: &Args,
+    objects: &Objects,
+    population: Population,
+    plan: Plan,
+    builds: &[String],
+) -> anyhow::Result<Vec<Row>> {
+    eprintln!("· {population}");
+    let world = World::new(objects, population)?;
+    let mut of_builds: Vec<_> = (0..objects.builds.len())
+        .map(|build| Ok(cases::all(&world, build)?.into_iter()))
+        .collect::<anyhow::Result<_>>()?;
     let mut contests = Vec::new();
-    for case in cases::all(&world)? {
+    loop {
+        // The next case, as each build has it.
+        let cases: Vec<Case> = of_builds.iter_mut().filter_map(Iterator::next).collect();
+        let Some(case) = cases.first() else { break };
         if case.to_string().contains(&args.only) {
-            contests.push(Contest::new(&mut world, case, plan)?);
+            contests.push(Contest::new(&world, cases, plan)?);
         }
     }
-    measure(&mut contests, &mut world, plan)?;
-    Ok(Report::new(machine, cpu, machine::load()?, plan, &contests))
+    measure(&mut contests, &world, plan)?;
+    Ok(contests.iter().map(|contest| Row::new(contest, builds)).collect())
 }
 
-/// Builds a BPF object in the folder of the workspace's other objects.
-fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
-    // The path of the benchmark is target/release/deps/packets-….
-    let profile_dir = me.ancestors().nth(2).context("the benchmark is not in a target folder")?;
-    let target_dir = ebpf_build::target_dir(profile_dir);
-    Ok(ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?.path)
+/// Writes the files that docs/performance.md shows.
+fn write_docs(report: &Report) -> anyhow::Result<()> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let file = docs.join("runs/packets.txt");
+    fs::write(&file, report.text() + "\n").with_context(|| format!("writing {}", file.display()))?;
+    report.write_plots(&docs.join("img"))
 }

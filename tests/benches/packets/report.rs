@@ -1,4 +1,4 @@
-//! The results as a table, JSON and plots.
+//! The results as tables, JSON and plots.
 
 use std::{fs, path::Path};
 
@@ -8,38 +8,45 @@ use lb_tests::bench::{Bar, Machine, Plot, Quantile, Samples, figure::mark};
 use serde::Serialize;
 
 use crate::{
+    baselines::Baseline,
     cases::Section,
+    goals,
     rounds::{Contest, Plan, Round},
+    two_cpus,
+    verifier::Cost,
 };
 
 /// All results, as `--json` writes them. Field names are those of earlier releases.
 #[derive(Serialize)]
 pub(crate) struct Report {
-    machine: Machine,
+    pub(crate) machine: Machine,
     /// The CPU that all programs ran on.
-    cpu: usize,
+    pub(crate) cpu: usize,
     /// Load average of the last minute at the end of the benchmark.
-    load_after: f64,
+    pub(crate) load_after: f64,
     /// Accepted rounds wanted for each case.
-    rounds: u32,
+    pub(crate) rounds: u32,
     /// Approximate seconds that a program ran in each round.
-    slice: f64,
+    pub(crate) slice: f64,
+    /// The names of the builds: the measured one, then the one that it is compared with, if any.
+    pub(crate) builds: Vec<String>,
     /// The cases. Times are CPU time in nanoseconds per packet.
-    cases: Vec<Row>,
+    pub(crate) cases: Vec<Row>,
+    /// Two CPUs on one table.
+    pub(crate) two_cpus: Vec<two_cpus::Row>,
+    /// The cost of loading, of each build.
+    pub(crate) verifier: Vec<Vec<Cost>>,
 }
 
 /// One case.
 #[derive(Serialize)]
-struct Row {
-    section: Section,
-    program: String,
-    packet: String,
+pub(crate) struct Row {
+    pub(crate) section: Section,
+    pub(crate) program: String,
+    pub(crate) packet: String,
+    /// The fastest baseline.
     #[serde(rename = "floor_program")]
     baseline_program: &'static str,
-    /// Time including the overhead of the test run.
-    gross: Samples,
-    #[serde(rename = "floor_gross")]
-    baseline_gross: Samples,
     /// The overhead: a program that returns at once, with the same packets.
     #[serde(rename = "base")]
     overhead: Samples,
@@ -47,66 +54,141 @@ struct Row {
     net: Samples,
     #[serde(rename = "floor_net")]
     baseline_net: Samples,
-    /// The program's net cost over that of its baseline.
-    ratio: Samples,
-    /// The program's gross cost over that of its baseline.
-    gross_ratio: Samples,
+    /// The program's net cost over that of its fastest baseline.
+    pub(crate) ratio: Samples,
+    /// The other baselines, and the program's net cost over theirs.
+    other_baselines: Vec<Comparison>,
+    /// The build that it is compared with, and the program's net cost over that of its program.
+    earlier: Option<Comparison>,
     dropped: u32,
-    target: Option<f64>,
-    met: Option<bool>,
+    #[serde(rename = "target")]
+    pub(crate) goal: Option<f64>,
+    pub(crate) met: Option<bool>,
+}
+
+/// A program that a case is compared with.
+#[derive(Serialize)]
+struct Comparison {
+    program: String,
+    net: Samples,
+    ratio: Samples,
+}
+
+impl Comparison {
+    fn new(program: &str, rounds: &[Round], net: impl Fn(&Round) -> f64) -> Self {
+        Self {
+            program: program.to_owned(),
+            net: Samples::new(rounds.iter().map(&net).collect()),
+            ratio: Samples::new(rounds.iter().map(|round| round.programs[0] / net(round)).collect()),
+        }
+    }
+
+    /// Whether the program is slower or faster in every round; empty if neither.
+    fn verdict(&self) -> &'static str {
+        if self.ratio.at(Quantile::Min) > 1.0 {
+            "slower"
+        } else if self.ratio.at(Quantile::Max) < 1.0 {
+            "faster"
+        } else {
+            ""
+        }
+    }
 }
 
 impl Row {
-    fn new(contest: &Contest) -> Self {
-        let samples = |value: fn(&Round) -> f64| Samples::new(contest.rounds.iter().map(value).collect());
-        let ratio = samples(|round| round.net() / round.baseline_net());
-        let case = &contest.case;
+    /// The row of a contest between these builds.
+    pub(crate) fn new(contest: &Contest, builds: &[String]) -> Self {
+        let (case, rounds) = (contest.case(), &contest.rounds);
+        let samples = |value: fn(&Round) -> f64| Samples::new(rounds.iter().map(value).collect());
+        let against = |(index, baseline): (usize, &Baseline)| {
+            Comparison::new(baseline.label(), rounds, |round| round.baselines[index])
+        };
+        let mut baselines: Vec<(Baseline, Comparison)> =
+            case.baselines.iter().copied().zip(case.baselines.iter().enumerate().map(against)).collect();
+        baselines.sort_by(|(_, a), (_, b)| a.net.at(Quantile::Median).total_cmp(&b.net.at(Quantile::Median)));
+        let (fastest, Comparison { net: baseline_net, ratio, .. }) = baselines.remove(0);
         Self {
             section: case.section,
-            program: case.program.clone(),
+            program: case.program.to_owned(),
             packet: case.packet.clone(),
-            baseline_program: case.baseline.label(),
-            gross: samples(|round| round.program),
-            baseline_gross: samples(|round| round.baseline),
+            baseline_program: fastest.label(),
             overhead: samples(|round| round.program_overhead),
-            net: samples(Round::net),
-            baseline_net: samples(Round::baseline_net),
-            gross_ratio: samples(|round| round.program / round.baseline),
+            net: samples(|round| round.programs[0]),
+            baseline_net,
+            other_baselines: baselines.into_iter().map(|(_, comparison)| comparison).collect(),
+            earlier: builds.get(1).map(|name| Comparison::new(name, rounds, |round| round.programs[1])),
             dropped: contest.dropped,
-            target: case.target,
-            met: case.target.map(|target| ratio.at(Quantile::Median) <= target),
+            goal: case.goal,
+            met: case.goal.map(|goal| ratio.at(Quantile::Median) <= goal),
             ratio,
         }
     }
 
+    fn label(&self) -> String {
+        format!("  {}, {}", self.program, self.packet)
+    }
+
     fn cells(&self) -> Vec<String> {
-        let spread = |samples: &Samples, digits: usize| {
-            [Quantile::Min, Quantile::Median, Quantile::Max]
-                .map(|quantile| format!("{:.digits$}", samples.at(quantile)))
-        };
-        let median = |samples: &Samples, digits: usize| format!("{:.digits$}", samples.at(Quantile::Median));
-        let mut cells = vec![format!("  {}, {}", self.program, self.packet)];
+        let mut cells = vec![self.label()];
         cells.extend(spread(&self.net, 1));
         cells.push(median(&self.baseline_net, 1));
         cells.extend(spread(&self.ratio, 2));
-        cells.extend([median(&self.overhead, 1), median(&self.gross_ratio, 2)]);
+        cells.push(self.other_baselines.first().map_or_else(String::new, |other| median(&other.ratio, 2)));
+        cells.push(median(&self.overhead, 1));
         cells.push(format!("{}-{}", self.ratio.count(), self.dropped));
-        cells.push(match (self.target, self.met) {
-            (Some(target), Some(met)) => format!("{} ≤ {target}", mark(met)),
+        cells.push(match (self.goal, self.met) {
+            (Some(goal), Some(met)) => format!("{} ≤ {goal}", mark(met)),
             _ => String::new(),
         });
         cells
     }
+
+    fn comparison_cells(&self, earlier: &Comparison) -> Vec<String> {
+        let mut cells = vec![self.label(), median(&earlier.net, 1), median(&self.net, 1)];
+        cells.extend(spread(&earlier.ratio, 2));
+        cells.push(earlier.verdict().to_owned());
+        cells
+    }
+
+    /// The program and its baselines.
+    fn bars(&self) -> Vec<Bar> {
+        let bar = |label, samples: &Samples, is_reference| Bar {
+            label,
+            min: samples.at(Quantile::Min),
+            median: samples.at(Quantile::Median),
+            max: samples.at(Quantile::Max),
+            is_reference,
+        };
+        let mut bars = vec![bar(format!("{}, {}", self.program, self.packet), &self.net, false)];
+        if let Some(earlier) = &self.earlier {
+            bars.push(bar(format!("the same at {}", earlier.program), &earlier.net, true));
+        }
+        bars.push(bar(format!("baseline: {}", self.baseline_program), &self.baseline_net, true));
+        bars
+    }
 }
 
-impl Round {
-    fn net(&self) -> f64 {
-        self.program - self.program_overhead
-    }
+fn median(samples: &Samples, digits: usize) -> String {
+    format!("{:.digits$}", samples.at(Quantile::Median))
+}
 
-    fn baseline_net(&self) -> f64 {
-        self.baseline - self.baseline_overhead
+/// Minimum, median and maximum.
+fn spread(samples: &Samples, digits: usize) -> [String; 3] {
+    [Quantile::Min, Quantile::Median, Quantile::Max]
+        .map(|quantile| format!("{:.digits$}", samples.at(quantile)))
+}
+
+/// A table with numbers in all columns but the first and the last.
+pub(crate) fn table<T: ToString>(header: Vec<T>, rows: Vec<Vec<String>>) -> Table {
+    let mut table = Table::new();
+    let columns = header.len();
+    table.load_preset(presets::NOTHING).force_no_tty();
+    table.set_header(header.iter().map(ToString::to_string));
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1).take(columns.saturating_sub(2)) {
+        column.set_cell_alignment(CellAlignment::Right);
     }
+    table
 }
 
 const HEADER: [&str; 12] = [
@@ -118,60 +200,143 @@ const HEADER: [&str; 12] = [
     "× min",
     "median",
     "max",
+    "× other",
     "overhead",
-    "× gross",
     "rounds",
-    "target",
+    "goal",
 ];
 
 impl Report {
-    pub(crate) fn new(
-        machine: Machine,
-        cpu: usize,
-        load_after: f64,
-        plan: Plan,
-        contests: &[Contest],
-    ) -> Self {
-        let cases = contests.iter().map(Row::new).collect();
-        Self { machine, cpu, load_after, rounds: plan.rounds, slice: plan.slice.as_secs_f64(), cases }
+    /// An empty report.
+    pub(crate) fn new(machine: Machine, cpu: usize, plan: Plan, builds: Vec<String>) -> Self {
+        let load_after = machine.load_before;
+        let (rounds, slice) = (plan.rounds, plan.slice.as_secs_f64());
+        let (cases, two_cpus, verifier) = (Vec::new(), Vec::new(), Vec::new());
+        Self { machine, cpu, load_after, rounds, slice, builds, cases, two_cpus, verifier }
     }
 
-    /// Whether every target is met.
-    pub(crate) fn targets_met(&self) -> bool {
+    /// Whether every goal is met.
+    pub(crate) fn goals_met(&self) -> bool {
         self.cases.iter().all(|row| row.met != Some(false))
     }
 
-    /// The table with its notes.
+    /// The tables with their notes.
     pub(crate) fn text(&self) -> String {
-        format!("{}\n\n{}", self.notes().join("\n"), self.table())
+        let mut parts = vec![self.notes().join("\n"), self.case_table().to_string()];
+        parts.extend(
+            goals::table_of(&self.cases).map(|table| format!("Goals: × the fastest baseline\n{table}")),
+        );
+        parts.extend(self.comparison_table().map(|table| table.to_string()));
+        if !self.two_cpus.is_empty() {
+            parts.push(self.two_cpu_table().to_string());
+        }
+        if !self.verifier.is_empty() {
+            parts.push(self.verifier_table().to_string());
+        }
+        parts.join("\n\n")
     }
 
     fn notes(&self) -> Vec<String> {
-        let Self { machine, cpu, load_after, rounds, slice, .. } = self;
-        vec![
+        let Self { machine, cpu, load_after, rounds, slice, builds, .. } = self;
+        let mut notes = vec![
             format!("{machine}, {load_after} after"),
             format!("{rounds} rounds of {:.0} ms per program, on CPU {cpu}", slice * 1e3),
-        ]
+        ];
+        if let [new, old] = &builds[..] {
+            notes.push(format!("programs of {new}, compared with those of {old} in the same rounds"));
+        }
+        notes
     }
 
     fn rows(&self, section: Section) -> impl Iterator<Item = &Row> {
         self.cases.iter().filter(move |row| row.section == section)
     }
 
-    fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING).force_no_tty().set_header(HEADER);
+    fn case_table(&self) -> Table {
+        let mut rows = Vec::new();
         for section in Section::ALL {
             let Some(first) = self.rows(section).next() else { continue };
-            table.add_row([format!("{}; baseline: {}", section.label(), first.baseline_program)]);
-            for row in self.rows(section) {
-                table.add_row(row.cells());
+            rows.push(vec![format!("{}; baseline: {}", section.label(), first.baseline_program)]);
+            for other in &first.other_baselines {
+                let [min, median, max] = spread(&other.net, 1);
+                rows.push(vec![format!("  × other: {}", other.program), min, median, max]);
+            }
+            rows.extend(self.rows(section).map(Row::cells));
+        }
+        table(HEADER.to_vec(), rows)
+    }
+
+    /// The builds against each other; `None` if there is one only.
+    fn comparison_table(&self) -> Option<Table> {
+        let [new, old] = &self.builds[..] else { return None };
+        let mut rows = Vec::new();
+        for section in Section::ALL {
+            let compared = |row: &Row| Some(row.comparison_cells(row.earlier.as_ref()?));
+            let of_section: Vec<Vec<String>> = self.rows(section).filter_map(compared).collect();
+            if !of_section.is_empty() {
+                rows.push(vec![section.label().to_owned()]);
+                rows.extend(of_section);
             }
         }
-        for column in table.column_iter_mut().skip(1).take(10) {
-            column.set_cell_alignment(CellAlignment::Right);
+        let head = format!("ns per packet; {new} / {old} in the same round");
+        let header = vec![
+            head,
+            old.clone(),
+            new.clone(),
+            "/ min".into(),
+            "median".into(),
+            "max".into(),
+            "all rounds".into(),
+        ];
+        Some(table(header, rows))
+    }
+
+    fn two_cpu_table(&self) -> Table {
+        let cells = |row: &two_cpus::Row| {
+            let mut cells = vec![format!("  {}, {}; {}", row.program, row.packets, row.build)];
+            cells.extend([median(&row.alone, 1), median(&row.together, 1)]);
+            cells.extend(spread(&row.scaling, 2));
+            cells.push(String::new());
+            cells
+        };
+        let head = "two CPUs on one table: ns per packet on each, with overhead";
+        let header = vec![head, "alone", "together", "scaling min", "median", "max", ""];
+        table(header, self.two_cpus.iter().map(cells).collect())
+    }
+
+    fn verifier_table(&self) -> Table {
+        let Some(first) = self.verifier.first() else { return table(vec![""], Vec::new()) };
+        let mut header = vec!["loading a program".to_owned()];
+        for name in &self.builds {
+            header.extend([format!("{name}: verified instructions"), "ms".to_owned()]);
         }
-        table
+        header.push("verified, new / old".to_owned());
+        // Programs that only one build has have no counterpart.
+        let mut programs: Vec<&String> = self.verifier.iter().flatten().map(|cost| &cost.program).collect();
+        programs.sort();
+        programs.dedup();
+        let find =
+            |costs: &Vec<Cost>, program: &str| costs.iter().find(|cost| cost.program == program).cloned();
+        let mut rows: Vec<Vec<String>> = programs
+            .iter()
+            .map(|program| {
+                let found: Vec<Option<Cost>> =
+                    self.verifier.iter().map(|costs| find(costs, program)).collect();
+                cost_cells(program, &found)
+            })
+            .collect();
+        if !first.is_empty() {
+            let total = |costs: &Vec<Cost>| {
+                Some(Cost {
+                    program: String::new(),
+                    verified: costs.iter().map(|cost| cost.verified).sum(),
+                    milliseconds: costs.iter().map(|cost| cost.milliseconds).sum(),
+                })
+            };
+            let totals: Vec<Option<Cost>> = self.verifier.iter().map(total).collect();
+            rows.push(cost_cells("all", &totals));
+        }
+        table(header, rows)
     }
 
     /// Writes all results as JSON.
@@ -201,19 +366,18 @@ impl Report {
     }
 }
 
-impl Row {
-    /// The program and its baseline.
-    fn bars(&self) -> [Bar; 2] {
-        let bar = |label, samples: &Samples, is_reference| Bar {
-            label,
-            min: samples.at(Quantile::Min),
-            median: samples.at(Quantile::Median),
-            max: samples.at(Quantile::Max),
-            is_reference,
-        };
-        [
-            bar(format!("{}, {}", self.program, self.packet), &self.net, false),
-            bar(format!("baseline: {}", self.baseline_program), &self.baseline_net, true),
-        ]
+/// A row of the cost of loading, by build.
+fn cost_cells(program: &str, builds: &[Option<Cost>]) -> Vec<String> {
+    let mut cells = vec![format!("  {program}")];
+    for cost in builds {
+        match cost {
+            Some(cost) => cells.extend([cost.verified.to_string(), format!("{:.0}", cost.milliseconds)]),
+            None => cells.extend(["-".to_owned(), "-".to_owned()]),
+        }
     }
+    cells.push(match builds {
+        [Some(new), Some(old)] => format!("{:.2}", f64::from(new.verified) / f64::from(old.verified)),
+        _ => String::new(),
+    });
+    cells
 }

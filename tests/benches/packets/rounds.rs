@@ -1,4 +1,4 @@
-//! Measures in many short rounds. In each round a program, its baseline and a program that returns at once (the
+//! Measures in many short rounds. In each round the programs, their baselines and a program that returns at once (the
 //! overhead) take turns on one CPU.
 //!
 //! Machines change their speed, and neighbours slow down virtual ones. So values to compare are measured within a tenth
@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use crate::{
     baselines::Baseline,
     candidate::{Candidate, Kind},
-    cases::{Case, Subject},
+    cases::Case,
     world::World,
 };
 
@@ -31,22 +31,23 @@ const ATTEMPTS: u32 = 4;
 /// Packets of the trial that estimates the time per packet.
 const TRIAL: u32 = 20_000;
 
-/// Results of one round, in nanoseconds per packet.
-#[derive(Clone, Copy)]
+/// Results of one round, in nanoseconds per packet, net of the overhead.
 pub(crate) struct Round {
-    pub(crate) program: f64,
-    pub(crate) baseline: f64,
+    /// The program of each build.
+    pub(crate) programs: Vec<f64>,
+    /// Each baseline of the case.
+    pub(crate) baselines: Vec<f64>,
     /// The overhead, with the packets of the program.
     pub(crate) program_overhead: f64,
-    /// The overhead, with the packets of the baseline.
-    pub(crate) baseline_overhead: f64,
 }
 
 /// A case with its loaded programs and its results.
 pub(crate) struct Contest {
-    pub(crate) case: Case,
-    program: Runner,
-    baseline: Runner,
+    /// The case, for each build.
+    cases: Vec<Case>,
+    /// The case's program, of each build.
+    programs: Vec<Runner>,
+    baselines: Vec<Runner>,
     program_overhead: Runner,
     /// Measures the overhead with the baseline's packets; `None` if program and baseline get the same packets.
     baseline_overhead: Option<Runner>,
@@ -64,11 +65,21 @@ struct Runner {
     warm_up: u32,
 }
 
+/// A part of a round.
+#[derive(Clone, Copy)]
+enum Turn {
+    Program(usize),
+    Baseline(usize),
+}
+
 impl Runner {
-    fn new(candidate: Candidate, slice: Duration) -> anyhow::Result<Self> {
-        let nanos = candidate.run(TRIAL)?;
+    /// Measures packets of existing flows, or those that create a flow each, so that each packet runs once.
+    fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
-        let many = flows > 1;
+        if makes_flows {
+            return Ok(Self { candidate, packets: flows, warm_up: 0 });
+        }
+        let nanos = candidate.run(TRIAL)?;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -77,13 +88,7 @@ impl Runner {
         let packets = (slice.as_nanos() as f64 / nanos) as u32;
         // A multiple of the number of flows.
         let packets = packets.max(flows) / flows * flows;
-        Ok(Self { candidate, packets, warm_up: if many { flows } else { 0 } })
-    }
-
-    /// Measures packets that create a flow each, so each packet runs once.
-    fn once(candidate: Candidate) -> Self {
-        let packets = candidate.frame().count();
-        Self { candidate, packets, warm_up: 0 }
+        Ok(Self { candidate, packets, warm_up: if flows > 1 { flows } else { 0 } })
     }
 
     fn run(&self) -> anyhow::Result<f64> {
@@ -95,45 +100,44 @@ impl Runner {
 }
 
 impl Contest {
-    /// Loads a case and checks that its programs return the expected results.
-    pub(crate) fn new(world: &mut World, case: Case, plan: Plan) -> anyhow::Result<Self> {
-        let kind = case.kind();
-        let World { settled_baselines, fresh, fresh_baselines, settled, restore, .. } = &*world;
-        let candidate = |program, frame| Candidate::new(restore, kind, program, frame);
-        let overhead = |frame| {
-            let program = settled_baselines.program(Baseline::Return, kind)?;
-            Runner::new(candidate(program, frame)?, plan.slice / 2)
-        };
-        let (datapath, baselines) =
-            if case.makes_flows() { (fresh, fresh_baselines) } else { (settled, settled_baselines) };
-        let program = match case.subject {
-            Subject::Ours(name) => datapath.program(name)?,
-            Subject::Baseline(baseline) => baselines.program(baseline, kind)?,
-        };
-        let program = candidate(program, &case.frame)?;
-        let baseline = candidate(baselines.program(case.baseline, kind)?, &case.baseline_frame)?;
+    /// Loads a case, which `cases` has for each build, and checks that its programs return the expected results.
+    pub(crate) fn new(world: &World, cases: Vec<Case>, plan: Plan) -> anyhow::Result<Self> {
+        let case = cases.first().context("a case of no build")?;
+        let (kind, makes_flows) = (case.kind(), case.makes_flows());
+        let mut programs = Vec::new();
+        for (index, case) in cases.iter().enumerate() {
+            let program = world.candidate(index, case.program, &case.frame)?;
+            case.check(&program).with_context(|| format!("the build {}", world.datapaths[index].name))?;
+            programs.push(Runner::new(program, makes_flows, plan.slice)?);
+        }
+        let mut baselines = Vec::new();
+        for &baseline in case.baselines {
+            let candidate = world.baseline(baseline, kind, &case.baseline_frame)?;
+            candidate.ensure_does(baseline)?;
+            baselines.push(Runner::new(candidate, makes_flows, plan.slice)?);
+        }
+        let overhead =
+            |frame| Runner::new(world.baseline(Baseline::Return, kind, frame)?, false, plan.slice / 2);
         let program_overhead = overhead(&case.frame)?;
         let baseline_overhead =
             (case.frame != case.baseline_frame).then(|| overhead(&case.baseline_frame)).transpose()?;
-        case.check(&program)?;
-        baseline.ensure_does(case.baseline)?;
-        let runner = |candidate| {
-            if case.makes_flows() { Ok(Runner::once(candidate)) } else { Runner::new(candidate, plan.slice) }
-        };
-        let (program, baseline) = (runner(program)?, runner(baseline)?);
-        if case.makes_flows() {
-            world.fresh.clear_flows()?;
-            world.fresh_baselines.clear_flows()?;
+        if makes_flows {
+            world.clear_flows()?;
         }
         Ok(Self {
-            case,
-            program,
-            baseline,
+            cases,
+            programs,
+            baselines,
             program_overhead,
             baseline_overhead,
             rounds: Vec::new(),
             dropped: 0,
         })
+    }
+
+    /// The case, as the first build has it.
+    pub(crate) fn case(&self) -> &Case {
+        &self.cases[0]
     }
 
     /// Whether the contest has enough rounds or attempts.
@@ -142,28 +146,31 @@ impl Contest {
         kept >= plan.rounds || kept.saturating_add(self.dropped) >= plan.rounds.saturating_mul(ATTEMPTS)
     }
 
-    fn round(&mut self, world: &mut World) -> anyhow::Result<()> {
+    fn round(&mut self, world: &World) -> anyhow::Result<()> {
+        let mut turns: Vec<Turn> = (0..self.programs.len()).map(Turn::Program).collect();
+        turns.extend((0..self.baselines.len()).map(Turn::Baseline));
+        fastrand::shuffle(&mut turns);
+        let (mut programs, mut baselines) = (vec![0.0; self.programs.len()], vec![0.0; self.baselines.len()]);
         let before = self.overheads()?;
-        let (program, baseline);
-        if fastrand::bool() {
-            program = self.run_program(world)?;
-            baseline = self.run_baseline(world)?;
-        } else {
-            baseline = self.run_baseline(world)?;
-            program = self.run_program(world)?;
+        for turn in turns {
+            match turn {
+                Turn::Program(index) => programs[index] = self.run_program(world, index)?,
+                Turn::Baseline(index) => baselines[index] = self.run_baseline(world, index)?,
+            }
         }
         let after = self.overheads()?;
         let steady = before
             .iter()
             .zip(&after)
             .all(|(before, after)| (before - after).abs() <= DRIFT * before.min(*after));
-        if steady {
-            let [program_overhead, baseline_overhead] =
-                [0, 1].map(|index| (before[index] + after[index]) / 2.0);
-            self.rounds.push(Round { program, baseline, program_overhead, baseline_overhead });
-        } else {
+        if !steady {
             self.dropped += 1;
+            return Ok(());
         }
+        let [program_overhead, baseline_overhead] = [0, 1].map(|index| (before[index] + after[index]) / 2.0);
+        programs.iter_mut().for_each(|nanos| *nanos -= program_overhead);
+        baselines.iter_mut().for_each(|nanos| *nanos -= baseline_overhead);
+        self.rounds.push(Round { programs, baselines, program_overhead });
         Ok(())
     }
 
@@ -174,27 +181,23 @@ impl Contest {
         Ok([program, baseline])
     }
 
-    fn run_program(&self, world: &mut World) -> anyhow::Result<f64> {
-        let fresh = self.case.makes_flows();
-        let datapath = if fresh { &world.fresh } else { &world.settled };
+    fn run_program(&self, world: &World, index: usize) -> anyhow::Result<f64> {
+        let (case, runner, datapath) = (&self.cases[index], &self.programs[index], &world.datapaths[index]);
         let before = datapath.counters()?;
-        let nanos = self.program.run()?;
-        if let Subject::Ours(_) = self.case.subject {
-            let packets = u64::from(self.program.packets) + u64::from(self.program.warm_up);
-            let counted = datapath.counters()?.ensure_only(&before, self.case.expected.counted, packets);
-            counted.with_context(|| self.case.to_string())?;
-        }
-        if fresh {
-            world.fresh.clear_flows()?;
-            world.fresh_baselines.clear_flows()?;
+        let nanos = runner.run()?;
+        let packets = u64::from(runner.packets) + u64::from(runner.warm_up);
+        let counted = datapath.counters()?.ensure_only(&before, case.expected.counted, packets);
+        counted.with_context(|| format!("{case}, build {}", datapath.name))?;
+        if case.makes_flows() {
+            datapath.clear_flows()?;
         }
         Ok(nanos)
     }
 
-    fn run_baseline(&self, world: &mut World) -> anyhow::Result<f64> {
-        let nanos = self.baseline.run()?;
-        if self.case.makes_flows() {
-            world.fresh_baselines.clear_flows()?;
+    fn run_baseline(&self, world: &World, index: usize) -> anyhow::Result<f64> {
+        let nanos = self.baselines[index].run()?;
+        if self.case().makes_flows() {
+            world.baselines.clear_flows()?;
         }
         Ok(nanos)
     }
@@ -202,7 +205,7 @@ impl Contest {
 
 impl Candidate {
     /// Fails unless the baseline program returns the verdict for a processed packet.
-    fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
+    pub(crate) fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {
             Kind::Tc => u32::MAX,
@@ -214,16 +217,13 @@ impl Candidate {
 }
 
 /// Measures all cases, in a random order in each round.
-pub(crate) fn measure(contests: &mut [Contest], world: &mut World, plan: Plan) -> anyhow::Result<()> {
-    let mut turn = 0;
+pub(crate) fn measure(contests: &mut [Contest], world: &World, plan: Plan) -> anyhow::Result<()> {
     loop {
         let mut left: Vec<&mut Contest> =
             contests.iter_mut().filter(|contest| !contest.is_done(plan)).collect();
         if left.is_empty() {
             return Ok(());
         }
-        turn += 1;
-        eprintln!("· round {turn}: {} cases", left.len());
         fastrand::shuffle(&mut left);
         for contest in left {
             contest.round(world)?;

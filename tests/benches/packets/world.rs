@@ -1,6 +1,7 @@
-//! The state that the programs work on: Services, flows, routes.
+//! The state that the programs work on: Services, routes, and a population of flows.
 
 use std::{
+    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
 };
@@ -11,7 +12,7 @@ use lb_common::{Scheduler, Service, protocol, service_flags};
 use lb_tests::netns::Netns;
 
 use crate::{
-    baselines::Baselines,
+    baselines::{Baseline, Baselines},
     candidate::{Candidate, Kind},
     datapath::Datapath,
     frames::{Flags, Frame, Sender, Transport},
@@ -19,6 +20,8 @@ use crate::{
 
 /// Number of flows in rotation, in cases with many flows.
 pub(crate) const MANY: u32 = 65_536;
+/// Number of flows that fill half of the table: each has two entries.
+pub(crate) const HALF_FULL: u32 = 131_072;
 /// New flows of one measurement. They are deleted before the next one.
 pub(crate) const NEW: u32 = 16_384;
 /// Backends of a Service that balances new flows.
@@ -39,6 +42,26 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::DestinationHash,
     Scheduler::Maglev,
 ];
+
+/// An address family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ip {
+    V4,
+    V6,
+}
+
+impl Ip {
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+}
+
+impl fmt::Display for Ip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
 
 /// Addresses of one family.
 #[derive(Clone, Copy)]
@@ -124,10 +147,65 @@ impl Family {
     }
 }
 
+/// The flows in the table while cases are measured. Every population gets maps of its own, because the cost of a lookup
+/// depends on how full the table is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Population {
+    /// A flow of each kind, in both families.
+    Few,
+    /// This number of flows through the stack, of one family.
+    Stack(Ip, u32),
+    /// This number of flows between wires, of one family.
+    Routed(Ip, u32),
+    /// None: every measured packet creates one.
+    Empty,
+}
+
+impl Population {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Few,
+        Self::Stack(Ip::V4, MANY),
+        Self::Stack(Ip::V6, MANY),
+        Self::Routed(Ip::V4, MANY),
+        Self::Routed(Ip::V6, MANY),
+        Self::Stack(Ip::V4, HALF_FULL),
+        Self::Stack(Ip::V6, HALF_FULL),
+        Self::Routed(Ip::V4, HALF_FULL),
+        Self::Routed(Ip::V6, HALF_FULL),
+        Self::Empty,
+    ];
+
+    /// Flows of the rotation.
+    pub(crate) const fn flows(self) -> u32 {
+        match self {
+            Self::Few => 1,
+            Self::Stack(_, flows) | Self::Routed(_, flows) => flows,
+            Self::Empty => NEW,
+        }
+    }
+}
+
+impl fmt::Display for Population {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Few => f.write_str("one flow of each kind"),
+            Self::Stack(ip, flows) => write!(f, "{flows} {ip} flows through the stack"),
+            Self::Routed(ip, flows) => write!(f, "{flows} {ip} flows between wires"),
+            Self::Empty => f.write_str("no flows"),
+        }
+    }
+}
+
+/// A BPF object with the data plane, and its name in reports.
+pub(crate) struct Build {
+    pub(crate) name: String,
+    pub(crate) object: PathBuf,
+}
+
 /// The BPF objects.
 pub(crate) struct Objects {
-    /// The measured data plane.
-    pub(crate) datapath: PathBuf,
+    /// The measured data plane, then the one to compare it with, if any.
+    pub(crate) builds: Vec<Build>,
     /// The program that gives the measured program a fresh packet each time.
     pub(crate) restore: PathBuf,
     /// The minimal baseline programs.
@@ -140,96 +218,162 @@ pub(crate) struct World {
     pub(crate) restore: PathBuf,
     pub(crate) v4: Family,
     pub(crate) v6: Family,
-    /// The data plane with existing flows.
-    pub(crate) settled: Datapath,
-    pub(crate) settled_baselines: Baselines,
-    /// The data plane without flows, for packets that create one.
-    pub(crate) fresh: Datapath,
-    pub(crate) fresh_baselines: Baselines,
+    /// The data planes of all builds.
+    pub(crate) datapaths: Vec<Datapath>,
+    pub(crate) baselines: Baselines,
+    pub(crate) population: Population,
 }
 
 impl World {
-    /// Loads all objects. The thread must be in the namespace of [`netns`].
-    pub(crate) fn new(objects: Objects) -> anyhow::Result<Self> {
-        let Objects { datapath, restore, baselines } = objects;
+    /// Loads all objects and creates the flows. The thread must be in the namespace of [`netns`].
+    pub(crate) fn new(objects: &Objects, population: Population) -> anyhow::Result<Self> {
+        let Objects { builds, restore, baselines } = objects;
+        let load = |build: &Build| {
+            Datapath::load(&build.name, &build.object).with_context(|| format!("the build {}", build.name))
+        };
         let mut world = Self {
-            restore,
+            restore: restore.clone(),
             v4: Family::v4()?,
             v6: Family::v6()?,
-            settled: Datapath::load(&datapath)?,
-            settled_baselines: Baselines::load(&baselines)?,
-            fresh: Datapath::load(&datapath)?,
-            fresh_baselines: Baselines::load(&baselines)?,
+            datapaths: builds.iter().map(load).collect::<anyhow::Result<_>>()?,
+            baselines: Baselines::load(baselines)?,
+            population,
         };
-        world.make_services()?;
+        let families = [world.v4, world.v6];
+        for datapath in &mut world.datapaths {
+            let name = datapath.name.clone();
+            make_services(datapath, families, population).with_context(|| format!("the build {name}"))?;
+            datapath.finish_setup()?;
+        }
         world.open_flows()?;
         Ok(world)
     }
 
-    fn make_services(&mut self) -> anyhow::Result<()> {
-        let plain = Service::zeroed();
-        let masquerading = Service { flags: service_flags::MASQUERADE, ..plain };
-        let families = [self.v4, self.v6];
-        for datapath in [&mut self.settled, &mut self.fresh] {
-            datapath.settings(families.map(|family| family.node))?;
-            datapath.wire(WIRE, MTU)?;
-            datapath.wire(OTHER, MTU)?;
+    pub(crate) const fn family(&self, ip: Ip) -> Family {
+        match ip {
+            Ip::V4 => self.v4,
+            Ip::V6 => self.v6,
         }
-        for family in families {
-            let (one, many) = ([(family.backend, 1)], family.backends());
-            for protocol in [protocol::TCP, protocol::UDP] {
-                self.settled.service(family.vip, protocol, &one, plain)?;
-                self.fresh.service(family.vip, protocol, &many, plain)?;
-                self.settled.service(family.masquerading, protocol, &one, masquerading)?;
-                self.settled.service(family.routed, protocol, &many, masquerading)?;
-                self.fresh.service(family.masquerading, protocol, &many, masquerading)?;
-            }
-            for scheduler in SCHEDULERS {
-                let record = Service { scheduler: scheduler as u8, ..plain };
-                self.fresh.service(family.scheduled(scheduler), protocol::TCP, &many, record)?;
-            }
-            self.settled.service(family.across, protocol::TCP, &[(family.far, 1)], masquerading)?;
-            self.settled.service(family.empty, protocol::TCP, &[], plain)?;
-        }
-        Ok(())
     }
 
-    /// Opens flows between clients and backends through our programs.
+    /// Opens the population's flows through the programs.
     fn open_flows(&mut self) -> anyhow::Result<()> {
-        let [syn, syn_ack, ack] = [Flags::Syn, Flags::SynAck, Flags::Ack].map(Transport::Tcp);
-        for Family { vip, routed, across, backend, .. } in [self.v4, self.v6] {
-            let there = |transport, to| Frame::new(transport, Sender::Client, to);
-            let back = |transport| Frame::new(transport, Sender::Server, backend);
-            self.send("tc_ingress", &there(syn, vip)?.flows(MANY))?;
-            self.send("tc_egress", &back(syn_ack)?.flows(MANY))?;
-            self.send("tc_ingress", &there(ack, vip)?.flows(MANY))?;
-            self.send("tc_ingress", &there(Transport::Udp, vip)?)?;
-            self.send("tc_egress", &back(Transport::Udp)?)?;
-            // These flows get no replies: their masqueraded ports are unknown here, and the client's packets do not
-            // depend on replies. (The table has no room for as many flows of both families.)
-            let flows = if routed.is_ipv4() { MANY } else { 1 };
-            self.send("xdp_native", &there(syn, routed)?.through(WIRE).flows(flows))?;
-            self.send("xdp_native", &there(syn, across)?.through(WIRE))?;
-            self.send("xdp_native", &there(Transport::Udp, routed)?.through(WIRE))?;
+        let flows = self.population.flows();
+        for index in 0..self.datapaths.len() {
+            match self.population {
+                Population::Few => {
+                    for ip in Ip::ALL {
+                        self.open_stack_flows(index, ip, 1)?;
+                        self.open_routed_flows(index, ip, 1)?;
+                    }
+                }
+                Population::Stack(ip, flows) => self.open_stack_flows(index, ip, flows)?,
+                Population::Routed(ip, flows) => self.open_routed_flows(index, ip, flows)?,
+                Population::Empty => {}
+            }
+        }
+        if self.population == Population::Empty {
+            return Ok(());
         }
         let Family { vip, backend, .. } = self.v4;
         for protocol in [protocol::TCP, protocol::UDP] {
-            self.settled_baselines.service(protocol, Frame::client(vip), vip, backend, MANY)?;
+            self.baselines.service(protocol, Frame::client(vip), vip, backend, flows)?;
         }
         Ok(())
     }
 
-    /// Runs a packet of each flow through a program of `settled`.
-    fn send(&self, program: &str, frame: &Frame) -> anyhow::Result<()> {
-        let candidate = self.settled_candidate(program, &frame.clone().in_order())?;
+    fn open_stack_flows(&self, datapath: usize, ip: Ip, flows: u32) -> anyhow::Result<()> {
+        let [syn, syn_ack, ack] = [Flags::Syn, Flags::SynAck, Flags::Ack].map(Transport::Tcp);
+        let Family { vip, backend, .. } = self.family(ip);
+        let there = |transport| Frame::new(transport, Sender::Client, vip);
+        let back = |transport| Frame::new(transport, Sender::Server, backend);
+        self.send(datapath, "tc_ingress", &there(syn)?.flows(flows))?;
+        self.send(datapath, "tc_egress", &back(syn_ack)?.flows(flows))?;
+        self.send(datapath, "tc_ingress", &there(ack)?.flows(flows))?;
+        if flows == 1 {
+            self.send(datapath, "tc_ingress", &there(Transport::Udp)?)?;
+            self.send(datapath, "tc_egress", &back(Transport::Udp)?)?;
+        }
+        Ok(())
+    }
+
+    /// These flows get no replies: their masqueraded ports are unknown here, and the cost of the client's packets does not
+    /// depend on replies.
+    fn open_routed_flows(&self, datapath: usize, ip: Ip, flows: u32) -> anyhow::Result<()> {
+        let syn = Transport::Tcp(Flags::Syn);
+        let Family { routed, across, .. } = self.family(ip);
+        let arriving =
+            |transport, to| Ok::<_, anyhow::Error>(Frame::new(transport, Sender::Client, to)?.through(WIRE));
+        self.send(datapath, "xdp_native", &arriving(syn, routed)?.flows(flows))?;
+        if flows == 1 {
+            self.send(datapath, "xdp_native", &arriving(syn, across)?)?;
+            self.send(datapath, "xdp_native", &arriving(Transport::Udp, routed)?)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a packet of each flow through a program.
+    fn send(&self, datapath: usize, program: &str, frame: &Frame) -> anyhow::Result<()> {
+        let candidate = self.candidate(datapath, program, &frame.clone().in_order())?;
         candidate.run(frame.count())?;
         Ok(())
     }
 
-    /// Prepares a program of `settled` with these packets.
-    pub(crate) fn settled_candidate(&self, program: &str, frame: &Frame) -> anyhow::Result<Candidate> {
-        Candidate::new(&self.restore, Kind::of(program), self.settled.program(program)?, frame)
+    /// Prepares a program of a data plane with these packets.
+    pub(crate) fn candidate(
+        &self,
+        datapath: usize,
+        program: &str,
+        frame: &Frame,
+    ) -> anyhow::Result<Candidate> {
+        let program_fd = self.datapaths[datapath].program(program)?;
+        Candidate::new(&self.restore, Kind::of(program), program_fd, frame)
     }
+
+    /// Deletes all flows, of the baselines as well.
+    pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
+        self.datapaths.iter().try_for_each(Datapath::clear_flows)?;
+        self.baselines.clear_flows()
+    }
+
+    /// Prepares a baseline with these packets.
+    pub(crate) fn baseline(
+        &self,
+        baseline: Baseline,
+        kind: Kind,
+        frame: &Frame,
+    ) -> anyhow::Result<Candidate> {
+        Candidate::new(&self.restore, kind, self.baselines.program(baseline, kind)?, frame)
+    }
+}
+
+/// Writes settings, devices and Services.
+fn make_services(
+    datapath: &mut Datapath,
+    families: [Family; 2],
+    population: Population,
+) -> anyhow::Result<()> {
+    let plain = Service::zeroed();
+    let masquerading = Service { flags: service_flags::MASQUERADE, ..plain };
+    datapath.settings(families.map(|family| family.node))?;
+    datapath.wire(WIRE, MTU)?;
+    datapath.wire(OTHER, MTU)?;
+    for family in families {
+        let (one, many) = ([(family.backend, 1)], family.backends());
+        let backends = if population == Population::Empty { &many[..] } else { &one[..] };
+        for protocol in [protocol::TCP, protocol::UDP] {
+            datapath.service(family.vip, protocol, backends, plain)?;
+            datapath.service(family.masquerading, protocol, backends, masquerading)?;
+            datapath.service(family.routed, protocol, &many, masquerading)?;
+        }
+        for scheduler in SCHEDULERS {
+            let record = Service { scheduler: scheduler as u8, ..plain };
+            datapath.service(family.scheduled(scheduler), protocol::TCP, &many, record)?;
+        }
+        datapath.service(family.across, protocol::TCP, &[(family.far, 1)], masquerading)?;
+        datapath.service(family.empty, protocol::TCP, &[], plain)?;
+    }
+    Ok(())
 }
 
 /// A network namespace with the routes that masquerading and XDP look up. Dropping the guard removes it.
