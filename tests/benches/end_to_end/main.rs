@@ -3,9 +3,17 @@
 //! `cargo xtask bench end-to-end` runs it; docs/performance.md describes the method. Progress goes to stderr, the tables
 //! to stdout.
 
+#[path = "../packets/candidate.rs"]
+#[expect(dead_code, reason = "shared with the packet benchmark")]
+mod candidate;
 mod compare;
 mod cpu;
 mod family;
+#[path = "../packets/frames.rs"]
+#[expect(dead_code, reason = "shared with the packet benchmark")]
+mod frames;
+mod growth;
+mod idle;
 mod load;
 mod node;
 mod offload;
@@ -80,6 +88,13 @@ struct Args {
     /// Mode of XDP
     #[arg(long, default_value = "native", value_parser = ["native", "generic"])]
     xdp: String,
+    /// Measure the rate and latency of new connections with two busy CPUs, with each number of idle flows, and the memory of
+    /// flows, instead of comparing load balancers
+    #[arg(long, conflicts_with_all = ["ipv6", "full"])]
+    growth: bool,
+    /// Numbers of idle flows for `--growth`
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 100_000, 1_000_000], value_parser = clap::value_parser!(u32).range(0..=4_000_000))]
+    idle_flows: Vec<u32>,
     /// Also write the results, with every burst, to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -104,6 +119,9 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!((0.01..=10.0).contains(&args.seconds), "--seconds must be from 0.01 to 10, not {}", args.seconds);
     cleanup::on_interrupt();
     cleanup::remove_stale()?;
+    if args.growth {
+        return measure_growth(args);
+    }
     let report = measure(args)?;
     println!("{}", report.text());
     if let Some(file) = &args.json {
@@ -114,6 +132,24 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         report.plot(folder)?;
     }
     Ok(report.targets_met())
+}
+
+/// Measures with idle flows. There are no targets yet.
+fn measure_growth(args: &Args) -> anyhow::Result<bool> {
+    let plan = growth::Plan {
+        idle_flows: args.idle_flows.clone(),
+        rounds: args.rounds,
+        time: Duration::from_secs_f64(args.seconds),
+    };
+    let report = growth::measure(&plan)?;
+    println!("{}", report.text());
+    if let Some(file) = &args.json {
+        report.write_json(file)?;
+    }
+    if let Some(folder) = &args.svg {
+        report.plot(folder)?;
+    }
+    Ok(true)
 }
 
 fn measure(args: &Args) -> anyhow::Result<Report> {
@@ -162,7 +198,7 @@ fn plan(args: &Args, cpus: Cpus, sizes: Vec<Size>) -> anyhow::Result<Plan> {
         ways: args.ways.clone(),
         systems,
         sizes,
-        setup: Setup { iptables: args.iptables, xdp },
+        setup: Setup { iptables: args.iptables, xdp, cluster_cidr: None, arguments: Vec::new() },
         cpus,
         time: Duration::from_secs_f64(args.seconds),
     })

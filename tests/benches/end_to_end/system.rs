@@ -91,11 +91,33 @@ pub(crate) struct Setup {
     pub(crate) iptables: Backend,
     /// The mode of XDP; `None` if the agent runs without XDP.
     pub(crate) xdp: Option<String>,
+    /// Internal clients; `None` for the pods of the cluster.
+    pub(crate) cluster_cidr: Option<&'static str>,
+    /// Further arguments of the agent.
+    pub(crate) arguments: Vec<String>,
 }
 
 /// Guards that keep a system running.
 pub(crate) struct Running {
-    _agent: Option<(Agent, Cleanup)>,
+    agent: Option<RunningAgent>,
+}
+
+struct RunningAgent {
+    bpffs: PathBuf,
+    _agent: Agent,
+    _cleanup: Cleanup,
+}
+
+impl Running {
+    /// No agent.
+    pub(crate) const fn none() -> Self {
+        Self { agent: None }
+    }
+
+    /// The BPF file system of the agent; `None` if no agent runs.
+    pub(crate) fn bpffs(&self) -> Option<&Path> {
+        self.agent.as_ref().map(|agent| agent.bpffs.as_path())
+    }
 }
 
 impl fmt::Display for System {
@@ -127,13 +149,13 @@ impl Setup {
                 node.node.feed("nft", &["-f", "-"], &nftables::rules(&workload.cluster()))?;
             }
             System::Tc | System::Direct | System::Xdp => {
-                return Ok(Running { _agent: Some(self.start_agent(system, node, workload)?) });
+                return Ok(Running { agent: Some(self.start_agent(system, node, workload)?) });
             }
         }
-        Ok(Running { _agent: None })
+        Ok(Running::none())
     }
 
-    fn start_agent(&self, system: System, node: &Node, workload: &Workload) -> Result<(Agent, Cleanup)> {
+    fn start_agent(&self, system: System, node: &Node, workload: &Workload) -> Result<RunningAgent> {
         let folder = std::env::temp_dir().join(node.node.name());
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         let manifests = folder.join("manifests");
@@ -144,7 +166,7 @@ impl Setup {
         if system == System::Xdp {
             self.check_xdp(&agent)?;
         }
-        Ok((agent, cleanup))
+        Ok(RunningAgent { bpffs: folder.join("bpffs"), _agent: agent, _cleanup: cleanup })
     }
 
     /// Waits until XDP runs on the wires in the requested mode: a healthy agent may still be attaching it.
@@ -172,7 +194,9 @@ impl Setup {
         for (flag, names) in devices {
             arguments.extend(names.iter().flat_map(|name| [flag.to_owned(), (*name).to_owned()]));
         }
-        arguments.extend(["--cluster-cidr", workload.family.cluster_cidr()].map(str::to_owned));
+        let cluster_cidr = self.cluster_cidr.unwrap_or_else(|| workload.family.cluster_cidr());
+        arguments.extend(["--cluster-cidr", cluster_cidr].map(str::to_owned));
+        arguments.extend(self.arguments.iter().cloned());
         if system == System::Direct {
             arguments.extend(["--forwarding", "direct"].map(str::to_owned));
         }

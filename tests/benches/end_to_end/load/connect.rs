@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
+pub(super) fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
     loop {
         let (mut stream, _) = listener.accept()?;
@@ -47,7 +47,7 @@ fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     }
 }
 
-fn ask(to: SocketAddr, cpus: Cpus, time: Duration) -> io::Result<Burst> {
+pub(super) fn ask(to: SocketAddr, cpus: Cpus, time: Duration) -> io::Result<Burst> {
     claim(cpus.client)?;
     let transaction = |byte| {
         let mut stream = TcpStream::connect(to)?;

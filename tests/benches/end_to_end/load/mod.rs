@@ -3,6 +3,7 @@
 mod connect;
 mod datagrams;
 mod request;
+pub(crate) mod saturate;
 mod streams;
 
 use std::{
