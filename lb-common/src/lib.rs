@@ -15,6 +15,7 @@ pub mod conntrack;
 pub mod crc32c;
 mod device;
 mod event;
+pub mod filter;
 pub mod flow_table;
 mod fragment;
 pub mod hash;

@@ -105,6 +105,26 @@ impl Network {
         let [i, j, k, l] = self.mask.words();
         ((a & i) ^ e) | ((b & j) ^ f) | ((c & k) ^ g) | ((d & l) ^ h) == 0
     }
+
+    /// Whether the network has IPv4 addresses only.
+    pub(crate) fn is_v4(&self) -> bool {
+        self.address.is_v4() && self.mask.words()[..3] == [u32::MAX; 3]
+    }
+
+    /// Whether the network has IPv4 addresses: it is one of them, or an IPv6 network around all of them.
+    pub(crate) fn reaches_v4(&self) -> bool {
+        self.is_v4() || self.contains(&Address::from_v4([0; 4]))
+    }
+
+    /// The smallest network around both.
+    pub(crate) fn union(&self, other: &Self) -> Self {
+        let bits = |address: &Address| u128::from_be_bytes(*address.bytes());
+        let differs = bits(&self.address) ^ bits(&other.address);
+        let equal = u128::MAX.checked_shl(128 - differs.leading_zeros()).unwrap_or(0);
+        let mask = bits(&self.mask) & bits(&other.mask) & equal;
+        let address = bits(&self.address) & mask;
+        Self { address: Address::from_v6(address.to_be_bytes()), mask: Address::from_v6(mask.to_be_bytes()) }
+    }
 }
 
 impl Networks {
