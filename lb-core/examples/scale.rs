@@ -10,12 +10,13 @@ use lb_core::{
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Policy, Protocol, Service, ServicePort,
     },
-    plan::Contents,
+    plan::{Contents, Step},
     {capacity::Capacity, reconciler::Reconciler},
 };
 
-const SLOTS: u32 = 524_288;
+const SLOTS: u32 = 1 << 22;
 const ROUNDS: u32 = 1000;
+const BATCH: usize = 1 << 15;
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
@@ -31,7 +32,7 @@ fn main() {
         "{services} services of {endpoints} endpoints: store {handled:.1?}, {steps} steps planned and applied {:.1?}",
         start.elapsed()
     );
-    println!("resident {} MB", resident_kb() / 1024);
+    println!("resident {} MB, at most {} MB", resident_kb("VmRSS:") / 1024, resident_kb("VmHWM:") / 1024);
     let mut times: Vec<Duration> =
         (1..=ROUNDS).map(|round| one_change(&mut reconciler, round, services, endpoints)).collect();
     times.sort();
@@ -55,11 +56,19 @@ fn main() {
 fn synchronise(reconciler: &mut Reconciler) -> usize {
     let plan = reconciler.plan();
     assert!(plan.problems.is_empty());
-    plan.steps.iter().for_each(|step| reconciler.applied(step));
+    let (count, mut steps) = (plan.steps.len(), plan.steps.into_iter());
+    // As the agent: a batch at a time.
+    loop {
+        let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
+        if batch.is_empty() {
+            break;
+        }
+        batch.iter().for_each(|step| reconciler.applied(step));
+    }
     if let Some(epoch) = reconciler.end_epoch() {
         reconciler.grace_elapsed(epoch);
     }
-    plan.steps.len()
+    count
 }
 
 fn one_change(reconciler: &mut Reconciler, round: u32, services: u32, endpoints: u32) -> Duration {
@@ -70,9 +79,9 @@ fn one_change(reconciler: &mut Reconciler, round: u32, services: u32, endpoints:
     start.elapsed()
 }
 
-fn resident_kb() -> u64 {
+fn resident_kb(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 

@@ -49,6 +49,8 @@ pub struct NoLocalEndpoints {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HealthChecks {
     checks: BTreeMap<ObjectName, HealthCheck>,
+    /// Whether `checks` changed since the last [`Self::take_changed`].
+    changed: bool,
     /// Only Services with a number that is not 0; for each family.
     no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
     total: [NoLocalEndpoints; 2],
@@ -57,6 +59,11 @@ pub(crate) struct HealthChecks {
 impl HealthChecks {
     pub(crate) const fn checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.checks
+    }
+
+    /// Whether [`Self::checks`] has changed since the last call.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
     }
 
     pub(crate) const fn no_local_endpoints(&self, family: Family) -> NoLocalEndpoints {
@@ -73,10 +80,11 @@ impl HealthChecks {
         node: &Node,
     ) {
         let check = service.and_then(|service| health_check(service, slices, node));
-        match check {
+        let known = match check {
             Some(check) => self.checks.insert(name.clone(), check),
             None => self.checks.remove(name),
         };
+        self.changed |= known != check;
         let after = Family::ALL.map(|family| no_local_endpoints(ports, family));
         let before = if after == [NoLocalEndpoints::default(); 2] {
             self.no_local.remove(name)

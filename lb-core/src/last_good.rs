@@ -7,7 +7,7 @@ use lb_common::{Address, ServiceKey};
 use crate::{
     family::Family,
     model::{Endpoint, EndpointPort, EndpointSlice, ObjectName, ServicePortName},
-    plan::{Contents, slices_of},
+    plan::{Contents, EndpointLabels, slices_of},
 };
 
 /// The EndpointSlices of `default/kubernetes` from the last time that it had a usable endpoint, for each family. The
@@ -65,7 +65,11 @@ impl LastGood {
 
 /// A slice with this one endpoint.
 fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents) -> EndpointSlice {
-    let labels = contents.endpoint_labels.get(&address).cloned().unwrap_or_default();
+    let labels = contents
+        .endpoint_labels
+        .get(&address)
+        .map(|labels| EndpointLabels::clone(labels))
+        .unwrap_or_default();
     let endpoint = Endpoint {
         address,
         ready: true,

@@ -1,27 +1,37 @@
 //! The kernel's contents, according to the steps that were applied.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey};
 
 use crate::{
     arena::SlotRange,
-    plan::{Contents, Step},
+    plan::{Contents, EndpointLabels, Step},
     tables::Digest,
 };
 
-/// The contents of the maps with an index of the frontends and source ranges by their service port.
+/// The contents of the maps with an index of the frontends and source ranges by their service port, and of the backends by
+/// their counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mirror {
     contents: Contents,
     by_id: BTreeSet<(u32, ServiceKey)>,
     ranges: BTreeMap<u32, BTreeSet<SourceRangeKey>>,
+    /// Number of backends that use each counter of active flows.
+    counters: BTreeMap<u32, u32>,
 }
 
 impl Mirror {
     pub(crate) fn new(contents: Contents) -> Self {
         let by_id = contents.frontends.iter().map(|(key, service)| (service.id, *key)).collect();
-        let mut mirror = Self { by_id, ranges: BTreeMap::new(), contents };
+        let mut mirror = Self { by_id, ranges: BTreeMap::new(), counters: BTreeMap::new(), contents };
+        for backend in mirror.contents.backends.values() {
+            count(&mut mirror.counters, backend);
+        }
         for range in &mirror.contents.source_ranges {
             mirror.ranges.entry(service_of(range)).or_default().insert(*range);
         }
@@ -52,6 +62,12 @@ impl Mirror {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
+    /// The labels; if the kernel holds the same ones for that address, those, so that equal labels are in memory once.
+    pub(crate) fn share(&self, address: IpAddr, labels: Arc<EndpointLabels>) -> Arc<EndpointLabels> {
+        let known = self.contents.endpoint_labels.get(&address);
+        known.filter(|known| **known == labels).cloned().unwrap_or(labels)
+    }
+
     /// Whether the slots hold exactly these backends.
     pub(crate) fn holds(&self, range: SlotRange, backends: &[Backend]) -> bool {
         let end = range.base.saturating_add(range.count);
@@ -70,8 +86,15 @@ impl Mirror {
 
     pub(crate) fn delete_backends(&mut self, range: SlotRange) {
         for slot in range.base..range.base.saturating_add(range.count) {
-            self.contents.backends.remove(&slot);
+            if let Some(backend) = self.contents.backends.remove(&slot) {
+                discount(&mut self.counters, &backend);
+            }
         }
+    }
+
+    /// Whether a backend uses that counter of active flows.
+    pub(crate) fn is_counter_used(&self, counter: u32) -> bool {
+        self.counters.contains_key(&counter)
     }
 
     pub(crate) fn apply(&mut self, step: &Step) {
@@ -82,7 +105,12 @@ impl Mirror {
                 }
             }
             Step::WriteBackends { base, backends } => {
-                self.contents.backends.extend((*base..).zip(backends.iter().copied()));
+                for (slot, backend) in (*base..).zip(backends) {
+                    if let Some(before) = self.contents.backends.insert(slot, *backend) {
+                        discount(&mut self.counters, &before);
+                    }
+                    count(&mut self.counters, backend);
+                }
             }
             Step::WriteTable { base, entries } => {
                 self.contents.tables.insert(*base, Digest::of(entries));
@@ -134,7 +162,45 @@ impl Mirror {
     }
 }
 
+fn count(counters: &mut BTreeMap<u32, u32>, backend: &Backend) {
+    if backend.active_flows_slot > 0 {
+        *counters.entry(backend.active_flows_slot).or_default() += 1;
+    }
+}
+
+fn discount(counters: &mut BTreeMap<u32, u32>, backend: &Backend) {
+    if let Entry::Occupied(mut backends) = counters.entry(backend.active_flows_slot) {
+        *backends.get_mut() -= 1;
+        if *backends.get() == 0 {
+            backends.remove();
+        }
+    }
+}
+
 /// The id of the service port that a network may use.
 pub(crate) const fn service_of(range: &SourceRangeKey) -> u32 {
     range.range.service_and_family >> 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_used_until_its_last_backend_is_deleted() {
+        let backend = |active_flows_slot| Backend {
+            address: Address::from_v4([10, 0, 0, 1]),
+            port: 80,
+            flags: 0,
+            weight: 1,
+            active_flows_slot,
+        };
+        let mut mirror = Mirror::new(Contents { backends: [(0, backend(7))].into(), ..Contents::default() });
+        mirror.apply(&Step::WriteBackends { base: 1, backends: vec![backend(7), backend(0)] });
+        assert!(mirror.is_counter_used(7) && !mirror.is_counter_used(0));
+        mirror.delete_backends(SlotRange { base: 0, count: 1 });
+        assert!(mirror.is_counter_used(7));
+        mirror.apply(&Step::ReleaseBackends { base: 1, count: 2 });
+        assert!(!mirror.is_counter_used(7));
+    }
 }

@@ -1,7 +1,7 @@
 //! A value for each address, with the number of Services that set it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
 };
 
@@ -12,7 +12,7 @@ use crate::model::ObjectName;
 /// matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
-    claims: BTreeMap<IpAddr, Vec<Claim<V>>>,
+    claims: BTreeMap<IpAddr, Claims<V>>,
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
@@ -20,11 +20,71 @@ pub(crate) struct PerAddress<V> {
     in_flight: BTreeSet<IpAddr>,
 }
 
+/// The different values that Services set for one address: for most addresses there is one.
+#[derive(Clone, Debug)]
+enum Claims<V> {
+    One(Claim<V>),
+    #[expect(clippy::box_collection, reason = "a Vec would make the entry of every address larger")]
+    Several(Box<Vec<Claim<V>>>),
+}
+
 /// A value and the number of Services that claim it.
 #[derive(Clone, Debug)]
 struct Claim<V> {
     value: V,
     count: u32,
+}
+
+impl<V: Clone + Ord> Claims<V> {
+    fn all(&self) -> &[Claim<V>] {
+        match self {
+            Self::One(claim) => std::slice::from_ref(claim),
+            Self::Several(claims) => claims,
+        }
+    }
+
+    /// Adds a claim; returns whether the value is new.
+    fn add(&mut self, value: &V) -> bool {
+        let claims = match self {
+            Self::One(claim) => std::slice::from_mut(claim),
+            Self::Several(claims) => claims,
+        };
+        if let Some(claim) = claims.iter_mut().find(|claim| claim.value == *value) {
+            claim.count += 1;
+            return false;
+        }
+        let new = Claim { value: value.clone(), count: 1 };
+        match self {
+            Self::One(claim) => *self = Self::Several(Box::new(vec![claim.clone(), new])),
+            Self::Several(claims) => claims.push(new),
+        }
+        true
+    }
+
+    /// Removes a claim; returns whether no Service sets the value any more.
+    fn remove(&mut self, value: &V) -> bool {
+        let claims = match self {
+            Self::One(claim) => std::slice::from_mut(claim),
+            Self::Several(claims) => claims,
+        };
+        let Some(index) = claims.iter().position(|claim| claim.value == *value) else { return false };
+        claims[index].count -= 1;
+        if claims[index].count > 0 {
+            return false;
+        }
+        match self {
+            Self::One(_) => *self = Self::Several(Box::default()),
+            Self::Several(claims) => {
+                claims.swap_remove(index);
+                if claims.len() == 1
+                    && let Some(last) = claims.pop()
+                {
+                    *self = Self::One(last);
+                }
+            }
+        }
+        true
+    }
 }
 
 impl<V> Default for PerAddress<V> {
@@ -45,6 +105,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         if before == after {
             return;
         }
+        let after: Box<[(IpAddr, V)]> = after.into();
         let before = self.by_service.remove(service).unwrap_or_default();
         for (address, value) in &after {
             self.add(*address, value);
@@ -53,13 +114,13 @@ impl<V: Clone + Ord> PerAddress<V> {
             self.remove(*address, value);
         }
         if !after.is_empty() {
-            self.by_service.insert(service.clone(), after.into());
+            self.by_service.insert(service.clone(), after);
         }
     }
 
     /// The value an address should have.
     pub(crate) fn wanted(&self, address: IpAddr) -> Option<&V> {
-        self.claims.get(&address)?.iter().map(|claim| &claim.value).max()
+        self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
     }
 
     /// Marks these addresses for the next call of [`Self::changes`].
@@ -74,11 +135,14 @@ impl<V: Clone + Ord> PerAddress<V> {
 
     /// The changes from `known` to the wanted values, computed only for addresses whose value may have changed; `None`
     /// removes an address.
-    pub(crate) fn changes(&mut self, known: &BTreeMap<IpAddr, V>) -> Vec<(IpAddr, Option<V>)> {
+    pub(crate) fn changes(
+        &mut self,
+        known: &BTreeMap<IpAddr, V>,
+    ) -> impl Iterator<Item = (IpAddr, Option<V>)> {
         let mut changing = std::mem::take(&mut self.dirty);
         changing.retain(|address| self.wanted(*address) != known.get(address));
         self.in_flight = changing;
-        self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned())).collect()
+        self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned()))
     }
 
     /// Records that the change of that address is in the kernel.
@@ -92,26 +156,26 @@ impl<V: Clone + Ord> PerAddress<V> {
     }
 
     fn add(&mut self, address: IpAddr, value: &V) {
-        let claims = self.claims.entry(address).or_insert_with(|| Vec::with_capacity(1));
-        match claims.iter_mut().find(|claim| claim.value == *value) {
-            Some(claim) => claim.count += 1,
-            None => {
-                claims.push(Claim { value: value.clone(), count: 1 });
-                self.dirty.insert(address);
+        let is_new = match self.claims.entry(address) {
+            Entry::Vacant(entry) => {
+                entry.insert(Claims::One(Claim { value: value.clone(), count: 1 }));
+                true
             }
+            Entry::Occupied(mut entry) => entry.get_mut().add(value),
+        };
+        if is_new {
+            self.dirty.insert(address);
         }
     }
 
     fn remove(&mut self, address: IpAddr, value: &V) {
-        let Some(claims) = self.claims.get_mut(&address) else { return };
-        let Some(index) = claims.iter().position(|claim| claim.value == *value) else { return };
-        claims[index].count -= 1;
-        if claims[index].count == 0 {
-            claims.swap_remove(index);
-            self.dirty.insert(address);
+        let Entry::Occupied(mut entry) = self.claims.entry(address) else { return };
+        let gone = entry.get_mut().remove(value);
+        if entry.get().all().is_empty() {
+            entry.remove();
         }
-        if claims.is_empty() {
-            self.claims.remove(&address);
+        if gone {
+            self.dirty.insert(address);
         }
     }
 }
@@ -133,7 +197,7 @@ mod tests {
         let (address, value) = at(1, "a");
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a")]);
-        assert_eq!(all.changes(&BTreeMap::new()), [(address, Some(value.clone()))]);
+        assert!(all.changes(&BTreeMap::new()).eq([(address, Some(value.clone()))]));
         all.applied(address);
         let known = BTreeMap::from([(address, value.clone())]);
         all.set(&service("y"), vec![at(1, "a")]);
@@ -143,7 +207,7 @@ mod tests {
         assert_eq!(all.wanted(address), Some(&value));
         all.set(&service("y"), Vec::new());
         assert!(all.is_dirty());
-        assert_eq!(all.changes(&known), [(address, None)]);
+        assert!(all.changes(&known).eq([(address, None)]));
         assert!(all.claims.is_empty() && all.by_service.is_empty());
     }
 
@@ -158,13 +222,28 @@ mod tests {
     }
 
     #[test]
+    fn an_address_falls_back_to_the_value_that_is_left() {
+        let (address, value) = at(1, "a");
+        let mut all = PerAddress::default();
+        for (name, value) in [("x", "a"), ("y", "b"), ("z", "c")] {
+            all.set(&service(name), vec![at(1, value)]);
+        }
+        all.set(&service("z"), Vec::new());
+        all.set(&service("y"), Vec::new());
+        assert_eq!(all.wanted(address), Some(&value));
+        all.set(&service("x"), Vec::new());
+        assert!(all.wanted(address).is_none() && all.claims.is_empty());
+    }
+
+    #[test]
     fn what_was_not_applied_is_said_again() {
         let (address, value) = at(1, "a");
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a"), at(2, "a")]);
-        assert_eq!(all.changes(&BTreeMap::new()).len(), 2);
+        assert_eq!(all.changes(&BTreeMap::new()).count(), 2);
         all.applied(address);
         all.failed();
-        assert_eq!(all.changes(&BTreeMap::from([(address, value)])), [(at(2, "").0, Some("a".to_owned()))]);
+        let known = BTreeMap::from([(address, value)]);
+        assert!(all.changes(&known).eq([(at(2, "").0, Some("a".to_owned()))]));
     }
 }

@@ -64,7 +64,7 @@ pub enum Step {
     /// Sets the name of a service port in `SERVICE_NAMES`.
     PutServiceLabels(u32, ServiceLabels),
     /// Sets the names of an address in `ENDPOINT_NAMES`.
-    PutEndpointLabels(IpAddr, EndpointLabels),
+    PutEndpointLabels(IpAddr, Arc<EndpointLabels>),
     /// Creates or switches a frontend in `SERVICES` in one atomic update.
     PutFrontend(ServiceKey, Service),
     /// Releases slots. Writes nothing: the slots may be reused only after a grace period, because running programs may
@@ -99,8 +99,8 @@ pub struct Contents {
     pub tables: BTreeMap<u32, Digest>,
     /// `SERVICE_NAMES`
     pub service_labels: BTreeMap<u32, ServiceLabels>,
-    /// `ENDPOINT_NAMES`
-    pub endpoint_labels: BTreeMap<IpAddr, EndpointLabels>,
+    /// `ENDPOINT_NAMES`; shared, because a million of them are the most of the agent's memory.
+    pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
     /// `VIPS`
     pub vips: BTreeMap<IpAddr, Vip>,
     /// `SOURCE_RANGES`
@@ -296,7 +296,7 @@ impl std::fmt::Display for Shown<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,
-    pub(crate) put_endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
+    pub(crate) put_endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
     /// Step 2 without the names of addresses.
     pub(crate) services: Vec<Step>,
     pub(crate) put_vips: Vec<(IpAddr, Vip)>,

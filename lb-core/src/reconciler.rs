@@ -46,7 +46,7 @@ pub struct Reconciler {
     claims: Claims,
     ids: Ids,
     /// The labels of each address that is a backend of a Service.
-    labels: PerAddress<EndpointLabels>,
+    labels: PerAddress<Arc<EndpointLabels>>,
     /// The flags of each virtual address.
     vips: PerAddress<Vip>,
     /// Slots of `BACKENDS`.
@@ -363,9 +363,7 @@ impl Reconciler {
         if self.counters.is_empty() {
             return;
         }
-        let backends = self.mirror.contents().backends.values();
-        let of_backends: BTreeSet<u32> = backends.map(|backend| backend.active_flows_slot).collect();
-        let is_used = |counter| counters.contains(&counter) || of_backends.contains(&counter);
+        let is_used = |counter| counters.contains(&counter) || self.mirror.is_counter_used(counter);
         if self.counters.free_unused(is_used) {
             self.wake(Condition::waits_for_slots);
         }
@@ -394,6 +392,11 @@ impl Reconciler {
     /// The Services with a `healthCheckNodePort` and the result of their checks, as of the last [`Self::plan`].
     pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         self.health_checks.checks()
+    }
+
+    /// Whether [`Self::health_checks`] has changed since the last call.
+    pub fn take_health_checks_changed(&mut self) -> bool {
+        self.health_checks.take_changed()
     }
 
     /// The service ports that drop packets because none of their endpoints is on this node, as of the last
@@ -478,7 +481,9 @@ impl Reconciler {
             return self.is_full((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
-        self.labels.set(service, labels_of(&owned));
+        let labels = labels_of(&owned).into_iter();
+        let labels = labels.map(|(address, labels)| (address, self.mirror.share(address, labels)));
+        self.labels.set(service, labels.collect());
         self.vips.set(service, vips_of(&owned, &self.node));
         self.retire(service, &targets, &ranges, draft);
         let known = &self.mirror.contents().source_ranges;

@@ -1,6 +1,6 @@
 //! Turns a desired port with its id and slots into map elements.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use lb_common::{Address, Backend, FrontendKind, Service, SourceRangeKey, Vip, vip_flags};
 
@@ -63,7 +63,7 @@ pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = Source
 }
 
 /// The labels of the addresses of a Service's backends: in order, each once.
-pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, EndpointLabels)> {
+pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
     desired::unique_labels(&mut labels);
     labels

@@ -10,9 +10,11 @@ use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    services: BTreeMap<ObjectName, Service>,
-    /// Slices by their Service, then by their own name.
-    slices: BTreeMap<ObjectName, BTreeMap<ObjectName, EndpointSlice>>,
+    /// Boxed, because the nodes of the tree are half empty.
+    services: BTreeMap<ObjectName, Box<Service>>,
+    /// Slices by their Service, sorted by their own name. Most Services have one, for which a map would cost a
+    /// kilobyte.
+    slices: BTreeMap<ObjectName, Vec<(ObjectName, EndpointSlice)>>,
     /// The Service of each slice.
     service_of: HashMap<ObjectName, ObjectName>,
     dirty: BTreeSet<ObjectName>,
@@ -30,12 +32,12 @@ impl Store {
 
     /// The Service of that name.
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
-        self.services.get(name)
+        self.services.get(name).map(AsRef::as_ref)
     }
 
     /// The slices of a Service, by name.
     pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> + Clone {
-        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(service).into_iter().flatten().map(|(_, slice)| slice)
     }
 
     /// Number of Services with virtual addresses, and number of EndpointSlices.
@@ -65,7 +67,7 @@ impl Store {
 
     fn apply_service(&mut self, name: ObjectName, service: Option<Service>) {
         let name = self.strings.object_name(name);
-        if self.services.get(&name) == service.as_ref() {
+        if self.service(&name) == service.as_ref() {
             return;
         }
         match service {
@@ -73,7 +75,8 @@ impl Store {
                 for port in &mut service.ports {
                     port.name = self.strings.intern(&port.name);
                 }
-                self.services.insert(name.clone(), service);
+                service.ports.shrink_to_fit();
+                self.services.insert(name.clone(), Box::new(service));
             }
             None => {
                 self.services.remove(&name);
@@ -85,7 +88,7 @@ impl Store {
     fn apply_slice(&mut self, name: ObjectName, slice: Option<EndpointSlice>) {
         let before = self.service_of.get(&name);
         if before == slice.as_ref().map(|slice| &slice.service)
-            && before.and_then(|service| self.slices.get(service)?.get(&name)) == slice.as_ref()
+            && before.and_then(|service| self.slice(service, &name)) == slice.as_ref()
         {
             return;
         }
@@ -107,13 +110,22 @@ impl Store {
         slice.endpoints.shrink_to_fit();
         self.dirty.insert(slice.service.clone());
         self.service_of.insert(name.clone(), slice.service.clone());
-        self.slices.entry(slice.service.clone()).or_default().insert(name, slice);
+        let slices = self.slices.entry(slice.service.clone()).or_default();
+        let place = slices.partition_point(|(known, _)| *known < name);
+        slices.reserve_exact(1);
+        slices.insert(place, (name, slice));
+    }
+
+    fn slice(&self, service: &ObjectName, name: &ObjectName) -> Option<&EndpointSlice> {
+        let slices = self.slices.get(service)?;
+        let place = slices.binary_search_by(|(known, _)| known.cmp(name)).ok()?;
+        Some(&slices[place].1)
     }
 
     fn remove_slice(&mut self, name: &ObjectName) {
         let Some(service) = self.service_of.remove(name) else { return };
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(name);
+            slices.retain(|(known, _)| known != name);
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
@@ -223,6 +235,23 @@ mod tests {
         assert_eq!(dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("b", "n1")))), ["a", "b"]);
         assert_eq!(store.slices(&name("a")).count(), 0);
         assert_eq!(store.slices(&name("b")).count(), 1);
+    }
+
+    #[test]
+    fn slices_of_a_service_are_in_order_and_change_alone() {
+        let mut store = Store::default();
+        for name_of_slice in ["s2", "s3", "s1"] {
+            dirty(&mut store, Change::EndpointSlice(name(name_of_slice), Some(slice("a", name_of_slice))));
+        }
+        dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "moved"))));
+        let nodes = |store: &Store| -> Vec<String> {
+            let endpoints = store.slices(&name("a")).flat_map(|slice| &slice.endpoints);
+            endpoints.filter_map(|endpoint| endpoint.node.as_deref().map(str::to_owned)).collect()
+        };
+        assert_eq!(nodes(&store), ["s1", "moved", "s3"]);
+        dirty(&mut store, Change::EndpointSlice(name("s1"), None));
+        assert_eq!(nodes(&store), ["moved", "s3"]);
+        assert_eq!(store.len(), (0, 2));
     }
 
     #[test]

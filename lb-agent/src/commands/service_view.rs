@@ -249,7 +249,8 @@ impl FrontendView {
 fn backend(contents: &Contents, backend: &Backend) -> BackendView {
     let address = IpAddr::from(backend.address);
     let unknown = EndpointLabels::default();
-    let EndpointLabels { node, zone, pod } = contents.endpoint_labels.get(&address).unwrap_or(&unknown);
+    let labels = contents.endpoint_labels.get(&address).map_or(&unknown, AsRef::as_ref);
+    let EndpointLabels { node, zone, pod } = labels;
     let text = |label: &Option<std::sync::Arc<str>>| label.as_deref().map(str::to_owned);
     BackendView {
         address,
@@ -354,7 +355,7 @@ pub(super) mod testdata {
                 (7, labels("default", "web", "http", Protocol::Tcp, Some(30_080))),
                 (9, labels("kube-system", "dns", "", Protocol::Udp, None)),
             ]),
-            endpoint_labels: BTreeMap::from([("10.1.0.5".parse().unwrap(), pod)]),
+            endpoint_labels: BTreeMap::from([("10.1.0.5".parse().unwrap(), pod.into())]),
             ..Contents::default()
         }
     }

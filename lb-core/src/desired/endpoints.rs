@@ -115,7 +115,7 @@ fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
 }
 
 /// One label for each address, in any order of events: the greatest, because unset labels are the smallest.
-pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, EndpointLabels)>) {
+pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, Arc<EndpointLabels>)>) {
     labels.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
     labels.dedup_by_key(|(address, _)| *address);
 }

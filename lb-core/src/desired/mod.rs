@@ -5,7 +5,7 @@ pub(crate) mod endpoints;
 mod frontends;
 mod source_ranges;
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, backend_flags, service_flags};
@@ -42,7 +42,7 @@ pub struct Port {
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
     /// The labels of the backends' addresses; sorted, each address once, none without any label.
-    pub endpoint_labels: Vec<(IpAddr, EndpointLabels)>,
+    pub endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
 }
 
 /// One address and port that clients connect to.
@@ -155,7 +155,7 @@ impl Port {
         for (_, endpoint) in cluster.iter().chain(named) {
             let labels = endpoints::labels(endpoint);
             if labels != EndpointLabels::default() {
-                self.endpoint_labels.push((endpoint.address, labels));
+                self.endpoint_labels.push((endpoint.address, Arc::new(labels)));
             }
         }
         let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);

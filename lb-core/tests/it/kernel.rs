@@ -217,7 +217,8 @@ impl Kernel {
             let silent = if vip.flags & vip_flags::ECHO == 0 { ", which we do not speak for" } else { "" };
             writeln!(text, "virtual address {address}{kind}{silent}").expect("memory");
         }
-        for (address, EndpointLabels { node, zone, pod }) in &self.maps.endpoint_labels {
+        for (address, labels) in &self.maps.endpoint_labels {
+            let EndpointLabels { node, zone, pod } = &**labels;
             let show = |label: &Option<std::sync::Arc<str>>| label.as_deref().unwrap_or("-").to_owned();
             writeln!(text, "address {address} node {} zone {} pod {}", show(node), show(zone), show(pod))
                 .expect("memory");

@@ -242,7 +242,7 @@ fn garbage() -> impl Strategy<Value = Contents> {
             .collect(),
         tables: tables.iter().map(|(base, entries)| (*base, Digest::of(entries))).collect(),
         service_labels: labels.into_iter().map(|(id, (name, tcp))| (id, labels_of(name, tcp))).collect(),
-        endpoint_labels: [([10, 0, 0, 200].into(), lb_core::plan::EndpointLabels::default())].into(),
+        endpoint_labels: [([10, 0, 0, 200].into(), Default::default())].into(),
         vips: vips.into_iter().map(|(address, flags)| (address, Vip { flags })).collect(),
         source_ranges: ranges
             .into_iter()

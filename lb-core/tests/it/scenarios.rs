@@ -8,7 +8,7 @@ use lb_core::{
         Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Policy, Protocol,
         Scheduling, Service, ServicePort,
     },
-    plan::{Condition, EndpointLabels, Plan, ServiceLabels, Step},
+    plan::{Condition, Plan, ServiceLabels, Step},
 };
 
 use crate::kernel::Node;
@@ -449,8 +449,7 @@ fn pod_renamed_on_its_address_changes_only_labels() {
     node.reconciler.handle(vec![changed.clone()]);
     let plan = node.sync();
     assert_eq!(kinds(&plan), ["name address"]);
-    let Step::PutEndpointLabels(_, EndpointLabels { pod: Some(pod), .. }) = &plan.steps[0] else {
-        unreachable!()
-    };
+    let Step::PutEndpointLabels(_, labels) = &plan.steps[0] else { unreachable!() };
+    let pod = labels.pod.as_deref().unwrap_or_default();
     assert_eq!(pod.len(), 95, "as long as the kernel keeps it, so that a restart finds it unchanged");
 }

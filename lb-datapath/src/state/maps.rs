@@ -1,7 +1,7 @@
 //! The maps of the control plane: read back as [`Contents`], changed by [`Step`]s.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, HashSet, btree_map::Entry},
     net::IpAddr,
     sync::Arc,
 };
@@ -144,8 +144,10 @@ impl ServiceMaps {
             }
             Ok(())
         })?;
+        let mut strings = Strings::default();
         self.endpoint_names.for_each(|address, name| {
-            contents.endpoint_labels.insert(IpAddr::from(*address), endpoint_labels(name));
+            let labels = endpoint_labels(name, &mut strings);
+            contents.endpoint_labels.insert(IpAddr::from(*address), Arc::new(labels));
             Ok(())
         })?;
         self.vips.for_each(|address, vip| {
@@ -339,9 +341,33 @@ fn endpoint_name(labels: &EndpointLabels) -> EndpointName {
     EndpointName { node: text(&labels.node), zone: text(&labels.zone), pod: text(&labels.pod) }
 }
 
-fn endpoint_labels(name: &EndpointName) -> EndpointLabels {
-    let label = |fixed: &[u8]| Some(from_fixed(fixed)).filter(|text| !text.is_empty()).map(Arc::from);
-    EndpointLabels { node: label(&name.node), zone: label(&name.zone), pod: label(&name.pod) }
+fn endpoint_labels(name: &EndpointName, strings: &mut Strings) -> EndpointLabels {
+    EndpointLabels {
+        node: strings.shared(&name.node),
+        zone: strings.shared(&name.zone),
+        pod: text(&name.pod).map(Arc::from),
+    }
+}
+
+/// The names of nodes and zones that were read, one copy of each.
+#[derive(Default)]
+struct Strings(HashSet<Arc<str>>);
+
+impl Strings {
+    fn shared(&mut self, fixed: &[u8]) -> Option<Arc<str>> {
+        let text = text(fixed)?;
+        if let Some(known) = self.0.get(text) {
+            return Some(known.clone());
+        }
+        let new: Arc<str> = text.into();
+        self.0.insert(new.clone());
+        Some(new)
+    }
+}
+
+/// The text of a field; `None` for an empty one.
+fn text(fixed: &[u8]) -> Option<&str> {
+    Some(from_fixed(fixed)).filter(|text| !text.is_empty())
 }
 
 /// A description of a step that completes the words "cannot …" in an error.
@@ -400,6 +426,6 @@ mod tests {
         };
         assert_eq!(service_labels(&service_name(&labels)), Some(labels));
         let labels = EndpointLabels { node: Some("a".into()), zone: None, pod: Some("web-0".into()) };
-        assert_eq!(endpoint_labels(&endpoint_name(&labels)), labels);
+        assert_eq!(endpoint_labels(&endpoint_name(&labels), &mut Strings::default()), labels);
     }
 }

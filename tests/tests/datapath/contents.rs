@@ -57,8 +57,8 @@ pub(crate) fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
         steps.push(Step::PutServiceLabels(id, service_labels(id)));
     }
     for number in size..(services + 1) * size {
-        contents.endpoint_labels.insert(endpoint(number), endpoint_labels(number));
-        steps.push(Step::PutEndpointLabels(endpoint(number), endpoint_labels(number)));
+        contents.endpoint_labels.insert(endpoint(number), endpoint_labels(number).into());
+        steps.push(Step::PutEndpointLabels(endpoint(number), endpoint_labels(number).into()));
     }
     for id in ids {
         let record = service(id, slice(id).0, size);
