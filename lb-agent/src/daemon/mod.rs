@@ -13,6 +13,7 @@ mod bpffs;
 mod config_file;
 mod conntrack;
 mod devices;
+mod fill;
 mod http;
 pub mod logging;
 mod memory;

@@ -13,12 +13,12 @@ use std::{
 
 use anyhow::Context as _;
 use lb_core::{
-    arena::Epoch,
+    arena::{Arena, Epoch},
     counters::Counted,
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
-    plan::{Condition, Contents, Plan},
+    plan::{Condition, Contents, Plan, Step},
     reconciler::Reconciler,
     stale_udp::{ServedUdp, StaleFrontends},
 };
@@ -30,6 +30,8 @@ use tokio::{
 use tracing::{debug, error, warn};
 
 use super::{
+    fill::Fill,
+    memory,
     state::{Progress, State},
     sync_log::SyncLog,
 };
@@ -43,6 +45,8 @@ use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 /// The first and the longest pause before a retry of a refused update; each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Steps that are applied together.
+const BATCH: usize = 1 << 15;
 /// Limit of remembered triggers, whose latency is measured, while the kernel refuses updates.
 const TRIGGERS: usize = 10_000;
 
@@ -221,18 +225,14 @@ impl Writer {
     fn synchronise(&mut self) {
         let started = Instant::now();
         let Plan { steps, .. } = self.reconciler.plan();
-        let result = self.datapath.maps().apply(&steps);
-        let applied = result.as_ref().map_or_else(|error| error.applied, |()| steps.len());
-        for step in &steps[..applied] {
-            self.reconciler.applied(step);
-        }
+        let planned = steps.len();
+        let (applied, failure) = self.apply(steps);
         self.log.count_steps(applied);
         self.delete_stale_flows();
-        let failure = result.err();
         // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this
         // problem at the same time.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
-        self.pending = steps.len() - applied + self.reconciler.problems().filter(waits).count();
+        self.pending = planned - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
         match &failure {
@@ -241,6 +241,28 @@ impl Writer {
         }
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
+        if extent == Extent::Full {
+            memory::return_unused();
+        }
+    }
+
+    /// Applies the steps, a batch at a time, and frees each batch: the steps of all Services would otherwise be in memory
+    /// three times. Returns how many are in the kernel, and the error that stopped the others.
+    fn apply(&mut self, steps: Vec<Step>) -> (usize, Option<ApplyError>) {
+        let (mut applied, mut steps) = (0, steps.into_iter());
+        loop {
+            let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return (applied, None);
+            }
+            let result = self.datapath.maps().apply(&batch);
+            let done = result.as_ref().map_or_else(|error| error.applied, |()| batch.len());
+            batch[..done].iter().for_each(|step| self.reconciler.applied(step));
+            applied += done;
+            if let Err(error) = result {
+                return (applied, Some(error));
+            }
+        }
     }
 
     fn succeeded(&mut self, started: Instant) {
@@ -286,13 +308,9 @@ impl Writer {
         let pending = self.pending;
         let contents = self.reconciler.contents();
         let (services, endpoints) = (contents.service_labels.len(), contents.backends.len());
-        let maps = self.datapath.maps();
-        let arena = self.reconciler.arena();
         self.metrics.set_services(services, endpoints, pending);
-        self.metrics.set_map("SERVICES", contents.frontends.len(), maps.frontend_capacity());
-        let tables = self.reconciler.table_arena();
-        for (map, arena) in [("BACKENDS", arena), ("TABLES", tables)] {
-            self.metrics.set_map(map, (arena.slots() - arena.free_slots()) as usize, arena.slots());
+        for Fill { map, used, capacity } in self.fill() {
+            self.metrics.set_map(map, used, capacity);
         }
         self.report_shortages();
         let problems = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
@@ -304,8 +322,22 @@ impl Writer {
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
     }
 
-    /// Reports the maps that have no room for some Service.
+    /// How full the maps are that grow with the Services.
+    fn fill(&self) -> [Fill; 4] {
+        let (contents, room) = (self.reconciler.contents(), self.datapath.maps().room());
+        let used = |arena: &Arena| (arena.slots() - arena.free_slots()) as usize;
+        let (backends, tables) = (used(self.reconciler.arena()), used(self.reconciler.table_arena()));
+        [
+            Fill { map: "SERVICES", used: contents.frontends.len(), capacity: room.frontends },
+            Fill { map: "BACKENDS", used: backends, capacity: room.backends },
+            Fill { map: "TABLES", used: tables, capacity: room.tables },
+            Fill { map: "SOURCE_RANGES", used: contents.source_ranges.len(), capacity: room.source_ranges },
+        ]
+    }
+
+    /// Reports the maps that have no room for some Service, or soon will have none.
     fn report_shortages(&self) {
+        let fill = self.fill();
         let mut waiting: BTreeMap<&str, Vec<&Condition>> =
             Condition::MAPS.into_iter().map(|map| (map, Vec::new())).collect();
         for problem in self.reconciler.problems() {
@@ -319,21 +351,18 @@ impl Writer {
                 0 => first.to_string(),
                 more => format!("{first}; {more} more wait for room in {map}"),
             });
+            let nearly_full = || fill.iter().find(|fill| fill.map == map)?.warning();
+            let text = text.or_else(nearly_full);
             self.state.with_shortages(|shortages| shortages.lasts(map, text.as_deref(), Instant::now()));
         }
     }
 
     /// Publishes which Services have endpoints on this node, even after the kernel refused steps: a refusal makes the
     /// agent unhealthy soon, and must not leave other Services out of date.
-    fn publish_health_checks(&self) {
-        let checks = self.reconciler.health_checks();
-        self.listeners.checks.send_if_modified(|published| {
-            let changed = published != checks;
-            if changed {
-                published.clone_from(checks);
-            }
-            changed
-        });
+    fn publish_health_checks(&mut self) {
+        if self.reconciler.take_health_checks_changed() {
+            self.listeners.checks.send_replace(self.reconciler.health_checks().clone());
+        }
         for family in Family::ALL {
             let NoLocalEndpoints { internal, external } = self.reconciler.no_local_endpoints(family);
             self.metrics.set_no_local_endpoints(family, internal, external);

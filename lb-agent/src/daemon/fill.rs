@@ -1,0 +1,54 @@
+//! Warns of a map before it is full, with the flag to raise.
+
+/// The fill from which the agent warns, in percent: an update needs free slots for the new state beside the old one.
+const WARN_FROM: usize = 80;
+/// Maps with fewer entries have no warning: one Service may fill them.
+const SMALL: u32 = 1024;
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fill {
+    /// Name of the map.
+    pub(super) map: &'static str,
+    /// Entries or slots in use.
+    pub(super) used: usize,
+    /// Most entries or slots.
+    pub(super) capacity: u32,
+}
+
+impl Fill {
+    /// The warning about a map that is nearly full.
+    pub(super) fn warning(&self) -> Option<String> {
+        let Self { map, used, capacity } = self;
+        if *capacity < SMALL || used * 100 < *capacity as usize * WARN_FROM {
+            return None;
+        }
+        let advice = match *map {
+            "SERVICES" => {
+                "before it is full, run `lb-agent cleanup` and restart with a larger --max-frontends"
+            }
+            "BACKENDS" => {
+                "before it is full, run `lb-agent cleanup` and restart with a larger --max-backends"
+            }
+            "TABLES" => {
+                "before it is full, give Services smaller tables, or run `lb-agent cleanup` and restart with a larger \
+                 --max-table-slots"
+            }
+            _ => "Services that are created when it is full will wait",
+        };
+        Some(format!("{map} is nearly full: {used} of {capacity} entries are used; {advice}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearly_full_map_is_reported_with_its_flag() {
+        let fill = |used| Fill { map: "BACKENDS", used, capacity: 10_000 }.warning();
+        assert_eq!(fill(7_999), None);
+        let warning = fill(8_000).unwrap_or_default();
+        assert!(warning.contains("8000 of 10000") && warning.contains("--max-backends"), "{warning}");
+    }
+}
