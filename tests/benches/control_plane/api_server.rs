@@ -11,6 +11,8 @@ use std::{
 
 use lb_tests::netns::Netns;
 
+use crate::objects::Lists;
+
 /// An API server that serves until the process ends.
 pub(crate) struct ApiServer {
     shared: Arc<Shared>,
@@ -18,8 +20,7 @@ pub(crate) struct ApiServer {
 }
 
 struct Shared {
-    /// Bodies of the pages of each resource, by plural.
-    lists: BTreeMap<&'static str, Vec<String>>,
+    lists: Arc<Lists>,
     state: Mutex<State>,
 }
 
@@ -38,7 +39,7 @@ impl Shared {
 
 impl ApiServer {
     /// Listens on the loopback device of the namespace.
-    pub(crate) fn start(netns: &Netns, lists: BTreeMap<&'static str, Vec<String>>) -> io::Result<Self> {
+    pub(crate) fn start(netns: &Netns, lists: Arc<Lists>) -> io::Result<Self> {
         let listener = netns.run(|| TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { lists, state: Mutex::default() });

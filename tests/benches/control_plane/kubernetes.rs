@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Stdio},
+    sync::Arc,
     thread::sleep,
     time::Instant,
 };
@@ -21,6 +22,7 @@ use lb_tests::{
 use crate::{
     agent::{Kernel, METRICS, PATIENCE, PAUSE, POLL, SETTLE, synchronisations},
     api_server::ApiServer,
+    growth::{Growth, Range},
     memory::Resident,
     objects::{NODE, Objects},
     report::Report,
@@ -28,8 +30,25 @@ use crate::{
     workload::Size,
 };
 
-/// Limit on the agent's memory in bytes: 600 MB with 250,000 endpoints.
-const MEMORY_LIMIT: f64 = 600e6;
+/// Limits of a part.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Seconds from the end of the lists to `/healthz`.
+    start: f64,
+    /// The agent's memory in bytes.
+    memory: f64,
+}
+
+impl Limits {
+    /// The limits for this size: up to 250,000 endpoints, or up to a million.
+    fn of(size: Size) -> Self {
+        if size.endpoints() <= 250_000 {
+            Self { start: 5.0, memory: 600e6 }
+        } else {
+            Self { start: 8.0, memory: 800e6 }
+        }
+    }
+}
 
 /// Runs the agent `runs` times with the endpoints of each Service in `slices` slices, and adds the results.
 pub(crate) fn measure(
@@ -38,20 +57,21 @@ pub(crate) fn measure(
     runs: u32,
     changes: u32,
     report: &mut Report,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Growth> {
     let Size { services, endpoints } = size;
     let place =
         format!("API server, {services} x {endpoints}, {slices} slice{}", if slices == 1 { "" } else { "s" });
     let mut figures = Figures::default();
-    let lists = Objects::new(size, slices).lists();
+    let lists = Arc::new(Objects::new(size, slices).lists());
     for run in 1..=runs {
         eprintln!("{place}: run {run} of {runs}");
         let netns = Netns::create(&unique_prefix())?;
-        let server = ApiServer::start(&netns, lists.clone())?;
-        one_run(&netns, &server, Objects::new(size, slices), changes, &mut figures)?;
+        let server = ApiServer::start(&netns, Arc::clone(&lists))?;
+        one_run(&netns, &server, size, Objects::new(size, slices), changes, &mut figures)?;
     }
-    figures.report(&place, report);
-    Ok(())
+    let growth = figures.growth(size);
+    figures.report(&place, size, report);
+    Ok(growth)
 }
 
 /// Measured seconds and bytes.
@@ -69,17 +89,30 @@ struct Figures {
 }
 
 impl Figures {
-    fn report(self, place: &str, report: &mut Report) {
+    fn growth(&self, size: Size) -> Growth {
+        let range = |samples: &[f64], scale: f64| Range::of(samples.iter().map(|sample| sample * scale));
+        Growth {
+            size,
+            start: range(&self.start, 1.0),
+            change: range(&self.change, 1e3),
+            resident_peak: range(&self.resident_peak, 1e-6),
+        }
+    }
+
+    fn report(self, place: &str, size: Size, report: &mut Report) {
+        let limits = Limits::of(size);
         let all = format!("{place}: first start");
         let again = format!("{place}: start with maps from before");
         let one = format!("{place}: one slice changes");
         let seconds = |place, what, samples| Figure::new(place, what, Unit::Seconds, samples);
         let bytes = |place, what, samples| {
-            Figure::new(place, what, Unit::Bytes, samples).target(Quantile::Max, MEMORY_LIMIT)
+            Figure::new(place, what, Unit::Bytes, samples).target(Quantile::Max, limits.memory)
         };
         report.add(seconds(&all, "process to the end of the lists", self.lists));
         let start = seconds(&all, "end of the lists to /healthz 200", self.start);
-        report.add(start.target(Quantile::Max, 5.0));
+        report.add(start.target(Quantile::Max, limits.start));
+        let each = self.resident.iter().map(|bytes| bytes / f64::from(size.services)).collect();
+        report.add(Figure::new(&all, "- for each Service", Unit::Bytes, each));
         report.add(bytes(&all, "resident memory when settled", self.resident));
         let change = seconds(&one, "watch event to kernel", self.change);
         report.add(change.target(Quantile::P99, 0.020));
@@ -87,7 +120,7 @@ impl Figures {
         report.add(bytes(&one, "resident memory after all changes", self.resident_later));
         report.add(bytes(&one, "resident memory at its highest", self.resident_peak));
         let restart = seconds(&again, "end of the lists to /healthz 200", self.restart);
-        report.add(restart.target(Quantile::Max, 5.0));
+        report.add(restart.target(Quantile::Max, limits.start));
         report.add(bytes(&again, "resident memory at its highest", self.restart_peak));
     }
 }
@@ -95,13 +128,14 @@ impl Figures {
 fn one_run(
     netns: &Netns,
     server: &ApiServer,
+    size: Size,
     mut objects: Objects,
     changes: u32,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
     let (folder, _guard) = temporary_folder()?;
     fs::write(folder.join("kubeconfig"), server.kubeconfig())?;
-    let (agent, lists, seconds) = Agent::start(netns, server, &folder)?;
+    let (agent, lists, seconds) = Agent::start(netns, server, size, &folder)?;
     figures.lists.push(lists);
     figures.start.push(seconds);
     sleep(SETTLE);
@@ -121,7 +155,7 @@ fn one_run(
     drop(agent);
 
     server.reset();
-    let (agent, _, seconds) = Agent::start(netns, server, &folder)?;
+    let (agent, _, seconds) = Agent::start(netns, server, size, &folder)?;
     figures.restart.push(seconds);
     sleep(SETTLE);
     figures.restart_peak.push(agent.resident()?.peak as f64);
@@ -161,12 +195,20 @@ struct Agent {
 impl Agent {
     /// Starts the agent; returns the seconds until the lists were sent, and from then until all objects were in the
     /// kernel.
-    fn start(netns: &Netns, server: &ApiServer, folder: &Path) -> anyhow::Result<(Self, f64, f64)> {
+    fn start(
+        netns: &Netns,
+        server: &ApiServer,
+        size: Size,
+        folder: &Path,
+    ) -> anyhow::Result<(Self, f64, f64)> {
         let log = folder.join("log");
         let mut command = netns.command(binary());
         command.arg("run").arg("--kubeconfig").arg(folder.join("kubeconfig"));
         command.arg("--bpffs").arg(folder.join("bpffs")).args(["--node-name", NODE]);
         command.args(["--metrics-bind-address", &METRICS.to_string()]);
+        if let Some(backends) = size.max_backends() {
+            command.args(["--max-backends", &backends.to_string()]);
+        }
         let stderr = File::options().create(true).append(true).open(&log)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let start = Instant::now();

@@ -4,6 +4,7 @@
 
 mod agent;
 mod api_server;
+mod growth;
 mod in_process;
 mod kubernetes;
 mod memory;
@@ -33,6 +34,9 @@ const FILES: [u32; 2] = [1, 100];
 /// Numbers of EndpointSlices for the endpoints of each Service, to measure in turn with the API server.
 const SLICES: [u32; 2] = [1, 5];
 
+/// Further sizes for the API server, with `--large`.
+const LARGE: [Size; 2] = [Size { services: 10_000, endpoints: 5 }, Size { services: 100_000, endpoints: 10 }];
+
 /// The largest EndpointSlice that the API server accepts.
 const MOST_ENDPOINTS: i64 = 1000;
 
@@ -54,6 +58,12 @@ struct Args {
     /// Measure only the part with an API server
     #[arg(long)]
     only_api: bool,
+    /// Measure the API server also with 10,000 x 5 and 100,000 x 10; takes 2 GB of memory
+    #[arg(long)]
+    large: bool,
+    /// Write plots of how the figures grow with the size to this folder
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
     /// Number of runs, each with empty maps
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -78,13 +88,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     // The changed slices need free slots, and each changed endpoint temporarily needs one more slot.
     let most = capacity::BACKENDS / 10 * 9;
     let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
-    for size in [size, api_size] {
-        let backends = u64::from(size.services) * u64::from(size.endpoints);
-        ensure!(
-            backends <= most as u64,
-            "{backends} endpoints do not fit into BACKENDS: take at most {most}"
-        );
-    }
+    let backends = size.endpoints();
+    ensure!(backends <= most as u64, "{backends} endpoints do not fit into BACKENDS: take at most {most}");
     ensure!(
         nix::unistd::geteuid().is_root(),
         "this benchmark loads BPF programs and creates a network namespace: run it as root"
@@ -98,11 +103,20 @@ fn run(args: &Args) -> anyhow::Result<bool> {
             agent::measure(size, files.min(size.services), args.runs, args.changes, &mut report)?;
         }
     }
+    let mut sizes = Vec::new();
     if api_size.services > 0 {
         for slices in SLICES {
             let slices = slices.min(api_size.endpoints);
-            kubernetes::measure(api_size, slices, args.runs, args.changes, &mut report)?;
+            let measured = kubernetes::measure(api_size, slices, args.runs, args.changes, &mut report)?;
+            sizes.extend((slices == 1).then_some(measured));
         }
+    }
+    for size in LARGE.into_iter().filter(|_| args.large) {
+        sizes.push(kubernetes::measure(size, 1, args.runs, args.changes, &mut report)?);
+    }
+    if let Some(folder) = &args.plots {
+        sizes.sort_by_key(|growth| growth.size.endpoints());
+        growth::plot(&sizes, &Machine::read()?.to_string(), folder)?;
     }
     report.load_after = machine::load()?;
     if args.json {

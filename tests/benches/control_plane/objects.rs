@@ -13,6 +13,9 @@ const PAGE: usize = 200;
 pub(crate) const NODE: &str = "node-000";
 const PORT: u16 = 80;
 
+/// Bodies of the pages of each resource, by plural.
+pub(crate) type Lists = BTreeMap<&'static str, Vec<String>>;
+
 /// The objects of an API server, and changes to them.
 pub(crate) struct Objects {
     size: Size,
@@ -36,7 +39,7 @@ impl Objects {
     }
 
     /// The bodies of all lists.
-    pub(crate) fn lists(&self) -> BTreeMap<&'static str, Vec<String>> {
+    pub(crate) fn lists(&self) -> Lists {
         let all = 0..self.size.services;
         let services = all.clone().map(service);
         let slices = all.flat_map(|n| (0..self.slices_per_service).map(move |part| (n, part)));
@@ -132,13 +135,16 @@ fn uid(n: u32, i: u32) -> String {
     format!("{n:08x}-0000-4000-8000-{i:012x}")
 }
 
+/// The bodies of the pages. Only one page of objects exists at a time: a million endpoints as values would take gigabytes.
 fn pages(objects: impl Iterator<Item = Value>) -> Vec<String> {
-    let objects: Vec<Value> = objects.collect();
-    let count = objects.len().div_ceil(PAGE).max(1);
-    let page = |page: usize| {
-        let items = objects.iter().skip(page * PAGE).take(PAGE).collect::<Vec<_>>();
-        let next = if page + 1 < count { (page + 1).to_string() } else { String::new() };
-        json!({"metadata": {"resourceVersion": "1", "continue": next}, "items": items}).to_string()
-    };
-    (0..count).map(page).collect()
+    let mut objects = objects.peekable();
+    let mut pages = Vec::new();
+    while pages.is_empty() || objects.peek().is_some() {
+        let items: Vec<Value> = objects.by_ref().take(PAGE).collect();
+        let next = if objects.peek().is_some() { (pages.len() + 1).to_string() } else { String::new() };
+        pages.push(
+            json!({"metadata": {"resourceVersion": "1", "continue": next}, "items": items}).to_string(),
+        );
+    }
+    pages
 }

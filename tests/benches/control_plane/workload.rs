@@ -1,8 +1,11 @@
 //! The workload: a folder of Services with EndpointSlices, and changes to it.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use lb_common::{Address, ServiceKey, protocol};
+use lb_common::{Address, ServiceKey, capacity, protocol};
 use lb_tests::manifests::{Endpoint, Port, Service};
 use serde::Serialize;
 
@@ -23,14 +26,32 @@ pub(crate) const STRIDE: u32 = 7919;
 pub(crate) struct Size {
     /// Number of Services.
     pub(crate) services: u32,
-    /// Whether the size is at most that of the limits: 10,000 Services with 5 endpoints.
+    /// Number of endpoints of each Service.
     pub(crate) endpoints: u32,
 }
 
 impl Size {
+    /// Number of endpoints of all Services.
+    pub(crate) fn endpoints(self) -> u64 {
+        u64::from(self.services) * u64::from(self.endpoints)
+    }
+
     /// Whether it is at most as large as the size of the limits: 10,000 Services with 5 endpoints.
     pub(crate) fn is_ordinary(self) -> bool {
-        u64::from(self.services) * u64::from(self.endpoints) <= 50_000
+        self.endpoints() <= 50_000
+    }
+
+    /// `--max-backends` for this size, if the default is too small. Changed slices need free slots, and each changed
+    /// endpoint temporarily needs one more slot.
+    pub(crate) fn max_backends(self) -> Option<u64> {
+        let wanted = self.endpoints() / 9 * 10;
+        (wanted > capacity::BACKENDS as u64).then_some(wanted)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} Services x {} endpoints", self.services, self.endpoints)
     }
 }
 
