@@ -40,6 +40,7 @@ pub use self::{
     },
     bpf::{
         anchor::{Anchor, Rescued},
+        checksum::{link, linked_object},
         globals::Globals,
         grace,
         loader::{BpfLogger, OBJECT},

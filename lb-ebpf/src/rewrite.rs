@@ -78,6 +78,36 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     Ok(())
 }
 
+/// As [`transport`], for a packet whose checksum is still to be computed: the field holds the sum over the pseudo header,
+/// which has addresses but no ports.
+///
+/// # Errors
+///
+/// [`Outcome::Malformed`] if the transport header is truncated.
+#[inline(always)]
+pub fn unfinished_transport<F: FrameMut + ?Sized>(
+    frame: &mut F,
+    packet: &Packet,
+    flow: &Flow,
+) -> Result<(), Outcome> {
+    let l4 = packet.headers.l4;
+    let ports = [flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes()];
+    let sum = |before: &[u8; 2]| {
+        Sum::ZERO.add_word(half_word(before)).add_word(flow.address_delta).fold().to_ne_bytes()
+    };
+    if packet.body == Body::Tcp {
+        let header: &mut TcpHeader = frame.header_mut(l4)?;
+        [header.source, header.destination] = ports;
+        header.checksum = sum(&header.checksum);
+    } else {
+        let header: &mut UdpHdr = frame.header_mut(l4)?;
+        [header.src, header.dst] = ports;
+        // The sum is never 0: it contains the protocol.
+        header.check = sum(&header.check);
+    }
+    Ok(())
+}
+
 /// Gives a packet the addresses of `flow.to`, and subtracts `hops` (0 or 1) from its hop limit, which the caller has
 /// checked to be larger.
 ///
@@ -222,6 +252,31 @@ mod tests {
             prop_assert_eq!(lacks_checksum(bytes.as_slice(), &packet, length), Ok(complete == sum));
             bytes[at..at + 2].copy_from_slice(&sum.to_ne_bytes());
             prop_assert_eq!(lacks_checksum(bytes.as_slice(), &packet, length), Ok(true));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn unfinished_checksum_stays_the_sum_over_the_pseudo_header(
+            [a, b, c, d] in addresses(), ports in any::<[u16; 4]>(), protocol in prop_oneof![Just(6u8), Just(17)],
+            payload in proptest::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let from = Tuple::new(a, b, ports[0], ports[1], protocol);
+            let to = Tuple::new(c, d, ports[2], ports[3], protocol);
+            let flow = Flow::new(&from, &to, 1, 0, Tick(1));
+            let unfinished = |tuple: &Tuple| {
+                let mut bytes = frame(tuple, &payload);
+                let packet = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
+                let l4 = packet.headers.l4;
+                let sum = pseudo_header(tuple, u16::try_from(packet.length - (l4 - packet.headers.l3)).unwrap());
+                let at = l4 as usize + if protocol == 6 { 16 } else { 6 };
+                bytes[at..at + 2].copy_from_slice(&sum.fold().to_ne_bytes());
+                (bytes, packet)
+            };
+            let (mut bytes, packet) = unfinished(&from);
+            unfinished_transport(bytes.as_mut_slice(), &packet, &flow).unwrap();
+            network(bytes.as_mut_slice(), &packet.headers, &flow, 0).unwrap();
+            prop_assert_eq!(bytes, unfinished(&to).0);
         }
     }
 

@@ -2,8 +2,10 @@
 
 pub(crate) mod anchor;
 pub(crate) mod bpffs;
+pub(crate) mod checksum;
 pub(crate) mod globals;
 pub mod grace;
+pub(crate) mod kernel_types;
 pub(crate) mod layout;
 pub(crate) mod loader;
 pub(crate) mod options;

@@ -104,6 +104,21 @@ impl Instruction {
         Self { code: 0x07, registers: to, offset: 0, value }
     }
 
+    /// `to &= value`
+    pub(crate) const fn and(to: u8, value: i32) -> Self {
+        Self { code: 0x57, registers: to, offset: 0, value }
+    }
+
+    /// `to >>= bits`
+    pub(crate) const fn shift_right(to: u8, bits: i32) -> Self {
+        Self { code: 0x77, registers: to, offset: 0, value: bits }
+    }
+
+    /// Loads the byte at `base + offset`.
+    pub(crate) const fn load_byte(to: u8, base: u8, offset: i16) -> Self {
+        Self { code: 0x71, registers: to | base << 4, offset, value: 0 }
+    }
+
     /// Stores `size` bytes (8, 4 or 1) at `base + offset`.
     pub(crate) const fn store(size: u8, base: u8, offset: i16, value: i32) -> Self {
         let width = match size {
@@ -122,6 +137,12 @@ impl Instruction {
     /// `r0 = helper(r1, …, r5)`
     pub(crate) const fn call(helper: i32) -> Self {
         Self { code: 0x85, registers: 0, offset: 0, value: helper }
+    }
+
+    /// `r0 = function(r1, …, r5)`, for a function of the kernel by its id in the kernel's BTF.
+    pub(crate) const fn call_kernel(function: i32) -> Self {
+        const BPF_PSEUDO_KFUNC_CALL: u8 = 2;
+        Self { code: 0x85, registers: BPF_PSEUDO_KFUNC_CALL << 4, offset: 0, value: function }
     }
 }
 

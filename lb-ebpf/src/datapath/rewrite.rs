@@ -16,6 +16,7 @@ use lb_ebpf::{
 };
 
 use super::{
+    checksum::Checksum,
     scratch::scratch,
     skb::{ChecksumField, Skb},
 };
@@ -40,15 +41,15 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> R
 fn write(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
     let headers = &packet.headers;
     match packet.body {
-        Body::Tcp | Body::Udp => {
-            let left_to_device =
-                skb.segment_size().is_some() || lacks_checksum(skb, packet, headers.length(skb)?)?;
-            if left_to_device {
-                with_checksum_of_device(skb, packet, flow)?;
-            } else {
-                with_checksum(skb, packet, flow)?;
+        Body::Tcp | Body::Udp => match skb.checksum() {
+            Checksum::LeftToDevice => rewrite::unfinished_transport(skb, packet, flow)?,
+            Checksum::Unknown if seems_unfinished(skb, packet)? => {
+                with_checksum_of_device(skb, packet, flow)?
             }
-        }
+            Checksum::InPacket | Checksum::FrameSummed | Checksum::Unknown => {
+                with_checksum(skb, packet, flow)?
+            }
+        },
         Body::Sctp => {
             sctp(skb, packet, flow)?;
             addresses_are_not_covered(skb, headers, flow);
@@ -81,6 +82,12 @@ pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> 
 /// The change of a sum over an IPv6 header by one hop less; the hop limit is the lower byte of a word.
 const ONE_HOP_LESS: u16 = !u16::from_ne_bytes([0, 1]);
 
+/// Whether the device may have to compute the checksum: for a kernel that does not say.
+#[inline(always)]
+fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
+    Ok(skb.segment_size().is_some() || lacks_checksum(skb, packet, packet.headers.length(skb)?)?)
+}
+
 /// Writes ports and checksum. The checksum compensates the addresses as well, which in IPv4 their own header has
 /// compensated already.
 #[inline(always)]
@@ -92,7 +99,7 @@ fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outc
     Ok(())
 }
 
-/// Writes ports if the device is to compute the checksum, or if it looks like that: the helper knows.
+/// Writes ports if the device seems to have to compute the checksum: the helper knows.
 #[inline(never)]
 fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -140,10 +147,19 @@ fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
 
 #[inline(always)]
 fn change_of_crc(delta: u32, length: u32) -> Result<u32, Outcome> {
-    *scratch()?.crc() = Change::new(delta, length);
+    u32::try_from(sctp_checksum_change(delta, length)).map_err(|_| Outcome::RewriteFailed)
+}
+
+/// The change of the checksum; `u64::MAX` if it cannot be computed. (A global function: the verifier checks it once, for
+/// all arguments and callers.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn sctp_checksum_change(delta: u32, length: u32) -> u64 {
+    let Ok(scratch) = scratch() else { return u64::MAX };
+    *scratch.crc() = Change::new(delta, length);
     // SAFETY: `step` has the signature that the kernel calls it with, and uses no context.
     unsafe { bpf_loop(Change::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
-    Ok(scratch()?.crc().result())
+    u64::from(scratch.crc().result())
 }
 
 /// One step of the checksum. Called by the kernel, so that the verifier walks it once.

@@ -21,7 +21,7 @@ use lb_ebpf::{
     rewrite::FrameMut,
 };
 
-use super::context::HookContext;
+use super::{checksum::Checksum, context::HookContext};
 
 /// The `sk_buff` of a packet, and the kind of its device.
 pub(crate) struct Skb {
@@ -208,13 +208,21 @@ impl Skb {
             .map_err(|_| Outcome::RewriteFailed)
     }
 
+    /// Where the checksum of the packet is.
+    #[inline(always)]
+    pub(super) fn checksum(&self) -> Checksum {
+        Checksum::of(self.ctx.skb.skb)
+    }
+
     /// Adds `delta` to the sum over the frame that the device may have computed (`CHECKSUM_COMPLETE`): for a change
     /// that no checksum in the packet compensates.
     #[inline(always)]
     pub(super) fn update_frame_sum(&mut self, delta: u16) {
-        // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if the skb has
-        // no such sum, which is no failure.
-        let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
+        if self.checksum().may_have_frame_sum() {
+            // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if the skb
+            // has no such sum, which is no failure.
+            let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
+        }
     }
 
     /// Cuts or extends the frame to `length` bytes.

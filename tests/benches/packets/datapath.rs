@@ -166,7 +166,8 @@ impl Datapath {
 pub(crate) fn open(object: &Path) -> anyhow::Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     loader.override_global("AYA_LOG_LEVEL", &0u8, true);
-    loader.load_file(object).with_context(|| format!("loading {}", object.display()))
+    let bytes = std::fs::read(object).with_context(|| format!("reading {}", object.display()))?;
+    loader.load(&lb_datapath::link(&bytes)).with_context(|| format!("loading {}", object.display()))
 }
 
 fn layout_differs<K, V>(name: &str) -> String {

@@ -7,7 +7,7 @@ use lb_common::{Address, Outcome::*, checksum::Sum};
 
 use super::{
     packets::{Packet, QINQ, Transport, V6Fragment, VLAN},
-    stage::{Family, each, each_ethernet, each_on},
+    stage::{Family, each, each_ethernet, each_kernel},
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
@@ -159,7 +159,7 @@ fn tcp_options_and_flags_stay_unchanged() {
 fn missing_udp_checksum_stays_missing() {
     // Not with CHECKSUM_COMPLETE: without a UDP checksum, no field compensates the new ports in the sum over the frame,
     // and the kernel does not verify it.
-    each_on(&[Device::Ethernet, Device::Bare], "UDP, no checksum", |bed, family| {
+    each_kernel("UDP, no checksum", &[Device::Ethernet, Device::Bare], |bed, family| {
         let without: Mutation = |packet| {
             if let Transport::Udp { checksum, .. } = &mut packet.transport {
                 *checksum = false;
@@ -178,7 +178,7 @@ fn missing_udp_checksum_stays_missing() {
 /// RFC 768: a computed checksum of 0 is sent as 0xffff.
 #[test]
 fn udp_checksum_never_becomes_zero() {
-    each("UDP, checksum 0xffff", |bed, family| {
+    each_kernel("UDP, checksum 0xffff", &Device::ALL, |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
         let find = |packet: &dyn Fn(&[u8]) -> Packet| {
@@ -204,7 +204,7 @@ fn udp_checksum_never_becomes_zero() {
 /// A complete checksum may equal the sum over the pseudo header, like a checksum that is offloaded to the device.
 #[test]
 fn checksum_that_looks_partial_is_updated_as_complete() {
-    each("UDP, checksum like the sum over the pseudo header", |bed, family| {
+    each_kernel("UDP, checksum like the sum over the pseudo header", &Device::ALL, |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
         let sent = Packet::udp(client, vip, b"??");

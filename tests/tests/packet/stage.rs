@@ -93,6 +93,14 @@ pub(crate) fn each(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&Device::ALL, case, test);
 }
 
+/// Like [`each`], and again as on a kernel that does not show `sk_buff::ip_summed`.
+pub(crate) fn each_kernel(case: &str, devices: &[Device], test: impl Fn(&mut Testbed, Family)) {
+    each_on(devices, case, &test);
+    static OLD: Mutex<Option<Testbed>> = Mutex::new(None);
+    let mut bed = OLD.lock().unwrap_or_else(PoisonError::into_inner);
+    run_on(bed.get_or_insert_with(Testbed::unlinked), devices, &format!("{case}, old kernel"), test);
+}
+
 /// Like [`each`], on devices with an Ethernet header.
 pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&[Device::Ethernet, Device::EthernetWithSum], case, test);
@@ -101,7 +109,10 @@ pub(crate) fn each_ethernet(case: &str, test: impl Fn(&mut Testbed, Family)) {
 /// Like [`each`], on these kinds of devices.
 pub(crate) fn each_on(devices: &[Device], case: &str, test: impl Fn(&mut Testbed, Family)) {
     let mut bed = TESTBED.lock().unwrap_or_else(PoisonError::into_inner);
-    let bed = bed.get_or_insert_with(Testbed::new);
+    run_on(bed.get_or_insert_with(Testbed::new), devices, case, test);
+}
+
+fn run_on(bed: &mut Testbed, devices: &[Device], case: &str, test: impl Fn(&mut Testbed, Family)) {
     for family in Family::BOTH {
         for &device in devices {
             if bed.start(&format!("{case}, {family:?}, {device:?}"), device) {

@@ -83,6 +83,11 @@ impl Testbed {
         Self::with_size("SERVICES", 64)
     }
 
+    /// A testbed with programs as on a kernel that does not show `sk_buff::ip_summed`.
+    pub(crate) fn unlinked() -> Self {
+        Self::with_object(Object::unlinked())
+    }
+
     /// A testbed with another size of one map.
     pub(crate) fn with_size(map: &str, entries: u32) -> Self {
         Self::create(map, entries, Globals::default())
@@ -100,7 +105,10 @@ impl Testbed {
 
     /// A testbed with a spare object if one fits, else with a new one.
     fn create(map: &str, entries: u32, globals: Globals) -> Self {
-        let object = Object::take_or_load(map, entries, globals);
+        Self::with_object(Object::take_or_load(map, entries, globals))
+    }
+
+    fn with_object(object: Object) -> Self {
         let (device, case, label) = (Device::Ethernet, String::new(), String::new());
         let mut bed = Self { object, device, case, label, step: 0, slot: 0 };
         bed.clear_turns();

@@ -68,11 +68,18 @@ impl Object {
     pub(super) fn take_or_load(map: &str, entries: u32, globals: Globals) -> Self {
         let is_default = SIZES.contains(&(map, entries)) && globals == Globals::default();
         let spare = if is_default { SPARE.lock().unwrap().pop() } else { None };
-        Self { ebpf: Some(spare.unwrap_or_else(|| load(map, entries, globals))), is_default }
+        let load = || load(lb_datapath::linked_object(), map, entries, globals);
+        Self { ebpf: Some(spare.unwrap_or_else(load)), is_default }
+    }
+
+    /// Loads an object whose programs read nothing of the kernel's own structures.
+    pub(super) fn unlinked() -> Self {
+        let ebpf = load(lb_datapath::OBJECT, "SERVICES", 64, Globals::default());
+        Self { ebpf: Some(ebpf), is_default: false }
     }
 }
 
-fn load(map: &str, entries: u32, globals: Globals) -> Ebpf {
+fn load(object: &[u8], map: &str, entries: u32, globals: Globals) -> Ebpf {
     let direct = u8::from(globals.direct);
     let mut loader = EbpfLoader::new();
     loader.override_global("AYA_LOG_LEVEL", &0u8, true);
@@ -81,7 +88,7 @@ fn load(map: &str, entries: u32, globals: Globals) -> Ebpf {
     for (name, default) in SIZES {
         loader.map_max_entries(name, if name == map { entries } else { default });
     }
-    let mut ebpf = loader.load(lb_datapath::OBJECT).expect("these tests need root");
+    let mut ebpf = loader.load(object).expect("these tests need root");
     for name in PROGRAMS {
         let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.load().unwrap();
