@@ -15,7 +15,7 @@ use crate::{
         bpffs::{Folder, Lock},
         loader::{self, BpfLogger, Loaded},
         options::{AttachMode, Forwarding, Options, XdpOption},
-        program::{LoadedProgram, Programs},
+        program::Programs,
     },
     error::DatapathError,
     net::ports::PortReservation,
@@ -38,13 +38,13 @@ use crate::{
 pub struct Datapath {
     folder: Folder,
     programs: Arc<Programs>,
-    xdp: (XdpOption, Arc<Vec<LoadedProgram>>),
+    xdp: XdpOption,
     forwarding: Forwarding,
     maps: ServiceMaps,
     conntrack: Conntrack,
     attach: AttachMode,
-    /// The control group and its programs.
-    sockets: Option<(PathBuf, Vec<LoadedProgram>)>,
+    /// The control group whose sockets are served.
+    cgroup: Option<PathBuf>,
     logger: Logger,
     handover: Option<Handover>,
     _lock: Lock,
@@ -59,14 +59,14 @@ impl std::fmt::Debug for Logger {
 }
 
 impl Datapath {
-    /// Creates the maps or reuses the pinned ones, and loads the programs. Devices keep their programs until
+    /// Creates the maps or reuses the pinned ones, and loads the programs that are needed at once. Devices keep their programs until
     /// [`Attacher::sync`]. If an agent with another map layout has left a data plane, [`Self::finish_handover`]
     /// completes its takeover.
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
         let mut handover = Handover::begin(&folder, &options.capacities)?;
-        let Loaded { programs, xdp_programs, socket_programs, logger } = loader::load(&folder, options)?;
+        let Loaded { programs, logger } = loader::load(&folder, options)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         match &mut handover {
             Some(handover) => handover.fill()?,
@@ -79,10 +79,10 @@ impl Datapath {
             maps: ServiceMaps::open(&folder)?,
             conntrack: Conntrack::open(&folder)?,
             programs: Arc::new(programs),
-            xdp: (options.xdp, Arc::new(xdp_programs)),
+            xdp: options.xdp,
             forwarding: options.forwarding,
             attach,
-            sockets: options.sockets.as_ref().map(|sockets| (sockets.cgroup.clone(), socket_programs)),
+            cgroup: options.sockets.as_ref().map(|sockets| sockets.cgroup.clone()),
             logger: Logger(logger),
             handover,
             folder,
@@ -137,8 +137,7 @@ impl Datapath {
 
     /// Attaches the XDP program to devices, in the network namespace of this thread. Use one instance at a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
-        let (option, programs) = &self.xdp;
-        XdpAttacher::new(self.folder.clone(), Arc::clone(programs), *option)
+        XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
     /// The devices on which packets may bypass the stack; an independent handle. Use one instance at a time.
@@ -149,8 +148,8 @@ impl Datapath {
     /// Attaches the socket programs to the control group of [`Options::sockets`], or detaches them if there is none.
     /// Call it when the maps are complete: the programs reject Services that are not in the maps yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
-        match &self.sockets {
-            Some((cgroup, programs)) => sockets::attach(&self.folder, programs, cgroup),
+        match &self.cgroup {
+            Some(cgroup) => sockets::attach(&self.folder, &self.programs, cgroup),
             None => sockets::detach(&self.folder),
         }
     }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use lb_common::Outcome;
-use lb_core::{model::SourceEvent, plan::Contents, stale_udp::StaleFrontends};
+use lb_core::{model::SourceEvent, north_south::NorthSouthMode, plan::Contents, stale_udp::StaleFrontends};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{mpsc, watch},
@@ -34,7 +34,9 @@ use crate::{
     metrics::{self, Metrics, PacketCounters},
     zpages::{self, About},
 };
-use lb_datapath::{BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, cgroup_root};
+use lb_datapath::{
+    BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, cgroup_root, detect_devices,
+};
 
 /// Batches of changes that may wait for the writer.
 const QUEUE: usize = 64;
@@ -64,8 +66,10 @@ impl Opened {
             sockets: sockets(config),
             xdp: config.xdp,
             forwarding: config.forwarding,
+            decapsulate: config.north_south != NorthSouthMode::Snat || !config.dsr_peers.is_empty(),
             syn_retries: config.syn_retries,
             hash_seed: config.maglev.seed,
+            devices: detect_devices(&config.devices)?,
             ..Options::new(&config.kernel.bpffs)
         };
         let datapath = Datapath::open(&options)?;

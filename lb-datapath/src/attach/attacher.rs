@@ -22,9 +22,9 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::PROGRAMS,
+        layout::{PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
-        program::{LoadedProgram, Programs},
+        program::Programs,
         sys::{self, Tcx, TcxProgram},
     },
     error::DatapathError,
@@ -112,6 +112,7 @@ impl Attacher {
     /// Attaches our programs to exactly these `devices`, again if another process has detached one.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
+        self.load_programs(devices);
         for device in devices {
             for direction in Direction::BOTH {
                 let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
@@ -129,21 +130,19 @@ impl Attacher {
         Ok(report)
     }
 
+    /// Loads the programs that these devices need and that are not loaded yet, in parallel.
+    fn load_programs(&self, devices: &[Device]) {
+        let layers: BTreeSet<Layer> = devices.iter().map(|device| device.layer).collect();
+        let of_layer = |layer| Direction::BOTH.map(|direction| program_of(layer, direction));
+        let names: Vec<&str> = layers.into_iter().flat_map(of_layer).collect();
+        // What fails is reported for each device.
+        drop(self.programs.load(&names));
+    }
+
     fn ensure(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
         match self.mode {
             AttachMode::Tcx => self.ensure_link(device, direction),
             AttachMode::Clsact => self.ensure_filter(device, direction),
-        }
-    }
-
-    fn program(programs: &Programs, layer: Layer, direction: Direction) -> &LoadedProgram {
-        const { assert!(PROGRAMS.len() == 4) };
-        let [ingress, egress, ingress_l3, egress_l3] = programs;
-        match (layer, direction) {
-            (Layer::Ethernet, Direction::Ingress) => ingress,
-            (Layer::Ethernet, Direction::Egress) => egress,
-            (Layer::Ip, Direction::Ingress) => ingress_l3,
-            (Layer::Ip, Direction::Egress) => egress_l3,
         }
     }
 
@@ -158,7 +157,7 @@ impl Attacher {
             device: device.name.clone(),
             source: error,
         };
-        let program = Self::program(&self.programs, device.layer, direction);
+        let program = &*self.programs.get(program_of(device.layer, direction))?;
         let present = sys::query_tcx(device.index, direction.tcx()).map_err(failed)?;
         let known = self.attached.get(&(device.index, direction)).copied().flatten();
         let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
@@ -213,7 +212,7 @@ impl Attacher {
     }
 
     fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
-        let program = Self::program(&self.programs, device.layer, direction);
+        let program = &*self.programs.get(program_of(device.layer, direction))?;
         let present = clsact::find(&mut self.netlink, device.index, direction);
         let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
         if present.is_some_and(|filter| filter.program_id == program.id) {
@@ -267,6 +266,18 @@ impl Attacher {
             clsact::remove_qdisc(&mut self.netlink, &mark, index)?;
         }
         Ok(())
+    }
+}
+
+/// The program for a hook of devices with this header.
+pub(crate) const fn program_of(layer: Layer, direction: Direction) -> &'static str {
+    let [ingress, egress] = match layer {
+        Layer::Ethernet => PROGRAMS,
+        Layer::Ip => PROGRAMS_WITHOUT_LINK_LAYER,
+    };
+    match direction {
+        Direction::Ingress => ingress,
+        Direction::Egress => egress,
     }
 }
 

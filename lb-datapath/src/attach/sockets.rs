@@ -17,7 +17,7 @@ use crate::{
     bpf::{
         bpffs::{self, Folder},
         layout::{SOCKET_HOOKS, SocketHook},
-        program::LoadedProgram,
+        program::Programs,
         sys,
     },
     error::DatapathError,
@@ -41,15 +41,12 @@ pub fn cgroup_root() -> io::Result<Option<PathBuf>> {
 }
 
 /// Attaches the programs to the control group, replacing those of an earlier agent.
-pub(crate) fn attach(
-    folder: &Folder,
-    programs: &[LoadedProgram],
-    cgroup: &Path,
-) -> Result<(), DatapathError> {
+pub(crate) fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), DatapathError> {
     let failed = |action| move |source| DatapathError::Cgroup { action, path: cgroup.to_owned(), source };
     let group = File::open(cgroup).map_err(failed("open"))?;
     let inode = group.metadata().map_err(failed("read the inode number of"))?.ino();
-    for (hook, program) in SOCKET_HOOKS.iter().zip(programs) {
+    for hook in &SOCKET_HOOKS {
+        let program = &*programs.get(hook.program)?;
         let path = pin_of(folder, hook);
         let is_current = |info: &sys::CgroupLinkInfo| info.cgroup == inode;
         if adopt(&path, program, sys::cgroup_link_info, is_current)?.is_some() {

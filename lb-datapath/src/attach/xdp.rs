@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,8 +15,9 @@ use crate::{
     attach::pinned_link::adopt,
     bpf::{
         bpffs::{self, Folder},
+        layout::XDP_PROGRAMS,
         options::XdpOption,
-        program::LoadedProgram,
+        program::{LoadedProgram, Programs},
         sys,
     },
     error::DatapathError,
@@ -35,6 +35,15 @@ pub enum XdpMode {
 
 impl XdpMode {
     const ALL: [Self; 2] = [Self::Native, Self::Generic];
+
+    /// The program for this mode.
+    pub(crate) const fn program(self) -> &'static str {
+        let [native, generic] = XDP_PROGRAMS;
+        match self {
+            Self::Native => native,
+            Self::Generic => generic,
+        }
+    }
 
     /// The name used in tables, JSON and pins.
     pub const fn as_str(self) -> &'static str {
@@ -57,8 +66,9 @@ impl XdpMode {
 #[derive(Debug)]
 pub struct XdpAttacher {
     folder: Folder,
-    /// In the order of `layout::XDP_PROGRAMS`; empty if the kernel rejects them.
-    programs: Arc<Vec<LoadedProgram>>,
+    programs: Arc<Programs>,
+    /// Modes whose program the kernel has refused, with the reason. It will not accept them later.
+    refused: BTreeMap<XdpMode, String>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
     /// Devices that cannot run the program, with the reason that the agent has logged.
@@ -66,8 +76,9 @@ pub struct XdpAttacher {
 }
 
 impl XdpAttacher {
-    pub(crate) fn new(folder: Folder, programs: Arc<Vec<LoadedProgram>>, option: XdpOption) -> Self {
-        Self { folder, programs, option, attached: BTreeMap::new(), logged: BTreeMap::new() }
+    pub(crate) fn new(folder: Folder, programs: Arc<Programs>, option: XdpOption) -> Self {
+        let (attached, logged) = (BTreeMap::new(), BTreeMap::new());
+        Self { folder, programs, refused: BTreeMap::new(), option, attached, logged }
     }
 
     /// How the program runs on a device; `None` if it is not attached.
@@ -77,10 +88,7 @@ impl XdpAttacher {
 
     /// Attaches the program to the wire devices among `devices` that can run it, and detaches it from all others.
     pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
-        let wires: Vec<&Device> = devices
-            .iter()
-            .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
-            .collect();
+        let wires: Vec<&Device> = devices.iter().filter(|device| is_ethernet_wire(device)).collect();
         let mut attached = BTreeMap::new();
         for device in &wires {
             if let Some(mode) = self.ensure(device) {
@@ -94,14 +102,8 @@ impl XdpAttacher {
 
     /// Attaches the program in the best allowed mode that the device supports. Returns the mode.
     fn ensure(&mut self, device: &Device) -> Option<XdpMode> {
-        let modes: &[XdpMode] = match self.option {
-            XdpOption::Auto if device.is_pair => &[],
-            XdpOption::Auto | XdpOption::Native => &[XdpMode::Native],
-            XdpOption::Generic => &XdpMode::ALL,
-            XdpOption::Off => &[],
-        };
         let mut refused = None;
-        for mode in modes {
+        for mode in modes(self.option, device) {
             match self.attach(device, *mode) {
                 Ok(()) => {
                     if self.attached.get(&device.index) != Some(mode) {
@@ -127,20 +129,27 @@ impl XdpAttacher {
         }
     }
 
-    fn attach(&self, device: &Device, mode: XdpMode) -> Result<(), DatapathError> {
+    /// The program for this mode. The verifier sees a program that it has refused only once.
+    fn program(&mut self, mode: XdpMode) -> Result<Arc<LoadedProgram>, DatapathError> {
+        let program = mode.program();
+        if let Some(reason) = self.refused.get(&mode) {
+            return Err(DatapathError::Program { program, reason: reason.clone() });
+        }
+        self.programs.get(program).inspect_err(|error| {
+            if let DatapathError::Program { reason, .. } = error {
+                self.refused.insert(mode, reason.clone());
+            }
+        })
+    }
+
+    fn attach(&mut self, device: &Device, mode: XdpMode) -> Result<(), DatapathError> {
         let failed = |source| DatapathError::Attach {
             action: "attach a program to",
             hook: format!("XDP ({})", mode.as_str()),
             device: device.name.clone(),
             source,
         };
-        let [native, generic] = self.programs.as_slice() else {
-            return Err(failed(io::Error::from(io::ErrorKind::Unsupported)));
-        };
-        let program = match mode {
-            XdpMode::Generic => generic,
-            XdpMode::Native => native,
-        };
+        let program = &*self.program(mode)?;
         let path = self.pin_of(device.index, mode);
         let is_current = |info: &sys::XdpLinkInfo| info.index == device.index;
         if adopt(&path, program, sys::xdp_link_info, is_current)?.is_some() {
@@ -165,6 +174,21 @@ impl XdpAttacher {
         }
         Ok(())
     }
+}
+
+/// The modes in which a device may run the program, the best one first.
+pub(crate) fn modes(option: XdpOption, device: &Device) -> &'static [XdpMode] {
+    match option {
+        _ if !is_ethernet_wire(device) => &[],
+        XdpOption::Auto if device.is_pair => &[],
+        XdpOption::Auto | XdpOption::Native => &[XdpMode::Native],
+        XdpOption::Generic => &XdpMode::ALL,
+        XdpOption::Off => &[],
+    }
+}
+
+fn is_ethernet_wire(device: &Device) -> bool {
+    device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet
 }
 
 /// The pinned links: interface index, mode and the id of the program.

@@ -1,4 +1,4 @@
-//! Loading the BPF object: pinned maps are reused, programs are always loaded again.
+//! Loading the BPF object: pinned maps are reused, programs are always loaded again, each when it is needed.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,15 @@ use aya_log::EbpfLogger;
 use tracing::warn;
 
 use crate::{
+    attach::{attacher, direction::Direction, xdp},
     bpf::{
         bpffs::{self, Folder},
-        layout::{self, MAPS, MapSpec, PROGRAMS, SOCKET_HOOKS, Shape, XDP_PROGRAMS},
-        options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope, XdpOption},
+        checksum::linked_object,
+        layout::{
+            self, MAPS, MapSpec, ON_DEMAND, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER, SOCKET_HOOKS, Shape,
+            XDP_PROGRAMS,
+        },
+        options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope},
         program::{LoadedProgram, Programs},
         sys,
     },
@@ -35,13 +40,9 @@ const LOG_LINES: usize = 15;
 /// The log of the programs; the caller flushes it.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// The programs that [`load`] has loaded.
+/// The object that [`load`] has loaded.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
-    /// In the order of [`XDP_PROGRAMS`]; empty if XDP is off or this kernel rejects them.
-    pub(crate) xdp_programs: Vec<LoadedProgram>,
-    /// In the order of [`SOCKET_HOOKS`]; empty if no sockets are served.
-    pub(crate) socket_programs: Vec<LoadedProgram>,
     pub(crate) logger: Option<BpfLogger>,
 }
 
@@ -51,6 +52,7 @@ struct Constants {
     netns: u64,
     serve_pods: u8,
     direct: u8,
+    decapsulate: u8,
     syn_retries: u16,
     hash_seed: u64,
     random_seed: u64,
@@ -65,6 +67,7 @@ impl Constants {
             netns: sys::netns_cookie().map_err(DatapathError::Netns)?,
             serve_pods: u8::from(serves_pods),
             direct: u8::from(options.forwarding == Forwarding::Direct),
+            decapsulate: u8::from(options.decapsulate),
             syn_retries: options.syn_retries,
             hash_seed: options.hash_seed,
             random_seed: RandomState::new().hash_one(0),
@@ -77,13 +80,14 @@ impl Constants {
             .override_global("NODE_NETNS", &self.netns, true)
             .override_global("SERVE_PODS", &self.serve_pods, true)
             .override_global("DIRECT", &self.direct, true)
+            .override_global("DECAPSULATE", &self.decapsulate, true)
             .override_global("SYN_RETRIES", &self.syn_retries, true)
             .override_global("HASH_SEED", &self.hash_seed, true)
             .override_global("CHANCE_SEED", &self.random_seed, true);
     }
 }
 
-/// Loads maps and programs and pins both.
+/// Creates the maps and loads the programs that the options name, and pins both.
 pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
     check_object()?;
     // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
@@ -97,46 +101,35 @@ pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
         let max_entries = entries_of(path, spec, &options.capacities)?;
         loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
     }
-    let mut ebpf = loader.load(OBJECT)?;
-    let xdp_names = if options.xdp == XdpOption::Off { &[] } else { &XDP_PROGRAMS[..] };
-    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
-    let socket_names = hooks.iter().map(|hook| hook.program);
-    let mut verified =
-        verify(&mut ebpf, PROGRAMS.into_iter().chain(xdp_names.iter().copied()).chain(socket_names.clone()));
-    let programs = pin_all(&mut verified, folder, PROGRAMS.into_iter())?;
-    let programs = Programs::try_from(programs)
-        .map_err(|programs| DatapathError::Object(format!("{} programs were loaded", programs.len())))?;
-    let xdp_programs = pin_xdp(&mut verified, folder, xdp_names)?;
-    let socket_programs = pin_all(&mut verified, folder, socket_names)?;
+    let mut ebpf = loader.load(linked_object())?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
-    Ok(Loaded { programs, xdp_programs, socket_programs, logger })
+    let programs = Programs::new(folder.clone(), ebpf);
+    load_first(&programs, options)?;
+    for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
+        // Of an earlier agent. Devices that have the program keep it until they get another one.
+        bpffs::unpin(&folder.programs().join(name))?;
+    }
+    Ok(Loaded { programs, logger })
 }
 
-/// Pins the XDP programs. If the kernel refuses them, tc serves all packets.
-fn pin_xdp(
-    verified: &mut Verified,
-    folder: &Folder,
-    names: &[&'static str],
-) -> Result<Vec<LoadedProgram>, DatapathError> {
-    if names.is_empty() {
-        for name in XDP_PROGRAMS {
-            bpffs::unpin(&folder.programs().join(name))?;
-        }
-        return Ok(Vec::new());
-    }
-    match pin_all(verified, folder, names.iter().copied()) {
-        Err(error @ DatapathError::Program { .. }) => {
-            warn!("cannot use XDP, tc serves all packets: {error}");
-            Ok(Vec::new())
-        }
-        other => other,
-    }
+/// Loads the programs that every node needs, and those of the devices in the options. If the kernel refuses one of a
+/// device, attaching it reports that.
+fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathError> {
+    let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
+    let needed = PROGRAMS.iter().copied().chain(hooks.iter().map(|hook| hook.program));
+    let of_devices = options.devices.iter().flat_map(|device| {
+        let xdp = xdp::modes(options.xdp, device).first().map(|mode| mode.program());
+        Direction::BOTH.map(|direction| attacher::program_of(device.layer, direction)).into_iter().chain(xdp)
+    });
+    let names: Vec<&str> = needed.clone().chain(of_devices).collect();
+    let mut loaded = programs.load(&names);
+    needed.filter_map(|name| loaded.remove(name)).try_for_each(|program| program.map(drop))
 }
 
 /// Loads the tc and socket programs once, to check that the kernel accepts them.
 pub(crate) fn try_load() -> Result<(), DatapathError> {
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    try_verify(PROGRAMS.into_iter().chain(socket_programs))
+    try_verify(PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER).chain(socket_programs))
 }
 
 /// Loads the XDP programs once, to check that the kernel accepts them.
@@ -154,7 +147,7 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     for spec in MAPS.iter().filter(sized) {
         loader.map_max_entries(spec.name, 16);
     }
-    let mut ebpf = loader.load(OBJECT)?;
+    let mut ebpf = loader.load(linked_object())?;
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
@@ -176,7 +169,7 @@ fn check_object() -> Result<(), DatapathError> {
         }
     }
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    let mut all = PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(socket_programs);
+    let mut all = PROGRAMS.into_iter().chain(ON_DEMAND).chain(socket_programs);
     match all.find(|name| !object.programs.contains_key(*name)) {
         Some(name) => Err(DatapathError::Object(format!("program {name} is missing"))),
         None => Ok(()),
@@ -212,7 +205,7 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
 type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
 
 /// Loads programs in parallel: the verifier needs most of a second for each of the largest.
-fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
+pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     thread::scope(|scope| {
         let threads: Vec<_> = names
@@ -256,23 +249,8 @@ fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
     program.fd()
 }
 
-/// Pins programs that the kernel has accepted.
-fn pin_all(
-    verified: &mut Verified,
-    folder: &Folder,
-    names: impl Iterator<Item = &'static str>,
-) -> Result<Vec<LoadedProgram>, DatapathError> {
-    names
-        .map(|name| {
-            let fd = verified.remove(name);
-            let fd =
-                fd.unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} was not loaded"))))?;
-            pin(fd, folder, name)
-        })
-        .collect()
-}
-
-fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram, DatapathError> {
+/// Pins a program that the kernel has accepted.
+pub(crate) fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram, DatapathError> {
     let id = sys::program_id(fd.as_fd());
     let id = id.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })?;
     let path = folder.programs().join(name);

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use lb_common::hash::DEFAULT_SEED;
 
-use crate::bpf::layout::{self, MapSpec};
+use crate::{
+    bpf::layout::{self, MapSpec},
+    net::devices::Device,
+};
 
 /// How much the programs log; every level includes the ones before it. The values are those of `aya_log::Level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,10 +82,16 @@ pub struct Options {
     pub xdp: XdpOption,
     /// How packets of Services are forwarded between devices.
     pub forwarding: Forwarding,
+    /// Whether packets in tunnels from other nodes are taken out of them. If not, the programs lack that code, and such
+    /// packets pass.
+    pub decapsulate: bool,
     /// Retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
     /// Seed of hashing schedulers. Nodes that share the flows of a Service need the same seed.
     pub hash_seed: u64,
+    /// The devices that will get programs first. Theirs are loaded in parallel at the start, others when a device needs
+    /// them.
+    pub devices: Vec<Device>,
 }
 
 impl Options {
@@ -96,8 +105,10 @@ impl Options {
             sockets: None,
             xdp: XdpOption::Off,
             forwarding: Forwarding::Stack,
+            decapsulate: true,
             syn_retries: 0,
             hash_seed: DEFAULT_SEED,
+            devices: Vec::new(),
         }
     }
 }

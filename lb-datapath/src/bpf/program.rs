@@ -1,8 +1,18 @@
-//! A BPF program that this process has loaded.
+//! The BPF programs of this process, each loaded when it is first needed: the verifier takes up to half a second for one.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use crate::bpf::layout::PROGRAMS;
+use aya::Ebpf;
+
+use crate::{
+    bpf::{bpffs::Folder, loader},
+    error::DatapathError,
+};
 
 /// One loaded program. The kernel keeps the program at least as long as this value exists.
 #[derive(Debug)]
@@ -18,5 +28,63 @@ impl LoadedProgram {
     }
 }
 
-/// The loaded programs, in the order of [`PROGRAMS`].
-pub(crate) type Programs = [LoadedProgram; PROGRAMS.len()];
+/// The programs of the object, with the maps that they use.
+pub(crate) struct Programs {
+    folder: Folder,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    ebpf: Ebpf,
+    loaded: BTreeMap<&'static str, Arc<LoadedProgram>>,
+}
+
+impl fmt::Debug for Programs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_tuple("Programs").field(&inner.loaded).finish()
+    }
+}
+
+impl Programs {
+    /// The programs of an object whose maps exist.
+    pub(crate) fn new(folder: Folder, ebpf: Ebpf) -> Self {
+        Self { folder, inner: Mutex::new(Inner { ebpf, loaded: BTreeMap::new() }) }
+    }
+
+    /// The program with this name. It is loaded and pinned at the first call; a call after a failure tries again.
+    pub(crate) fn get(&self, name: &'static str) -> Result<Arc<LoadedProgram>, DatapathError> {
+        let mut loaded = self.load(&[name]);
+        loaded
+            .remove(name)
+            .unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} is missing"))))
+    }
+
+    /// Whether the program is loaded.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).loaded.contains_key(name)
+    }
+
+    /// The programs with these names. Those that are not loaded yet are loaded in parallel, and pinned.
+    pub(crate) fn load(
+        &self,
+        names: &[&'static str],
+    ) -> BTreeMap<&'static str, Result<Arc<LoadedProgram>, DatapathError>> {
+        // The map of loaded programs is complete at every moment, also if another thread has panicked.
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inner { ebpf, loaded } = &mut *inner;
+        let missing = names.iter().copied().filter(|name| !loaded.contains_key(name));
+        let mut failed = BTreeMap::new();
+        for (name, verified) in loader::verify(ebpf, missing) {
+            match verified.and_then(|fd| loader::pin(fd, &self.folder, name)) {
+                Ok(program) => _ = loaded.insert(name, Arc::new(program)),
+                Err(error) => _ = failed.insert(name, error),
+            }
+        }
+        let result = |name: &&'static str| match loaded.get(name) {
+            Some(program) => Some((*name, Ok(Arc::clone(program)))),
+            None => failed.remove(name).map(|error| (*name, Err(error))),
+        };
+        names.iter().filter_map(result).collect()
+    }
+}

@@ -21,7 +21,7 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::PROGRAMS,
+        layout::{PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
         sys,
         table::Table,
@@ -215,7 +215,7 @@ impl Pinned {
     /// The programs of the last agent.
     pub fn programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
         let mut programs = Vec::new();
-        for name in PROGRAMS {
+        for name in PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER) {
             let path = self.folder.programs().join(name);
             if !path.exists() {
                 continue;

@@ -23,19 +23,54 @@ pub(super) fn for_client(context: &HookContext, client: &Address, service: Servi
 }
 
 /// Whether a packet with this source, from this device, comes from an internal client.
-#[inline(never)]
+#[inline(always)]
 fn side(device: u32, source: &Address) -> ClientSide {
     client::side(
-        || current().is_some_and(|settings| settings.internal.contains(source)),
+        || is_in(source, Ranges::Internal),
         // SAFETY: the program does not read the element.
         || unsafe { INSIDE_DEVICES.get(&device) }.is_some(),
     )
 }
 
 /// Whether the address is in the range of cluster IPs.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn is_in_service_range(address: &Address) -> bool {
-    current().is_some_and(|settings| settings.service_ranges.contains(address))
+    is_in(address, Ranges::Service)
+}
+
+/// Whether the address is one of a node that may send tunnelled packets.
+#[inline(always)]
+pub(crate) fn is_peer(address: &Address) -> bool {
+    is_in(address, Ranges::Peers)
+}
+
+/// Sets of networks in the settings.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Ranges {
+    Internal = 0,
+    Service = 1,
+    Peers = 2,
+}
+
+#[inline(always)]
+fn is_in(address: &Address, ranges: Ranges) -> bool {
+    settings_contain(address, ranges as u32) != 0
+}
+
+/// Whether the networks with the number `ranges` contain the address: 1 or 0. (A global function: the verifier checks
+/// its loop once, for all arguments and callers. It takes any pointer for one that may be null.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Address`, or is null.
+    let (Some(address), Some(settings)) = (unsafe { address.as_ref() }, current()) else { return 0 };
+    let ranges = match ranges {
+        0 => &settings.internal,
+        1 => &settings.service_ranges,
+        _ => &settings.peers,
+    };
+    u32::from(ranges.contains(address))
 }
 
 /// Whether packets to unused addresses in the range of cluster IPs are dropped.

@@ -7,7 +7,9 @@ use std::{
 };
 
 use aya::programs::TcAttachType;
-use lb_datapath::{Attacher, Device, DeviceKind, DevicePatterns, DeviceWatcher, Layer, detect_devices};
+use lb_datapath::{
+    Attacher, Datapath, Device, DeviceKind, DevicePatterns, DeviceWatcher, Layer, Options, detect_devices,
+};
 use tokio::runtime::{Builder, Runtime};
 
 use super::sandbox::{LIMIT, OtherNamespace, Sandbox, ip, link_inodes, run, sync, tcx, wire};
@@ -96,6 +98,43 @@ async fn attach_within_a_second(watcher: &mut DeviceWatcher, attacher: &mut Atta
         until(watcher, |devices| devices.is_empty()).await;
         assert_eq!(sync(attacher, &watcher.devices().unwrap()), (0, 2));
     }
+}
+
+/// Programs for devices without link-layer header are loaded when the first such device appears.
+#[test]
+fn late_device_without_link_layer_header_gets_its_programs() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let is_loaded = |name: &str| sandbox.pin(&format!("programs/{name}")).exists();
+    let programs = ["tc_ingress_l3", "tc_egress_l3"];
+    let datapath = sandbox.open();
+    let mut attacher = datapath.attacher().unwrap();
+    assert_eq!(sync(&mut attacher, std::slice::from_ref(&wire)), (2, 0));
+    assert!(is_loaded("tc_ingress") && !programs.iter().any(|name| is_loaded(name)));
+    ip("tuntap add tun0 mode tun");
+    let links: serde_json::Value = serde_json::from_str(&run("ip", "-j link show dev tun0")).unwrap();
+    let index = u32::try_from(links[0]["ifindex"].as_u64().unwrap()).unwrap();
+    let bare = Device { index, name: "tun0".to_owned(), layer: Layer::Ip, is_pair: false, ..wire.clone() };
+    let both = [wire, bare];
+    assert_eq!(sync(&mut attacher, &both), (2, 0));
+    assert!(programs.iter().all(|name| is_loaded(name)));
+    assert_eq!(sync(&mut attacher, &both), (0, 0));
+    drop((attacher, datapath));
+
+    // The next agent keeps the links, and loads the programs for them.
+    let links = link_inodes(&sandbox);
+    let datapath = sandbox.open();
+    assert!(!programs.iter().any(|name| is_loaded(name)), "the pins of the last agent are removed");
+    let mut attacher = datapath.attacher().unwrap();
+    assert_eq!(sync(&mut attacher, &both), (4, 0));
+    assert!(programs.iter().all(|name| is_loaded(name)));
+    assert_eq!(link_inodes(&sandbox), links);
+    drop((attacher, datapath));
+
+    // An agent that knows its devices loads their programs at once.
+    let options = Options { devices: both.to_vec(), ..sandbox.options() };
+    drop(Datapath::open(&options).unwrap());
+    assert!(programs.iter().all(|name| is_loaded(name)));
 }
 
 fn runtime() -> Runtime {

@@ -57,6 +57,26 @@ fn xdp_attaches_to_wires_in_an_allowed_mode() {
 }
 
 #[test]
+fn xdp_programs_are_loaded_when_a_device_runs_them() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    let is_loaded = |mode: XdpMode| sandbox.pin(&format!("programs/xdp_{}", mode.as_str())).exists();
+    for (option, native) in [
+        (XdpOption::Off, false),
+        (XdpOption::Auto, false),
+        (XdpOption::Native, true),
+        (XdpOption::Off, false),
+    ] {
+        let datapath = open_with(&sandbox, option);
+        assert!(!is_loaded(XdpMode::Native), "{option:?}: no device is known yet");
+        datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+        assert_eq!(is_loaded(XdpMode::Native), native, "{option:?}");
+        assert!(!is_loaded(XdpMode::Generic), "{option:?}: the driver runs the program");
+        eventually(|| xdp_on("wire0").is_some() == native);
+    }
+}
+
+#[test]
 fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);

@@ -40,7 +40,7 @@ fn every_program_loads() {
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
         loader.override_global("DIRECT", &direct, true);
-        let mut ebpf = loader.load(lb_datapath::OBJECT).expect("these tests need root");
+        let mut ebpf = loader.load(lb_datapath::linked_object()).expect("these tests need root");
         for name in PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(SOCKET_PROGRAMS) {
             let info = load(&mut ebpf, name);
             let info = info.unwrap_or_else(|error| panic!("{name} at log level {level}: {error:?}"));
@@ -55,6 +55,43 @@ fn every_program_loads() {
             PROGRAMS.len() + XDP_PROGRAMS.len() + SOCKET_PROGRAMS.len(),
             "the object has a program that is not tested here: {found:?}"
         );
+    }
+}
+
+/// Verified instructions on Linux 6.18, and some room. A start waits for the first ten programs: about 2 µs for each
+/// instruction.
+const BOUNDS: [(&str, u32); 14] = [
+    ("tc_ingress", 160_000),
+    ("tc_egress", 80_000),
+    ("sock_connect4", 33_000),
+    ("sock_connect6", 34_000),
+    ("sock_sendmsg4", 50_000),
+    ("sock_sendmsg6", 70_000),
+    ("sock_recvmsg4", 200),
+    ("sock_recvmsg6", 200),
+    ("sock_peername4", 100),
+    ("sock_peername6", 100),
+    ("tc_ingress_l3", 135_000),
+    ("tc_egress_l3", 62_000),
+    ("xdp_native", 130_000),
+    ("xdp_generic", 130_000),
+];
+
+/// The programs as the agent loads them without further options.
+#[test]
+fn start_verifies_no_more_instructions_than_planned() {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let version: Vec<u32> = release.split('.').map_while(|part| part.parse().ok()).take(2).collect();
+    if version.as_slice() < &[6, 12] {
+        return skip::whole("older kernels verify more instructions");
+    }
+    let mut loader = EbpfLoader::new();
+    loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("DECAPSULATE", &0u8, true);
+    let mut ebpf = loader.load(lb_datapath::linked_object()).expect("these tests need root");
+    for (name, bound) in BOUNDS {
+        let verified = load(&mut ebpf, name).unwrap().verified_instruction_count().unwrap();
+        println!("{name:14} {verified:6} of {bound} instructions");
+        assert!(verified <= bound, "the verifier processes {verified} instructions of {name}, not {bound}");
     }
 }
 

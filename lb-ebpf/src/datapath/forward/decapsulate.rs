@@ -4,7 +4,10 @@
 //! service with this backend, or belongs to a flow to it. All others pass unchanged: this node may only be a router on
 //! their path. The packet then goes to that backend with the address of its client, and never into another tunnel.
 
-use aya_ebpf::bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC};
+use aya_ebpf::{
+    Global,
+    bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
+};
 use lb_common::{
     Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
@@ -30,6 +33,11 @@ use crate::datapath::{
     service, settings,
     skb::Skb,
 };
+
+/// Whether the programs look for tunnels; the agent sets it when it loads the programs. With 0 the verifier removes this
+/// code.
+#[unsafe(no_mangle)]
+static DECAPSULATE: Global<u8> = Global::new(1);
 
 /// Takes a packet that enters the node out of its tunnel and sends it to its backend; `None` if no tunnel ends here.
 /// (The program inlines this function: creating a flow takes seven of the eight stack frames that a call chain may
@@ -72,8 +80,10 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
 #[inline(always)]
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
-        Outcome::NotTransport => true,
-        Outcome::NoService => packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT,
+        Outcome::NotTransport => DECAPSULATE.load() != 0,
+        Outcome::NoService if packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT => {
+            DECAPSULATE.load() != 0
+        }
         _ => false,
     }
 }
@@ -245,9 +255,9 @@ fn is_from_peer() -> bool {
     scratch().is_ok_and(|scratch| is_peer(&scratch.tunnel().source))
 }
 
-#[inline(never)]
+#[inline(always)]
 fn is_peer(address: &Address) -> bool {
-    settings::current().is_some_and(|settings| settings.peers.contains(address))
+    settings::is_peer(address)
 }
 
 /// Removes the headers of the tunnel. (The inner packet is of the same family, so the kernel needs no
