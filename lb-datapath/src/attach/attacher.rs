@@ -166,14 +166,14 @@ impl Attacher {
         }
         let path = self.pin_of(device.index, direction);
         let is_present = |info: &sys::LinkInfo| present.iter().any(|program| program.link_id == info.id);
-        let adopted = adopt(&path, program, sys::link_info, is_present)?;
+        let adopted = adopt(&path, program, is_present)?;
         let link_id = match adopted {
             Some(info) => info.id,
             None => {
                 let earlier = self.earlier_link(device.index, direction, &present)?;
                 let before = earlier.as_ref().map(AsFd::as_fd);
-                let (hook, order) = (direction.tcx(), direction.order());
-                let link = sys::attach_tcx(program.fd(), device.index, hook, order, before);
+                let (hook, position) = (direction.tcx(), direction.position());
+                let link = sys::attach_tcx(program.fd(), device.index, hook, position, before);
                 let link = link.map_err(failed)?;
                 sys::pin(link.as_fd(), &path)
                     .map_err(|error| DatapathError::file("pin the link at", &path, error))?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::bpf::sys::{Order, Tcx};
+use crate::bpf::sys::{Position, Tcx};
 
 /// The direction of packets on a device, as its host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,10 +31,10 @@ impl Direction {
         }
     }
 
-    pub(crate) const fn order(self) -> Order {
+    pub(crate) const fn position(self) -> Position {
         match self {
-            Self::Ingress => Order::First,
-            Self::Egress => Order::Last,
+            Self::Ingress => Position::First,
+            Self::Egress => Position::Last,
         }
     }
 }

@@ -1,32 +1,27 @@
 //! Links that an earlier agent has pinned: a new agent replaces their programs.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    path::Path,
-};
+use std::{io, os::fd::AsFd as _, path::Path};
 
 use crate::{
     bpf::{bpffs, program::LoadedProgram, sys},
     error::DatapathError,
 };
 
-/// Puts `program` into the link pinned at `path`, if `is_current` accepts what `info` returns for the link, that is, if
-/// the link is on the hook that `path` names. Returns that info. Removes a stale pin, for example one of a device whose
+/// Puts `program` into the link pinned at `path` and returns the kernel's description of the link, if `is_current`
+/// accepts it, that is, if the link is on the hook that `path` names. Removes a stale pin, for example one of a device whose
 /// index another device has now.
-pub(crate) fn adopt<I>(
+pub(crate) fn adopt(
     path: &Path,
     program: &LoadedProgram,
-    info: impl Fn(BorrowedFd<'_>) -> io::Result<I>,
-    is_current: impl Fn(&I) -> bool,
-) -> Result<Option<I>, DatapathError> {
+    is_current: impl Fn(&sys::LinkInfo) -> bool,
+) -> Result<Option<sys::LinkInfo>, DatapathError> {
     let link = match sys::open_pin(path) {
         Ok(link) => link,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(DatapathError::file("open the pinned link", path, error)),
     };
-    let info =
-        info(link.as_fd()).map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
+    let info = sys::link_info(link.as_fd())
+        .map_err(|error| DatapathError::file("inspect the pinned link", path, error))?;
     if !is_current(&info) {
         bpffs::unpin(path)?;
         return Ok(None);

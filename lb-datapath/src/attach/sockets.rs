@@ -48,8 +48,8 @@ pub(crate) fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Res
     for hook in &SOCKET_HOOKS {
         let program = &*programs.get(hook.program)?;
         let path = pin_of(folder, hook);
-        let is_current = |info: &sys::CgroupLinkInfo| info.cgroup == inode;
-        if adopt(&path, program, sys::cgroup_link_info, is_current)?.is_some() {
+        let is_current = |info: &sys::LinkInfo| info.cgroup() == inode;
+        if adopt(&path, program, is_current)?.is_some() {
             continue;
         }
         let link = sys::attach_cgroup(program.fd(), group.as_fd(), hook.attach_type)
@@ -76,12 +76,12 @@ pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, Data
     let mut attachments = Vec::new();
     for hook in &SOCKET_HOOKS {
         let path = pin_of(folder, hook);
-        let info = match sys::open_pin(&path).and_then(|link| sys::cgroup_link_info(link.as_fd())) {
+        let info = match sys::open_pin(&path).and_then(|link| sys::link_info(link.as_fd())) {
             Ok(info) => info,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(DatapathError::file("inspect the pinned link", path, error)),
         };
-        let sys::CgroupLinkInfo { program_id, cgroup, .. } = info;
+        let (program_id, cgroup) = (info.program_id, info.cgroup());
         attachments.push(SocketAttachment { program: hook.program, program_id, cgroup });
     }
     Ok(attachments)

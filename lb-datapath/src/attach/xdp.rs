@@ -151,8 +151,8 @@ impl XdpAttacher {
         };
         let program = &*self.program(mode)?;
         let path = self.pin_of(device.index, mode);
-        let is_current = |info: &sys::XdpLinkInfo| info.index == device.index;
-        if adopt(&path, program, sys::xdp_link_info, is_current)?.is_some() {
+        let is_current = |info: &sys::LinkInfo| info.ifindex() == device.index;
+        if adopt(&path, program, is_current)?.is_some() {
             return Ok(());
         }
         let link = sys::attach_xdp(program.fd(), device.index, mode.flags()).map_err(failed)?;
@@ -196,9 +196,9 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
     let mut links = Vec::new();
     for path in bpffs::entries(&folder.links())? {
         let Some((index, mode)) = parse_pin(&path) else { continue };
-        let info = sys::open_pin(&path).and_then(|link| sys::xdp_link_info(link.as_fd()));
+        let info = sys::open_pin(&path).and_then(|link| sys::link_info(link.as_fd()));
         let info = info.map_err(|error| DatapathError::file("inspect the pinned link", &path, error))?;
-        if info.index == index {
+        if info.ifindex() == index {
             links.push((index, mode, info.program_id));
         }
     }

@@ -222,7 +222,8 @@ struct LinkUpdate {
     old_program: u32,
 }
 
-/// `struct bpf_link_info` of a tcx link.
+/// The prefix of `struct bpf_link_info` that links of all kinds share, and the first 16 bytes of the part that depends on
+/// the kind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct LinkInfo {
@@ -230,36 +231,20 @@ pub(crate) struct LinkInfo {
     pub(crate) id: u32,
     pub(crate) program_id: u32,
     zero: u32,
-    /// Interface index; 0 after the device is gone.
-    pub(crate) ifindex: u32,
-    attach_type: u32,
+    target: [u32; 4],
 }
 
-/// `struct bpf_link_info` of a link to a control group.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub(crate) struct CgroupLinkInfo {
-    link_type: u32,
-    id: u32,
-    pub(crate) program_id: u32,
-    zero: u32,
-    /// Inode number of the control group's folder; 0 after it is gone.
-    pub(crate) cgroup: u64,
-    pub(crate) attach_type: u32,
-    zeros: u32,
-}
+impl LinkInfo {
+    /// Interface index of a tcx or XDP link; 0 after the device is gone.
+    pub(crate) const fn ifindex(&self) -> u32 {
+        self.target[0]
+    }
 
-/// `struct bpf_link_info` of a link to the XDP hook of a device.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub(crate) struct XdpLinkInfo {
-    link_type: u32,
-    id: u32,
-    pub(crate) program_id: u32,
-    zero: u32,
-    /// Interface index; 0 after the device is gone.
-    pub(crate) index: u32,
-    zeros: u32,
+    /// Inode number of the folder of a control group's link; 0 after it is gone.
+    pub(crate) fn cgroup(&self) -> u64 {
+        let [inode, _] = bytemuck::cast::<[u32; 4], [u64; 2]>(self.target);
+        inode
+    }
 }
 
 /// The tcx hook of a device. The values are those of `enum bpf_attach_type`.
@@ -273,7 +258,7 @@ pub(crate) enum Tcx {
 /// Position among the programs of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER` without a reference program.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum Position {
     First = 1 << 3,
     Last = 1 << 4,
 }
@@ -352,26 +337,16 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     unsafe { bpf_fd(Command::ObjectGet, &mut attr) }
 }
 
-/// `struct bpf_link_info` of a tcx link.
+/// The kernel's description of a link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     object_info(link)
 }
 
-/// `struct bpf_link_info` of a link to a control group.
-pub(crate) fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
-    object_info(link)
-}
-
-/// `struct bpf_link_info` of a link to the XDP hook of a device.
-pub(crate) fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
-    object_info(link)
-}
-
-/// The first `size_of::<T>()` bytes of `struct bpf_link_info`.
-fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
+/// The first `size_of::<T>()` bytes of the kernel's description of a link or program.
+fn object_info<T: Pod>(object: BorrowedFd<'_>) -> io::Result<T> {
     let mut info = T::zeroed();
     let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    let mut attr = ObjectInfo { fd: raw(link), length, info: pointer(std::ptr::from_mut(&mut info)) };
+    let mut attr = ObjectInfo { fd: raw(object), length, info: pointer(std::ptr::from_mut(&mut info)) };
     // SAFETY: the kernel writes at most `length` bytes to `info`.
     unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
     Ok(info)
@@ -379,22 +354,17 @@ fn object_info<T: Pod>(link: BorrowedFd<'_>) -> io::Result<T> {
 
 /// The id of a program, from the first fields of `struct bpf_prog_info`.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    let mut info = [0u32; 2];
-    let length = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
-    let mut attr = ObjectInfo { fd: raw(program), length, info: pointer(std::ptr::from_mut(&mut info)) };
-    // SAFETY: the kernel writes at most `length` bytes to `info`.
-    unsafe { bpf(Command::ObjectInfo, &mut attr) }?;
-    let [_program_type, id] = info;
+    let [_program_type, id]: [u32; 2] = object_info(program)?;
     Ok(id)
 }
 
 /// Attaches `program` to a device of this network namespace: directly before the program of link `before`, or else at
-/// `order`. The link exists as long as a descriptor or a pin.
+/// `position`. The link exists as long as a descriptor or a pin.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
     hook: Tcx,
-    order: Order,
+    position: Position,
     before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
     /// `relative` is the descriptor of a link.
@@ -403,7 +373,7 @@ pub(crate) fn attach_tcx(
         program: raw(program),
         ifindex,
         attach_type: hook as u32,
-        flags: before.map_or(order as u32, |_| Order::First as u32 | BPF_F_LINK),
+        flags: before.map_or(position as u32, |_| Position::First as u32 | BPF_F_LINK),
         relative: before.map_or(0, raw),
         zero: 0,
         expected_revision: 0,
