@@ -6,6 +6,7 @@
 use std::{
     fs,
     net::IpAddr,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -472,4 +473,18 @@ fn cleanup_removes_everything() {
     assert!(!bed.bpffs().join("lb").exists());
     assert_eq!(bed.ask(&["status"]).status.code(), Some(1));
     assert!(bed.text(&["cleanup"]).contains("Nothing to remove"));
+}
+
+#[test]
+fn failing_tool_is_reported_instead_of_no_leftovers() {
+    let bed = Bed::new();
+    let tool = bed.folder.join("nft");
+    fs::write(&tool, "#!/bin/sh\necho 'netlink: Error: cannot allocate memory' >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = bed.netns.command(binary());
+    let output =
+        command.args(["cleanup", "--kube-proxy", "--dry-run"]).env("PATH", &bed.folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(stderr(&output).contains("`nft list tables` fails"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot allocate memory"), "{}", stderr(&output));
 }

@@ -35,8 +35,8 @@ pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
         TableOrJson::Table => print_table(&probe_table(&probes))?,
         TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,
     }
-    if let Some(advice) = leftovers::advice(&leftovers::find()) {
-        warn!("{advice}");
+    for line in leftovers::find().report() {
+        warn!("{line}");
     }
     let missing: Vec<_> =
         probes.iter().filter(|probe| probe.result == ProbeResult::Missing).map(|probe| probe.name).collect();

@@ -21,7 +21,7 @@ pub(super) struct EventView {
     /// Time in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
-    /// `TCP`, `UDP`, `SCTP`, or `ICMP`; `None` if the packet was only partly rewritten.
+    /// `TCP`, `UDP`, `SCTP` or `ICMP`; `None` if the event has no valid protocol.
     pub(super) protocol: Option<&'static str>,
     /// The client; port 0 before the kernel has chosen one.
     pub(super) client: Option<SocketAddr>,

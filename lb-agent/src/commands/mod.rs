@@ -13,15 +13,16 @@ mod service_view;
 mod status;
 mod top;
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::collections::BTreeMap;
 
+use anyhow::bail;
 use clap::CommandFactory as _;
 
 use crate::{
     cli::{Cli, ConntrackCommand, FlowFilter, MonitorArgs, ServiceCommand, TableOrJson, TopArgs},
     config::KernelPaths,
     daemon::socket,
-    leftovers,
+    leftovers::{self, Findings},
 };
 use lb_datapath::{Conntrack, Pinned, Removed};
 
@@ -104,22 +105,24 @@ pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
 /// Runs `cleanup --kube-proxy`.
 ///
 /// # Errors
-/// A leftover cannot be removed.
+/// A leftover cannot be removed, or a tool cannot list leftovers.
 pub fn cleanup_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
-    let found = leftovers::find();
-    let verb = if dry_run { "Would remove" } else { "Removed" };
-    let mut text = String::new();
-    for leftover in &found {
-        if !dry_run {
+    let Findings { leftovers, errors } = leftovers::find();
+    for leftover in &leftovers {
+        if dry_run {
+            output::print(&format!("Would remove {leftover}.\n"))?;
+        } else {
             leftover.remove()?;
+            output::print(&format!("Removed {leftover}.\n"))?;
         }
-        // Writing to a String never fails.
-        writeln!(text, "{verb} {leftover}.").unwrap_or_default();
     }
-    if found.is_empty() {
-        text.push_str("kube-proxy has left nothing that iptables-save, nft or ip list.\n");
+    if !errors.is_empty() {
+        bail!("{}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
     }
-    output::print(&text)
+    if leftovers.is_empty() {
+        output::print("kube-proxy has left nothing that iptables-save, nft or ip list.\n")?;
+    }
+    Ok(())
 }
 
 /// Runs `completions`.

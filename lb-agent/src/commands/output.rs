@@ -32,16 +32,16 @@ pub(super) fn table(heads: &[&str]) -> Table {
 
 /// A number in three or four digits, such as `12.3k`.
 pub(super) fn scaled(value: u64) -> String {
-    const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
     if value < 1000 {
         return value.to_string();
     }
     // Tenths of the unit, rounded down, so that no number becomes 1000.0 of its unit.
-    let (mut tenths, mut unit) = (value / 100, 0);
-    while tenths >= 10_000 {
-        (tenths, unit) = (tenths / 1000, unit + 1);
+    let (mut tenths, mut unit) = (value / 100, "k");
+    for larger in ["M", "G", "T", "P", "E"] {
+        if tenths >= 10_000 {
+            (tenths, unit) = (tenths / 1000, larger);
+        }
     }
-    let unit = UNITS.get(unit).copied().unwrap_or_default();
     if tenths >= 1000 {
         format!("{}{unit}", tenths / 10)
     } else {

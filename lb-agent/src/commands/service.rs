@@ -1,6 +1,6 @@
 //! `service list` and `service show`.
 
-use std::{fmt::Write as _, net::SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::bail;
 use comfy_table::Table;
@@ -106,24 +106,25 @@ fn page(services: &[ServiceView], wide: bool) -> String {
 
 fn heading(service: &ServiceView, wide: bool) -> String {
     let ServiceView { namespace, name, port, port_name, protocol, node_port, scheduler, id, .. } = service;
-    let mut text = format!("Service    {namespace}/{name}\n");
     let port_name = if port_name.is_empty() { String::new() } else { format!(" ({port_name})") };
     let node_port = node_port.map_or_else(String::new, |port| format!(", node port {port}"));
-    // Writing to a String cannot fail.
-    writeln!(text, "Port       {port}/{protocol}{port_name}{node_port}").unwrap_or_default();
-    writeln!(text, "Affinity   {}", service.affinity()).unwrap_or_default();
-    writeln!(text, "Scheduler  {scheduler}").unwrap_or_default();
+    let mut lines = vec![
+        ("Service", format!("{namespace}/{name}")),
+        ("Port", format!("{port}/{protocol}{port_name}{node_port}")),
+        ("Affinity", service.affinity()),
+        ("Scheduler", (*scheduler).to_owned()),
+    ];
     if let Some(policy) = service.external_traffic_policy {
         let mode = service.north_south_mode.map_or_else(String::new, |mode| format!(", {mode}"));
-        writeln!(text, "External   traffic policy {policy}{mode}").unwrap_or_default();
+        lines.push(("External", format!("traffic policy {policy}{mode}")));
     }
     if !service.source_ranges.is_empty() {
-        writeln!(text, "From       {}", service.source_ranges.join(", ")).unwrap_or_default();
+        lines.push(("Allowed", format!("sources {}", service.source_ranges.join(", "))));
     }
     if wide {
-        writeln!(text, "Id         {id}").unwrap_or_default();
+        lines.push(("Id", id.to_string()));
     }
-    text
+    lines.into_iter().map(|(label, value)| format!("{label:<10} {value}\n")).collect()
 }
 
 fn frontend_table(service: &ServiceView, wide: bool) -> Table {
@@ -227,7 +228,7 @@ mod tests {
     use crate::commands::service_view::{self, testdata};
 
     #[test]
-    fn the_table_of_all_services() {
+    fn service_table_has_one_line_per_port() {
         let services = service_view::services(&testdata::contents());
         let expected = "\
 NAMESPACE    NAME  PORT    PORT-NAME  NODE-PORT  FRONTENDS                         BACKENDS
@@ -238,7 +239,7 @@ kube-system  dns   53/UDP  -          -          10.96.0.53:53                  
     }
 
     #[test]
-    fn the_page_of_one_service() {
+    fn page_shows_frontends_and_backends_of_a_service() {
         let mut services = service_view::services(&testdata::contents());
         let mut flow = testdata::flow();
         flow.forward.count_packet(1000);
@@ -264,14 +265,14 @@ BACKEND         STATE        NODE  ZONE  POD    WEIGHT  FLOWS  PACKETS  BYTES
     }
 
     #[test]
-    fn the_page_of_a_service_that_is_reached_from_outside() {
+    fn page_shows_external_policy_and_allowed_sources() {
         let expected = "\
 Service    default/web
 Port       80/TCP (http), node port 30080
 Affinity   None
 Scheduler  random
 External   traffic policy Local
-From       192.0.2.0/24, 2001:db8::/32
+Allowed    sources 192.0.2.0/24, 2001:db8::/32
 Id         7
 
 FRONTEND         KIND          SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS

@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_has_the_shape_that_was_promised() {
+    fn json_has_the_documented_fields() {
         let services = services(&testdata::contents());
         let backend = |address, state, node, zone, pod| {
             let nothing = serde_json::Value::Null;
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn how_backends_elsewhere_are_reached_is_shown() {
+    fn north_south_mode_of_remote_backends_is_shown() {
         let mode = |change: fn(&mut Service)| {
             let mut contents = testdata::exposed();
             contents.frontends.values_mut().for_each(change);
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_shown_where_they_say_something() {
+    fn weights_are_shown_only_if_the_scheduler_uses_them() {
         let mut contents = testdata::contents();
         contents.backends.get_mut(&65).unwrap().weight = 0;
         contents.frontends.values_mut().for_each(|record| record.scheduler = Scheduler::Maglev as u8);
@@ -506,14 +506,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cluster_ip_the_port_is_still_no_node_port() {
+    fn service_port_is_shown_without_a_cluster_ip_frontend() {
         let mut contents = testdata::exposed();
         contents.frontends.retain(|_, record| record.kind != FrontendKind::ClusterIp as u8);
         assert_eq!(services(&contents)[0].port, 80);
     }
 
     #[test]
-    fn a_service_port_without_a_name_is_shown_all_the_same() {
+    fn unnamed_service_port_is_shown() {
         let mut contents = testdata::contents();
         contents.service_labels.clear();
         let names: Vec<_> = services(&contents).into_iter().map(|service| service.name).collect();
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn only_live_flows_of_the_service_itself_count() {
+    fn flow_count_includes_only_live_flows_of_the_service() {
         let mut services = services(&testdata::contents());
         let mut over = testdata::flow();
         over.forward.seen |= lb_common::conntrack::seen::RST;

@@ -1,7 +1,5 @@
 //! `status`: the kernel's part from the pins, the agent's part from the status socket.
 
-use std::fmt::Write as _;
-
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
 use lb_common::{Outcome, Verdict};
@@ -16,7 +14,7 @@ use crate::{
         socket,
         state::{DeviceReport, NodeReport, Report},
     },
-    leftovers::{self, Leftover},
+    leftovers::{self, Findings, Leftover},
 };
 use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
 
@@ -29,6 +27,8 @@ pub(super) struct Status {
     degraded: Vec<DegradedView>,
     /// Rules that a kube-proxy left behind.
     kube_proxy: Vec<Leftover>,
+    /// Why more of its rules may exist: tools that could not list them.
+    kube_proxy_errors: Vec<String>,
     /// Directory of the pins.
     folder: String,
     programs: Vec<ProgramView>,
@@ -110,12 +110,14 @@ pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
 pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
     let agent = agent(paths, pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
+    let Findings { leftovers, errors } = leftovers::find();
     Ok(Status {
         programs: programs(pinned, devices)?,
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
-        kube_proxy: leftovers::find(),
+        kube_proxy: leftovers,
+        kube_proxy_errors: errors.iter().map(ToString::to_string).collect(),
         degraded: lb_datapath::degraded().into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
@@ -206,15 +208,16 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
 
 fn page(status: &Status, now: Timestamp) -> String {
     let mut text = heading(&status.agent, now);
-    // Writing to a String cannot fail.
-    writeln!(text, "Sockets   {}", socket_line(&status.socket_programs)).unwrap_or_default();
+    let line = |label: &str, value: &str| format!("{label:<9} {value}\n");
+    text.push_str(&line("Sockets", &socket_line(&status.socket_programs)));
     for DegradedView { name, detail } in &status.degraded {
-        writeln!(text, "Degraded  {name}: {detail}").unwrap_or_default();
+        text.push_str(&line("Degraded", &format!("{name}: {detail}")));
     }
-    if let Some(advice) = leftovers::advice(&status.kube_proxy) {
-        writeln!(text, "Leftovers {advice}").unwrap_or_default();
+    for found in leftovers::advice(&status.kube_proxy).iter().chain(&status.kube_proxy_errors) {
+        text.push_str(&line("Leftovers", found));
     }
-    writeln!(text, "Pins      {}\n", status.folder).unwrap_or_default();
+    text.push_str(&line("Pins", &status.folder));
+    text.push('\n');
     if status.programs.is_empty() {
         text.push_str("No programs on the devices of this network namespace.\n");
     } else {
@@ -439,6 +442,7 @@ mod tests {
         Status {
             agent,
             kube_proxy: Vec::new(),
+            kube_proxy_errors: vec!["cannot tell: `nft` fails".into()],
             degraded: vec![DegradedView { name: "tcx", detail: "filters instead".into() }],
             folder: "/sys/fs/bpf/lb/v1".into(),
             programs: vec![program],
@@ -453,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_a_running_agent() {
+    fn page_shows_agent_node_programs_maps_and_outcomes() {
         let agent = Agent { running: true, process: None, silent: None, report: Some(report()) };
         let expected = "\
 Agent     running, pid 17, version 0.1.0, node a, up 1d02h
@@ -468,6 +472,7 @@ Problem   a.yaml, document 2 (line 9): bad
 Shortage  CONNTRACK, for 1m02s, 7 times: full: raise it
 Sockets   served by 1 programs on the cgroup with inode 1234
 Degraded  tcx: filters instead
+Leftovers cannot tell: `nft` fails
 Pins      /sys/fs/bpf/lb/v1
 
 DEVICE  KIND  DIRECTION  LAYER  PROGRAM     ID

@@ -25,8 +25,8 @@ impl File {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let kind: Kind = serde_saphyr::from_str(text).unwrap_or_default();
-        match kind.kind.as_deref() {
+        let kind: Option<Kind> = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        match kind.and_then(|object| object.kind).as_deref() {
             Some(kube_proxy::KIND) => {
                 kube_proxy::parse(text).map(|(settings, without_effect)| Self { settings, without_effect })
             }
@@ -44,7 +44,7 @@ impl File {
 }
 
 /// The fields that distinguish a Kubernetes configuration object from our own file.
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct Kind {
     kind: Option<String>,
 }

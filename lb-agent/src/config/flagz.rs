@@ -17,7 +17,7 @@ impl Config {
         let mut flags = self.node_flags();
         flags.extend([
             ("bpffs", path(&self.kernel.bpffs)),
-            ("cgroup", self.kernel.cgroup.as_deref().map(path).unwrap_or_default()),
+            ("cgroup", self.kernel.cgroup.as_deref().map_or_else(String::new, path)),
             ("node-name", self.node_name.clone()),
             ("wire-device", list(&self.devices.wire)),
             ("workload-device", list(&self.devices.workload)),

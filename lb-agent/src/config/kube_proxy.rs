@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubeadm_writes_is_taken_without_a_word() {
+    fn configuration_of_kubeadm_is_accepted_without_warnings() {
         let file = parse(include_str!("testdata/kubeadm.yaml")).unwrap();
         let taken = FileSettings {
             kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kube_proxy_writes_as_its_defaults_is_taken_without_a_word() {
+    fn defaults_that_kube_proxy_writes_are_accepted_without_warnings() {
         let file = parse(include_str!("testdata/defaults.yaml")).unwrap();
         let taken = FileSettings {
             bind_address: Some("0.0.0.0".to_owned()),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_that_counts_is_used() {
+    fn every_supported_field_is_applied() {
         let file = settings(
             "bindAddress: 192.0.2.1\nclientConnection: {kubeconfig: /k}\nclusterCIDR: '10.0.0.0/16,fd00::/48'\n\
              detectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}\n\
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_decides_which_section_and_which_default_count() {
+    fn mode_selects_section_and_default() {
         let masquerades = |text| settings(text).masquerade_all;
         assert!(masquerades("mode: nftables\nnftables: {masqueradeAll: true}\n"));
         assert!(!masquerades("mode: nftables\niptables: {masqueradeAll: true}\n"));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scheduler_of_mode_ipvs_is_ours() {
+    fn scheduler_of_mode_ipvs_is_applied() {
         let scheduler = |text| {
             let (settings, without_effect) = parsed(text);
             (settings.scheduler, without_effect)
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_named_if_it_asks_for_something() {
+    fn fields_without_effect_are_named_unless_they_hold_the_default() {
         let file = "mode: ipvs\nipvs: {strictARP: true, scheduler: lc, syncPeriod: 30s}\nfeatureGates: {A: true}\n\
                     conntrack: {min: 0, maxPerCore: 1000}\niptables: {localhostNodePorts: false}\n\
                     winkernel: {enableDSR: true, networkName: ''}\n";
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_path() {
+    fn invalid_field_is_rejected_with_its_path() {
         for (text, wanted) in [
             ("mode: userspace\n", "mode: unknown variant `userspace`"),
             ("iptables: {masqueradeAll: 1}\n", "iptables.masqueradeAll: invalid type"),

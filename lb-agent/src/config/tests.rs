@@ -43,7 +43,7 @@ fn defaults_are_those_of_kube_proxy() {
 }
 
 #[test]
-fn with_an_api_server_ranges_of_cluster_ips_are_those_that_are_given() {
+fn api_server_source_has_only_the_given_cluster_ip_ranges() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let run = || RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..minimal() };
     let named = Config::new(KernelArgs::default(), run()).unwrap();
@@ -54,7 +54,7 @@ fn with_an_api_server_ranges_of_cluster_ips_are_those_that_are_given() {
 }
 
 #[test]
-fn what_was_typed_wins_over_the_file() {
+fn flag_overrides_the_file() {
     let file = file(
         "node-name: from-file\nbpffs: /from/file\nwire-device: [eth0, 'bond*']\nworkload-device: a,b\n\
          bpf-log: debug\nmetrics-bind-address: ''\nmax-backends: 100\nmax-connections: 100\n",
@@ -78,7 +78,7 @@ fn what_was_typed_wins_over_the_file() {
 }
 
 #[test]
-fn keys_in_camel_case_are_taken() {
+fn camel_case_keys_are_accepted() {
     let file = file("nodeName: b\nserviceClusterIPRange: [10.0.0.0/16]\n");
     let config = Config::new(with(&file), RunArgs { node_name: None, ..minimal() }).unwrap();
     assert_eq!(config.node_name, "b");
@@ -87,7 +87,7 @@ fn keys_in_camel_case_are_taken() {
 }
 
 #[test]
-fn an_unknown_key_is_named() {
+fn unknown_key_is_named_in_the_error() {
     let file = file("node-name: a\nnode-nmae: b\n");
     let error = refusal(with(&file), minimal());
     assert!(error.contains("node-nmae") && error.contains(&file.path().display().to_string()), "{error}");
@@ -95,21 +95,27 @@ fn an_unknown_key_is_named() {
 }
 
 #[test]
-fn an_empty_file_changes_nothing() {
+fn empty_file_changes_nothing() {
     for text in ["", "# nothing\n"] {
         assert!(Config::new(with(&file(text)), minimal()).is_ok(), "{text:?}");
     }
 }
 
 #[test]
-fn a_file_of_another_kind_is_refused_by_its_name() {
+fn file_of_another_kind_is_rejected() {
     let file = file("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n");
     let error = refusal(with(&file), minimal());
     assert!(error.contains("KubeletConfiguration") && error.contains("KubeProxyConfiguration"), "{error}");
 }
 
 #[test]
-fn a_file_of_kube_proxy_is_a_file_like_ours() {
+fn malformed_kind_is_rejected() {
+    let error = refusal(with(&file("kind: [KubeProxyConfiguration]\n")), minimal());
+    assert!(error.contains("kind") && error.contains("string"), "{error}");
+}
+
+#[test]
+fn kube_proxy_configuration_sets_the_same_settings() {
     let file = file(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nbindAddress: '::'\n\
          clientConnection: {kubeconfig: /nowhere}\nclusterCIDR: 10.0.0.0/16\nhostnameOverride: ' B '\nipvs: {strictARP: true}\n",
@@ -127,7 +133,7 @@ fn a_file_of_kube_proxy_is_a_file_like_ours() {
 }
 
 #[test]
-fn every_refusal_names_setting_and_value() {
+fn every_error_names_setting_and_value() {
     let some = |text: &str| Some(vec![text.to_owned()]);
     let refusals = [
         ("--cluster-cidr", "10.0.0.0", RunArgs { cluster_cidr: some("10.0.0.0"), ..minimal() }),
@@ -181,7 +187,7 @@ fn every_refusal_names_setting_and_value() {
 }
 
 #[test]
-fn one_range_of_each_family() {
+fn at_most_one_cluster_ip_range_per_family_is_accepted() {
     let run = RunArgs {
         service_cluster_ip_range: Some(vec!["10.0.0.0/16".into(), "10.1.0.0/16".into()]),
         ..minimal()
@@ -190,26 +196,26 @@ fn one_range_of_each_family() {
 }
 
 #[test]
-fn no_source_says_what_to_give() {
+fn error_without_a_source_names_the_flags() {
     let error = check::source((None, None), false).unwrap_err().to_string();
     assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");
 }
 
 #[test]
-fn in_a_pod_the_api_server_of_the_cluster_is_the_default() {
+fn pod_uses_the_api_server_of_its_cluster_by_default() {
     assert_eq!(check::source((None, None), true).unwrap(), Source::ApiServer(ApiServer::InCluster));
     assert_eq!(check::source((Some("/".into()), None), true).unwrap(), Source::Manifests("/".into()));
 }
 
 #[test]
-fn one_source_at_most() {
+fn two_sources_are_rejected() {
     let run = RunArgs { kubeconfig: Some("/k".into()), ..minimal() };
     let error = refusal(KernelArgs::default(), run);
     assert!(error.contains("--manifests /") && error.contains("--kubeconfig /k"), "{error}");
 }
 
 #[test]
-fn a_typed_source_wins_over_one_in_the_file() {
+fn source_flag_overrides_the_source_in_the_file() {
     let file = file("kubeconfig: /nowhere\n");
     let config = Config::new(with(&file), minimal()).unwrap();
     assert_eq!(config.source, Source::Manifests("/".into()));
@@ -218,7 +224,7 @@ fn a_typed_source_wins_over_one_in_the_file() {
 }
 
 #[test]
-fn a_bind_address_may_be_a_host_alone() {
+fn bind_address_without_a_port_gets_the_default_port() {
     for (text, bound) in [("::1", "[::1]:10256"), ("127.0.0.1", "127.0.0.1:10256"), ("[::]:80", "[::]:80")] {
         let config = Config::new(
             KernelArgs::default(),
@@ -229,7 +235,7 @@ fn a_bind_address_may_be_a_host_alone() {
 }
 
 #[test]
-fn clients_inside_are_told_by_what_the_mode_says() {
+fn detect_local_mode_selects_internal_clients() {
     let detected = |mode, run: RunArgs| {
         let run = RunArgs { detect_local_mode: Some(mode), ..run };
         Config::new(KernelArgs::default(), run).unwrap().detect_local
@@ -252,7 +258,7 @@ fn clients_inside_are_told_by_what_the_mode_says() {
 }
 
 #[test]
-fn node_ports_are_served_where_it_was_said() {
+fn nodeport_addresses_are_parsed() {
     let serving = |texts: &[&str]| {
         let texts = texts.iter().map(ToString::to_string).collect();
         let run = RunArgs { nodeport_addresses: Some(texts), ..minimal() };
@@ -265,7 +271,7 @@ fn node_ports_are_served_where_it_was_said() {
 }
 
 #[test]
-fn configz_tells_what_holds_and_can_be_read_again() {
+fn configz_has_the_settings_in_force_and_parses_as_a_file() {
     let run = RunArgs {
         bind_address: Some("192.0.2.1".into()),
         cluster_cidr: Some(vec!["10.0.0.0/16".into(), "fd00::/48".into()]),

@@ -67,8 +67,8 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     }
     // Runs in the background: reading all rules takes long, and no task needs the result.
     thread::spawn(|| {
-        if let Some(advice) = leftovers::advice(&leftovers::find()) {
-            warn!("{advice}");
+        for line in leftovers::find().report() {
+            warn!("{line}");
         }
     });
     let mut signals = StopSignals::listen()?;

@@ -1,21 +1,21 @@
 //! Chains of kube-proxy in iptables, and the jumps to them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Leftover, Order, output_of};
+use super::{Findings, Invocation, Leftover, ToolError, output_of};
+
+/// A tool that lists rules, and the one that changes them.
+type Tools = (&'static str, &'static str);
 
 /// Tools of both kinds of iptables; a node may have rules of both.
-const TOOLS: [(&str, &str); 4] = [
+const TOOLS: [Tools; 4] = [
     ("iptables-nft-save", "iptables-nft-restore"),
     ("ip6tables-nft-save", "ip6tables-nft-restore"),
     ("iptables-legacy-save", "iptables-legacy-restore"),
     ("ip6tables-legacy-save", "ip6tables-legacy-restore"),
 ];
 /// Tools of a node with one kind only.
-const PLAIN_TOOLS: [(&str, &str); 2] =
+const PLAIN_TOOLS: [Tools; 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
 /// Chains that kube-proxy creates once. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT are
@@ -39,25 +39,35 @@ const CHAINS: [&str; 13] = [
 const PREFIXES: [&str; 6] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"];
 const HASH: usize = 16;
 
-pub(super) fn find() -> Vec<Leftover> {
-    let has_kinds = TOOLS.iter().any(|(save, _)| output_of(save, &[]).is_some());
-    let tools = if has_kinds { &TOOLS[..] } else { &PLAIN_TOOLS[..] };
-    let mut found = Vec::new();
-    for (save, restore) in tools {
-        let text = output_of(save, &[]).unwrap_or_default();
-        for (table, removal) in
-            tables(&text).into_iter().filter_map(|(name, table)| Some((name, removal(name, &table)?)))
-        {
-            let Removal { chains, jumps, input } = removal;
-            let order = Order { input, ..Order::new(restore, &["--noflush"]) };
-            let tool = save.trim_end_matches("-save");
-            found.push(Leftover {
-                what: format!("{chains} chains of {tool}'s table `{table}` with {jumps} jumps to them"),
-                orders: vec![order],
-            });
+pub(super) fn find(findings: &mut Findings) {
+    let mut listed = list(&TOOLS);
+    if listed.is_empty() {
+        listed = list(&PLAIN_TOOLS);
+    }
+    for (tools, text) in listed {
+        match text {
+            Ok(text) => findings.leftovers.extend(leftovers(tools, &text)),
+            Err(error) => findings.errors.push(error),
         }
     }
-    found
+}
+
+/// The installed tools of `tools`, with the output of their save command.
+fn list(tools: &[Tools]) -> Vec<(Tools, Result<String, ToolError>)> {
+    let text = |tools: &Tools| Some((*tools, output_of(tools.0, &[]).transpose()?));
+    tools.iter().filter_map(text).collect()
+}
+
+fn leftovers((save, restore): Tools, text: &str) -> Vec<Leftover> {
+    let tool = save.trim_end_matches("-save");
+    let leftover = |(name, table): (&str, Table<'_>)| {
+        let Removal { chains, jumps, input } = removal(name, &table)?;
+        Some(Leftover {
+            what: format!("{chains} chains of {tool}'s table `{name}` with {jumps} jumps to them"),
+            removal: vec![Invocation { input, ..Invocation::new(restore, &["--noflush"]) }],
+        })
+    };
+    tables(text).into_iter().filter_map(leftover).collect()
 }
 
 /// A table as `iptables-save` prints it.
@@ -103,18 +113,21 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
         .map(|(chain, _)| *chain)
         .collect();
     keep_what_others_use(table, &mut chains);
-    let (mut jumps, mut input) = (0, format!("*{name}\n"));
-    // Writing to a String never fails. A declaration empties an existing chain.
-    chains.iter().for_each(|chain| writeln!(input, ":{chain} - [0:0]").unwrap_or_default());
-    for rule in &table.rules {
-        if !chains.contains(chain_of(rule)) && target_of(rule).is_some_and(|target| chains.contains(target)) {
-            writeln!(input, "-D{}", &rule[2..]).unwrap_or_default();
-            jumps += 1;
-        }
-    }
-    chains.iter().for_each(|chain| writeln!(input, "-X {chain}").unwrap_or_default());
-    input.push_str("COMMIT\n");
-    (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps, input })
+    let declared = chains.iter().map(|chain| format!(":{chain} - [0:0]\n"));
+    let foreign = |rule: &&&str| !chains.contains(chain_of(rule));
+    let is_jump = |rule: &&&str| target_of(rule).is_some_and(|target| chains.contains(target));
+    let jumps: Vec<String> = table
+        .rules
+        .iter()
+        .filter(foreign)
+        .filter(is_jump)
+        .map(|rule| format!("-D{}\n", &rule[2..]))
+        .collect();
+    let deleted = chains.iter().map(|chain| format!("-X {chain}\n"));
+    // A declaration empties an existing chain.
+    let lines: String = declared.chain(jumps.iter().cloned()).chain(deleted).collect();
+    let input = format!("*{name}\n{lines}COMMIT\n");
+    (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
 }
 
 /// Keeps chains that chains of other programs jump to, and all chains that these jump to in turn.
@@ -142,14 +155,15 @@ fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
 
 fn is_kube_proxys(chain: &str) -> bool {
     let is_hash = |rest: &str| {
-        rest.len() == HASH && rest.bytes().all(|octet| octet.is_ascii_uppercase() || octet.is_ascii_digit())
+        rest.len() == HASH && rest.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
     };
     CHAINS.contains(&chain) || PREFIXES.iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }
 
-/// The chain that a rule is in.
+/// The chain that a rule `-A CHAIN …` is in.
 fn chain_of(rule: &str) -> &str {
-    rule.split(' ').nth(1).unwrap_or_default()
+    let rest = rule.strip_prefix("-A ").unwrap_or(rule);
+    rest.split_once(' ').map_or(rest, |(chain, _)| chain)
 }
 
 /// The target of a rule. Quoted words, such as those of a comment, are skipped.
@@ -218,7 +232,7 @@ COMMIT
 "#;
 
     #[test]
-    fn chains_of_kube_proxy_go_with_the_jumps_to_them_and_nothing_else_does() {
+    fn removal_deletes_only_chains_of_kube_proxy_and_jumps_to_them() {
         let tables = tables(SAVED);
         let [(nat, of_nat), (mangle, of_mangle)] = &tables[..] else { panic!("{tables:?}") };
         let removal = removal(nat, of_nat).unwrap();
@@ -241,7 +255,7 @@ COMMIT
     }
 
     #[test]
-    fn a_chain_that_a_chain_of_others_leads_to_stays_with_what_it_leads_to() {
+    fn chains_that_foreign_chains_use_are_kept() {
         let used = SAVED.replace(
             "-A CNI-HOSTPORT -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:80",
             "-A CNI-HOSTPORT -g KUBE-SVC-ABCDEFGHIJKLMNO2",

@@ -8,7 +8,12 @@ use std::{
     path::Path,
 };
 
-use super::{Leftover, Order, output_of};
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketType, netdevice::name_to_index, socket},
+};
+
+use super::{Findings, Invocation, Leftover, ToolError};
 
 /// The dummy interface with the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
@@ -42,33 +47,51 @@ const ATTEMPTS: u32 = 20;
 /// The kernel's limit on names of sets; longer names are cut.
 const SET_NAME: usize = 31;
 
-pub(super) fn find() -> Vec<Leftover> {
-    device().into_iter().chain(sets()).collect()
+pub(super) fn find(findings: &mut Findings) {
+    match has_device() {
+        Ok(true) => device(findings),
+        Ok(false) => {}
+        Err(error) => findings.errors.push(error),
+    }
+    if Path::new(SETS_MODULE).exists() {
+        sets(findings);
+    }
+}
+
+fn has_device() -> Result<bool, ToolError> {
+    let index =
+        socket(AddressFamily::INET, SocketType::DGRAM, None).and_then(|any| name_to_index(any, DEVICE));
+    match index {
+        Ok(_) => Ok(true),
+        Err(Errno::NODEV) => Ok(false),
+        Err(error) => Err(ToolError { command: format!("ip link show {DEVICE}"), reason: error.to_string() }),
+    }
 }
 
 /// The interface, and the virtual servers that only its addresses identify.
-fn device() -> Option<Leftover> {
-    let listed = output_of("ip", &["-o", "address", "show", "dev", DEVICE])?;
+fn device(findings: &mut Findings) {
+    let Some(listed) = findings.output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return };
     let addresses = addresses(&listed);
-    let saved = output_of("ipvsadm", &["-S", "-n"]).unwrap_or_default();
-    let servers = servers(&saved, &addresses);
-    let mut orders: Vec<Order> = servers
+    let saved = findings.output_of("ipvsadm", &["-S", "-n"]);
+    let servers = saved.as_deref().map_or_else(Vec::new, |saved| servers(saved, &addresses));
+    let mut removal: Vec<Invocation> = servers
         .iter()
-        .map(|Server { protocol, at, .. }| Order::new("ipvsadm", &["-D", protocol, at]))
+        .map(|Server { protocol, at, .. }| Invocation::new("ipvsadm", &["-D", protocol, at]))
         .collect();
-    orders.push(Order::new("ip", &["link", "delete", "dev", DEVICE]));
+    removal.push(Invocation::new("ip", &["link", "delete", "dev", DEVICE]));
     let (count, servers) = (addresses.len(), servers.len());
     let what = format!("the device {DEVICE} with {count} addresses and {servers} virtual servers of IPVS");
-    Some(Leftover { what, orders })
+    findings.leftovers.push(Leftover { what, removal });
 }
 
 /// The sets; rules that use them must be removed first.
-fn sets() -> Option<Leftover> {
-    let listed = Path::new(SETS_MODULE).exists().then(|| output_of("ipset", &["list", "-n"]))??;
-    let names: Vec<&str> = listed.lines().filter(|name| is_kube_proxys(name)).collect();
-    let destroy = |name: &&str| Order { attempts: ATTEMPTS, ..Order::new("ipset", &["destroy", name]) };
-    let orders = names.iter().map(destroy).collect();
-    (!names.is_empty()).then(|| Leftover { what: format!("{} sets of ipset", names.len()), orders })
+fn sets(findings: &mut Findings) {
+    let Some(listed) = findings.output_of("ipset", &["list", "-n"]) else { return };
+    let destroy = |name| Invocation { attempts: ATTEMPTS, ..Invocation::new("ipset", &["destroy", name]) };
+    let removal: Vec<_> = listed.lines().filter(|name| is_kube_proxys(name)).map(destroy).collect();
+    if !removal.is_empty() {
+        findings.leftovers.push(Leftover { what: format!("{} sets of ipset", removal.len()), removal });
+    }
 }
 
 fn is_kube_proxys(set: &str) -> bool {
@@ -151,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_virtual_servers_at_addresses_of_its_device_are_kube_proxys() {
+    fn virtual_servers_at_addresses_of_the_device_are_kube_proxys() {
         assert_eq!(addresses(LISTED).len(), 2);
         let saved = "\
 -A -t 10.96.0.1:443 -s rr
@@ -164,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn node_ports_lead_to_endpoints_of_a_service_with_an_address_there() {
+    fn node_ports_with_the_real_servers_of_a_service_are_kube_proxys() {
         let saved = "\
 -A -t 10.96.0.1:443 -s rr
 -a -t 10.96.0.1:443 -r 192.0.2.1:6443 -m -w 1
@@ -184,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_known_by_name() {
+    fn sets_of_kube_proxy_are_identified_by_name() {
         for set in ["KUBE-CLUSTER-IP", "KUBE-6-LOOP-BACK", "KUBE-6-LOAD-BALANCER-SOURCE-CID"] {
             assert!(is_kube_proxys(set), "{set}");
         }

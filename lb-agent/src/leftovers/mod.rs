@@ -1,8 +1,8 @@
 //! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets
 //! of ipset. The programs translate packets of Services before these rules, but the rules may still reject them.
 //!
-//! Leftovers are listed and removed with the tools that created them, each in one transaction. If a tool is missing,
-//! its leftovers are not found.
+//! Leftovers are listed and removed with the tools that created them, each in one transaction. A tool that is missing
+//! has left nothing that it could list; a tool that fails is reported.
 
 mod iptables;
 mod ipvs;
@@ -23,12 +23,29 @@ pub struct Leftover {
     /// Description.
     pub what: String,
     #[serde(skip)]
-    orders: Vec<Order>,
+    removal: Vec<Invocation>,
 }
 
-/// A command with its standard input.
+/// The leftovers that a search found, and the tools that failed, whose leftovers are therefore unknown.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// The leftovers, in the order in which they can be removed.
+    pub leftovers: Vec<Leftover>,
+    /// The tools that failed.
+    pub errors: Vec<ToolError>,
+}
+
+/// An installed tool fails.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot tell whether kube-proxy has left something: `{command}` fails: {reason}; run it by hand")]
+pub struct ToolError {
+    command: String,
+    reason: String,
+}
+
+/// A run of a tool, with its standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Order {
+struct Invocation {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
@@ -61,11 +78,11 @@ impl Leftover {
     /// The tool that listed the leftover refuses to remove it.
     pub fn remove(&self) -> Result<(), LeftoverError> {
         let failed = |source| LeftoverError { what: self.what.clone(), source };
-        self.orders.iter().try_for_each(Order::run).map_err(failed)
+        self.removal.iter().try_for_each(Invocation::run).map_err(failed)
     }
 }
 
-impl Order {
+impl Invocation {
     fn new(program: &'static str, arguments: &[&str]) -> Self {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         Self { program, arguments, input: String::new(), attempts: 1 }
@@ -95,17 +112,33 @@ impl Order {
     }
 }
 
-/// Lists the leftovers in the network namespace of this thread. Changes nothing.
-pub fn find() -> Vec<Leftover> {
-    let mut found = iptables::find();
-    found.extend(nftables());
+/// Searches the network namespace of this thread. Changes nothing.
+pub fn find() -> Findings {
+    let mut findings = Findings::default();
+    iptables::find(&mut findings);
+    nftables(&mut findings);
     // Last, because sets can be removed only after the rules that use them.
-    found.extend(ipvs::find());
-    found
+    ipvs::find(&mut findings);
+    findings
+}
+
+impl Findings {
+    /// Lines for the user: one with all leftovers and advice, and one for each tool that failed.
+    pub fn report(&self) -> Vec<String> {
+        advice(&self.leftovers).into_iter().chain(self.errors.iter().map(ToString::to_string)).collect()
+    }
+
+    /// The output of a tool; `None` if it is missing or fails. A failure is added to the errors.
+    fn output_of(&mut self, program: &str, arguments: &[&str]) -> Option<String> {
+        output_of(program, arguments).unwrap_or_else(|error| {
+            self.errors.push(error);
+            None
+        })
+    }
 }
 
 /// One line with all leftovers and advice; `None` without leftovers.
-pub fn advice(found: &[Leftover]) -> Option<String> {
+pub(crate) fn advice(found: &[Leftover]) -> Option<String> {
     let list: Vec<&str> = found.iter().map(|leftover| &*leftover.what).collect();
     (!list.is_empty()).then(|| {
         format!(
@@ -116,21 +149,73 @@ pub fn advice(found: &[Leftover]) -> Option<String> {
     })
 }
 
-/// The output of a tool; `None` if the tool is missing or fails, for example without support by the kernel.
-fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+/// Errors of tools on a kernel without the subsystem that they list. Such a kernel holds no leftovers.
+const UNSUPPORTED: [&str; 3] =
+    ["Protocol not supported", "Protocol not available", "Operation not supported"];
+
+/// The output of a tool; `None` if it is missing. On a kernel without the subsystem the output is empty.
+fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolError> {
+    let failed = |reason: String| ToolError { command: [&[program], arguments].concat().join(" "), reason };
+    let output = Command::new(program).args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error.to_string())),
+    };
+    if output.status.success() {
+        return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    let reason = String::from_utf8_lossy(&output.stderr);
+    if UNSUPPORTED.iter().any(|text| reason.contains(text)) {
+        return Ok(Some(String::new()));
+    }
+    Err(failed(format!("{}: {}", output.status, reason.trim())))
 }
 
-/// Tables of kube-proxy, which no other program uses.
-fn nftables() -> Vec<Leftover> {
-    let tables = output_of("nft", &["list", "tables"]).unwrap_or_default();
-    ["ip", "ip6"]
-        .into_iter()
-        .filter(|family| tables.lines().any(|line| line.trim() == format!("table {family} kube-proxy")))
-        .map(|family| Leftover {
-            what: format!("the nftables table `{family} kube-proxy`"),
-            orders: vec![Order::new("nft", &["delete", "table", family, "kube-proxy"])],
-        })
-        .collect()
+/// Finds the nftables tables of kube-proxy, which no other program uses.
+fn nftables(findings: &mut Findings) {
+    let Some(tables) = findings.output_of("nft", &["list", "tables"]) else { return };
+    for family in ["ip", "ip6"] {
+        if tables.lines().any(|line| line.trim() == format!("table {family} kube-proxy")) {
+            findings.leftovers.push(Leftover {
+                what: format!("the nftables table `{family} kube-proxy`"),
+                removal: vec![Invocation::new("nft", &["delete", "table", family, "kube-proxy"])],
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<Option<String>, ToolError> {
+        output_of("sh", &["-c", script])
+    }
+
+    #[test]
+    fn missing_tool_has_left_nothing_and_failing_tool_is_an_error() {
+        assert_eq!(output_of("/nowhere/nft", &["list", "tables"]).unwrap(), None);
+        assert_eq!(shell("echo table ip kube-proxy").unwrap().as_deref(), Some("table ip kube-proxy\n"));
+        let error = shell("echo Permission denied >&2; exit 4").unwrap_err().to_string();
+        assert!(
+            error.contains("sh -c echo") && error.contains("exit status: 4: Permission denied"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn kernel_without_the_subsystem_has_no_leftovers_of_it() {
+        let unsupported =
+            shell("echo 'Unable to initialize Netlink socket: Protocol not supported' >&2; exit 1");
+        assert_eq!(unsupported.unwrap().as_deref(), Some(""));
+    }
+
+    #[test]
+    fn findings_report_failed_tools() {
+        let mut findings = Findings::default();
+        assert_eq!(findings.output_of("sh", &["-c", "exit 3"]), None);
+        let report = findings.report();
+        assert!(matches!(&report[..], [line] if line.contains("`sh -c exit 3` fails")), "{report:?}");
+    }
 }

@@ -232,8 +232,8 @@ impl Metrics {
     /// Records that the change with this `trigger` is in the kernel.
     pub(crate) fn programmed(&self, trigger: Trigger) {
         let label = PerFamily { ip_family: trigger.family.as_str() };
-        // The clock of another machine may be ahead of this one.
-        let took = trigger.time.elapsed().unwrap_or_default();
+        // `elapsed` fails if the clock of the machine that set the trigger is ahead of this one.
+        let took = trigger.time.elapsed().unwrap_or(Duration::ZERO);
         self.kube_proxy.programming.get_or_create(&label).observe(took.as_secs_f64());
     }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use super::Collection;
-use crate::leftovers;
+use crate::leftovers::{self, Findings};
 use lb_datapath::Routes;
 
 /// Time limit of a program.
@@ -78,11 +78,12 @@ fn or_none(json: &str) -> &str {
 
 /// Leftovers of kube-proxy, without their rules.
 fn kube_proxy() -> String {
-    let found = leftovers::find();
-    if found.is_empty() {
+    let Findings { leftovers, errors } = leftovers::find();
+    if leftovers.is_empty() && errors.is_empty() {
         return "kube-proxy has left nothing that iptables-save, nft or ip list.\n".to_owned();
     }
-    found.iter().map(|leftover| format!("{leftover}\n")).collect()
+    let found = leftovers.iter().map(|leftover| format!("{leftover}\n"));
+    found.chain(errors.iter().map(|error| format!("{error}\n"))).collect()
 }
 
 fn kernel() -> anyhow::Result<String> {
@@ -125,7 +126,8 @@ pub(super) fn log_location(holder: Option<&str>) -> String {
     };
     let target = fs::read_link(format!("/proc/{pid}/fd/2"));
     let target = target.map_or_else(|error| error.to_string(), |path| path.display().to_string());
-    let group = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let group =
+        fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_else(|error| format!("{error}\n"));
     format!(
         "The agent (pid {pid}) logs to {target}.\nIf that is a socket or pipe, its unit or container has the log \
          (`journalctl`, `kubectl logs`); its control groups are:\n{group}"
@@ -182,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_said() {
+    fn failing_command_is_reported() {
         assert!(format!("{:#}", run(&["lb-no-such-program"]).unwrap_err()).contains("lb-no-such-program"));
         assert!(run(&["false"]).unwrap_err().to_string().contains("`false` failed"));
     }
 
     #[test]
-    fn the_log_of_this_process_is_found() {
+    fn log_location_names_the_target_of_stderr() {
         let holder = format!("pid {} lb-agent", std::process::id());
         assert!(
             log_location(Some(&holder)).contains("logs to /") || log_location(Some(&holder)).contains(':')

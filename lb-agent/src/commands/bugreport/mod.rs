@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_said_and_the_rest_is_there() {
+    fn missing_parts_are_reported_and_the_others_included() {
         let mut collection = Collection::default();
         collection.add_text("here.txt", Ok("here".to_owned()));
         collection.add_text("gone.txt", Err(anyhow::anyhow!("no such thing")));

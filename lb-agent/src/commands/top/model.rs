@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use lb_core::{
-    counters::Counted,
+    active_flow_slots::ServiceEndpoint,
     model::ServicePortName,
     traffic::{Tally, Traffic},
 };
@@ -17,7 +17,7 @@ pub(super) struct Sample {
     /// The title of the screen.
     pub(super) backends: Vec<(u32, SocketAddr)>,
     /// Sums of backends with flows.
-    pub(super) tallies: BTreeMap<Counted, Tally>,
+    pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,
 }
 
 /// A line: a service port, or one of its backends.
@@ -98,7 +98,7 @@ pub(super) enum Next {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     sample: Sample,
-    rates: BTreeMap<Counted, (Traffic, u64)>,
+    rates: BTreeMap<ServiceEndpoint, (Traffic, u64)>,
     elapsed: Duration,
     pub(super) sort: SortBy,
     /// The text that names must contain.
@@ -115,7 +115,7 @@ impl Model {
     /// Computes the rates since the last sample, taken `elapsed` ago.
     pub(super) fn update(&mut self, sample: Sample, elapsed: Duration) {
         let before = &self.sample.tallies;
-        let rate = |(counted, tally): (&Counted, &Tally)| {
+        let rate = |(counted, tally): (&ServiceEndpoint, &Tally)| {
             let earlier = before.get(counted).map_or_else(Traffic::default, |tally| tally.total);
             (*counted, (tally.total - earlier, tally.active))
         };
@@ -259,7 +259,7 @@ pub(super) mod tests {
             port: port.into(),
             protocol: Protocol::Tcp,
         };
-        let counted = Counted { service: 7, address: Address::from_v4([10, 1, 0, 5]), port: 8080 };
+        let counted = ServiceEndpoint { service: 7, address: Address::from_v4([10, 1, 0, 5]), port: 8080 };
         let sent = Volume { packets, bytes };
         let tally = Tally { total: Traffic { flows, sent, ..Traffic::default() }, active: 3 };
         Sample {
@@ -320,7 +320,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_filter_is_typed_after_a_slash() {
+    fn slash_starts_the_filter() {
         let mut model = model();
         for letter in "/DNSx".chars() {
             assert_eq!(model.press(Key::Letter(letter)), Next::Stay);
@@ -337,7 +337,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_cursor_stays_on_a_row() {
+    fn cursor_stays_on_an_existing_row() {
         let mut model = model();
         for _ in 0..5 {
             assert_eq!(model.press(Key::Down), Next::Stay);

@@ -1,7 +1,7 @@
 //! The terminal in raw mode. It is restored in whatever way `top` ends.
 
 use std::{
-    io,
+    io, process,
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -61,7 +61,9 @@ fn give_back_at_signals() -> io::Result<()> {
         for signal in signals.forever() {
             let _turn = turn();
             give_back();
-            low_level::emulate_default_handler(signal).unwrap_or_default();
+            if low_level::emulate_default_handler(signal).is_err() {
+                process::exit(128 + signal);
+            }
         }
     })?;
     Ok(())
@@ -71,7 +73,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores the terminal. Errors are ignored: without a terminal there is nothing to restore.
+/// Restores the terminal. Ignores errors: they mean that the terminal is gone.
 fn give_back() {
-    ratatui::try_restore().and_then(|()| execute!(io::stdout(), Show)).unwrap_or_default();
+    drop(ratatui::try_restore());
+    drop(execute!(io::stdout(), Show));
 }
