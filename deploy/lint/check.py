@@ -31,9 +31,9 @@ RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
 RULE_TESTS = DEPLOY / "alerts/lb-agent.tests.yaml"
 DASHBOARD = DEPLOY / "grafana/lb-agent.json"
 SEVERITIES = ["critical", "warning", "info"]
-# Of Prometheus' operator: their schemas are not those of Kubernetes.
+# Kinds of the Prometheus operator: the Kubernetes schemas do not contain them.
 MONITORING = "monitoring.coreos.com/v1"
-# The oldest that the chart takes, and the newest that the validator of this version knows.
+# The oldest Kubernetes version that the chart supports, and the newest one that this validator supports.
 KUBERNETES = ["1.29", "1.36"]
 WARNING = 2
 
@@ -158,7 +158,7 @@ def check_rule_tests():
 
 def check_expressions(expressions):
     """As rules, for Prometheus takes an expression from nowhere else without a server."""
-    # What Grafana fills in.
+    # Variables that Grafana fills in.
     expressions = [expression.replace("$__rate_interval", "5m") for expression in expressions]
     rules = [{"record": f"expression_{number}", "expr": text} for number, text in enumerate(expressions, 1)]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

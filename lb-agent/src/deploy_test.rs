@@ -76,7 +76,7 @@ fn container(daemon_set: &DaemonSet) -> Container {
 }
 
 #[test]
-fn every_object_is_one_of_the_api_and_they_belong_together() {
+fn manifests_are_valid_objects_that_refer_to_each_other() {
     for file in FILES {
         let known = ["ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "ServiceAccount"];
         assert!(objects(file).iter().all(|(kind, _)| known.contains(&kind.as_str())));
@@ -108,7 +108,7 @@ fn every_object_is_one_of_the_api_and_they_belong_together() {
 }
 
 #[test]
-fn the_agent_may_do_what_it_does_and_no_more() {
+fn agent_has_exactly_the_permissions_that_it_uses() {
     let of = |group: &'static str, resource: &'static str, verbs: &'static [&'static str]| {
         verbs.iter().map(move |verb| (group, resource, *verb))
     };
@@ -137,7 +137,7 @@ fn the_agent_may_do_what_it_does_and_no_more() {
 }
 
 #[test]
-fn the_agent_runs_on_every_node_and_with_little() {
+fn daemon_set_runs_on_every_node_with_few_privileges() {
     for file in FILES {
         let daemon_set: DaemonSet = only(file);
         let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
@@ -162,7 +162,7 @@ fn the_agent_runs_on_every_node_and_with_little() {
 }
 
 #[test]
-fn what_the_agent_is_given_exists() {
+fn flags_and_paths_in_the_manifests_exist() {
     let mut command = Cli::command();
     command.build();
     let run = command.find_subcommand("run").unwrap();
@@ -215,7 +215,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
 }
 
 #[test]
-fn the_configuration_is_taken_and_probed_where_it_says() {
+fn configuration_is_accepted_and_probes_match_its_ports() {
     let map: ConfigMap = only("lb-agent.yaml");
     let daemon_set: DaemonSet = only("lb-agent.yaml");
     let (key, text) = map.data.as_ref().unwrap().first_key_value().unwrap();
@@ -233,7 +233,7 @@ fn the_configuration_is_taken_and_probed_where_it_says() {
 
 /// kube-proxy's own file does not set the port, so the default applies.
 #[test]
-fn with_the_configuration_of_kube_proxy_the_default_port_is_probed() {
+fn kube_proxy_configuration_is_probed_at_the_default_port() {
     assert_probed(&only("kubeadm.yaml"), 10256);
 }
 

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_mode_is_our_own() {
+    async fn proxy_mode_is_ebpf() {
         let (server, _metrics) = server().await;
         let answer = server.get("/proxyMode").await;
         assert_eq!((answer.code, &*answer.body), (200, "ebpf"));

@@ -94,7 +94,7 @@ fn every_link_of_a_document_has_a_target() {
 }
 
 #[test]
-fn the_first_pages_are_short() {
+fn readme_and_architecture_are_short() {
     for (name, most) in [("README.md", 140), ("ARCHITECTURE.md", 150)] {
         let page = read(name);
         assert!(page.lines().count() <= most, "{name} has more than {most} lines");

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use lb_common::{Service, ServiceKey, SourceRangeKey};
 
 use crate::{
+    active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
     arena::SlotRange,
     capacity::Capacity,
-    counters::{Counted, Counters},
     ids::Ids,
     mirror::{self, Mirror},
     plan::{Contents, slices_of, tables_of},
@@ -19,7 +19,7 @@ pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
     pub(crate) tables: Slices,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ActiveFlowSlots,
     pub(crate) mirror: Mirror,
     /// Frontends whose record is broken or refers to slots of another service port.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
@@ -66,14 +66,14 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
 }
 
 /// The counters of active flows of backends that frontends refer to.
-fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> Counters {
-    let mut counters = Counters::new(capacity);
+fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> ActiveFlowSlots {
+    let mut counters = ActiveFlowSlots::new(capacity);
     let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));
     for (_, record) in trusted {
         for range in slices_of(record) {
             let slots = range.base..range.base.saturating_add(range.count);
             for (_, backend) in contents.backends.range(slots) {
-                counters.adopt(backend.active_flows_slot, Counted::new(record.id, backend));
+                counters.adopt(backend.active_flows_slot, ServiceEndpoint::new(record.id, backend));
             }
         }
     }

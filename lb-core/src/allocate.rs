@@ -78,9 +78,9 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator of addresses from `ranges` (the first range of each family counts; the family of the first range is
-    /// that of single-stack Services). `known` holds what the Services already have: see [`known_allocations`]. The
-    /// allocator drops values of it that are out of range or held twice.
+    /// An allocator of addresses from `ranges`: the first range of each family, where the first family is that of
+    /// single-stack Services. `known` holds the allocations of existing Services, see [`known_allocations`]; values
+    /// that are out of range or allocated twice are dropped.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_range_that_fits_is_taken() {
+    fn smallest_fitting_range_is_allocated() {
         let mut arena = Arena::new(100);
         assert!(arena.claim(range(10, 5)) && arena.claim(range(18, 72)));
         assert_eq!(arena.allocate(3), Some(15));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn released_slots_rest_until_their_grace_period_is_over() {
+    fn released_slots_are_unused_until_their_grace_period_ends() {
         let mut arena = Arena::new(4);
         let base = arena.allocate(4).unwrap();
         arena.release(base);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_period_covers_the_epochs_before_it() {
+    fn grace_period_covers_earlier_epochs() {
         let mut arena = Arena::new(2);
         let (a, b) = (arena.allocate(1).unwrap(), arena.allocate(1).unwrap());
         arena.release(a);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_used_or_missing_slots_is_refused() {
+    fn claim_of_used_or_missing_slots_is_rejected() {
         let mut arena = Arena::new(10);
         assert!(arena.claim(range(4, 2)));
         assert!(!arena.claim(range(3, 2)));
@@ -333,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_never_overlaps_and_never_leaks(operations in operations()) {
+        fn ranges_never_overlap_and_never_leak(operations in operations()) {
             let mut arena = Arena::new(256);
             let mut model = Model::default();
             for operation in &operations {

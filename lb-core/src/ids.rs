@@ -1,4 +1,4 @@
-//! The ids by which the kernel knows each service port.
+//! Allocates the ids that identify service ports in the maps.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_id_is_not_given_again_before_all_others() {
+    fn freed_id_is_reused_last() {
         let mut ids = Ids::new();
         let first = ids.get_or_allocate(&port("a", ""), |_| false);
         ids.free(first);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_wrap_around_past_zero_and_those_that_live() {
+    fn ids_wrap_around_and_skip_zero_and_used_ones() {
         let mut ids = Ids::new();
         assert!(ids.adopt(u32::MAX - 1, &port("a", "")));
         assert!(ids.adopt(1, &port("b", "")));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_adopted_for_one_name_only() {
+    fn id_is_adopted_for_one_name_only() {
         let mut ids = Ids::new();
         assert!(!ids.adopt(0, &port("a", "")));
         assert!(ids.adopt(7, &port("a", "")));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ports_of_a_service_are_its_own() {
+    fn ids_belong_to_ports_of_one_service() {
         let mut ids = Ids::new();
         for name in [port("a", "x"), port("b", ""), port("b", "x"), port("c", "")] {
             ids.get_or_allocate(&name, |_| false);

@@ -187,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_field_is_what_it_was_or_zero(old in layout(), new in layout(), bytes in vec(any::<u8>(), 200)) {
+        fn converted_field_keeps_its_value_or_is_zero(old in layout(), new in layout(), bytes in vec(any::<u8>(), 200)) {
             let bytes = &bytes[..old.size];
             let result = converted(&old, &new, bytes);
             for (name, _, size) in &new.fields {
@@ -199,7 +199,7 @@ mod tests {
 
         /// Tests an upgrade and then a downgrade.
         #[test]
-        fn there_and_back_loses_only_what_the_other_has_no_room_for(
+        fn round_trip_loses_only_fields_without_room(
             old in layout(),
             new in layout(),
             bytes in vec(any::<u8>(), 200),
@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn a_description_says_what_it_was_made_of(key in layout(), value in layout()) {
+        fn description_survives_a_round_trip(key in layout(), value in layout()) {
             let mut description = Description::default();
             description.add("CONNTRACK", key.clone(), value);
             description.add("AFFINITY", key, Layout::of::<u32>());
@@ -225,7 +225,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_somebody_has_written_is_read_or_refused(text in "(CONNTRACK |key |value |[0-9]{1,20} |a=[0-9]{1,20}\\+[0-9]{1,20} |\n|\\PC){0,30}") {
+        fn arbitrary_description_is_parsed_or_rejected(text in "(CONNTRACK |key |value |[0-9]{1,20} |a=[0-9]{1,20}\\+[0-9]{1,20} |\n|\\PC){0,30}") {
             if let Ok(description) = Description::parse(&text) {
                 for layout in description.0.values() {
                     converted(layout, &Layout::of::<Flow>(), &vec![1; layout.size.min(1 << 20)]);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_layout_changes_nothing() {
+    fn same_layout_changes_nothing() {
         let layout = Layout::of::<Flow>();
         let bytes: Vec<u8> = (0..layout.size).map(|byte| byte.to_le_bytes()[0]).collect();
         assert_eq!(converted(&layout, &layout, &bytes), bytes);

@@ -1,5 +1,5 @@
-//! The pure control plane: what the user wants, what the kernel should hold, and the ordered steps from the kernel's
-//! present contents to that.
+//! The pure control plane: the wanted objects, the desired kernel state, and the ordered steps that lead there from the
+//! present one.
 //!
 //! ```text
 //! source → Store → desired() → plan() → [Step] → Kernel state
@@ -9,6 +9,7 @@
 //! client, so every property is tested without privileges.
 #![forbid(unsafe_code)]
 
+pub mod active_flow_slots;
 mod adopt;
 pub mod allocate;
 pub mod api;
@@ -16,7 +17,6 @@ pub mod arena;
 pub mod capacity;
 mod claims;
 pub mod convert;
-pub mod counters;
 pub mod desired;
 pub mod family;
 pub mod health_checks;

@@ -257,8 +257,8 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// The node's addresses.
     pub addresses: NodeAddresses,
-    /// The families in which the node can currently tell internal clients from external ones (`--detect-local-mode`).
-    /// External clients of cluster IPs are masqueraded only in these.
+    /// The families in which the node can currently distinguish internal clients from external ones
+    /// (`--detect-local-mode`). External clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
 }
 
@@ -309,7 +309,7 @@ pub enum SourceEvent {
     Zone(Option<Arc<str>>),
     /// The new addresses of this node.
     NodeAddresses(NodeAddresses),
-    /// The families in which the node can now tell internal clients from external ones.
+    /// The families in which the node can now distinguish internal clients from external ones.
     DetectsInside(Families),
     /// The source has sent every readable object at least once.
     Synchronised,

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_survive_a_round_trip() {
         for mode in NorthSouthMode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }

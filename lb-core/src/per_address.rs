@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_its_value_until_the_last_service_lets_it_go() {
+    fn address_keeps_its_value_until_its_last_service_is_removed() {
         let (address, value) = at(1, "a");
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a")]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_applied_is_said_again() {
+    fn unapplied_changes_are_reported_again() {
         let (address, value) = at(1, "a");
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a"), at(2, "a")]);

@@ -9,11 +9,11 @@ use std::{
 use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
+    active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
     adopt,
     arena::{Arena, Epoch, SlotRange},
     capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
-    counters::{Counted, Counters},
     desired::{self, Port},
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
@@ -53,7 +53,7 @@ pub struct Reconciler {
     slices: Slices,
     /// Slots of `TABLES`. Epochs of both arenas end together.
     tables: Slices,
-    counters: Counters,
+    counters: ActiveFlowSlots,
     capacity: Capacity,
     /// Whether entries of hash maps were freed that Services may wait for.
     has_freed: bool,
@@ -159,7 +159,8 @@ impl Reconciler {
         }
     }
 
-    /// Sets the families in which the node can tell internal clients from external ones; before the first call, none.
+    /// Sets the families in which the node can distinguish internal clients from external ones; before the first call,
+    /// none.
     pub fn set_detects_inside(&mut self, families: Families) {
         if self.node.detects_inside != families {
             self.node.detects_inside = families;
@@ -354,7 +355,7 @@ impl Reconciler {
     }
 
     /// Adopts the counters of flows that the kernel holds, left by an earlier run. Call it before the first plan.
-    pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, Counted)>) {
+    pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, ServiceEndpoint)>) {
         counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
     }
 
@@ -596,7 +597,8 @@ impl Reconciler {
             return Ok(Cow::Borrowed(backends));
         }
         let counted = backends.iter().map(|backend| {
-            let counter = self.counters.get_or_allocate(Counted::new(id, backend)).ok_or(Full::Counters)?;
+            let counter =
+                self.counters.get_or_allocate(ServiceEndpoint::new(id, backend)).ok_or(Full::Counters)?;
             Ok(Backend { active_flows_slot: counter, ..*backend })
         });
         counted.collect()

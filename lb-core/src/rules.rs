@@ -47,11 +47,12 @@ pub fn port_number(number: i32) -> Result<u16, &'static str> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or(PORT_RANGE)
 }
 
-/// Checks the timeout of `ClientIP` affinity.
+/// Checks the timeout of `ClientIP` affinity. The limit itself is valid, although the error text of the API server says
+/// "less than".
 ///
 /// # Errors
 ///
-/// Why the timeout is invalid. The limit itself is valid, although the API server's text says otherwise.
+/// Why the timeout is invalid.
 pub fn affinity_seconds(seconds: i32) -> Result<u32, &'static str> {
     let valid = u32::try_from(seconds).ok().filter(|_| (1..=MAX_AFFINITY_SECONDS).contains(&seconds));
     valid.ok_or(AFFINITY_RANGE)

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_applied_again_unchanged_is_not_dirty() {
+    fn unchanged_object_is_not_dirty() {
         let mut store = Store::default();
         let change = Change::EndpointSlice(name("web-1"), Some(slice("web", "n1")));
         assert_eq!(dirty(&mut store, change.clone()), ["web"]);
@@ -222,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn removing_what_was_never_there_is_not_dirty() {
+    fn removing_an_unknown_object_is_not_dirty() {
         let mut store = Store::default();
         assert!(dirty(&mut store, Change::Service(name("web"), None)).is_empty());
         assert!(dirty(&mut store, Change::EndpointSlice(name("web-1"), None)).is_empty());
     }
 
     #[test]
-    fn a_slice_that_changes_its_service_concerns_both() {
+    fn slice_that_moves_makes_both_services_dirty() {
         let mut store = Store::default();
         dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("a", "n1"))));
         assert_eq!(dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("b", "n1")))), ["a", "b"]);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_strings_are_kept_once() {
+    fn equal_strings_are_stored_once() {
         let mut store = Store::default();
         dirty(&mut store, Change::EndpointSlice(name("s1"), Some(slice("a", "node"))));
         dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "node"))));

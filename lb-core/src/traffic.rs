@@ -14,7 +14,7 @@ use std::{
 
 use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
 
-use crate::counters::Counted;
+use crate::active_flow_slots::ServiceEndpoint;
 
 /// Walks without any entry of a backend after which its sums expire: one hour.
 const SILENCE: u32 = 720;
@@ -98,7 +98,7 @@ impl AddAssign for Tally {
 pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
-    backends: BTreeMap<Counted, Backend>,
+    backends: BTreeMap<ServiceEndpoint, Backend>,
     /// Sums of expired backends of services that have other backends: the sums of a service never decrease.
     expired: BTreeMap<u32, Traffic>,
     walk: u32,
@@ -127,7 +127,7 @@ impl<S: BuildHasher> Ledger<S> {
 
     /// Adds an entry, with its reverse entry if there is one. An entry may be passed twice in a walk.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
-        if flow.flags & flow_flags::MASQUERADE != 0 {
+        if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
             // The flow from the virtual address counts the same packets.
             return;
         }
@@ -159,7 +159,7 @@ impl<S: BuildHasher> Ledger<S> {
     }
 
     /// The sums of each backend that had a flow recently.
-    pub fn backends(&self) -> impl Iterator<Item = (&Counted, &Tally)> {
+    pub fn backends(&self) -> impl Iterator<Item = (&ServiceEndpoint, &Tally)> {
         self.backends.iter().map(|(counted, backend)| (counted, &backend.tally))
     }
 
@@ -175,13 +175,13 @@ impl<S: BuildHasher> Ledger<S> {
 }
 
 /// The backend of an entry.
-const fn counted(key: &Tuple, flow: &Flow) -> Counted {
+const fn counted(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     let (address, port) = if flow.is_reply() {
         (key.source, key.source_port)
     } else {
         (flow.to.destination, flow.to.destination_port)
     };
-    Counted { service: flow.service, address, port }
+    ServiceEndpoint { service: flow.service, address, port }
 }
 
 /// Whether the flow is not over. For a flow without its reverse entry only its own phase counts.
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_the_first_walk_is_not_counted_and_what_comes_then_is() {
+    fn traffic_before_the_first_pass_is_not_counted() {
         let mut ledger = Sums::default();
         let (from, mut forward, mut reply) = pair(1, 5);
         forward.count_packet(1000);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_stay_when_flows_go() {
+    fn sums_include_deleted_flows() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_take_each_others_place_are_all_counted() {
+    fn flows_that_replace_each_other_are_all_counted() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_was_made_anew_counts_from_its_beginning() {
+    fn recreated_entry_counts_from_zero() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_wrap_around_go_on() {
+    fn wrapping_counters_continue() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_seen_twice_is_counted_once() {
+    fn entry_read_twice_is_counted_once() {
         let mut ledger = Sums::default();
         walk(&mut ledger, &[]);
         let mut flow = pair(1, 5);
@@ -340,13 +340,13 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_are_over_are_not_active_and_masquerades_are_none() {
+    fn ended_flows_and_second_flows_are_not_active() {
         let mut ledger = Sums::default();
         let mut over = pair(1, 5);
         (over.1.seen, over.2.seen) = (seen::PACKET | seen::FIN, seen::PACKET | seen::FIN);
         let mut masquerade = pair(2, 5);
-        masquerade.1.flags |= flow_flags::MASQUERADE;
-        masquerade.2.flags |= flow_flags::MASQUERADE;
+        masquerade.1.flags |= flow_flags::SECOND_OF_MASQUERADED;
+        masquerade.2.flags |= flow_flags::SECOND_OF_MASQUERADED;
         walk(&mut ledger, &[over, masquerade, pair(3, 5)]);
         assert_eq!(all(&ledger).active, 1);
     }

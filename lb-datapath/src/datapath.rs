@@ -169,7 +169,7 @@ impl Datapath {
 
     /// Removes data planes of other versions that have no description of their maps (before version 5). Call it when
     /// the maps are complete and our programs attached, so that no packet passes without a program. Connections that
-    /// only the old data plane knows are cut.
+    /// only the old data plane tracks are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {

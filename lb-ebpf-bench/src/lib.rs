@@ -23,7 +23,7 @@ pub struct Template {
     pub is_v6: u32,
     /// 1 if the client is the destination, 0 if it is the source.
     pub is_reply: u32,
-    /// Number of flows in rotation, minus one. The number is a power of two, at most [`MAX_FLOWS`].
+    /// Number of distinct flows of [`Variation`].
     pub mask: u32,
     /// The first flow of the rotation; 0 unless two CPUs send packets of different flows.
     pub first: u32,

@@ -70,7 +70,7 @@ mod programs {
     #[inline(always)]
     fn send(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {
-            Verdict::Bounce if skb.hairpin().is_err() => Outcome::RewriteFailed,
+            Verdict::Bounce if skb.bounce().is_err() => Outcome::RewriteFailed,
             Verdict::Route if skb.route().is_err() => Outcome::RewriteFailed,
             Verdict::Bounce | Verdict::Route | Verdict::Pass | Verdict::Drop => outcome,
         }

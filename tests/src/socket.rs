@@ -98,7 +98,7 @@ impl FamilyOption {
     }
 }
 
-/// The path MTU that the kernel knows for the destination of a connected socket (`IP_MTU`, `IPV6_MTU`).
+/// The path MTU that the kernel has cached for the destination of a connected socket (`IP_MTU`, `IPV6_MTU`).
 pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     let (level, name) = MTU.of(socket)?;
     let mut mtu: libc::c_int = 0;

@@ -8,7 +8,8 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError};
 
-/// Interval between two reads. A change counts once two reads return the same, because a writer may not have finished.
+/// Interval between two reads. A change takes effect once two reads return the same text, because a writer may not have
+/// finished.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The configuration file of a running agent.
@@ -116,14 +117,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn change_during_start_counts() {
+    async fn change_during_start_ends_the_agent() {
         let bed = Bed::new("node-name: a\n");
         std::fs::write(bed.dir.path().join("config"), "node-name: b\n").unwrap();
         assert!(bed.ends_with("node-name: b\n").await);
     }
 
     #[tokio::test]
-    async fn without_a_file_nothing_is_watched() {
+    async fn no_watch_without_a_file() {
         let file = ConfigFile { path: None, read: Box::new(|| unreachable!()) };
         let running = Bed::new("node-name: a\n").running;
         assert!(timeout(LONG, file.changed_within(&running, FAST)).await.is_err());

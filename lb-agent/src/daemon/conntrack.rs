@@ -51,7 +51,7 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC, early if `flow_counts` say that the map may be nearly full.
+/// Runs GC; runs it early if `flow_counts` shows that the map may be nearly full.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
@@ -225,8 +225,8 @@ async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Resu
     }))
 }
 
-/// Decides what is stale: flows and sockets from one of these frontends to an endpoint that does not serve it at the moment of the
-/// check.
+/// Decides which flows and sockets are stale: those from one of these frontends to an endpoint that does not serve it
+/// when they are checked.
 struct Stale {
     frontends: StaleFrontends,
     served: ServedUdp,

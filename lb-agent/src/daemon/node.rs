@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::state::{NodeReport, State};
 use crate::{
     kubernetes::NodeInfo,
-    node::{Addresses, DetectLocal, Known, NodePortAddresses, networks, overlaps},
+    node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
 use lb_datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards};
 
@@ -75,7 +75,7 @@ pub(super) struct Sources {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     addresses: NodeAddresses,
-    /// Families in which the node can tell internal clients from external ones.
+    /// Families in which the node can distinguish internal clients from external ones.
     detects_inside: Families,
 }
 
@@ -144,7 +144,7 @@ impl Node {
             earlier != *listen
         });
         let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
-        let known = Known {
+        let known = SettingsInputs {
             inside: self.options.detect.networks(info.pod_cidrs.as_deref().unwrap_or_default()),
             service_ranges: self.options.service_ranges.clone().or_else(|| named(service_cidrs)),
             drops_unknown_vips: synchronised.then_some(self.options.drops_unknown_vips),

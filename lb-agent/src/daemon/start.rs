@@ -48,7 +48,7 @@ pub(super) fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
     spawn(config, opened, senders, receivers, tasks)
 }
 
-/// The data plane, and what all tasks share.
+/// The data plane and the state that all tasks share.
 struct Opened {
     datapath: Datapath,
     /// Services and backends in the maps, from an earlier agent.
@@ -253,7 +253,7 @@ fn node_options(config: &Config) -> NodeOptions {
     }
 }
 
-/// Spawns what answers to others: `/healthz`, `/metrics`, the status socket; and the watch over the BPF file system.
+/// Spawns the servers of `/healthz`, `/metrics` and the status socket, and the watch over the BPF file system.
 fn spawn_servers(
     config: &Config,
     opened: &Opened,
@@ -293,7 +293,7 @@ fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
     events
 }
 
-/// What the servers of `healthCheckNodePort` read and report.
+/// Inputs and outputs of the `healthCheckNodePort` servers.
 fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
     let state = Arc::clone(&opened.state);
     health::Report {

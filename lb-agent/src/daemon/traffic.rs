@@ -12,7 +12,7 @@ use tracing::warn;
 
 use crate::{
     cli::ServiceMetrics,
-    metrics::{Counted, TrafficSource},
+    metrics::{TrafficLabels, TrafficSource},
 };
 use lb_datapath::{Datapath, DatapathError, Ledger, ServiceMaps};
 
@@ -66,7 +66,7 @@ impl ServiceTraffic {
 }
 
 impl TrafficSource for ServiceTraffic {
-    fn traffic(&self) -> Vec<(Counted, Tally)> {
+    fn traffic(&self) -> Vec<(TrafficLabels, Tally)> {
         let mut names = BTreeMap::new();
         let mut named = Vec::new();
         for (id, backend, tally) in self.sums() {
@@ -76,7 +76,7 @@ impl TrafficSource for ServiceTraffic {
             });
             // A Service without a name has been deleted.
             if let Some(labels) = name {
-                named.push((Counted { service: labels.name.clone(), backend }, tally));
+                named.push((TrafficLabels { service: labels.name.clone(), backend }, tally));
             }
         }
         named

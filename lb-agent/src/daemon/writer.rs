@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::Context as _;
 use lb_core::{
+    active_flow_slots::ServiceEndpoint,
     arena::{Arena, Epoch},
-    counters::Counted,
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
@@ -37,8 +37,8 @@ use super::{
 };
 use crate::{
     health::Checks,
+    log_few::warn_few,
     metrics::{Extent, Metrics},
-    tell::warn_few,
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
@@ -130,7 +130,7 @@ impl Writer {
     }
 
     /// Takes over the flow counters of an earlier agent.
-    pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, Counted>) {
+    pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, ServiceEndpoint>) {
         self.reconciler.adopt_counters(counters);
     }
 

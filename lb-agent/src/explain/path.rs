@@ -175,7 +175,7 @@ impl<T: Tables> Walk<'_, T> {
         let from = &self.question.tuple;
         let to = Tuple { destination: backend.address, destination_port: backend.port, ..*from };
         let reply = self.tables.flow(&to.reversed())?;
-        let is_others = |flags: u8| flags & flow_flags::MASQUERADE == 0;
+        let is_others = |flags: u8| flags & flow_flags::SECOND_OF_MASQUERADED == 0;
         if reply.is_some_and(|reply| reply.to != from.reversed() && is_others(reply.flags)) {
             let step = TraceStep::PortTaken { port: from.source_port };
             if !self.steps.contains(&step) {

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_the_first_synchronisation_it_lives_but_is_not_healthy() {
+    async fn agent_is_live_but_unhealthy_before_the_first_synchronisation() {
         let proxy = Proxy::start().await;
         for waiting in [false, true] {
             let answer = proxy.server.get("/healthz").await;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_method_is_answered_and_other_paths_are_not() {
+    async fn every_method_is_answered_on_known_paths_only() {
         let mut proxy = Proxy::start().await;
         proxy.updated();
         assert_eq!(proxy.server.request("HEAD", "/healthz").await.code, 200);

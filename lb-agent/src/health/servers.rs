@@ -142,10 +142,10 @@ impl Servers {
                     checks: self.checks.clone(),
                     healthy: Arc::clone(&self.report.healthy),
                 };
-                let router = Router::new().fallback(tell).with_state(asked);
+                let router = Router::new().fallback(answer).with_state(asked);
                 let (stop, stopped) = oneshot::channel();
-                let server = axum::serve(listener, router)
-                    .with_graceful_shutdown(async move { stopped.await.unwrap_or_default() });
+                let server =
+                    axum::serve(listener, router).with_graceful_shutdown(async move { drop(stopped.await) });
                 self.running.insert(place, Server { stop, task: tokio::spawn(server.into_future()) });
             }
             Err(error) => self.failed(place, error.to_string()),
@@ -211,7 +211,7 @@ struct Asked {
     healthy: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-async fn tell(Shared(asked): Shared<Asked>) -> impl IntoResponse {
+async fn answer(Shared(asked): Shared<Asked>) -> impl IntoResponse {
     // A connection may outlive its Service by a moment: then the Service has no check any more.
     let check = asked.checks.borrow().get(&asked.service).copied();
     let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_server_is_away_once_and_what_it_refuses_is_told_by_kind() {
+    fn unreachable_server_is_one_condition_and_refusals_are_listed_by_kind() {
         let mut server = ServerConditions::default();
         let away = |kind: &str| Failure::Away(format!("{kind}: refused"));
         let told = server.update([away("Services"), away("Nodes")].iter(), ["bad"].into_iter());

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_cut_between_characters() {
+    fn long_note_is_cut_at_a_character_boundary() {
         let note = "ü".repeat(LONGEST_NOTE);
         assert_eq!(shortened(&note).len(), LONGEST_NOTE);
         assert_eq!(shortened(&format!("a{note}")).len(), LONGEST_NOTE - 1);

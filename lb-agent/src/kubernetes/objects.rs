@@ -13,7 +13,7 @@ use lb_core::{
 use tracing::warn;
 
 use super::{kind::Kind, watched::Watched};
-use crate::tell::warn_few;
+use crate::log_few::warn_few;
 
 /// The known objects of one kind; turns the events of a watch into changes.
 ///
@@ -22,7 +22,7 @@ use crate::tell::warn_few;
 /// served.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
-    known: BTreeMap<ObjectName, Known>,
+    known: BTreeMap<ObjectName, KnownObject>,
     /// Objects whose newest version is unreadable, or only partly readable.
     rejected: BTreeMap<ObjectName, Rejected>,
     /// Number of the newest list that has begun.
@@ -40,7 +40,7 @@ pub(super) struct Objects<K: Kind> {
 
 /// An object that exists, readable or not.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownObject {
     /// The version as a digest: see [`version`].
     version: Option<u64>,
     /// Number of the newest list when the object was last seen.
@@ -128,7 +128,7 @@ impl<K: Kind> Objects<K> {
 
     fn take(&mut self, Watched { metadata, object, .. }: Watched<K>) {
         let Some(name) = name_of::<K>(&metadata) else { return };
-        let now = Known { version: version(&metadata), list: self.list, triggered: None };
+        let now = KnownObject { version: version(&metadata), list: self.list, triggered: None };
         if let Some(known) = self.known.get_mut(&name) {
             known.list = now.list;
             if now.version.is_some() && known.version == now.version {
@@ -139,7 +139,7 @@ impl<K: Kind> Objects<K> {
             Ok((Converted { value, left_out }, triggered)) => {
                 self.note_left_out(&name, &left_out);
                 self.note_trigger(&name, triggered);
-                self.known.insert(name, Known { triggered, ..now });
+                self.known.insert(name, KnownObject { triggered, ..now });
                 self.changes.push(value);
             }
             Err(why) => self.reject(name, now, why, &metadata),
@@ -165,14 +165,14 @@ impl<K: Kind> Objects<K> {
         self.triggered.extend(news);
     }
 
-    fn reject(&mut self, name: ObjectName, now: Known, why: String, metadata: &ObjectMeta) {
+    fn reject(&mut self, name: ObjectName, now: KnownObject, why: String, metadata: &ObjectMeta) {
         let unread = self.rejected.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
         let stays = if unread { "it is left out" } else { "its last good state stays in force" };
         let why = format!("{why}; {stays}");
         self.unlogged.push(why.clone());
         let triggered = self.known.get(&name).and_then(|known| known.triggered);
         let service = K::service(&name, metadata);
-        self.known.insert(name.clone(), Known { triggered, ..now });
+        self.known.insert(name.clone(), KnownObject { triggered, ..now });
         self.rejected.insert(name, Rejected { why, unread, service });
     }
 
@@ -207,7 +207,7 @@ fn changed<K: Kind>(
     Ok((change, object.triggered()))
 }
 
-/// The errors of the parts of an object that are left out: the first few of them.
+/// The first few errors of an object whose invalid parts are left out, as text.
 fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     const FEW: usize = 3;
     let (first, others) = left_out.split_first()?;
@@ -223,7 +223,7 @@ fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     Some(text)
 }
 
-/// The name of an object. An object without a name cannot be told from others and is left out.
+/// The name of an object. An object without a name is left out: nothing identifies it.
 fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_cannot_be_read_concerns_its_service() {
+    fn unreadable_slice_is_reported_for_its_service() {
         let mut value = slice_value(1, "");
         value["endpoints"] = json!(7);
         let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);

@@ -293,7 +293,7 @@ fn null_anywhere_never_makes_it_unreadable<K: Kind>(complete: &Complete)
 where
     K::Change: Debug,
 {
-    // An object without a name is left out with a warning, because it cannot be told from others.
+    // An object without a name is left out with a warning, because nothing identifies it.
     let names = ["", "metadata", "metadata.name"];
     for field in complete.fields().iter().filter(|field| !names.contains(&&*field.path)) {
         let mut object = complete.object.clone();

@@ -34,7 +34,7 @@ pub(super) struct Watch<K: Kind> {
 pub(super) enum Failure {
     /// The API server does not answer.
     Away(String),
-    /// The API server forbids to list or watch these objects.
+    /// The API server forbids listing or watching these objects.
     Refused(String),
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expired_version_is_routine_where_the_watch_goes_on_by_itself() {
+    fn expired_version_is_routine_except_when_a_watch_starts() {
         let gone = || Box::new(Status::failure("too old resource version", "Expired").with_code(410));
         assert!(is_routine(&watcher::Error::WatchError(gone())));
         assert!(is_routine(&watcher::Error::InitialListFailed(kube::Error::Api(gone()))));

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_markers_is_one_document() {
+    fn file_without_markers_is_one_document() {
         assert_eq!(parts("a: 1\nb: 2\n"), [(1, "a: 1\nb: 2".into())]);
         assert_eq!(parts("a: 1"), [(1, "a: 1".into())]);
     }
@@ -90,13 +90,13 @@ mod tests {
     }
 
     #[test]
-    fn documents_without_content_are_none() {
+    fn empty_documents_are_ignored() {
         assert_eq!(parts(""), []);
         assert_eq!(parts("# a licence\n\n---\n---\n%YAML 1.2\n---\n...\n# the end\n"), []);
     }
 
     #[test]
-    fn the_end_marker_ends_a_document() {
+    fn end_marker_ends_a_document() {
         assert_eq!(parts("a: 1\n...\nb: 2\n"), [(1, "a: 1".into()), (3, "b: 2".into())]);
     }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_line_ends_and_a_byte_order_mark_do_no_harm() {
+    fn crlf_and_byte_order_mark_are_accepted() {
         assert_eq!(
             split("\u{feff}---\r\na: 1\r\n---\r\nb: 2\r\n").iter().map(|d| d.line).collect::<Vec<_>>(),
             [2, 4]

@@ -59,9 +59,9 @@ pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// The documents that define an object. If there are more than one, the first counts and the others are errors.
+    /// The documents that define an object. If there are several, the first is used and the others are errors.
     claims: HashMap<Key, Vec<Claim>>,
-    objects: HashMap<Key, Known>,
+    objects: HashMap<Key, LastGood>,
     addresses: Addresses,
     /// Whether `addresses` may hold Services of an earlier run that no longer exist.
     remembers: bool,
@@ -96,7 +96,7 @@ impl Claim {
 
 /// An object in its last good state.
 #[derive(Debug)]
-struct Known {
+struct LastGood {
     /// The file that defines the object.
     file: Arc<OsStr>,
     resource: Arc<Resource>,
@@ -247,7 +247,7 @@ impl Manifests {
                     services.push((key, file, resource));
                 }
                 Verdict::Set(file, resource) => {
-                    self.set(key, Known { file, resource, service: None }, &mut changes);
+                    self.set(key, LastGood { file, resource, service: None }, &mut changes);
                 }
             }
         }
@@ -258,7 +258,7 @@ impl Manifests {
         let outcomes = self.addresses.assign(&requests.collect::<Vec<_>>());
         for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
             match outcome {
-                Ok(service) => self.set(key, Known { file, resource, service }, &mut changes),
+                Ok(service) => self.set(key, LastGood { file, resource, service }, &mut changes),
                 Err(error) => {
                     self.refused.insert(key.clone(), error);
                 }
@@ -285,7 +285,7 @@ impl Manifests {
     fn judge(&mut self, key: &Key) -> Verdict {
         let known = self.objects.get_mut(key);
         let Some(claim) = self.claims.get(key).and_then(|claims| claims.first()) else {
-            let is_missing = |known: &mut Known| self.files.get(&known.file).is_some_and(File::is_obscure);
+            let is_missing = |known: &mut LastGood| self.files.get(&known.file).is_some_and(File::is_obscure);
             if known.is_some_and(is_missing) {
                 self.missing.insert(key.clone());
                 return Verdict::Keep;
@@ -320,7 +320,7 @@ impl Manifests {
         }
     }
 
-    fn set(&mut self, key: &Key, known: Known, changes: &mut Vec<Change>) {
+    fn set(&mut self, key: &Key, known: LastGood, changes: &mut Vec<Change>) {
         let old = self.objects.get(key);
         match &*known.resource {
             Resource::Service(_) => {
@@ -420,7 +420,7 @@ fn draft(file: PathBuf) -> Condition {
 
 /// The position of a claim's document in its file.
 fn position(files: &BTreeMap<Arc<OsStr>, File>, claim: &Claim) -> usize {
-    let documents = files.get(&claim.file).map(|file| &file.documents[..]).unwrap_or_default();
+    let documents = files.get(&claim.file).map_or(&[][..], |file| &file.documents);
     documents.iter().position(|document| document.id == claim.document).unwrap_or(usize::MAX)
 }
 

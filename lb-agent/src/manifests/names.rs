@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_takes_what_kubernetes_takes() {
+    fn name_forms_accept_what_kubernetes_accepts() {
         let check = |form: fn(&str) -> Option<String>, good: &[&str], bad: &[&str]| {
             for name in good {
                 assert_eq!(form(name), None, "{name:?}");

@@ -91,7 +91,7 @@ pub(super) struct Object {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parsed {
     pub(super) objects: Vec<Object>,
-    /// Errors that may hide objects with unknown names.
+    /// Errors in parts of the document that may define further objects, whose names are unknown.
     pub(super) errors: Vec<FieldError>,
     /// `apiVersion kind` of ignored objects.
     pub(super) ignored: Vec<String>,

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_are_told_by_their_names() {
+    fn manifests_are_recognised_by_their_names() {
         for name in ["a.yaml", "b.yml", "c.json", "d.e.yaml", "a~.yaml"] {
             assert!(is_manifest(OsStr::new(name)), "{name}");
         }

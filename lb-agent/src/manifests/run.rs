@@ -205,13 +205,13 @@ fn log_difference(old: &[Condition], new: &[Condition]) {
     let (known, now): (HashSet<_>, HashSet<_>) =
         (old.iter().map(identity).collect(), new.iter().map(identity).collect());
     let come = new.iter().filter(|problem| !known.contains(&identity(problem)));
-    let more = tell::few(come, |problem| match problem.severity {
+    let more = log_few::few(come, |problem| match problem.severity {
         Severity::Error => error!("{problem}"),
         Severity::Warning => warn!("{problem}"),
     });
-    tell::say_more(more);
+    log_few::warn_of_more(more);
     let gone = old.iter().filter(|problem| !now.contains(&identity(problem)));
-    let more = tell::few(gone, |problem| info!("resolved: {problem}"));
+    let more = log_few::few(gone, |problem| info!("resolved: {problem}"));
     if more > 0 {
         info!("resolved: {more} more problems");
     }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_is_swapped_while_it_is_first_read_is_not_settled() {
+    async fn folder_swapped_during_the_first_read_is_not_complete() {
         let (root, mut follower, manifests) = bed();
         swap(&root);
         let (manifests, _) = follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_is_swapped_while_it_is_read_loses_nothing() {
+    async fn folder_swapped_during_a_read_loses_no_object() {
         let (root, mut follower, manifests) = bed();
         let (manifests, update) = follower.load(manifests, Work::Everything).await.unwrap();
         assert_eq!(update.changes.len(), 1);

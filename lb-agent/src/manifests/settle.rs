@@ -30,7 +30,7 @@ struct Due {
     at: Instant,
 }
 
-/// What to read.
+/// The work that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// These files.
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_write_counts_at_once() {
+    fn closed_file_is_read_at_once() {
         let (mut unsettled, start) = (Unsettled::default(), Instant::now());
         unsettled.writing(OsStr::new("a"), start);
         assert_eq!(unsettled.take_due(at(start, 100)), None);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_counts_unless_the_file_comes_back_soon() {
+    fn removal_takes_effect_unless_the_file_returns_soon() {
         let (mut unsettled, start) = (Unsettled::default(), Instant::now());
         unsettled.came_or_went(OsStr::new("a"), start);
         assert_eq!(unsettled.next_due(start), Some(at(start, 50)));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_file_does_not_wait_for_another() {
+    fn closed_file_does_not_wait_for_an_open_one() {
         let (mut unsettled, start) = (Unsettled::default(), Instant::now());
         unsettled.writing(OsStr::new("slow"), start);
         unsettled.finished(OsStr::new("a"), start);

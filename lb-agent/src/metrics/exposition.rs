@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_have_their_full_name_and_nothing_else_changes() {
+    fn counter_headers_get_the_suffix_total() {
         let open_metrics = "\
 # HELP a_seconds What it is.
 # TYPE a_seconds gauge

@@ -16,7 +16,7 @@ use prometheus_client::{encoding::text, registry::Registry};
 
 pub(crate) use self::kube_proxy::Extent;
 pub use self::serve::router;
-pub(crate) use self::traffic::{Counted, TrafficSource};
+pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 
 /// All metrics of the tasks. Values in the kernel are read on each scrape.
@@ -90,7 +90,7 @@ impl PacketCounters for NoPackets {
 /// Traffic counters for a test without Services.
 #[cfg(test)]
 impl TrafficSource for NoPackets {
-    fn traffic(&self) -> Vec<(Counted, lb_core::traffic::Tally)> {
+    fn traffic(&self) -> Vec<(TrafficLabels, lb_core::traffic::Tally)> {
         Vec::new()
     }
 }

@@ -26,7 +26,7 @@ impl PacketCounters for Fixed {
 }
 
 impl TrafficSource for Fixed {
-    fn traffic(&self) -> Vec<(Counted, Tally)> {
+    fn traffic(&self) -> Vec<(TrafficLabels, Tally)> {
         let service = ServicePortName {
             service: ObjectName::new("default", "web"),
             port: "http".into(),
@@ -36,8 +36,8 @@ impl TrafficSource for Fixed {
         let tally = Tally { total: Traffic { flows: 2, sent, answered }, active: 1 };
         let backend = Some("10.1.0.5:8080".parse().unwrap());
         vec![
-            (Counted { service: service.clone(), backend: None }, tally),
-            (Counted { service, backend }, tally),
+            (TrafficLabels { service: service.clone(), backend: None }, tally),
+            (TrafficLabels { service, backend }, tally),
         ]
     }
 }
@@ -167,7 +167,7 @@ fn kube_proxys_metrics_have_its_names_types_labels_and_buckets() {
 }
 
 #[test]
-fn the_page_describes_every_metric_and_no_other() {
+fn metrics_page_describes_exactly_the_exported_metrics() {
     let page = include_str!("../../../docs/metrics.md");
     let mut on_page = BTreeMap::new();
     for row in page.lines().filter(|line| line.starts_with("| `")) {
@@ -189,7 +189,7 @@ fn the_page_describes_every_metric_and_no_other() {
 }
 
 #[test]
-fn what_is_counted_is_shown() {
+fn recorded_values_are_exported() {
     let text = everything().text().unwrap();
     for line in [
         "lb_packets_total{outcome=\"new_flow\"} 7",
@@ -230,7 +230,7 @@ fn what_is_counted_is_shown() {
 }
 
 #[tokio::test]
-async fn the_format_is_the_one_of_prometheus_unless_open_metrics_is_asked_for() {
+async fn format_is_prometheus_text_unless_open_metrics_is_requested() {
     let metrics = std::sync::Arc::new(everything());
     let server = Server::start(router(std::sync::Arc::clone(&metrics))).await;
     let plain = server.get("/metrics").await;

@@ -19,7 +19,7 @@ use super::gauge;
 
 /// The service port or backend of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct TrafficLabels {
     /// The service port.
     pub(crate) service: ServicePortName,
     /// One of its backends; `None` for the sum of all.
@@ -29,7 +29,7 @@ pub(crate) struct Counted {
 /// A source of the sums.
 pub(crate) trait TrafficSource: Debug + Send + Sync + 'static {
     /// All sums, those of service ports first.
-    fn traffic(&self) -> Vec<(Counted, Tally)>;
+    fn traffic(&self) -> Vec<(TrafficLabels, Tally)>;
 }
 
 /// The sums, read on each scrape.

@@ -252,13 +252,13 @@ mod tests {
     ];
 
     #[test]
-    fn every_address_that_the_kernel_takes_for_its_own_is_one_of_the_node() {
+    fn every_local_address_is_a_node_address() {
         let addresses = Addresses::new(&node(), &NodePortAddresses::All, &[]);
         assert_eq!(texts(addresses.node.own), OWN[..10]);
     }
 
     #[test]
-    fn node_ports_are_served_as_kube_proxy_chooses_them() {
+    fn node_ports_are_served_on_the_addresses_that_kube_proxy_chooses() {
         let networks = |texts: &[&str]| {
             NodePortAddresses::Networks(texts.iter().map(|text| text.parse().unwrap()).collect())
         };
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_an_address_of_the_node_is_not_served() {
+    fn family_without_a_node_address_is_not_served() {
         let v4_only = network(
             vec![
                 link(1, "lo", &["~127.0.0.1/8", "~::1/128"]),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_addresses() {
+    fn primary_addresses_come_from_the_default_routes() {
         let other_table = DefaultRoute { main: false, ..route(5, 0, "v4") };
         let with_source = |source| DefaultRoute { source: Some(ip(source)), ..route(5, 10, "v4") };
         let cases = [
@@ -339,14 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_object_says_is_preferred_if_the_node_has_it() {
+    fn address_of_the_node_object_is_preferred_if_it_is_local() {
         let network = with_routes(vec![route(5, 0, "v4")]);
         assert_eq!(primary_of(&network, &["2001:db8::3", "192.0.2.3"]), ["192.0.2.3", "2001:db8::3"]);
         assert_eq!(primary_of(&network, &["203.0.113.1"]), ["172.18.0.1", "2001:db8::1"]);
     }
 
     #[test]
-    fn better_an_address_of_the_loopback_device_than_none() {
+    fn loopback_device_address_is_the_last_resort() {
         let routed = network(
             vec![
                 link(1, "lo", &["~127.0.0.1/8", "192.0.2.7/32"]),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_has_all_addresses_of_a_family_or_those_that_serve_node_ports() {
+    fn health_checks_listen_on_a_family_or_on_node_port_addresses() {
         let node_ports = vec![ip("192.0.2.1"), ip("2001:db8::1")];
         let node = NodeAddresses { node_ports, ..NodeAddresses::default() };
         let networks = |texts: &[&str]| {

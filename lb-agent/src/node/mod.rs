@@ -9,5 +9,5 @@ pub use self::{
     addresses::{Addresses, NodePortAddresses, Primary},
     detect::DetectLocal,
     overlap::overlaps,
-    settings::{Known, networks},
+    settings::{SettingsInputs, networks},
 };

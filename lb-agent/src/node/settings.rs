@@ -7,7 +7,7 @@ use super::Primary;
 
 /// Inputs of the settings that apply to every packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct SettingsInputs {
     /// Networks of internal clients; `None` until the API server names them.
     pub inside: Option<Vec<IpNet>>,
     /// Ranges of cluster IPs; `None` until the API server names them.
@@ -24,7 +24,7 @@ pub struct Known {
     pub gue: bool,
 }
 
-impl Known {
+impl SettingsInputs {
     /// The settings, and conditions such as too many ranges. Unknown inputs keep their `earlier` values.
     pub fn settings(&self, earlier: &Settings) -> (Settings, Vec<String>) {
         let mut problems = Vec::new();
@@ -103,8 +103,8 @@ mod tests {
         text.parse::<IpAddr>().unwrap().into()
     }
 
-    fn known() -> Known {
-        Known {
+    fn known() -> SettingsInputs {
+        SettingsInputs {
             inside: Some(nets(&["10.244.0.0/16", "fd00:10:244::/48"])),
             service_ranges: Some(nets(&["10.96.0.0/12"])),
             drops_unknown_vips: Some(true),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_known_counts() {
+    fn known_inputs_are_applied() {
         let (settings, problems) = known().settings(&Settings::zeroed());
         assert!(problems.is_empty());
         assert!(settings.internal.contains(&address("10.244.7.7")));
@@ -132,25 +132,26 @@ mod tests {
     }
 
     #[test]
-    fn a_list_tells_its_networks() {
+    fn networks_survive_a_round_trip() {
         for texts in [&[][..], &["10.96.0.0/12", "192.0.2.1/32", "fd00:10:244::/48", "fd01::1/128"]] {
             assert_eq!(networks(&fit("networks", &nets(texts)).0), nets(texts));
         }
     }
 
     #[test]
-    fn what_is_not_known_yet_stays() {
+    fn unknown_inputs_keep_their_earlier_values() {
         let (earlier, _) = known().settings(&Settings::zeroed());
-        let restarted = Known { inside: None, service_ranges: None, drops_unknown_vips: None, ..known() };
+        let restarted =
+            SettingsInputs { inside: None, service_ranges: None, drops_unknown_vips: None, ..known() };
         assert_eq!(restarted.settings(&earlier).0, earlier);
         let (first, _) = restarted.settings(&Settings::zeroed());
         assert_eq!((first.internal.count, first.flags), (0, settings_flags::GUE));
-        let nothing_inside = Known { inside: Some(Vec::new()), ..known() };
+        let nothing_inside = SettingsInputs { inside: Some(Vec::new()), ..known() };
         assert_eq!(nothing_inside.settings(&earlier).0.internal.count, 0);
     }
 
     #[test]
-    fn neighbours_are_merged_and_what_has_no_room_is_named() {
+    fn adjacent_networks_are_merged_and_excess_ones_named() {
         let halves: Vec<IpNet> = (0..32).map(|n| format!("10.{n}.0.0/16").parse().unwrap()).collect();
         let (list, problem) = fit("networks", &halves);
         assert_eq!((list.count, problem), (1, None));
@@ -163,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_all_ports_is_counted() {
-        let (settings, _) = Known { ports: 1..=u16::MAX, ..known() }.settings(&Settings::zeroed());
+    fn range_of_all_ports_is_counted() {
+        let (settings, _) = SettingsInputs { ports: 1..=u16::MAX, ..known() }.settings(&Settings::zeroed());
         assert_eq!((settings.first_port, settings.ports), (1, u16::MAX));
     }
 }

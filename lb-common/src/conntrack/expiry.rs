@@ -47,7 +47,8 @@ pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
 /// Seconds until the idle flow expires under `pressure`; 0 when it has expired.
 pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now: Tick) -> u32 {
     let last_seen = forward.last_seen.max(reply.last_seen);
-    let extra = if forward.flags & flow_flags::MASQUERADE != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
+    let extra =
+        if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
     let full = phase.timeout_seconds() + extra;
     let timeout = if phase.is_evictable() { pressure.shorten(full) } else { full };
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn second_flow_of_a_masqueraded_connection_outlives_the_first() {
         let (forward, reply) = pair(protocol::UDP);
-        let second = Flow { flags: flow_flags::MASQUERADE | flow_flags::AT_EGRESS, ..forward };
+        let second = Flow { flags: flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS, ..forward };
         assert!(
             seconds_left(&second, &reply, NOW) > seconds_left(&forward, &reply, NOW) + 5,
             "one or two runs of the garbage collection"

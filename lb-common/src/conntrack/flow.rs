@@ -14,7 +14,7 @@ pub mod flow_flags {
     /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
     /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
     /// own.
-    pub const MASQUERADE: u8 = 8;
+    pub const SECOND_OF_MASQUERADED: u8 = 8;
     /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, in
     /// one step for VIP and masquerading, and leave at once, bypassing the stack.
     pub const ROUTED: u8 = 16;
@@ -170,7 +170,7 @@ impl Flow {
     /// backend, so its packets must get there.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
-        const SECOND_TRANSLATION: u8 = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
+        const SECOND_TRANSLATION: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;
         if self.flags & flow_flags::ROUTED != 0 {
             return !self.is_tunnelled();
         }
@@ -245,10 +245,12 @@ mod tests {
 
     #[test]
     fn flags_of_the_reverse_of_the_reverse_entry_are_the_same() {
-        use flow_flags::{AT_EGRESS, HAIRPIN, MASQUERADE, REPLY, reverse};
-        for (flags, expected) in
-            [(0, REPLY | AT_EGRESS), (HAIRPIN, HAIRPIN | REPLY), (MASQUERADE | AT_EGRESS, MASQUERADE | REPLY)]
-        {
+        use flow_flags::{AT_EGRESS, HAIRPIN, REPLY, SECOND_OF_MASQUERADED, reverse};
+        for (flags, expected) in [
+            (0, REPLY | AT_EGRESS),
+            (HAIRPIN, HAIRPIN | REPLY),
+            (SECOND_OF_MASQUERADED | AT_EGRESS, SECOND_OF_MASQUERADED | REPLY),
+        ] {
             assert_eq!((reverse(flags), reverse(expected)), (expected, flags));
         }
     }

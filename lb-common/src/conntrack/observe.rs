@@ -49,7 +49,7 @@ impl Flow {
     fn note_flags(&mut self, segment: &Segment) {
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
-            // A new connection: the end of the previous one no longer counts.
+            // A new connection: the FIN of the previous one is void.
             self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
             self.syns = self.syns.saturating_add(1);
         }

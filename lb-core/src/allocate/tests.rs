@@ -48,7 +48,7 @@ fn node_ports(spec: &api::ServiceSpec) -> Vec<Option<i32>> {
 }
 
 #[test]
-fn a_service_that_asks_for_nothing_gets_one_address_of_the_first_family() {
+fn service_without_requests_gets_one_address_of_the_first_family() {
     let spec = assign(&mut dual(), "web", json!({}));
     assert_eq!(cluster_ips(&spec).len(), 1);
     assert_eq!(spec.ip_families, Some(vec!["IPv4".to_owned()]));
@@ -58,7 +58,7 @@ fn a_service_that_asks_for_nothing_gets_one_address_of_the_first_family() {
 }
 
 #[test]
-fn addresses_move_on_along_a_chain_whatever_the_names() {
+fn addresses_move_along_a_chain_in_any_name_order() {
     let mut all = allocator(&["10.96.0.0/24"]);
     let at = |last: u8| json!({"clusterIP": format!("10.96.0.{last}")});
     for (name, last) in [("a", 2), ("b", 3), ("c", 4), ("d", 5)] {
@@ -69,7 +69,7 @@ fn addresses_move_on_along_a_chain_whatever_the_names() {
 }
 
 #[test]
-fn a_node_port_moves_with_its_port_to_another_service_in_one_go() {
+fn node_port_moves_to_another_service_in_one_update() {
     let http = json!({"name": "http", "port": 80, "nodePort": 30080});
     let metrics = json!({"name": "metrics", "port": 9090, "nodePort": 30090});
     let with = |ports: Value| json!({"type": "NodePort", "ports": ports});
@@ -83,7 +83,7 @@ fn a_node_port_moves_with_its_port_to_another_service_in_one_go() {
 }
 
 #[test]
-fn a_load_balancer_with_a_local_policy_gets_a_port_for_health_checks() {
+fn load_balancer_with_a_local_policy_gets_a_health_check_node_port() {
     let mut all = dual();
     let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local"});
     let port = assign(&mut all, "web", local.clone()).health_check_node_port.unwrap();
@@ -107,7 +107,7 @@ fn a_load_balancer_with_a_local_policy_gets_a_port_for_health_checks() {
 }
 
 #[test]
-fn a_port_for_health_checks_can_be_asked_for() {
+fn health_check_node_port_can_be_requested() {
     let mut all = dual();
     let asking = |port: i32, node_port: i32| {
         json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port,
@@ -125,7 +125,7 @@ fn a_port_for_health_checks_can_be_asked_for() {
 }
 
 #[test]
-fn the_policy_decides_about_the_families() {
+fn ip_family_policy_selects_the_families() {
     let mut both = dual();
     let families = |spec: api::ServiceSpec| spec.ip_families.unwrap();
     assert_eq!(
@@ -145,7 +145,7 @@ fn the_policy_decides_about_the_families() {
 }
 
 #[test]
-fn a_requested_address_is_given_and_implies_its_family() {
+fn requested_address_is_assigned_and_implies_its_family() {
     let spec = assign(&mut dual(), "web", json!({"clusterIP": "fd00:10:96::5"}));
     assert_eq!(
         (cluster_ips(&spec), spec.ip_families.clone()),
@@ -161,7 +161,7 @@ fn a_requested_address_is_given_and_implies_its_family() {
 }
 
 #[test]
-fn a_refused_address_is_reported_in_the_words_of_an_api_server() {
+fn rejected_address_has_the_error_text_of_an_api_server() {
     let mut all = dual();
     assert_eq!(
         refused(&mut all, "my-service", json!({"clusterIP": "10.0.171.239"})),
@@ -188,7 +188,7 @@ fn a_refused_address_is_reported_in_the_words_of_an_api_server() {
 }
 
 #[test]
-fn headless_and_external_name_get_nothing_and_give_back_what_they_had() {
+fn headless_and_external_name_services_release_their_addresses() {
     let mut all = dual();
     assign(&mut all, "web", json!({"type": "NodePort"}));
     assert_eq!(all.allocations().len(), 1);
@@ -200,7 +200,7 @@ fn headless_and_external_name_get_nothing_and_give_back_what_they_had() {
 }
 
 #[test]
-fn the_type_decides_about_node_ports() {
+fn service_type_decides_about_node_ports() {
     let mut all = dual();
     assert_eq!(node_ports(&assign(&mut all, "a", json!({}))), [None]);
     assert!(node_ports(&assign(&mut all, "a", json!({"type": "NodePort"})))[0].is_some());
@@ -216,7 +216,7 @@ fn the_type_decides_about_node_ports() {
 }
 
 #[test]
-fn a_requested_node_port_is_given_or_refused() {
+fn requested_node_port_is_assigned_or_rejected() {
     let mut all = dual();
     let asks = |port: i32| json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
     assert_eq!(node_ports(&assign(&mut all, "a", asks(30080))), [Some(30080)]);
@@ -240,7 +240,7 @@ fn one_port_with_two_protocols_has_one_node_port() {
 }
 
 #[test]
-fn a_service_keeps_what_it_has_while_other_things_change() {
+fn service_keeps_its_allocations_while_other_fields_change() {
     let mut all = dual();
     let before = assign(&mut all, "web", json!({"type": "NodePort", "clusterIP": "10.100.0.1"}));
     let after = assign(&mut all, "web", json!({"type": "NodePort", "sessionAffinity": "ClientIP"}));
@@ -253,7 +253,7 @@ fn a_service_keeps_what_it_has_while_other_things_change() {
 }
 
 #[test]
-fn a_full_range_is_an_error_and_a_released_address_ends_it() {
+fn full_range_is_an_error_until_an_address_is_released() {
     let mut tiny = allocator(&["10.0.0.0/30"]);
     assign(&mut tiny, "a", json!({}));
     assign(&mut tiny, "b", json!({}));
@@ -264,7 +264,7 @@ fn a_full_range_is_an_error_and_a_released_address_ends_it() {
 }
 
 #[test]
-fn the_low_addresses_are_left_to_those_who_ask_until_nothing_else_is_free() {
+fn low_addresses_are_allocated_last() {
     let mut small = allocator(&["10.0.0.0/26"]);
     let low = |spec: &api::ServiceSpec| cluster_ips(spec)[0].parse::<Ipv4Addr>().unwrap().octets()[3] <= 16;
     let given: Vec<bool> = (0..62).map(|n| low(&assign(&mut small, &format!("s{n}"), json!({})))).collect();
@@ -272,14 +272,14 @@ fn the_low_addresses_are_left_to_those_who_ask_until_nothing_else_is_free() {
 }
 
 #[test]
-fn the_largest_ranges_cost_nothing() {
+fn largest_ranges_need_no_memory() {
     let mut huge = allocator(&["0.0.0.0/0", "::/0"]);
     let spec = assign(&mut huge, "web", json!({"ipFamilyPolicy": "RequireDualStack"}));
     assert_eq!(cluster_ips(&spec).len(), 2);
 }
 
 #[test]
-fn what_is_asked_for_goes_before_what_is_not_whatever_the_names() {
+fn explicit_requests_precede_allocations_in_any_name_order() {
     let automatic = cluster_ips(&assign(&mut dual(), "a", json!({})))[0].to_owned();
     let mut services = [service("a", json!({})), service("z", json!({"clusterIP": automatic}))];
     let mut all = dual();
@@ -289,7 +289,7 @@ fn what_is_asked_for_goes_before_what_is_not_whatever_the_names() {
 }
 
 #[test]
-fn services_may_exchange_what_they_ask_for() {
+fn services_can_exchange_their_requests() {
     let ask =
         |a: &str, b: &str| [service("a", json!({"clusterIP": a})), service("b", json!({"clusterIP": b}))];
     let mut all = dual();
@@ -298,7 +298,7 @@ fn services_may_exchange_what_they_ask_for() {
 }
 
 #[test]
-fn of_two_that_ask_for_one_address_the_smaller_name_gets_it() {
+fn smaller_name_wins_a_disputed_address() {
     let mut services =
         [service("b", json!({"clusterIP": "10.96.0.1"})), service("a", json!({"clusterIP": "10.96.0.1"}))];
     let errors = dual().assign_all(&mut services);
@@ -371,7 +371,7 @@ fn converted(services: &[api::Service]) -> Vec<Service> {
 
 proptest! {
     #[test]
-    fn nothing_is_given_twice_and_nothing_leaks(generations in collection::vec(manifests(), 1..5)) {
+    fn allocations_are_unique_and_never_leak(generations in collection::vec(manifests(), 1..5)) {
         let mut all = dual();
         for mut services in generations {
             all.assign_all(&mut services);
@@ -391,7 +391,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_the_manifests_does_not_matter(mut services in manifests(), other in any::<u64>()) {
+    fn order_of_manifests_does_not_matter(mut services in manifests(), other in any::<u64>()) {
         let mut shuffled = services.clone();
         let length = shuffled.len().max(1) as u64;
         shuffled.rotate_left(usize::try_from(other % length).unwrap());
@@ -403,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_changes_nothing(services in manifests()) {
+    fn restart_changes_no_allocation(services in manifests()) {
         let mut first = services.clone();
         let errors = dual().assign_all(&mut first);
         let mut kept: Vec<api::Service> =

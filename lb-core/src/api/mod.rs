@@ -8,6 +8,8 @@
 //! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them before
 //! it reads an object as one of these types.
 
+#![expect(missing_docs, reason = "the fields have the names of the Kubernetes API, which documents them")]
+
 mod defaults;
 mod tolerant;
 
@@ -19,22 +21,16 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ObjectMeta {
-    /// `name`
     #[serde(deserialize_with = "tolerant::lenient")]
     pub name: Option<String>,
-    /// `namespace`
     #[serde(deserialize_with = "tolerant::lenient")]
     pub namespace: Option<String>,
-    /// `uid`
     #[serde(deserialize_with = "tolerant::lenient")]
     pub uid: Option<String>,
-    /// `resourceVersion`
     #[serde(deserialize_with = "tolerant::lenient")]
     pub resource_version: Option<String>,
-    /// `labels`
     #[serde(deserialize_with = "tolerant::text_map")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// `annotations`
     #[serde(deserialize_with = "tolerant::text_map")]
     pub annotations: Option<BTreeMap<String, String>>,
     /// Whether `deletionTimestamp` is set.
@@ -58,12 +54,9 @@ impl ObjectMeta {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Service {
-    /// `metadata`
     #[serde(deserialize_with = "tolerant::value")]
     pub metadata: ObjectMeta,
-    /// `spec`
     pub spec: Option<ServiceSpec>,
-    /// `status`
     pub status: Option<ServiceStatus>,
 }
 
@@ -71,33 +64,22 @@ pub struct Service {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServiceSpec {
-    /// `type`
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// `clusterIP`
     #[serde(rename = "clusterIP")]
     pub cluster_ip: Option<String>,
-    /// `clusterIPs`
     #[serde(rename = "clusterIPs", deserialize_with = "tolerant::list")]
     pub cluster_ips: Option<Vec<String>>,
-    /// `ports`
     #[serde(deserialize_with = "tolerant::list")]
     pub ports: Option<Vec<ServicePort>>,
-    /// `sessionAffinity`
     pub session_affinity: Option<String>,
-    /// `sessionAffinityConfig`
     pub session_affinity_config: Option<SessionAffinityConfig>,
-    /// `internalTrafficPolicy`
     pub internal_traffic_policy: Option<String>,
-    /// `externalTrafficPolicy`
     pub external_traffic_policy: Option<String>,
-    /// `externalIPs`
     #[serde(rename = "externalIPs", deserialize_with = "tolerant::list")]
     pub external_ips: Option<Vec<String>>,
-    /// `loadBalancerSourceRanges`
     #[serde(deserialize_with = "tolerant::list")]
     pub load_balancer_source_ranges: Option<Vec<String>>,
-    /// `healthCheckNodePort`
     pub health_check_node_port: Option<i32>,
     /// `ipFamilies`; only for the allocation of cluster IPs.
     #[serde(deserialize_with = "tolerant::lenient")]
@@ -117,14 +99,10 @@ pub struct ServiceSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServicePort {
-    /// `name`
     pub name: Option<String>,
-    /// `protocol`
     pub protocol: Option<String>,
-    /// `port`
     #[serde(deserialize_with = "tolerant::value")]
     pub port: i32,
-    /// `nodePort`
     pub node_port: Option<i32>,
     /// `targetPort`; only for validation.
     #[serde(deserialize_with = "tolerant::lenient")]
@@ -145,7 +123,6 @@ pub enum IntOrString {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SessionAffinityConfig {
-    /// `clientIP`
     #[serde(rename = "clientIP")]
     pub client_ip: Option<ClientIpConfig>,
 }
@@ -154,7 +131,6 @@ pub struct SessionAffinityConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClientIpConfig {
-    /// `timeoutSeconds`
     pub timeout_seconds: Option<i32>,
 }
 
@@ -162,7 +138,6 @@ pub struct ClientIpConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServiceStatus {
-    /// `loadBalancer`
     pub load_balancer: Option<LoadBalancerStatus>,
 }
 
@@ -170,7 +145,6 @@ pub struct ServiceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// `ingress`
     #[serde(deserialize_with = "tolerant::list")]
     pub ingress: Option<Vec<LoadBalancerIngress>>,
 }
@@ -179,9 +153,7 @@ pub struct LoadBalancerStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LoadBalancerIngress {
-    /// `ip`
     pub ip: Option<String>,
-    /// `ipMode`
     pub ip_mode: Option<String>,
 }
 
@@ -189,16 +161,12 @@ pub struct LoadBalancerIngress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// `metadata`
     #[serde(deserialize_with = "tolerant::value")]
     pub metadata: ObjectMeta,
-    /// `addressType`
     #[serde(deserialize_with = "tolerant::value")]
     pub address_type: String,
-    /// `ports`
     #[serde(deserialize_with = "tolerant::list")]
     pub ports: Option<Vec<EndpointPort>>,
-    /// `endpoints`
     #[serde(deserialize_with = "tolerant::list")]
     pub endpoints: Option<Vec<Endpoint>>,
 }
@@ -207,11 +175,8 @@ pub struct EndpointSlice {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct EndpointPort {
-    /// `name`
     pub name: Option<String>,
-    /// `protocol`
     pub protocol: Option<String>,
-    /// `port`
     pub port: Option<i32>,
 }
 
@@ -222,17 +187,12 @@ pub struct Endpoint {
     /// `addresses`; like kube-proxy, this project serves only the first one.
     #[serde(deserialize_with = "tolerant::texts")]
     pub addresses: Vec<String>,
-    /// `conditions`
     #[serde(deserialize_with = "tolerant::value")]
     pub conditions: EndpointConditions,
-    /// `nodeName`
     pub node_name: Option<String>,
-    /// `zone`
     pub zone: Option<String>,
-    /// `targetRef`
     #[serde(deserialize_with = "tolerant::value")]
     pub target_ref: ObjectReference,
-    /// `hints`
     #[serde(deserialize_with = "tolerant::value")]
     pub hints: EndpointHints,
 }
@@ -241,11 +201,8 @@ pub struct Endpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct EndpointConditions {
-    /// `ready`
     pub ready: Option<bool>,
-    /// `serving`
     pub serving: Option<bool>,
-    /// `terminating`
     pub terminating: Option<bool>,
 }
 
@@ -253,9 +210,7 @@ pub struct EndpointConditions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ObjectReference {
-    /// `kind`
     pub kind: Option<String>,
-    /// `name`
     pub name: Option<String>,
 }
 
@@ -263,10 +218,8 @@ pub struct ObjectReference {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointHints {
-    /// `forZones`
     #[serde(deserialize_with = "tolerant::list")]
     pub for_zones: Option<Vec<Named>>,
-    /// `forNodes`
     #[serde(deserialize_with = "tolerant::list")]
     pub for_nodes: Option<Vec<Named>>,
 }
@@ -275,7 +228,6 @@ pub struct EndpointHints {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Named {
-    /// `name`
     #[serde(deserialize_with = "tolerant::value")]
     pub name: String,
 }
@@ -284,10 +236,8 @@ pub struct Named {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Endpoints {
-    /// `metadata`
     #[serde(deserialize_with = "tolerant::value")]
     pub metadata: ObjectMeta,
-    /// `subsets`
     #[serde(deserialize_with = "tolerant::list")]
     pub subsets: Option<Vec<EndpointSubset>>,
 }
@@ -296,13 +246,10 @@ pub struct Endpoints {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSubset {
-    /// `addresses`
     #[serde(deserialize_with = "tolerant::list")]
     pub addresses: Option<Vec<EndpointAddress>>,
-    /// `notReadyAddresses`
     #[serde(deserialize_with = "tolerant::list")]
     pub not_ready_addresses: Option<Vec<EndpointAddress>>,
-    /// `ports`
     #[serde(deserialize_with = "tolerant::list")]
     pub ports: Option<Vec<EndpointPort>>,
 }
@@ -311,12 +258,9 @@ pub struct EndpointSubset {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointAddress {
-    /// `ip`
     #[serde(deserialize_with = "tolerant::value")]
     pub ip: String,
-    /// `nodeName`
     pub node_name: Option<String>,
-    /// `targetRef`
     #[serde(deserialize_with = "tolerant::value")]
     pub target_ref: ObjectReference,
 }
@@ -325,13 +269,10 @@ pub struct EndpointAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// `metadata`
     #[serde(deserialize_with = "tolerant::value")]
     pub metadata: ObjectMeta,
-    /// `spec`
     #[serde(deserialize_with = "tolerant::value")]
     pub spec: NodeSpec,
-    /// `status`
     #[serde(deserialize_with = "tolerant::value")]
     pub status: NodeStatus,
 }
@@ -340,13 +281,10 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// `podCIDR`
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<String>,
-    /// `podCIDRs`
     #[serde(rename = "podCIDRs", deserialize_with = "tolerant::list")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// `taints`
     #[serde(deserialize_with = "tolerant::list")]
     pub taints: Option<Vec<Taint>>,
 }
@@ -355,7 +293,6 @@ pub struct NodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Taint {
-    /// `key`
     #[serde(deserialize_with = "tolerant::value")]
     pub key: String,
 }
@@ -364,7 +301,6 @@ pub struct Taint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// `addresses`
     #[serde(deserialize_with = "tolerant::list")]
     pub addresses: Option<Vec<NodeAddress>>,
 }
@@ -373,10 +309,8 @@ pub struct NodeStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct NodeAddress {
-    /// `type`
     #[serde(rename = "type", deserialize_with = "tolerant::value")]
     pub type_: String,
-    /// `address`
     #[serde(deserialize_with = "tolerant::value")]
     pub address: String,
 }
@@ -385,10 +319,8 @@ pub struct NodeAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidr {
-    /// `metadata`
     #[serde(deserialize_with = "tolerant::value")]
     pub metadata: ObjectMeta,
-    /// `spec`
     #[serde(deserialize_with = "tolerant::value")]
     pub spec: ServiceCidrSpec,
 }
@@ -397,7 +329,6 @@ pub struct ServiceCidr {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidrSpec {
-    /// `cidrs`
     #[serde(deserialize_with = "tolerant::list")]
     pub cidrs: Option<Vec<String>>,
 }

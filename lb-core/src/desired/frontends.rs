@@ -1,5 +1,4 @@
-//! The frontends of a Service, and what each does with its clients: the traffic policies and which clients are
-//! masqueraded.
+//! The frontends of a Service: their backends by traffic policy, and the clients that are masqueraded.
 
 use std::net::IpAddr;
 
@@ -17,23 +16,25 @@ pub(super) struct Places {
     places: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
-    /// Whether its external addresses are those of nodes: one is this node's, as then are the others, mostly.
+    /// Whether a load balancer address or external IP is an address of this node; then the others usually are addresses
+    /// of other nodes.
     at_nodes: bool,
 }
 
-/// The lists of endpoints that frontends can lead to, as numbers of slices; `None` is an empty one.
+/// The slices of endpoints that frontends can refer to, by number; `None` is an empty slice.
 pub(super) struct Lists {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
-    /// As `cluster`, if backends on other nodes answer clients from outside directly.
+    /// The slice `cluster` with the weights of direct server return: backends on other nodes answer external clients
+    /// directly.
     pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
 
 impl Places {
-    /// Of two equal frontends the first kind stays: a cluster IP is allocated to one Service, a load balancer assigns its
-    /// addresses, anyone may write down an external IP, and a node port comes last in kube-proxy.
+    /// If two kinds have the same address and port, the first one stays: a cluster IP is allocated to one Service, a
+    /// load balancer assigns its addresses, any user may set an external IP, and kube-proxy handles node ports last.
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
         let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
@@ -60,18 +61,18 @@ impl Places {
         Self { family, places, internal, external, at_nodes }
     }
 
-    /// Whether some frontend leads to the endpoints of the cluster: under `externalTrafficPolicy: Local` too, for
-    /// clients inside.
+    /// Whether some frontend uses the endpoints of the whole cluster. Under `externalTrafficPolicy: Local` this
+    /// includes frontends for internal clients.
     pub(super) fn use_cluster(&self) -> bool {
         self.internal == TrafficPolicy::Cluster || self.is_external()
     }
 
-    /// Whether some frontend leads to the endpoints of this node.
+    /// Whether some frontend uses the endpoints on this node.
     pub(super) fn use_local(&self) -> bool {
         self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
     }
 
-    /// Whether some frontend leads clients from outside to endpoints on other nodes.
+    /// Whether some frontend sends external clients to endpoints on other nodes.
     pub(super) fn leads_elsewhere(&self) -> bool {
         self.external == TrafficPolicy::Cluster && self.is_external()
     }
@@ -80,7 +81,7 @@ impl Places {
         self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
-    /// The frontends; `has_ranges` is whether there are source ranges for load balancer addresses to check.
+    /// The frontends; `has_ranges` says whether load balancer addresses have source ranges.
     pub(super) fn frontends(
         self,
         lists: &Lists,
@@ -106,13 +107,14 @@ impl Places {
     }
 }
 
-/// Whether connections that go out from nodes may have the frontend's port, if they may have its address: below 1024 there are
-/// none, and connections of clients go on where another node had the address before.
+/// Whether outgoing connections of nodes can have the frontend's port as source port, if they can have its address.
+/// Below port 1024 they never do. Then established connections of clients are accepted without a SYN, because another
+/// node may have had the address before.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// Where a frontend leads.
+/// The backends of a frontend.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,
@@ -120,8 +122,8 @@ struct Route {
     flags: u16,
 }
 
-/// Cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on another node: so they
-/// are masqueraded if they can be told from internal clients.
+/// Cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on another node. So
+/// external clients are masqueraded if the node can distinguish them from internal ones.
 fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE

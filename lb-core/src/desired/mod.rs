@@ -1,4 +1,4 @@
-//! What the kernel should hold for one Service: pure, from the Service, its EndpointSlices and the node alone.
+//! The desired kernel state of one Service, a pure function of the Service, its EndpointSlices and the node.
 
 mod categorize;
 pub(crate) mod endpoints;
@@ -34,8 +34,8 @@ pub struct Port {
     pub maglev: Maglev,
     /// Its frontends, in order of the keys, each once.
     pub frontends: Vec<Frontend>,
-    /// Where packets go: lists that frontends refer to. Each is of one family, sorted, has every backend once, and is
-    /// neither empty nor like another.
+    /// The backends of the frontends, as slices. Each slice is of one family and sorted, has every backend once, is not
+    /// empty and differs from all others.
     pub slices: Vec<Vec<Backend>>,
     /// The networks that may use the frontends with [`service_flags::SOURCE_RANGES`].
     pub source_ranges: Vec<IpNet>,
@@ -50,11 +50,11 @@ pub struct Port {
 pub struct Frontend {
     /// The key in `SERVICES`.
     pub key: ServiceKey,
-    /// What kind of address it is.
+    /// The kind of its address.
     pub kind: FrontendKind,
-    /// Which of [`Port::slices`] clients get; `None` is no backend.
+    /// The slice of [`Port::slices`] that clients get; `None` is no backend.
     pub slice: Option<usize>,
-    /// With [`service_flags::SHORT_CIRCUIT`], which of them clients inside the cluster get.
+    /// With [`service_flags::SHORT_CIRCUIT`], the slice that internal clients get.
     pub inside: Option<usize>,
     /// See [`service_flags`].
     pub flags: u16,
@@ -175,7 +175,7 @@ impl Port {
     }
 }
 
-/// Whether backends of the port on other nodes answer clients from outside directly.
+/// Whether backends of the port on other nodes answer external clients directly.
 fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
     let asked = service.scheduling.as_ref().and_then(|scheduling| scheduling.north_south);
     asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
@@ -205,8 +205,8 @@ impl Backends<'_> {
         backend
     }
 
-    /// Those of the cluster, and with weight 0 those on this node that only other nodes use, since hints say so: what comes
-    /// from there through a tunnel must find them.
+    /// The endpoints of the cluster, and with weight 0 those on this node whose hints name other nodes: packets that
+    /// other nodes send through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

@@ -9,15 +9,15 @@ use crate::{
     model::{Node, Service},
 };
 
-/// The networks that may use the load balancer's addresses of the Service, sorted, each once; none of a family in which
-/// everybody may. As in kube-proxy each family is for itself: one without ranges is open, whatever the other has.
+/// The networks that may use the load balancer addresses of the Service, sorted, each once. As in kube-proxy, ranges
+/// apply per family: a family without ranges admits every client and has no entry here.
 pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
     let mut networks = Vec::new();
     for family in Family::ALL {
         let ranges =
             || service.external.source_ranges.iter().filter(|range| Family::of(range.addr()) == family);
         let vips = || service.external.load_balancer_ips.iter().filter(|ip| Family::of(**ip) == family);
-        // Without a load balancer's address there is nothing to guard; `0.0.0.0/0` and `::/0` admit every client.
+        // Only load balancer addresses check ranges; `0.0.0.0/0` and `::/0` admit every client.
         if vips().next().is_none() || ranges().any(|range| range.prefix_len() == 0) {
             continue;
         }

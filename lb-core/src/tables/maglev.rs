@@ -91,14 +91,14 @@ mod tests {
 
     /// The algorithm must not change: nodes of different versions must agree on the table.
     #[test]
-    fn a_table_is_what_it_was() {
+    fn table_never_changes() {
         let table = table(Scheduler::Maglev, sized(TableSize::ALL[0]), &even(3)).unwrap();
         assert_eq!(table.len(), 251);
         assert_eq!(table[..20], [2, 1, 1, 2, 0, 0, 2, 2, 1, 0, 2, 1, 1, 0, 2, 1, 1, 1, 0, 1]);
     }
 
     #[test]
-    fn with_a_hundred_entries_for_each_backend_nobody_gets_more_than_one_percent_too_much() {
+    fn hundred_entries_per_backend_limit_the_excess_to_one_percent() {
         for size in TableSize::ALL {
             let backends = even(size.get() / 100);
             let shares = shares(&chosen(sized(size), &backends));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_backend_moves_few_flows_of_others() {
+    fn removing_a_backend_moves_few_flows_of_others() {
         for (size, count, limit) in [(6, 10, 0.01), (6, 100, 0.02), (8, 100, 0.01), (8, 500, 0.02)] {
             let size = TableSize::ALL[size];
             let moved: Vec<f64> = (0..10).map(|nth| disruption(size, count, nth * count / 10)).collect();
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn more_backends_than_entries_take_the_next_size() {
+    fn more_backends_than_entries_use_the_next_size() {
         let table = table(Scheduler::Maglev, sized(TableSize::ALL[0]), &even(300)).unwrap();
         assert_eq!(table.len(), 509);
     }
 
     #[test]
-    fn another_seed_gives_another_table() {
+    fn tables_differ_by_seed() {
         let with = |seed| table(Scheduler::Maglev, Maglev { seed, ..sized(TableSize::ALL[0]) }, &even(5));
         assert_ne!(with(1), with(2));
     }

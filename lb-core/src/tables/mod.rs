@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_even_needs_no_table() {
+    fn equal_weights_need_no_table() {
         for scheduler in Scheduler::ALL {
             assert_eq!(of(scheduler, &[]), None);
             assert_eq!(of(scheduler, &[7]), None, "{scheduler}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_count_where_they_should_and_nothing_is_given_to_those_of_weight_0() {
+    fn weights_apply_and_weight_0_gets_no_entry() {
         for scheduler in Scheduler::ALL {
             let found = of(scheduler, &[1, 0, 2]);
             if scheduler == Scheduler::Maglev {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_have_weight_0_nobody_is_chosen() {
+    fn no_backend_is_chosen_if_all_weights_are_0() {
         for scheduler in Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.uses_active_flows()) {
             for weights in [&[0][..], &[0, 0, 0]] {
                 assert_eq!(of(scheduler, weights), Some(vec![NOBODY]), "{scheduler}");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_one_of_the_primes() {
+    fn table_size_is_one_of_the_primes() {
         assert_eq!("16381".parse(), Ok(TableSize::default()));
         for text in ["16384", "", "-1", "0x10"] {
             assert_eq!(text.parse::<TableSize>(), Err(UnknownSize));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_tells_tables_apart() {
+    fn digest_differs_between_tables() {
         assert_eq!(Digest::of(&[1, 2]), Digest::of(&[1, 2]));
         assert_ne!(Digest::of(&[1, 2]), Digest::of(&[2, 1]));
     }

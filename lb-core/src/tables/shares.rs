@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_mixed() {
+    fn turns_are_interleaved() {
         assert_eq!(turns(&[4, 3, 2]), [0, 1, 2, 0, 1, 0, 2, 1, 0]);
         assert_eq!(turns(&[5, 1, 1]), [0, 0, 0, 1, 2, 0, 0]);
         assert_eq!(turns(&[10, 0, 20]), [2, 0, 2]);
@@ -95,7 +95,7 @@ mod tests {
 
         /// In every part of the sequence, each backend's number of turns differs from its share by at most two.
         #[test]
-        fn every_stretch_is_fair(weights in proptest::collection::vec(1u32..20, 1..8), from: u16, length: u16) {
+        fn every_stretch_of_turns_is_fair(weights in proptest::collection::vec(1u32..20, 1..8), from: u16, length: u16) {
             let turns = turns(&weights);
             let from = usize::from(from) % turns.len();
             let length = usize::from(length) % turns.len();

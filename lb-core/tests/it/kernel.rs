@@ -539,7 +539,7 @@ impl Node {
         text
     }
 
-    /// Asserts that the reconciler knows exactly what is in the kernel.
+    /// Asserts that the reconciler's mirror equals the kernel.
     fn assert_mirror(&self) {
         assert_eq!(*self.reconciler.contents(), self.kernel.clone().read_back());
     }

@@ -378,7 +378,7 @@ fn type_transitions() {
 
 /// Labels that hand a Service to another proxy, or make a slice that of a headless Service, come and go.
 #[test]
-fn labels_that_hide() {
+fn labels_exclude_services() {
     let visible = service(1, "") + &slice(1, &[("10.180.0.1", "ready")]);
     let another = "{name: svc1, labels: {service.kubernetes.io/service-proxy-name: another}}";
     let headless = "service.kubernetes.io/headless: '', kubernetes.io/service-name: svc1";

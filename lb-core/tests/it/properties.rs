@@ -98,7 +98,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_life_ends_in_the_state_the_objects_describe(policy in world::policy(), events in events()) {
+    fn any_history_ends_in_the_state_that_the_objects_describe(policy in world::policy(), events in events()) {
         let (mut node, world) = live(PLENTY, policy, &events);
         node.settle();
         prop_assert_eq!(node.kernel.resolved(), world.expected(&node.node));
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn a_full_arena_breaks_no_frontend_and_leaks_nothing(
+    fn full_arena_breaks_no_frontend_and_leaks_nothing(
         slots in 1..12_u32, policy in world::policy(), events in events(),
     ) {
         let (mut node, world) = live(slots, policy, &events);
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_garbage_the_kernel_holds_is_replaced(
+    fn garbage_in_the_maps_is_replaced(
         garbage in garbage(), changes in collection::vec(change(), 0..20), failures in collection::vec(0..20_usize, 0..3),
     ) {
         let mut world = World::default();

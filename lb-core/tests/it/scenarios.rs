@@ -93,7 +93,7 @@ fn weighted(of: &str, last: u8, weight: u32) -> Change {
 }
 
 #[test]
-fn tables_are_switched_with_their_backends_and_kept_as_long_as_they_are_right() {
+fn tables_are_switched_with_their_backends_and_kept_while_valid() {
     let mut node = node(100, vec![weighted("a", 1, 2), slice("a", &[1, 2])]);
     node.reconciler.handle(vec![slice("a", &[1, 3])]);
     let swapped = ["name address", "write backends", "put frontend", "release backends", "unname address"];
@@ -215,7 +215,7 @@ fn unreadable_service_keeps_only_its_own_state() {
 }
 
 #[test]
-fn a_service_without_endpoints_keeps_its_frontend() {
+fn service_without_endpoints_keeps_its_frontend() {
     let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
     node.reconciler.handle(vec![slice("a", &[])]);
     assert_eq!(kinds(&node.sync()), ["put frontend", "release backends", "unname address"]);
@@ -248,7 +248,7 @@ fn conflicting_frontend_belongs_to_the_smaller_name_until_that_is_deleted() {
 }
 
 #[test]
-fn a_service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
+fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
     node.reconciler.handle(vec![slice("a", &[4, 5]), slice("b", &[6])]);
     let plan = node.sync();
@@ -322,7 +322,7 @@ fn new_service_never_reuses_the_id_of_a_deleted_one() {
 }
 
 #[test]
-fn a_node_port_given_later_is_written_beside_the_name() {
+fn node_port_added_later_is_written_beside_the_name() {
     let mut node = node(100, vec![service("a", 1)]);
     let Change::Service(of, Some(mut changed)) = service("a", 1) else { unreachable!() };
     changed.ports[0].node_port = Some(30080);
@@ -428,7 +428,7 @@ fn external_clients_are_masqueraded_in_the_families_that_detect_them() {
 }
 
 #[test]
-fn a_service_that_stays_as_it_was_found_keeps_its_addresses_and_source_ranges() {
+fn adopted_service_keeps_its_addresses_and_source_ranges() {
     let first = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
     let before = first.kernel.maps.clone();
     let mut node = Node::started_incomplete_on(first.kernel, 100);

@@ -19,7 +19,7 @@ pub(crate) const SKIP_NEIGHBOUR: i32 = 1 << 2;
 /// `BPF_FIB_LOOKUP_SRC`.
 pub(crate) const SOURCE: i32 = 1 << 4;
 
-/// A flag that no kernel knows.
+/// A flag that no kernel supports.
 const NO_FLAG: i32 = 1 << 30;
 
 /// Whether `bpf_fib_lookup` accepts these flags.

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_found_twice_is_corrected_by_its_certain_part() {
+    fn error_found_twice_is_corrected_by_its_certain_part() {
         let mut recount = Recount::default();
         assert_eq!(corrected(&mut recount, 5, 8, 5), []);
         assert_eq!(corrected(&mut recount, 5, 7, 5), [(7, 2)]);

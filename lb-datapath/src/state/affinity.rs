@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_returns_during_gc_keeps_its_backend() {
+    fn client_that_returns_during_gc_keeps_its_backend() {
         let (early, late) = (client(1, SERVICE), client(2, SERVICE));
         let entries = RefCell::new(BTreeMap::from([(early, seen(11)), (late, seen(11))]));
         let clients = Race { entries, early: Some(early), late: Some(late) };

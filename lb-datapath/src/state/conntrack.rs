@@ -15,7 +15,7 @@ use lb_common::{
     protocol,
 };
 
-use lb_core::{counters::Counted, traffic};
+use lb_core::{active_flow_slots::ServiceEndpoint, traffic};
 use tracing::debug;
 
 use crate::{
@@ -108,12 +108,13 @@ impl Conntrack {
     }
 
     /// The slots of `ACTIVE` that flows refer to, and the endpoint that each counts for.
-    pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, Counted>, DatapathError> {
+    pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, ServiceEndpoint>, DatapathError> {
         let mut slots = BTreeMap::new();
         self.table.for_each(|_, flow| {
             if is_counted(flow) {
                 let Tuple { destination: address, destination_port: port, .. } = flow.to;
-                slots.insert(flow.active_flows_slot, Counted { service: flow.service, address, port });
+                slots
+                    .insert(flow.active_flows_slot, ServiceEndpoint { service: flow.service, address, port });
             }
             Ok(())
         })?;
@@ -395,7 +396,7 @@ impl EntryIndex {
 
 /// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source.
 const fn is_masquerade(flow: &Flow) -> bool {
-    flow.flags & flow_flags::MASQUERADE != 0
+    flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
 /// Whether the slot that this entry names counts the flow as active: only forward entries count.
@@ -450,9 +451,9 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_entry_equals_the_lost_one() {
+    fn restored_entry_equals_the_lost_one() {
         for protocol in [protocol::TCP, protocol::UDP] {
-            for flags in [0, flow_flags::HAIRPIN, flow_flags::MASQUERADE | flow_flags::AT_EGRESS] {
+            for flags in [0, flow_flags::HAIRPIN, flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS] {
                 let (from, forward, reply) = pair(protocol, flags);
                 assert_eq!(lost_entry(&from, &forward), (forward.to.reversed(), reply));
                 let (key, mut restored) = lost_entry(&forward.to.reversed(), &reply);
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_entry_keeps_a_connection_established() {
+    fn restored_entry_keeps_a_connection_established() {
         let (from, mut forward, mut reply) = pair(protocol::TCP, 0);
         let segment = |flags, seq, ack| Segment { flags, seq, ack, payload: 0 };
         forward.observe_segment(&segment(tcp_flags::SYN, 1000, 0), Tick(50));

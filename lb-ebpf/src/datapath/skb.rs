@@ -234,9 +234,9 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Hairpins the packet: sends it back through the device that it came from.
+    /// Sends the packet back through the device that it came from.
     #[inline(always)]
-    pub(crate) fn hairpin(&mut self) -> Result<(), Outcome> {
+    pub(crate) fn bounce(&mut self) -> Result<(), Outcome> {
         if self.layer == Layer::Ethernet {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;

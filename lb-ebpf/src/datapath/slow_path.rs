@@ -10,7 +10,7 @@ use super::{
     context::Hook,
     flow::{
         conntrack,
-        new::{self, Begin, NewFlow},
+        new::{self, Begin, FlowCreation},
     },
     forward::{self, Forwarded, routed, tunnel},
     fragments,
@@ -94,12 +94,12 @@ fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<b
 #[inline(always)]
 fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     match new::new_flow(&skb.context(), packet, earlier, Begin::Any) {
-        NewFlow::Created | NewFlow::CreatedRouted => {
+        FlowCreation::Created | FlowCreation::CreatedRouted => {
             conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
         }
-        NewFlow::Reject => Err(reject::reject(skb, packet)),
-        NewFlow::Refused(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
-        NewFlow::Refused(outcome) => Err(outcome),
+        FlowCreation::Reject => Err(reject::reject(skb, packet)),
+        FlowCreation::Refused(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
+        FlowCreation::Refused(outcome) => Err(outcome),
     }
 }
 

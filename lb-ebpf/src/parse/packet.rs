@@ -33,8 +33,8 @@ pub struct Packet {
     pub body: Body,
     /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
     pub segment: Segment,
-    /// Bytes of the IP packet as its header says: without padding of the link layer, and 0 if they are more than a
-    /// header can say. For a packet from a tunnel, those of the inner packet.
+    /// Length of the IP packet in bytes, from its header: without padding of the link layer; 0 if it is too large for
+    /// the header field. For a packet from a tunnel, the length of the inner packet.
     pub length: u32,
 }
 

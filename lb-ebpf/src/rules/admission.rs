@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn first_segments() {
+    fn first_segments_are_classified() {
         use Admission::{Admitted, NotSyn, StrayReset};
         let node_port = Service { kind: FrontendKind::NodePort as u8, ..service(0, 1) };
         for (flags, anywhere, at_node) in [
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn clients() {
+    fn clients_are_checked_by_policy_and_source_range() {
         use Admission::{Admitted, NoBackends, NoLocalBackend, SocketsOnly, SourceNotAllowed};
         use service_flags::{DROP_WITHOUT_BACKENDS, SOCKETS_ONLY, SOURCE_RANGES};
         for (flags, backends, in_ranges, packets, calls) in [

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides() {
+    fn client_side_follows_from_networks_and_device() {
         use ClientSide::{External, InternalByAddress, InternalByDevice};
         for (by_address, by_device, expected, internal) in [
             (true, true, InternalByAddress, true),

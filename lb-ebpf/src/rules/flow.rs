@@ -60,7 +60,7 @@ pub fn relation(
 ) -> Relation {
     if egress && !is_translated_at(flow, egress) {
         Relation::OtherHook
-    } else if flow.flags & flow_flags::MASQUERADE != 0 {
+    } else if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
         // The first flow of the connection decides.
         Relation::Same
     } else if bypasses_vip() {
@@ -130,7 +130,7 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
 #[inline(always)]
 pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {
-        flags if flags & flow_flags::MASQUERADE != 0 => Outcome::Masquerade,
+        flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => Outcome::Masquerade,
         flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
         flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
         _ => Outcome::Forward,
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn packets_relate_to_their_flow() {
         use Relation::{Foreign, New, OtherHook, Same};
-        use flow_flags::{AT_EGRESS, MASQUERADE, REPLY};
+        use flow_flags::{AT_EGRESS, REPLY, SECOND_OF_MASQUERADED};
         for (flags, egress, bypasses_vip, is_new, expected) in [
             (0, false, false, false, Same),
             (0, false, false, true, New),
@@ -244,9 +244,9 @@ mod tests {
             (REPLY | AT_EGRESS, true, false, false, Same),
             (REPLY | AT_EGRESS, true, true, false, Foreign),
             (REPLY | AT_EGRESS, false, true, false, Foreign),
-            (MASQUERADE | AT_EGRESS, true, true, true, Same),
-            (MASQUERADE | AT_EGRESS, false, true, true, Same),
-            (MASQUERADE | REPLY, true, false, false, OtherHook),
+            (SECOND_OF_MASQUERADED | AT_EGRESS, true, true, true, Same),
+            (SECOND_OF_MASQUERADED | AT_EGRESS, false, true, true, Same),
+            (SECOND_OF_MASQUERADED | REPLY, true, false, false, OtherHook),
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
             assert_eq!(relation(&flow, egress, || bypasses_vip, || is_new), expected, "{flags}, {egress}");
@@ -263,14 +263,14 @@ mod tests {
 
     #[test]
     fn outcomes_and_hooks_follow_from_the_flags() {
-        use flow_flags::{AT_EGRESS, HAIRPIN, MASQUERADE, REPLY};
+        use flow_flags::{AT_EGRESS, HAIRPIN, REPLY, SECOND_OF_MASQUERADED};
         for (flags, outcome, egress) in [
             (0, Outcome::Forward, false),
             (REPLY | AT_EGRESS, Outcome::Reply, true),
             (HAIRPIN, Outcome::Hairpin, false),
             (HAIRPIN | REPLY, Outcome::Hairpin, false),
-            (MASQUERADE | AT_EGRESS, Outcome::Masquerade, true),
-            (MASQUERADE | REPLY, Outcome::Masquerade, false),
+            (SECOND_OF_MASQUERADED | AT_EGRESS, Outcome::Masquerade, true),
+            (SECOND_OF_MASQUERADED | REPLY, Outcome::Masquerade, false),
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
             assert_eq!((translated(&flow), is_translated_at(&flow, true)), (outcome, egress), "{flags}");

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses() {
+    fn unlisted_addresses_are_dropped_rejected_or_passed() {
         let (cluster, other) =
             (Some(Vip { flags: vip_flags::CLUSTER_IP }), Some(Vip { flags: vip_flags::ECHO }));
         for (in_range, vip, drops, is_rst, expected, outcome) in [

@@ -44,7 +44,7 @@ pub(crate) struct Comparison {
     pub(crate) p99: Option<Quantity>,
 }
 
-/// Comparisons of all candidates with samples.
+/// Compares all candidates that have samples.
 pub(crate) fn all(candidates: &[Candidate], outcome: &Outcome) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
     for (candidate, samples) in candidates.iter().zip(&outcome.samples) {

@@ -157,7 +157,7 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     let to = first[0].1.to;
     let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
     let half = |key: &Tuple, to: &Tuple, flags| {
-        (*key, Flow::new(key, to, 7, flow_flags::MASQUERADE | flags, ago(3600)))
+        (*key, Flow::new(key, to, 7, flow_flags::SECOND_OF_MASQUERADED | flags, ago(3600)))
     };
     let second = [
         half(&to, &outside, flow_flags::AT_EGRESS),

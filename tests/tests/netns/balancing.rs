@@ -51,7 +51,7 @@ fn udp_flows_spread_evenly_over_the_backends() {
 }
 
 #[test]
-fn a_flow_stays_with_its_backend() {
+fn flow_stays_with_its_backend() {
     let bed = Bed::with_web(&PODS);
     for vip in WEB {
         let mut connection = Connection::open(&bed.cluster.client, http(vip)).unwrap();

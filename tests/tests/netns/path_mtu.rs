@@ -72,7 +72,7 @@ fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
             errno: Errno::EMSGSIZE,
             from_icmp: true,
             info: 1400,
-            // The client knows only the virtual address, not the hop.
+            // The client sends to the virtual address only; the hop is unknown to it.
             offender: Some(vip),
             destination: udp(vip),
         };

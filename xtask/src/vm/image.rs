@@ -18,7 +18,7 @@ use super::tree::Tree;
 use crate::process;
 use crate::setup;
 
-/// Programs that the tests and the guest run, besides those of [`setup::TOOLS`].
+/// Programs that the tests and the guest run, in addition to those of [`setup::TOOLS`].
 const TOOLS: [&str; 17] = [
     "cat",
     "find",

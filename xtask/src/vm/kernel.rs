@@ -127,7 +127,7 @@ fn packages(version: &str) -> anyhow::Result<Option<String>> {
     Ok(names.max_by(|a, b| by_numbers(a, b)).map(str::to_owned))
 }
 
-/// Whether a package of this name exists: apt also knows names that packages only refer to.
+/// Whether a package of this name exists; apt also lists names that other packages only refer to.
 fn is_offered(package: &str) -> bool {
     let output = Command::new("apt-cache").args(["show", "--no-all-versions", package]).output();
     output.is_ok_and(|output| output.status.success() && !output.stdout.is_empty())

@@ -120,7 +120,7 @@ async fn eventually_refused(ip: &str, port: u16) {
 
 /// kube-proxy's test `TestServer`.
 #[tokio::test]
-async fn servers_come_and_go_with_services_and_say_what_they_have() {
+async fn servers_follow_services_and_report_their_endpoints() {
     let node = Node::start(only(&["0.0.0.0", "::"]));
     let [b, d, f, other_f, h] = free_ports();
     node.set(&[("a/b", b, 0)]);
@@ -168,7 +168,7 @@ async fn servers_listen_on_the_addresses_of_node_ports_only() {
 }
 
 #[tokio::test]
-async fn each_family_has_its_own_count() {
+async fn endpoints_are_counted_per_family() {
     let node = Node::start(only(&["0.0.0.0", "::"]));
     let [port] = free_ports();
     let check = HealthCheck { port, v4: Some(2), v6: Some(0) };
@@ -183,7 +183,7 @@ async fn each_family_has_its_own_count() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_told_once_and_served_when_it_is_free() {
+async fn taken_port_is_reported_once_and_served_when_freed() {
     let node = Node::start(only(&[V4]));
     let [port, free] = free_ports();
     let taken = TcpListener::bind((V4, port)).unwrap();
@@ -213,7 +213,7 @@ async fn a_port_that_is_taken_is_told_once_and_served_when_it_is_free() {
 }
 
 #[tokio::test]
-async fn a_port_moves_from_one_service_to_another_at_once() {
+async fn port_moves_between_services_in_one_update() {
     let node = Node::start(only(&[V4]));
     let [port] = free_ports();
     for service in ["z/z", "a/a", "m/m"] {
@@ -240,7 +240,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_does_not_keep_a_server() {
+async fn silent_connection_does_not_delay_the_end_of_a_server() {
     let node = Node::start(only(&[V4]));
     let [port] = free_ports();
     node.set(&[("a/b", port, 1)]);

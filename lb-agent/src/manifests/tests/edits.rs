@@ -28,7 +28,7 @@ fn only_changes_are_emitted() {
 }
 
 #[test]
-fn a_removed_document_removes_the_object_and_so_does_a_removed_file() {
+fn removing_a_document_or_file_removes_its_objects() {
     let mut folder = Folder::of(&[
         ("ab.yaml", &documents(&[&service("a", 1), &service("b", 2)])),
         ("c.yaml", &service("c", 3)),
@@ -42,7 +42,7 @@ fn a_removed_document_removes_the_object_and_so_does_a_removed_file() {
 }
 
 #[test]
-fn a_bad_field_keeps_the_last_good_state_of_its_object() {
+fn object_with_a_bad_field_keeps_its_last_good_state() {
     let mut folder = Folder::of(&[("all.yaml", &documents(&[&service("a", 1), &service("b", 2)]))]);
     folder.write(&[("all.yaml", &documents(&[&service("a", 0), &service("b", 3)]))]);
     assert_eq!((folder.ports("a"), folder.ports("b"), folder.problems().len()), (vec![1], vec![3], 2));
@@ -51,7 +51,7 @@ fn a_bad_field_keeps_the_last_good_state_of_its_object() {
 }
 
 #[test]
-fn a_broken_document_keeps_what_the_file_defined() {
+fn broken_document_keeps_the_objects_of_its_file() {
     let (a, b, c) = (service("a", 1), service("b", 2), service("c", 3));
     let mut folder = Folder::of(&[("all.yaml", &documents(&[&a, &b, &c])), ("d.yaml", &service("d", 4))]);
     let broken = b.replace("spec:", "spec: {");
@@ -65,14 +65,14 @@ fn a_broken_document_keeps_what_the_file_defined() {
 }
 
 #[test]
-fn a_broken_document_at_the_start_harms_no_other() {
+fn broken_document_at_startup_affects_no_other() {
     let folder =
         Folder::of(&[("all.yaml", &documents(&["a: [\n", &service("a", 1), "\tb\n", &service("b", 2)]))]);
     assert_eq!((folder.names(), folder.problems().len()), (vec!["a", "b"], 2));
 }
 
 #[test]
-fn an_object_of_a_broken_file_may_move_to_another_file() {
+fn object_of_a_broken_file_can_move_to_another_file() {
     let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
     folder.write(&[("a.yaml", "{")]);
     folder.write(&[("b.yaml", &service("a", 2))]);
@@ -82,7 +82,7 @@ fn an_object_of_a_broken_file_may_move_to_another_file() {
 }
 
 #[test]
-fn an_unreadable_file_keeps_what_it_defined() {
+fn unreadable_file_keeps_its_objects() {
     let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
     folder.apply(&[edit("a.yaml", Content::Unreadable("cannot be read: why not".into()))]);
     assert_eq!(
@@ -144,7 +144,7 @@ fn two_services_may_swap_their_addresses() {
 }
 
 #[test]
-fn a_given_address_stays_while_the_service_changes() {
+fn allocated_address_stays_while_the_service_changes() {
     let mut folder = Folder::of(&[("a.yaml", &service("a", 1))]);
     let before = folder.service("a").cluster_ips.clone();
     folder.write(&[("a.yaml", &service("a", 2)), ("b.yaml", &service("b", 2))]);
@@ -213,7 +213,7 @@ fn address_of_an_earlier_run_is_freed_once_its_service_is_known_to_be_deleted() 
 }
 
 #[test]
-fn a_changed_endpoint_is_one_change() {
+fn changed_endpoint_is_one_change() {
     let mut folder =
         Folder::of(&[("all.yaml", &documents(&[&service("a", 1), &slice("a-1", "a", "10.0.0.1")]))]);
     folder.write(&[("all.yaml", &documents(&[&service("a", 1), &slice("a-1", "a", "10.0.0.2")]))]);

@@ -136,12 +136,12 @@ async fn every_good_object_is_emitted_before_synchronised() {
 }
 
 #[tokio::test]
-async fn an_empty_folder_synchronises() {
+async fn empty_folder_synchronises() {
     assert_eq!(Source::start(&[]).await.1, [""; 0]);
 }
 
 #[tokio::test]
-async fn a_missing_folder_is_an_error() {
+async fn missing_folder_is_an_error() {
     let options = ManifestsOptions { dir: "/nowhere/manifests".into(), ..options() };
     let (sender, _events) = mpsc::channel(1);
     let error = run(options, &Contents::default(), sender, watch::channel(Vec::new()).0).await.unwrap_err();
@@ -185,7 +185,7 @@ async fn editor_that_renames_the_file_first_removes_no_object() {
 }
 
 #[tokio::test]
-async fn a_half_written_file_is_not_read_before_it_is_closed() {
+async fn half_written_file_is_not_read_before_it_is_closed() {
     use std::io::Write as _;
     let text = format!("{}---\n{}", service("a", 1), service("b", 1));
     let (mut source, _) = Source::start(&[("a.yaml", &text)]).await;
@@ -214,7 +214,7 @@ async fn stalled_write_keeps_objects_it_has_not_reached() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_never_closed_is_read_within_a_second() {
+async fn file_kept_open_is_read_within_a_second() {
     use std::io::Write as _;
     let (mut source, _) = Source::start(&[]).await;
     let mut file = fs::File::create(source.path("a.yaml")).unwrap();
@@ -223,7 +223,7 @@ async fn a_file_that_is_never_closed_is_read_within_a_second() {
 }
 
 #[tokio::test]
-async fn a_config_map_that_is_swapped_is_followed() {
+async fn swapped_config_map_is_followed() {
     let (mut source, _) = Source::start(&[]).await;
     for version in ["..1", "..2"] {
         fs::create_dir(source.path(version)).unwrap();
@@ -242,7 +242,7 @@ async fn a_config_map_that_is_swapped_is_followed() {
 }
 
 #[tokio::test]
-async fn a_file_behind_a_link_is_followed() {
+async fn file_behind_a_symlink_is_followed() {
     let (mut source, _) = Source::start(&[]).await;
     let target = source.root.path().join("target");
     fs::write(&target, service("a", 1)).unwrap();
@@ -258,7 +258,7 @@ async fn a_file_behind_a_link_is_followed() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_removed_keeps_its_state_until_it_is_back() {
+async fn removed_folder_keeps_its_state_until_it_returns() {
     let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1)), ("b.yaml", &service("b", 1))]).await;
     fs::remove_dir_all(source.path("")).unwrap();
     assert!(source.problem().await.contains("dir: cannot be read: No such file or directory"));
@@ -273,7 +273,7 @@ async fn a_folder_that_is_removed_keeps_its_state_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_swapped_is_followed() {
+async fn swapped_folder_is_followed() {
     let (mut source, _) = Source::start(&[("a.yaml", &service("a", 1))]).await;
     let next = source.root.path().join("next");
     fs::create_dir(&next).unwrap();

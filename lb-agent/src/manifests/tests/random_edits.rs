@@ -35,7 +35,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn edits_come_to_the_same_as_a_fresh_load(batches in prop::collection::vec(prop::collection::vec(file_edit(), 1..4), 1..8)) {
+    fn edits_lead_to_the_state_of_a_fresh_load(batches in prop::collection::vec(prop::collection::vec(file_edit(), 1..4), 1..8)) {
         let mut edited = Folder::new();
         let mut files = std::collections::BTreeMap::new();
         for batch in &batches {
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_that_breaks_and_is_mended_changes_nothing(
+    fn file_that_breaks_and_is_mended_changes_nothing(
         files in prop::collection::vec(file_edit(), 1..4), cut in 0..400_usize, garbage in "[\\[{\t:*&%@`\"'|>-]{0,5}",
     ) {
         let mut folder = Folder::new();

@@ -159,7 +159,7 @@ fn names_are_checked() {
 }
 
 #[test]
-fn the_ports_of_a_service_are_checked() {
+fn ports_of_a_service_are_checked() {
     let range = "must be between 1 and 65535, inclusive";
     assert_eq!(spec("{ports: []}"), ["spec.ports: Required value"]);
     assert_eq!(

@@ -131,7 +131,7 @@ status:
 ";
 
 #[test]
-fn a_service_gets_a_cluster_ip_and_is_in_the_namespace_default() {
+fn service_gets_a_cluster_ip_and_the_default_namespace() {
     for example in [WITH_SELECTOR, WITHOUT_SELECTOR] {
         let folder = Folder::of(&[("a.yaml", example)]);
         let service = folder.service("my-service");
@@ -144,7 +144,7 @@ fn a_service_gets_a_cluster_ip_and_is_in_the_namespace_default() {
 }
 
 #[test]
-fn a_service_without_selector_has_the_endpoints_of_its_name() {
+fn service_without_selector_uses_the_endpoints_of_its_name() {
     let together = format!("{WITHOUT_SELECTOR}---\n{ENDPOINTS}");
     for files in [
         &[("all.yaml", &*together)][..],
@@ -158,7 +158,7 @@ fn a_service_without_selector_has_the_endpoints_of_its_name() {
 }
 
 #[test]
-fn a_service_may_have_several_named_ports() {
+fn service_can_have_several_named_ports() {
     let folder = Folder::of(&[("a.yaml", TWO_PORTS)]);
     let ports: Vec<_> =
         folder.service("my-service").ports.iter().map(|port| (&*port.name, port.port)).collect();
@@ -182,7 +182,7 @@ fn cluster_ip_out_of_range_is_rejected() {
 }
 
 #[test]
-fn a_cluster_ip_within_the_range_is_honoured() {
+fn cluster_ip_within_the_range_is_assigned() {
     for example in [LOAD_BALANCER, LOAD_BALANCER_IP] {
         let mut folder = Folder::with(options_with("10.0.0.0/16"), &Contents::default());
         folder.write(&[("lb.yaml", example)]);
@@ -197,7 +197,7 @@ fn a_cluster_ip_within_the_range_is_honoured() {
 }
 
 #[test]
-fn an_external_name_has_no_addresses() {
+fn external_name_service_has_no_addresses() {
     let folder = Folder::of(&[("a.yaml", EXTERNAL_NAME)]);
     assert_eq!((folder.update.changes.len(), folder.problems()), (0, vec![]));
 }
@@ -210,7 +210,7 @@ fn external_ips_are_accepted() {
 }
 
 #[test]
-fn a_target_port_may_be_a_name() {
+fn target_port_can_be_a_name() {
     let folder = Folder::of(&[("a.yaml", &WITH_SELECTOR.replace("9376", "http-web-svc"))]);
     assert_eq!(folder.ports("my-service"), [80]);
     assert_eq!(folder.problems(), [""; 0]);

@@ -46,7 +46,7 @@ fn find<'a>(metrics: &'a BTreeMap<String, Described>, name: &str) -> Option<&'a 
 }
 
 #[test]
-fn alerts_and_dashboard_use_metrics_that_there_are() {
+fn alerts_and_dashboard_use_existing_metrics() {
     let metrics = all_described();
     let mut used = BTreeSet::new();
     let expressions = expressions();
@@ -102,7 +102,7 @@ fn is_about(pattern: &str, metric: &str) -> bool {
 }
 
 #[test]
-fn the_page_says_of_every_metric_what_to_do_when_it_moves() {
+fn metrics_page_has_advice_for_every_metric() {
     let (advice, metrics) = (advice(), all_described());
     for metric in metrics.keys() {
         let of = |exactly: bool| {

@@ -100,7 +100,7 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 #[inline(never)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
     let Some(reply) = lookup(key) else { return true };
-    let masqueraded = reply.flags & flow_flags::MASQUERADE != 0;
+    let masqueraded = reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0;
     *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
     // If the forward entry is missing, another CPU may be creating it.
     let Some(forward) = lookup(&keys.forward) else { return false };

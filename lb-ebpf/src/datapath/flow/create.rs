@@ -23,12 +23,12 @@ use crate::datapath::{
 /// The source ports that are tried in place of a client's own: all but the privileged ones.
 const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 
-/// The way that the packets of a new flow take.
+/// The kind of a new flow, as far as callers distinguish it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Created {
-    /// Through the stack.
-    Plain = 0,
+    /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
+    Unrouted = 0,
     /// Routed, with or without a tunnel.
     Routed = 1,
 }
@@ -61,7 +61,7 @@ pub(crate) fn create(
     if request.service.affinity_seconds > 0 {
         affinity::remember(&packet.tuple.source, request.service.id, backend);
     }
-    Ok(if setup.flags & flow_flags::ROUTED != 0 { Created::Routed } else { Created::Plain })
+    Ok(if setup.flags & flow_flags::ROUTED != 0 { Created::Routed } else { Created::Unrouted })
 }
 
 /// Decides what the packets become and how they go on to the backend, which is returned.

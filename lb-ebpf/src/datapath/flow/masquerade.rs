@@ -102,7 +102,7 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
 fn prepare_reverse(setup: &mut FlowSetup) {
     setup.key = from_backend(setup);
     setup.back = setup.to.reversed();
-    let flags = flow_flags::MASQUERADE | flow_flags::REPLY;
+    let flags = flow_flags::SECOND_OF_MASQUERADED | flow_flags::REPLY;
     setup.flow.init(&setup.key, &setup.back, setup.service, flags, now());
 }
 
@@ -111,7 +111,7 @@ fn prepare_reverse(setup: &mut FlowSetup) {
 fn prepare_forward(setup: &mut FlowSetup) {
     setup.back = setup.to;
     setup.back.source = setup.node;
-    let flags = flow_flags::MASQUERADE | flow_flags::AT_EGRESS;
+    let flags = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;
     setup.flow.init(&setup.to, &setup.back, setup.service, flags, now());
 }
 

@@ -51,8 +51,8 @@ impl Begin {
 /// It fits into one register, which is all that a subprogram returns: variants without a field are values that
 /// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
-pub(crate) enum NewFlow {
-    /// The packet has a flow now, through the stack.
+pub(crate) enum FlowCreation {
+    /// The packet has a flow now, which tc forwards.
     Created,
     /// The packet has a routed flow now.
     CreatedRouted,
@@ -62,7 +62,7 @@ pub(crate) enum NewFlow {
     Refused(Outcome),
 }
 
-const _: () = assert!(size_of::<NewFlow>() == size_of::<Outcome>());
+const _: () = assert!(size_of::<FlowCreation>() == size_of::<Outcome>());
 
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
@@ -81,23 +81,23 @@ impl From<Outcome> for Refusal {
 
 /// Creates the flow of a packet that has none, or whose `earlier` flow is over.
 #[inline(never)]
-pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> NewFlow {
+pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> FlowCreation {
     match choose_and_create(context, packet, earlier, begin) {
         Ok(created) => {
             log::new_flow(context);
             match created {
-                Created::Plain => {
+                Created::Unrouted => {
                     events::new_flow(context, Outcome::NewFlow, begin.hook());
-                    NewFlow::Created
+                    FlowCreation::Created
                 }
                 Created::Routed => {
                     events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
-                    NewFlow::CreatedRouted
+                    FlowCreation::CreatedRouted
                 }
             }
         }
-        Err(Refusal::NoBackend) => NewFlow::Reject,
-        Err(Refusal::Outcome(outcome)) => NewFlow::Refused(outcome),
+        Err(Refusal::NoBackend) => FlowCreation::Reject,
+        Err(Refusal::Outcome(outcome)) => FlowCreation::Refused(outcome),
     }
 }
 

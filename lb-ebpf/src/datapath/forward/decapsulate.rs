@@ -23,7 +23,7 @@ use crate::datapath::{
     context::{Hook, HookContext},
     flow::{
         conntrack, masquerade,
-        new::{self, Begin, NewFlow},
+        new::{self, Begin, FlowCreation},
     },
     fragments,
     icmp::{self, Translated},
@@ -54,13 +54,13 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
             // The flow led to a backend on this node in `receive`, so another CPU has changed it since.
             Translated::ThroughTunnel => Outcome::UnknownIcmpError,
         },
-        Received::NewFlow => {
+        Received::FirstPacket => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
             match new::new_flow(&skb.context(), packet, earlier, Begin::Requested) {
-                NewFlow::Created | NewFlow::CreatedRouted => forward(skb, packet).of_first_packet(),
+                FlowCreation::Created | FlowCreation::CreatedRouted => forward(skb, packet).of_first_packet(),
                 // The request names a backend, so there is always one.
-                NewFlow::Reject => reported(packet, Outcome::NoBackend),
-                NewFlow::Refused(outcome) => reported(packet, outcome),
+                FlowCreation::Reject => reported(packet, Outcome::NoBackend),
+                FlowCreation::Refused(outcome) => reported(packet, outcome),
             }
         }
     })
@@ -101,7 +101,7 @@ enum Received {
     /// A packet of a flow to the backend.
     KnownFlow,
     /// The first packet of a flow, which `SCRATCH` now requests.
-    NewFlow,
+    FirstPacket,
     /// An ICMP error about a packet of the backend.
     IcmpError,
 }
@@ -121,13 +121,13 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
         Target::None => return Received::NotOurs,
         Target::KnownFlow if is_error => Received::IcmpError,
         Target::KnownFlow => Received::KnownFlow,
-        Target::NewFlow => Received::NewFlow,
+        Target::FirstPacket => Received::FirstPacket,
     };
     if !is_from_peer() {
         return Received::Dropped(Outcome::TunnelRefused);
     }
     match take_out(skb, packet) {
-        Ok(()) if target == Target::NewFlow && packet.segment.is_rst() => {
+        Ok(()) if target == Target::FirstPacket && packet.segment.is_rst() => {
             Received::Dropped(Outcome::StrayReset)
         }
         Ok(()) => received,
@@ -171,7 +171,7 @@ enum Target {
     /// The packet belongs to an existing flow to the backend.
     KnownFlow = 1,
     /// The packet begins a flow to the backend.
-    NewFlow = 2,
+    FirstPacket = 2,
 }
 
 /// The destination of the packet. The flow that the packet requests is written into `SCRATCH`.
@@ -186,7 +186,7 @@ fn target(context: &HookContext, packet: &Packet) -> Target {
     let is_new = request(packet) && find_local_backend();
     match known {
         Some(flow) if !is_new || !conntrack::is_new_connection(context, packet, flow) => Target::KnownFlow,
-        _ if is_new => Target::NewFlow,
+        _ if is_new => Target::FirstPacket,
         _ => Target::None,
     }
 }

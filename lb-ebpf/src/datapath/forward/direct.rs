@@ -84,4 +84,4 @@ fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
 }
 
 /// Packets of such flows are translated again at the egress of their device, so they must not skip it.
-const EGRESS_TOO: u8 = flow_flags::MASQUERADE | flow_flags::MASQUERADED;
+const EGRESS_TOO: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::MASQUERADED;

@@ -30,7 +30,7 @@ pub(crate) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcom
         let room = mtu.saturating_sub(overhead);
         if mtu != 0 && skb.largest(packet) > room {
             if flow.is_tunnelled() && packet.body == Body::LaterFragment {
-                // Its sender could not tell what an answer is about; the first fragment was answered.
+                // The sender could not match an ICMP error to this fragment; the first fragment was answered.
                 return Err(Outcome::NoRoute);
             }
             return reject::icmp_error(skb, packet, &too_big(is_v4, room), Outcome::TooBig);

@@ -1,6 +1,5 @@
-//! XDP: packets of routed flows, from the wire and out again before there is an skb.
-//!
-//! All others go on to tc unchanged and uncounted, and tc decides about them: every packet is handled once.
+//! XDP: receives packets of routed flows from a wire and sends them out again before the kernel allocates an skb. All
+//! other packets pass to tc unchanged and uncounted, and tc decides about them: every packet is handled once.
 
 use lb_common::{
     Outcome,
@@ -21,7 +20,7 @@ use super::{
     fast_path::FastPath,
     flow::{
         conntrack,
-        new::{self, Begin, NewFlow},
+        new::{self, Begin, FlowCreation},
     },
     maps,
     outcome::{either, outcome_of},
@@ -81,10 +80,10 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
         }
     }
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
-        NewFlow::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
+        FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
         // tc decides: it begins other flows, and rejects.
-        NewFlow::Created | NewFlow::Reject => Err(Outcome::OtherHook),
-        NewFlow::Refused(outcome) => Err(outcome),
+        FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
+        FlowCreation::Refused(outcome) => Err(outcome),
     }
 }
 

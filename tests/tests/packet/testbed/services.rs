@@ -21,7 +21,7 @@ const TABLE: u32 = 100;
 pub(super) const COUNTER: u32 = 20;
 
 impl Testbed {
-    /// Makes `backends`, which must be sorted, the backends of `vip`.
+    /// Sets the backends of `vip` (sorted) with their weights, and its scheduler.
     pub(crate) fn service(&mut self, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
         self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
     }

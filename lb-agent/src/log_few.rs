@@ -14,11 +14,11 @@ pub(crate) fn few<T>(things: impl IntoIterator<Item = T>, mut log: impl FnMut(T)
 
 /// Logs the first few problems, and the number of the others.
 pub(crate) fn warn_few<T: std::fmt::Display>(problems: impl IntoIterator<Item = T>) {
-    say_more(few(problems, |problem| warn!("{problem}")));
+    warn_of_more(few(problems, |problem| warn!("{problem}")));
 }
 
 /// Logs that `more` problems were not logged.
-pub(crate) fn say_more(more: usize) {
+pub(crate) fn warn_of_more(more: usize) {
     if more > 0 {
         warn!("and {more} more problems: `lb-agent status` lists them");
     }
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_are_logged_and_the_others_counted() {
+    fn first_items_are_logged_and_the_others_counted() {
         for (count, told, more) in [(0, 0, 0), (1, 1, 0), (20, 20, 0), (21, 20, 1), (10_000, 20, 9_980)] {
             let mut seen = Vec::new();
             assert_eq!(few(0..count, |thing| seen.push(thing)), more);

@@ -6,7 +6,7 @@ use lb_common::{Address, Backend};
 
 /// An endpoint of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Counted {
+pub struct ServiceEndpoint {
     /// Id of the service port.
     pub service: u32,
     /// The endpoint's address.
@@ -15,7 +15,7 @@ pub struct Counted {
     pub port: u16,
 }
 
-impl Counted {
+impl ServiceEndpoint {
     /// A backend of a service port.
     pub(crate) const fn new(service: u32, backend: &Backend) -> Self {
         Self { service, address: backend.address, port: backend.port }
@@ -26,23 +26,23 @@ impl Counted {
 /// counter outlives its endpoint as long as it counts flows, so that it is right when the endpoint returns, and is
 /// reused only after that.
 #[derive(Clone, Debug)]
-pub(crate) struct Counters {
+pub(crate) struct ActiveFlowSlots {
     capacity: u32,
-    of: BTreeMap<Counted, u32>,
-    taken: BTreeMap<u32, Counted>,
+    of: BTreeMap<ServiceEndpoint, u32>,
+    taken: BTreeMap<u32, ServiceEndpoint>,
     next: u32,
     /// Counters that were unused at the last check.
     idle: BTreeSet<u32>,
 }
 
-impl Counters {
-    /// Counters for a map `ACTIVE` of this capacity.
+impl ActiveFlowSlots {
+    /// Slots of a map `ACTIVE_FLOWS` of this capacity.
     pub(crate) const fn new(capacity: u32) -> Self {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }
 
     /// Adopts a counter of an earlier run. If two counters or endpoints conflict, the first one stays.
-    pub(crate) fn adopt(&mut self, counter: u32, counted: Counted) {
+    pub(crate) fn adopt(&mut self, counter: u32, counted: ServiceEndpoint) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {
             self.take(counter, counted);
@@ -50,7 +50,7 @@ impl Counters {
     }
 
     /// The counter of an endpoint; `None` if all are taken.
-    pub(crate) fn get_or_allocate(&mut self, counted: Counted) -> Option<u32> {
+    pub(crate) fn get_or_allocate(&mut self, counted: ServiceEndpoint) -> Option<u32> {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
         }
@@ -85,7 +85,7 @@ impl Counters {
         self.taken.is_empty()
     }
 
-    fn take(&mut self, counter: u32, counted: Counted) {
+    fn take(&mut self, counter: u32, counted: ServiceEndpoint) {
         self.of.insert(counted, counter);
         self.taken.insert(counter, counted);
         self.idle.remove(&counter);
@@ -96,13 +96,13 @@ impl Counters {
 mod tests {
     use super::*;
 
-    fn endpoint(last: u8) -> Counted {
-        Counted { service: 1, address: Address::from_v4([10, 0, 0, last]), port: 80 }
+    fn endpoint(last: u8) -> ServiceEndpoint {
+        ServiceEndpoint { service: 1, address: Address::from_v4([10, 0, 0, last]), port: 80 }
     }
 
     #[test]
-    fn an_endpoint_has_one_counter_until_nobody_uses_it() {
-        let mut counters = Counters::new(10);
+    fn endpoint_keeps_one_counter_while_it_is_used() {
+        let mut counters = ActiveFlowSlots::new(10);
         assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
         assert_eq!(counters.get_or_allocate(endpoint(2)), Some(2));
         assert_eq!(counters.get_or_allocate(endpoint(1)), Some(1));
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn one_look_frees_nothing() {
-        let mut counters = Counters::new(10);
+    fn counter_is_freed_only_after_two_idle_checks() {
+        let mut counters = ActiveFlowSlots::new(10);
         counters.get_or_allocate(endpoint(1));
         counters.free_unused(|_| false);
         counters.free_unused(|_| true);
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn all_are_given_but_0() {
-        let mut counters = Counters::new(4);
+    fn counter_0_is_never_allocated() {
+        let mut counters = ActiveFlowSlots::new(4);
         counters.adopt(3, endpoint(3));
         counters.adopt(3, endpoint(9));
         counters.adopt(0, endpoint(9));
@@ -138,6 +138,6 @@ mod tests {
             counters.free_unused(|counter| counter != 2);
         }
         assert_eq!(counters.get_or_allocate(endpoint(4)), Some(2), "around");
-        assert_eq!(Counters::new(0).get_or_allocate(endpoint(1)), None);
+        assert_eq!(ActiveFlowSlots::new(0).get_or_allocate(endpoint(1)), None);
     }
 }
