@@ -73,7 +73,7 @@ impl FragmentPorts {
 mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::FragmentKey {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::FragmentPorts {}
 }
 

@@ -69,7 +69,7 @@ pub fn from_fixed(fixed: &[u8]) -> &str {
 mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::ServiceName {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::EndpointName {}
 }
 

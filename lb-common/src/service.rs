@@ -383,17 +383,17 @@ impl Affinity {
 mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::ServiceKey {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::Service {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::Backend {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::Vip {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::SourceRangeKey {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::AffinityKey {}
-    // SAFETY: as above.
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::Affinity {}
 }
 

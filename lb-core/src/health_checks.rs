@@ -22,7 +22,8 @@ pub struct HealthCheck {
     /// Number of addresses of ready IPv4 endpoints on this node; `None` if the Service has no IPv4, and so no IPv4
     /// health check.
     pub v4: Option<usize>,
-    /// As `v4`, for IPv6.
+    /// Number of addresses of ready IPv6 endpoints on this node; `None` if the Service has no IPv6, and so no IPv6
+    /// health check.
     pub v6: Option<usize>,
 }
 
@@ -112,7 +113,7 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of the ready endpoints on this node, whatever their ports are. Terminating endpoints do not count,
+/// The addresses of the ready endpoints on this node; their ports do not matter. Terminating endpoints are left out
 /// although they may still be served: the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();

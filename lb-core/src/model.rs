@@ -137,7 +137,7 @@ pub struct AnnotationError {
 }
 
 impl Service {
-    /// Whether the Service has that family: addresses of another family are not served, of whatever kind they are.
+    /// Whether the Service has that family. Addresses of other families are not served, including external ones.
     pub fn has(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }

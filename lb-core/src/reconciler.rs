@@ -433,7 +433,8 @@ impl Reconciler {
         desired
     }
 
-    /// Whether the Service may be planned; if so, it is no longer kept as the agent found it.
+    /// Whether the sources have shown the Service, so that it may be planned. If so, unmarks it as one of an earlier
+    /// run.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
         if whole && self.earlier.remove(name) {

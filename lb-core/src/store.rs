@@ -141,7 +141,7 @@ struct Interner {
     /// Number of strings that starts the next removal of unused strings.
     sweep_at: usize,
     hints: BTreeSet<Arc<Hints>>,
-    /// As `sweep_at`, for the hints.
+    /// Number of hints that starts the next removal of unused hints.
     sweep_hints_at: usize,
 }
 

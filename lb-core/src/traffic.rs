@@ -80,7 +80,7 @@ impl Sub for Traffic {
 /// The sums of one backend of one service port, or of a whole service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Since the first walk.
+    /// Traffic since the first walk.
     pub total: Traffic,
     /// Flows that were not over at the last walk.
     pub active: u64,

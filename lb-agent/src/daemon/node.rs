@@ -65,7 +65,7 @@ pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
     /// The Node object.
     pub(super) info: watch::Receiver<NodeInfo>,
-    /// Ranges of cluster IPs that the API server names; empty before that.
+    /// Ranges of cluster IPs that the API server names; empty until it has named them.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether a synchronisation has been complete.
     pub(super) synchronised: watch::Receiver<bool>,

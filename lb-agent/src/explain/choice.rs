@@ -53,7 +53,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(places.iter().filter_map(|place| slice.get(*place as usize)).copied().collect())
     }
 
-    /// As `affinity::find`: the index of the backend that the client is pinned to.
+    /// The index of the backend that the client is pinned to, as `affinity::find` looks it up.
     fn of_client(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Option<u32>> {
         if service.affinity_seconds == 0 {
             return Ok(None);
@@ -85,7 +85,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(place)
     }
 
-    /// As `choose::scheduled`: the index of every backend that the scheduler may pick.
+    /// The index of every backend that the scheduler may pick, as `choose::scheduled` does.
     fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Places> {
         let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
         let how = match schedule::Method::of(scheduler) {
@@ -117,7 +117,7 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// As `choose::least`: of equal ones any may be picked.
+    /// The backends with the least load, as `choose::least` finds them; the program may pick any of them.
     fn least(&self, scheduler: Scheduler, slice: &[Backend]) -> Places {
         let load = |backend: &Backend| Load {
             active: self.active_flows(backend.active_flows_slot),
@@ -136,13 +136,13 @@ impl<T: Tables> Walk<'_, T> {
         loads.iter().filter(|(_, load)| equal(load)).map(|(place, _)| *place).collect()
     }
 
-    /// As `active_flows::active`.
+    /// The number of active flows in a slot, as `active_flows::active` reads it.
     fn active_flows(&self, slot: u32) -> u64 {
         if slot == 0 { 0 } else { u64::try_from(self.tables.active_flows(slot)).unwrap_or(0) }
     }
 }
 
-/// As `choose::another`: the index after that of the backend that did not answer the client.
+/// The index of the next backend after the one that did not answer, as `choose::another` finds it.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);

@@ -87,14 +87,14 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
 
-    /// As `masquerade::fallback`: the agent's source address of the family of `like`.
+    /// The agent's source address of the family of `like`, as `masquerade::fallback` reads it.
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = *settings.source(like.is_v4());
         Ok((source != Address::from_v6([0; 16])).then_some(source))
     }
 
-    /// As `masquerade::routed_source`.
+    /// The node's address for a routed flow to the backend, as `masquerade::routed_source` finds it.
     fn routed_source(&self, backend: &Backend) -> WalkResult<Option<IpAddr>> {
         let Some(entrance) = self.tables.device(self.question.device)? else { return Ok(None) };
         let Some(route) = self.tables.route(&backend.address)? else { return Ok(None) };

@@ -25,9 +25,9 @@ pub enum PacketKind {
     Syn,
     /// Accepts a connection: SYN-ACK, INIT ACK.
     SynAck,
-    /// In the middle of a connection.
+    /// Belongs to an established connection.
     Data,
-    /// Its sender ends the connection: FIN, SHUTDOWN.
+    /// Ends the connection in one direction: FIN, SHUTDOWN.
     Fin,
     /// Resets the connection: RST, ABORT.
     Rst,

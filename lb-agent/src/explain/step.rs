@@ -216,9 +216,9 @@ pub enum Stale {
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs.
     OutOfRange,
-    /// In a range of cluster IPs, but of no Service: dropped by these settings.
+    /// An unassigned address in a range of cluster IPs, which the settings drop.
     UnknownVip,
-    /// In a range of cluster IPs, but of no Service: passed by these settings.
+    /// An unassigned address in a range of cluster IPs, which the settings pass.
     Unknown,
     /// An address of the node or of a load balancer, or an external IP.
     NoClusterIp,
@@ -285,7 +285,7 @@ pub enum Method {
 pub enum Source {
     /// The client's own address.
     Client,
-    /// The client's own address, although the service masquerades: the backend has an address of the node itself.
+    /// The client's own address: the backend has an address of the node itself, so the service cannot masquerade.
     ClientOnNode,
     /// The node's address.
     Node(IpAddr),

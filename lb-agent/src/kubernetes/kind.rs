@@ -44,7 +44,7 @@ pub(super) trait Kind: Read {
     }
 }
 
-/// kube-proxy's selection of Services: neither those of other proxies nor headless ones.
+/// Selects the Services that kube-proxy selects: no headless ones and none of other proxies.
 pub(super) fn services() -> watcher::Config {
     config().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
 }

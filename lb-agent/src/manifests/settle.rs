@@ -33,7 +33,7 @@ struct Due {
 /// The work that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// These files.
+    /// The named files.
     Files(BTreeSet<OsString>),
     /// All files, after listing the folder again.
     Everything,

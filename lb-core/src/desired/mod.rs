@@ -24,7 +24,7 @@ pub(crate) use endpoints::unique_labels;
 /// The desired state of one port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name and node port.
+    /// The name and node port of the service port.
     pub labels: ServiceLabels,
     /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
     pub affinity_seconds: u32,
@@ -32,7 +32,7 @@ pub struct Port {
     pub scheduler: Scheduler,
     /// Parameters of its tables, if the scheduler is Maglev.
     pub maglev: Maglev,
-    /// Its frontends, in order of the keys, each once.
+    /// The frontends of the service port in order of their keys, each once.
     pub frontends: Vec<Frontend>,
     /// The backends of the frontends, as slices. Each slice is of one family and sorted, has every backend once, is not
     /// empty and differs from all others.
@@ -181,7 +181,7 @@ fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
     asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
 }
 
-/// From endpoints of a Service to backends.
+/// Converts endpoints of a Service to backends.
 #[derive(Clone, Copy)]
 struct Backends<'a> {
     service: &'a Service,

@@ -27,9 +27,9 @@ use crate::{
 /// How a device runs the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
-    /// In the device's driver, before there is an skb.
+    /// The device driver runs the program, before the kernel allocates an skb.
     Native,
-    /// In the network stack, on skbs.
+    /// The network stack runs the program, on skbs.
     Generic,
 }
 

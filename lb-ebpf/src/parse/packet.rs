@@ -29,7 +29,7 @@ pub struct Packet {
     pub headers: Headers,
     /// Which part of a datagram it is.
     pub fragment: Fragment,
-    /// Its payload.
+    /// The kind of payload.
     pub body: Body,
     /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
     pub segment: Segment,
@@ -70,7 +70,7 @@ impl Headers {
 /// Which part of a datagram a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Its position in the datagram.
+    /// The position of the packet in its datagram.
     pub part: Part,
     /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6.
     pub identification: u32,
@@ -119,7 +119,7 @@ pub enum Body {
 /// The packet that an ICMP error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quoted {
-    /// Its five-tuple.
+    /// The five-tuple of the quoted packet.
     pub tuple: Tuple,
     /// Offsets of its headers.
     pub headers: Headers,

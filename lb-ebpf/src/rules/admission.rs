@@ -6,7 +6,7 @@ use lb_common::{Outcome, Service, conntrack::Segment, handover, protocol, servic
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Admission {
-    /// It may.
+    /// The flow may begin.
     Admitted = 0,
     /// Only a SYN begins a flow of this service, and the packet is none.
     NotSyn = 1,

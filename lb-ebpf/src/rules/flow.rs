@@ -9,11 +9,11 @@ use lb_common::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Staleness {
-    /// It is not: the SYN is a retransmission and goes to the same backend.
+    /// The entry is valid: the SYN is a retransmission and goes to the same backend.
     Fresh = 0,
-    /// Its reverse entry is lost.
+    /// The reverse entry is lost.
     HalfLost = 1,
-    /// Its connection has ended.
+    /// The connection has ended.
     Over = 2,
     /// The backend has left too many SYNs unanswered.
     Unanswered = 3,
@@ -25,11 +25,11 @@ pub enum Staleness {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Membership {
-    /// It has.
+    /// The service has the backend.
     Member = 0,
-    /// It has others.
+    /// The service has other backends only.
     Gone = 1,
-    /// It has no backends at all.
+    /// The service has no backends.
     NoBackends = 2,
     /// There is no such service, or the agent is replacing its record.
     NoService = 3,
@@ -39,13 +39,13 @@ pub enum Membership {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Relation {
-    /// It belongs to the flow.
+    /// The packet belongs to the flow.
     Same = 0,
-    /// It belongs to the flow, which is translated at the other tc hook.
+    /// The packet belongs to the flow, which is translated at the other tc hook.
     OtherHook = 1,
-    /// It belongs to a connection that bypasses the VIP.
+    /// The packet belongs to a connection that bypasses the VIP.
     Foreign = 2,
-    /// It begins a new flow.
+    /// The packet begins a new flow.
     New = 3,
 }
 

@@ -6,16 +6,17 @@ use lb_common::{Address, Backend, DeviceInfo, backend_flags, device_flags};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Forwarding {
-    /// Through the stack, with the client's own address.
+    /// Packets pass the stack with the client's own address.
     Plain = 0,
-    /// With the client's own address although the service masquerades: the backend has an address of this node.
+    /// The backend has an address of this node, so packets keep the client's own address although the service
+    /// masquerades.
     PlainOnNode = 1,
     /// Client and backend are the same pod: back to the pod, with the VIP as source, because a pod's packets to its own
     /// address never leave the pod.
     Hairpin = 2,
     /// Unchanged, in a tunnel to the backend's node.
     Tunnel = 3,
-    /// With an address of this node as source.
+    /// Packets get an address of this node as source.
     Masquerade = 4,
 }
 

@@ -10,11 +10,11 @@ use super::admission::rejection;
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs: left untouched.
     OutOfRange = 0,
-    /// In such a range, but of no Service: dropped, because the range is known to have no other use.
+    /// In a range of cluster IPs, but of no Service: dropped, because the range contains only cluster IPs.
     UnknownVip = 1,
-    /// In such a range, but of no Service: left untouched.
+    /// In a range of cluster IPs, but of no Service: left untouched.
     Unknown = 2,
-    /// In such a range, but an address of the node or a load balancer, or an external IP: left untouched.
+    /// In a range of cluster IPs, but an address of the node or of a load balancer, or an external IP: left untouched.
     NoClusterIp = 3,
     /// A cluster IP: rejected.
     ClusterIp = 4,

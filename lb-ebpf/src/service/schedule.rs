@@ -155,7 +155,7 @@ impl BackendSearch {
         self.low + (self.high - self.low) / 2
     }
 
-    /// Continues below or above this backend.
+    /// Continues the binary search below or above `backend`.
     #[inline(always)]
     pub fn note(&mut self, backend: &Backend) {
         let order = backend.address.cmp(&self.address);

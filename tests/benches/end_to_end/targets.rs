@@ -18,7 +18,7 @@ const FLAT: f64 = 1.02;
 /// A target and whether it is met.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
-    /// Label.
+    /// The label of the target in the report.
     pub(crate) what: String,
     /// The median of the ratios.
     pub(crate) value: f64,

@@ -47,7 +47,7 @@ fn idle_flows_expire_after_their_timeout() {
     }
 }
 
-/// They have no reverse entry: GC adds none, and deletes no entry of another flow with them.
+/// Tunnelled flows have no reverse entry: GC adds none, and deletes no entry of another flow with them.
 #[test]
 fn tunnelled_flows_expire_by_their_only_entry() {
     let sandbox = Sandbox::new();

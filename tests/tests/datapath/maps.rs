@@ -13,8 +13,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Largest CPU time of `apply`, as a multiple of the time for single updates of all entries. It needs about 0.8 of
-/// that, also without optimisation.
+/// Largest CPU time of `apply`, as a multiple of the time for single updates of all entries. The measured value is
+/// about 0.8, also without optimisation.
 const COST_LIMIT: u32 = 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The terminal in raw mode. It is restored in whatever way `top` ends.
+//! The terminal in raw mode. It is restored whenever `top` ends, also by a signal or panic.
 
 use std::{
     io, process,

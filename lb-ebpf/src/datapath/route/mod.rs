@@ -39,8 +39,8 @@ impl Found {
 /// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
 pub(crate) const ANY_LENGTH: u16 = 1;
 
-/// Looks for the route of a packet `to` with `length` bytes (0: of any length) that came in here; `flags` are
-/// `BPF_FIB_LOOKUP_*`. The route is in `SCRATCH`.
+/// Looks up the route of a packet `to` that came in here. `length` is its size in bytes, 0 for any size; `flags` are
+/// `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
 #[inline(never)]
 pub(crate) fn lookup(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
     let Ok(scratch) = scratch() else { return Found::Nothing };

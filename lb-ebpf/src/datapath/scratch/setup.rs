@@ -27,14 +27,14 @@ pub(crate) const NO_ADDRESS: Address = Address::from_v6([0; 16]);
 
 /// A flow that is being created. It lies in `SCRATCH`, because the stack has no room for so many tuples.
 pub(crate) struct FlowSetup {
-    /// Packets of the client.
+    /// The tuple of the client's packets.
     pub(crate) from: Tuple,
-    /// Their tuple after the translation.
+    /// The tuple of the client's packets after the translation.
     pub(crate) to: Tuple,
     /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
     /// [`NO_ADDRESS`].
     pub(crate) node: Address,
-    /// How packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
+    /// The way of the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
     /// [`flow_flags::MASQUERADED`]; or 0.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
@@ -102,9 +102,9 @@ pub(crate) const EEXIST: i32 = -17;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Claim {
-    /// Another flow has a key that they need: another source port may be free.
+    /// Another flow has the key of a reverse entry: another source port may be free.
     Taken = 0,
-    /// They are inserted.
+    /// The reverse entries are inserted.
     Made = 1,
     /// `CONNTRACK` is full.
     NoRoom = 2,
