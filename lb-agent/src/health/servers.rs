@@ -144,8 +144,11 @@ impl Servers {
                 };
                 let router = Router::new().fallback(answer).with_state(asked);
                 let (stop, stopped) = oneshot::channel();
-                let server =
-                    axum::serve(listener, router).with_graceful_shutdown(async move { drop(stopped.await) });
+                // The server also stops if the sender is dropped.
+                let stop_requested = async move {
+                    let (Ok(()) | Err(_)) = stopped.await;
+                };
+                let server = axum::serve(listener, router).with_graceful_shutdown(stop_requested);
                 self.running.insert(place, Server { stop, task: tokio::spawn(server.into_future()) });
             }
             Err(error) => self.failed(place, error.to_string()),
