@@ -79,7 +79,8 @@ END
     export TURNS="$work/turns" REQUESTS=6 PATH="$work/bin:$PATH"
 }
 
-# Runs e2e.sh in such a cluster and checks status and output. usage: end_to_end STATUS TEXT [VARIABLE=VALUE]...
+# Runs e2e.sh in a fake cluster and checks status and output.
+# usage: end_to_end STATUS TEXT [VARIABLE=VALUE]...
 end_to_end() {
     local status=0 text wanted=$1 output=$2
     shift 2

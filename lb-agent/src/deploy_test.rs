@@ -231,7 +231,7 @@ fn configuration_is_accepted_and_probes_match_its_ports() {
     assert_probed(&daemon_set, config.healthz.unwrap().port());
 }
 
-/// kube-proxy's own file does not set the port, so the default applies.
+/// The configuration file that kubeadm writes for kube-proxy does not set the port, so the default applies.
 #[test]
 fn kube_proxy_configuration_is_probed_at_the_default_port() {
     assert_probed(&only("kubeadm.yaml"), 10256);

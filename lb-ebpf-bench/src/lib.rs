@@ -47,10 +47,11 @@ pub const RESTORED_V6: usize = 14 + 40 + 20;
 /// compensation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
-    /// Flips in the last word of the client's address: the second byte increases as the fourth decreases. Both have the same
-    /// weight in a checksum.
+    /// Bits to flip in the last word of the client's address: the second byte increases as the fourth decreases. Both
+    /// have the same weight in a checksum.
     pub address: u32,
-    /// Flips in the client's port and in the word at byte 8 of the transport header: one increases as the other decreases.
+    /// Bits to flip in the client's port and in the word at byte 8 of the transport header: one increases as the other
+    /// decreases.
     pub port: u16,
 }
 

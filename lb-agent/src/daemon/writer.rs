@@ -163,7 +163,7 @@ impl Writer {
 
     fn take(&mut self, event: SourceEvent) {
         self.source_ready |= matches!(event, SourceEvent::Synchronised);
-        // Earlier changes wait for their source, not for the writer.
+        // Before the source is complete, the writer applies nothing, so no change waits for the writer.
         if self.source_ready {
             self.state.changed();
         }

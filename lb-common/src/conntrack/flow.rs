@@ -209,7 +209,7 @@ impl Flow {
 
     /// Merges what the programs have observed in an `other` copy of the same entry since the copy was made.
     pub fn merge(&mut self, other: &Self) {
-        // A new connection has begun in this copy since.
+        // Since `other` was copied, a new connection has replaced this one.
         if self.to != other.to || self.syns > other.syns {
             return;
         }

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(phase(&flow), Phase::Closed);
     }
 
-    /// Otherwise one forged packet would hold an entry for a day.
+    /// If packets without a SYN established a flow, one forged packet would hold an entry for a day.
     #[test]
     fn tunnelled_flow_without_a_syn_is_never_established() {
         let mut flow = tunnelled(protocol::TCP);

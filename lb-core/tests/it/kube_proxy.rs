@@ -338,7 +338,7 @@ fn health_checks_and_missing_local_endpoints() {
     }
 }
 
-/// A Service changes from each type to each other type: only what the last type demands is left.
+/// A Service changes from each type to each other type: only fields that the last type needs remain in the maps.
 #[test]
 fn type_transitions() {
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "headless"];

@@ -64,7 +64,7 @@ pub struct GcReport {
     pub pressure: Pressure,
     /// Flows whose lost entry was restored.
     pub restored: usize,
-    /// Single entries that were deleted because they had expired.
+    /// Expired entries without their counterpart that were deleted.
     pub orphans: usize,
 }
 

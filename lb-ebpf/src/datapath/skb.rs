@@ -48,13 +48,13 @@ enum ExitWay {
 }
 
 impl Exit {
-    /// To a next hop behind the device; the kernel looks up the MAC address.
+    /// Exits to a next hop behind the device; the kernel looks up the MAC address.
     #[inline(always)]
     pub(super) const fn neighbour(device: u32) -> Self {
         Self { device, way: ExitWay::Neighbour }
     }
 
-    /// Through the device; the packet already has its MAC addresses.
+    /// Exits through the device; the packet already has its MAC addresses.
     #[inline(always)]
     pub(super) const fn device(device: u32) -> Self {
         Self { device, way: ExitWay::Device }

@@ -36,7 +36,7 @@ impl Size {
         u64::from(self.services) * u64::from(self.endpoints)
     }
 
-    /// Whether it is at most as large as the size of the limits: 10,000 Services with 5 endpoints.
+    /// Whether the performance limits apply to this size: at most 10,000 Services with 5 endpoints.
     pub(crate) fn is_ordinary(self) -> bool {
         self.endpoints() <= 50_000
     }

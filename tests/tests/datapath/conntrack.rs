@@ -107,7 +107,7 @@ fn deleted_flows_leave_the_active_count() {
     assert_eq!(conntrack.active_flows().get(5), 0);
 }
 
-/// Also right after a start of the agent, and for a counter that no flow uses.
+/// GC corrects counts also directly after a start of the agent, and counts of slots that no flow uses.
 #[test]
 fn gc_corrects_wrong_active_counts() {
     let sandbox = Sandbox::new();

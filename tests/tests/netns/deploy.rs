@@ -219,7 +219,7 @@ fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     }
 }
 
-/// If the agent needed fewer, the DaemonSet would grant too much.
+/// If the agent needed fewer capabilities, the DaemonSet would grant too many.
 #[test]
 fn agent_needs_every_capability_of_the_daemon_set() {
     let bed = bed();

@@ -38,7 +38,7 @@ fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
     }
 }
 
-/// Another flow to the same backend has taken every port of the client.
+/// Other flows to the same backend have taken every port that the client could get.
 #[test]
 fn flow_without_a_free_source_port_is_dropped() {
     let mut bed = Testbed::with_size("CONNTRACK", 70_000);

@@ -191,7 +191,7 @@ fn error_about_a_hairpin_packet_returns_to_the_pod() {
     });
 }
 
-/// Quotes with options, extension headers, or without a checksum.
+/// The quoted packet may have options, extension headers, or no checksum.
 #[test]
 fn quotes_with_options_and_fragments_are_translated() {
     type Mutation = fn(&mut Packet);
@@ -266,7 +266,7 @@ fn quoted_udp_checksum_never_becomes_zero() {
     });
 }
 
-/// Errors that quote no known flow.
+/// Errors that quote a packet of no tracked flow pass.
 #[test]
 fn errors_of_no_known_flow_pass_untouched() {
     each("ICMP, unknown", |bed, family| {

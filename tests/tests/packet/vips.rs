@@ -83,7 +83,7 @@ fn unlisted_port_of_a_node_address_is_left_to_the_stack() {
     });
 }
 
-/// Without the flag, the range may contain other addresses than cluster IPs.
+/// Without `DROP_UNKNOWN_VIPS` the range may contain addresses other than cluster IPs.
 #[test]
 fn unknown_address_passes_if_the_range_is_shared() {
     each("unknown address", |bed, family| {
@@ -141,7 +141,7 @@ fn renewed(mut packet: Packet) -> Packet {
     packet
 }
 
-/// A reply would need the whole datagram.
+/// A fragmented ping is not answered: the reply would need the whole datagram.
 #[test]
 fn fragmented_ping_is_not_answered() {
     each("ping in fragments", |bed, family| {

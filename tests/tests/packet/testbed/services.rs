@@ -60,7 +60,7 @@ impl Testbed {
         self.slot += 1;
     }
 
-    /// Makes `backends`, which must be sorted, with their weights the backends of `vip`, chosen by `scheduler`.
+    /// Sets the backends of `vip` (sorted) with their weights, and its scheduler.
     pub(crate) fn service_with_scheduler(
         &mut self,
         vip: SocketAddr,
