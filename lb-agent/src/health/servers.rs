@@ -142,7 +142,7 @@ impl Servers {
                     checks: self.checks.clone(),
                     healthy: Arc::clone(&self.report.healthy),
                 };
-                let router = Router::new().fallback(answer).with_state(asked);
+                let router = Router::new().fallback(respond).with_state(asked);
                 let (stop, stopped) = oneshot::channel();
                 // The server also stops if the sender is dropped.
                 let stop_requested = async move {
@@ -214,7 +214,7 @@ struct Asked {
     healthy: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-async fn answer(Shared(asked): Shared<Asked>) -> impl IntoResponse {
+async fn respond(Shared(asked): Shared<Asked>) -> impl IntoResponse {
     // A connection may outlive its Service by a moment: then the Service has no check any more.
     let check = asked.checks.borrow().get(&asked.service).copied();
     let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);

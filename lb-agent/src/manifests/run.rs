@@ -23,7 +23,7 @@ use super::{
     settle::Work,
     watch::Watch,
 };
-use crate::tell;
+use crate::log_few;
 
 /// How long the first load waits for files that are open for writing.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
