@@ -245,7 +245,8 @@ mod tests {
         }
         dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "moved"))));
         let nodes = |store: &Store| -> Vec<String> {
-            let endpoints = store.slices(&name("a")).flat_map(|slice| &slice.endpoints);
+            let service = name("a");
+            let endpoints = store.slices(&service).flat_map(|slice| &slice.endpoints);
             endpoints.filter_map(|endpoint| endpoint.node.as_deref().map(str::to_owned)).collect()
         };
         assert_eq!(nodes(&store), ["s1", "moved", "s3"]);
