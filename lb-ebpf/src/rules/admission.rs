@@ -157,7 +157,7 @@ mod tests {
         ] {
             let record = service(flags, backends);
             assert_eq!(packets_of(&record, || in_ranges), packets, "flags {flags}, {backends} backends");
-            assert_eq!(super::clients(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
+            assert_eq!(clients(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
         }
     }
 
