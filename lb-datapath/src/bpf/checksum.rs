@@ -32,7 +32,7 @@ pub fn linked_object() -> &'static [u8] {
 /// `object` for the running kernel; unchanged if this kernel does not show the field.
 pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
     let reads = KernelTypes::read().and_then(|types| read_ip_summed(&types));
-    let Some(reads) = reads.filter(|reads| accepts(reads)) else {
+    let Some(reads) = reads.filter(accepts) else {
         debug!("this kernel does not show sk_buff::ip_summed: the programs look at the packets");
         return Cow::Borrowed(object);
     };

@@ -1,7 +1,7 @@
 //! The BPF programs of this process, each loaded when it is first needed: the verifier takes up to half a second for one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
@@ -73,9 +73,11 @@ impl Programs {
         // The map of loaded programs is complete at every moment, also if another thread has panicked.
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { ebpf, loaded } = &mut *inner;
-        let missing = names.iter().copied().filter(|name| !loaded.contains_key(name));
+        // Several devices may need the same program.
+        let missing: BTreeSet<&'static str> =
+            names.iter().copied().filter(|name| !loaded.contains_key(name)).collect();
         let mut failed = BTreeMap::new();
-        for (name, verified) in loader::verify(ebpf, missing) {
+        for (name, verified) in loader::verify(ebpf, missing.into_iter()) {
             match verified.and_then(|fd| loader::pin(fd, &self.folder, name)) {
                 Ok(program) => _ = loaded.insert(name, Arc::new(program)),
                 Err(error) => _ = failed.insert(name, error),
