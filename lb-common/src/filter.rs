@@ -15,8 +15,7 @@
 //! 4. Mark all frontends and all entries. Whatever is inserted from now on has been marked after step 2.
 //! 5. Make it the copy in use.
 //!
-//! The hash has no seed: all that a sender can do is to choose packets that need the lookups. Programs and agent do not
-//! use the filter yet.
+//! The hash has no seed: all that a sender can do is to choose packets that need the lookups.
 
 use bytemuck::{Pod, Zeroable};
 

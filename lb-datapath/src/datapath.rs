@@ -23,6 +23,7 @@ use crate::{
         affinity::AffinityTable,
         conntrack::Conntrack,
         device_map::DeviceMap,
+        filter::Filter,
         handover::{self, Handover},
         internal_devices::InternalDevices,
         maps::ServiceMaps,
@@ -42,6 +43,7 @@ pub struct Datapath {
     forwarding: Forwarding,
     maps: ServiceMaps,
     conntrack: Conntrack,
+    filter: Arc<Filter>,
     attach: AttachMode,
     /// The control group whose sockets are served.
     cgroup: Option<PathBuf>,
@@ -68,16 +70,20 @@ impl Datapath {
         let mut handover = Handover::begin(&folder, &options.capacities)?;
         let Loaded { programs, logger } = loader::load(&folder, options)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
+        let filter = Arc::new(Filter::open(&folder)?);
+        // Until the agent has rebuilt it: programs of another build may have inserted entries without marks.
+        filter.turn_off();
         match &mut handover {
-            Some(handover) => handover.fill()?,
+            Some(handover) => handover.fill(&filter)?,
             None => {
                 handover::set_mode(&folder, OVER)?;
                 handover::describe(&folder)?;
             }
         }
         Ok(Self {
-            maps: ServiceMaps::open(&folder)?,
-            conntrack: Conntrack::open(&folder)?,
+            maps: ServiceMaps::open(&folder, &filter)?,
+            conntrack: Conntrack::open(&folder, &filter)?,
+            filter,
             programs: Arc::new(programs),
             xdp: options.xdp,
             forwarding: options.forwarding,
@@ -117,7 +123,7 @@ impl Datapath {
 
     /// The settings of the node; an independent handle.
     pub fn settings(&self) -> Result<SettingsMap, DatapathError> {
-        SettingsMap::open(&self.folder)
+        SettingsMap::open(&self.folder, &self.filter)
     }
 
     /// The devices of internal clients; an independent handle.
@@ -163,7 +169,7 @@ impl Datapath {
     /// programs are attached to all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
-        handover.finish(|| self.attach_sockets())?;
+        handover.finish(&self.filter, || self.attach_sockets())?;
         clsact::remove_earlier()
     }
 

@@ -70,6 +70,7 @@ pub use self::{
         affinity::{AffinityReport, AffinityTable},
         conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
+        filter::{Filter, FilterFill, FilterMemory},
         internal_devices::InternalDevices,
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,

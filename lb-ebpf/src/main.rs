@@ -21,7 +21,7 @@ mod programs {
     use lb_ebpf::parse::Layer;
 
     use crate::datapath::{
-        Hook, Skb, events, process, stats,
+        Hook, Skb, events, fast_path, process, stats,
         xdp::{self, Xdp},
     };
 
@@ -52,6 +52,11 @@ mod programs {
     #[inline(always)]
     fn run(ctx: TcContext, hook: Hook, layer: Layer) -> i32 {
         let mut skb = Skb::new(ctx, layer);
+        if fast_path::has_no_service_by_filter(&skb, hook) {
+            const { assert!(matches!(Outcome::NoService.verdict(), Verdict::Pass)) };
+            stats::count(Outcome::NoService);
+            return TC_ACT_UNSPEC;
+        }
         let outcome = process(&mut skb, hook);
         let outcome = send(&mut skb, outcome);
         stats::count(outcome);

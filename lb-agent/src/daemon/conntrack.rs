@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
-use lb_datapath::{Conntrack, DatapathError, GcReport, Recount, UdpSockets, grace};
+use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, UdpSockets, grace};
 
 /// Interval between two GC runs, and the one while the map is nearly full.
 const CALM: Duration = Duration::from_secs(5);
@@ -60,6 +60,8 @@ pub(super) async fn run(
 ) -> anyhow::Result<Infallible> {
     let Udp { sockets, mut stale_udp, served } = udp;
     let mut fill = Fill::default();
+    let mut filter = RebuiltFilter::default();
+    filter.update(&conntrack, &observers.metrics).await;
     let mut recount = Recount::default();
     let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
@@ -104,9 +106,42 @@ pub(super) async fn run(
                 observers.counters.send_replace(recount.in_flows().clone());
             }
             result = result.and(swept);
+            filter.update(&conntrack, &observers.metrics).await;
             next_sweep = Instant::now() + if fill.pressure == Pressure::NONE { CALM } else { PRESSED };
         }
         log.note(result);
+    }
+}
+
+/// The filter, and its fill after the last rebuild.
+#[derive(Debug)]
+struct RebuiltFilter(FilterFill);
+
+impl Default for RebuiltFilter {
+    fn default() -> Self {
+        Self(FilterFill::EMPTY)
+    }
+}
+
+impl RebuiltFilter {
+    /// Rebuilds the filter if that is due, and reports its fill. A failure costs time per packet only: the next run
+    /// tries again.
+    async fn update(&mut self, conntrack: &Conntrack, metrics: &Metrics) {
+        let (conntrack, rebuilt) = (conntrack.clone(), self.0);
+        let work = task::spawn_blocking(move || {
+            let result = conntrack.filter().rebuild_if_due(rebuilt);
+            (result, conntrack.filter().fill())
+        });
+        let Ok((result, fill)) = work.await else { return };
+        metrics.set_map("FILTER", fill.bits as usize, FilterFill::CAPACITY);
+        match result {
+            Ok(Some(rebuilt)) => {
+                debug!(bits = rebuilt.bits, false_positives = rebuilt.false_positives, "rebuilt the filter");
+                self.0 = rebuilt;
+            }
+            Ok(None) => {}
+            Err(error) => warn!("cannot rebuild the filter: {error}; retrying"),
+        }
     }
 }
 

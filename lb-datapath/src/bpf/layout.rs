@@ -11,6 +11,7 @@ use lb_common::{
     Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
     SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
+    filter::Filter,
     layout::Described,
     monitor,
 };
@@ -135,6 +136,8 @@ pub(crate) const ACTIVE_FLOWS: MapSpec =
     MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
+/// The filter that programs ask before they look up anything: see [`lb_common::filter`].
+pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType::Array, 1);
 pub(crate) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentPorts>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
 pub(crate) const AFFINITY: MapSpec =
@@ -172,12 +175,13 @@ pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::Rin
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
 /// Every map that is pinned.
-pub(crate) const MAPS: [MapSpec; 23] = [
+pub(crate) const MAPS: [MapSpec; 24] = [
     SERVICES,
     BACKENDS,
     TABLES,
     ACTIVE_FLOWS,
     CONNTRACK,
+    FILTER,
     AFFINITY,
     FRAGMENTS,
     STATS,

@@ -145,7 +145,7 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &0u8, false);
     let sized = |spec: &&MapSpec| spec.name != layout::STATS.name && spec.shape.max_entries > 0;
     for spec in MAPS.iter().filter(sized) {
-        loader.map_max_entries(spec.name, 16);
+        loader.map_max_entries(spec.name, spec.shape.max_entries.min(16));
     }
     let mut ebpf = loader.load(linked_object())?;
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))

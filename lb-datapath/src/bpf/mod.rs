@@ -8,6 +8,7 @@ pub mod grace;
 pub(crate) mod kernel_types;
 pub(crate) mod layout;
 pub(crate) mod loader;
+pub(crate) mod mapped;
 pub(crate) mod options;
 pub(crate) mod probe;
 pub(crate) mod program;

@@ -5,6 +5,7 @@ use std::{
     io,
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -32,6 +33,7 @@ use crate::{
     state::{
         affinity,
         conntrack::Conntrack,
+        filter::Filter,
         internal_devices::InternalDevices,
         maps::{ServiceMaps, slices_of},
         monitor::Monitor,
@@ -44,6 +46,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Pinned {
     folder: Folder,
+    filter: Arc<Filter>,
     maps: ServiceMaps,
     conntrack: Conntrack,
     affinity: Table<AffinityKey, Affinity>,
@@ -130,9 +133,11 @@ impl Pinned {
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         let absent = || DatapathError::Absent(bpffs.join("lb"));
         let folder = Folder::find(bpffs).ok_or_else(absent)?;
+        let filter = Arc::new(Filter::open(&folder)?);
         Ok(Self {
-            maps: ServiceMaps::open(&folder)?,
-            conntrack: Conntrack::open(&folder)?,
+            filter: Arc::clone(&filter),
+            maps: ServiceMaps::open(&folder, &filter)?,
+            conntrack: Conntrack::open(&folder, &filter)?,
             affinity: affinity::open(&folder)?,
             stats: Stats::open(&folder)?,
             folder,
@@ -146,7 +151,7 @@ impl Pinned {
 
     /// The settings of the node.
     pub fn settings(&self) -> Result<Settings, DatapathError> {
-        SettingsMap::open(&self.folder)?.get()
+        SettingsMap::open(&self.folder, &self.filter)?.get()
     }
 
     /// The interface indices of the devices of internal clients.
@@ -156,7 +161,7 @@ impl Pinned {
 
     /// The maps and constants that the programs use.
     pub fn program_view(&self) -> Result<ProgramView, DatapathError> {
-        ProgramView::open(&self.folder)
+        ProgramView::open(&self.folder, &self.filter)
     }
 
     /// Connection tracking.
@@ -186,8 +191,16 @@ impl Pinned {
 
     /// How full the maps are. Reads every entry.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
-        let ServiceMaps { services, backends, tables, service_names, endpoint_names, vips, source_ranges } =
-            &self.maps;
+        let ServiceMaps {
+            services,
+            backends,
+            tables,
+            service_names,
+            endpoint_names,
+            vips,
+            source_ranges,
+            ..
+        } = &self.maps;
         let (mut slices, mut used_tables) = (BTreeMap::new(), BTreeMap::new());
         let mut frontends = 0;
         services.for_each(|_, service| {

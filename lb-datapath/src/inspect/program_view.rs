@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::{
     bpf::{bpffs::Folder, globals::Globals, layout, table::Table},
     error::DatapathError,
-    state::{active_flows::ActiveFlows, maps::ServiceMaps, settings::SettingsMap},
+    state::{active_flows::ActiveFlows, filter::Filter, maps::ServiceMaps, settings::SettingsMap},
 };
 
 /// Everything that a program reads when it decides about a packet. Lookups return the present contents of the maps;
@@ -38,19 +38,19 @@ pub struct ProgramView {
 }
 
 impl ProgramView {
-    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn open(folder: &Folder, filter: &Arc<Filter>) -> Result<Self, DatapathError> {
         let (globals, globals_error) = match Globals::read(folder) {
             Ok(globals) => (globals, None),
             Err(error) => (Globals::default(), Some(error)),
         };
         Ok(Self {
-            service_maps: ServiceMaps::open(folder)?,
+            service_maps: ServiceMaps::open(folder, filter)?,
             conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
             active_flows: Arc::new(ActiveFlows::open(folder)?),
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
-            settings: SettingsMap::open(folder)?.get()?,
+            settings: SettingsMap::open(folder, filter)?.get()?,
             globals,
             globals_error,
         })

@@ -5,14 +5,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io, ptr, slice,
     sync::atomic::{AtomicI64, Ordering},
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
 use crate::{
-    bpf::{bpffs::Folder, layout, table::Table},
+    bpf::{bpffs::Folder, layout, mapped::Mapped, table::Table},
     error::DatapathError,
 };
 
@@ -20,26 +17,26 @@ use crate::{
 #[derive(Debug)]
 pub struct ActiveFlows {
     table: Table<u32, i64>,
-    memory: Memory,
+    memory: Mapped<AtomicI64>,
 }
 
 impl ActiveFlows {
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         let table = Table::open(&layout::ACTIVE_FLOWS, &folder.map("ACTIVE"))?;
-        let mapped = Memory::map(&table);
+        let mapped = Mapped::new(table.fd(), table.capacity() as usize);
         let memory = mapped.map_err(|source| DatapathError::Map { action: "map", map: "ACTIVE", source })?;
         Ok(Self { table, memory })
     }
 
     /// The active flows counted in a slot; 0 for a slot beyond the end of the map.
     pub fn get(&self, slot: u32) -> i64 {
-        self.memory.slots().get(slot as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+        self.memory.values().get(slot as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// Adds to a slot. For slot 0, which means that the flow is not counted, it does nothing.
     pub(crate) fn add(&self, slot: u32, difference: i64) {
         if slot != 0
-            && let Some(count) = self.memory.slots().get(slot as usize)
+            && let Some(count) = self.memory.values().get(slot as usize)
         {
             count.fetch_add(difference, Ordering::Relaxed);
         }
@@ -55,46 +52,6 @@ impl ActiveFlows {
             Ok(())
         })?;
         Ok(slots)
-    }
-}
-
-/// The values of an array map in our address space.
-#[derive(Debug)]
-struct Memory {
-    start: ptr::NonNull<AtomicI64>,
-    length: usize,
-}
-
-// SAFETY: only atomic integers are in this memory, and any thread may use those.
-unsafe impl Send for Memory {}
-// SAFETY: only atomic integers are in this memory, and any thread may use those.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn map(table: &Table<u32, i64>) -> io::Result<Self> {
-        let length = table.capacity() as usize;
-        let bytes = length * size_of::<AtomicI64>();
-        let (access, sharing) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let start = unsafe { mmap(ptr::null_mut(), bytes, access, sharing, table.fd(), 0) }?;
-        let start =
-            ptr::NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { start, length })
-    }
-
-    const fn slots(&self) -> &[AtomicI64] {
-        // SAFETY: the mapping is as long as the map's values (8 bytes each, aligned), exists as long as `self`, and is
-        // changed by atomic operations only.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let bytes = self.length * size_of::<AtomicI64>();
-        // SAFETY: this is the range that `map` has mapped, and no reference into it is left. `munmap` fails only for
-        // another range, so there is no error to handle.
-        unsafe { munmap(self.start.as_ptr().cast(), bytes) }.unwrap_or_default();
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 
 use lb_common::{
     conntrack::{Flow, Pressure, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen},
+    filter::Mark,
     protocol,
 };
 
@@ -21,7 +22,10 @@ use tracing::debug;
 use crate::{
     bpf::{bpffs::Folder, layout, table::Table},
     error::DatapathError,
-    state::active_flows::{ActiveFlows, Recount},
+    state::{
+        active_flows::{ActiveFlows, Recount},
+        filter::Filter,
+    },
 };
 
 /// Traffic of Services and backends, with a hasher whose seed clients do not know.
@@ -32,6 +36,7 @@ pub type Ledger = traffic::Ledger<RandomState>;
 pub struct Conntrack {
     table: Table<Tuple, Flow>,
     active_flows: Arc<ActiveFlows>,
+    filter: Arc<Filter>,
 }
 
 /// A flow with its entries in both directions.
@@ -87,14 +92,19 @@ impl GcReport {
 }
 
 impl Conntrack {
-    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn open(folder: &Folder, filter: &Arc<Filter>) -> Result<Self, DatapathError> {
         let table = Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?;
-        Ok(Self { table, active_flows: Arc::new(ActiveFlows::open(folder)?) })
+        Ok(Self { table, active_flows: Arc::new(ActiveFlows::open(folder)?), filter: Arc::clone(filter) })
     }
 
     /// The map: entries by tuple.
     pub const fn table(&self) -> &Table<Tuple, Flow> {
         &self.table
+    }
+
+    /// The filter that programs ask before `CONNTRACK`.
+    pub fn filter(&self) -> &Filter {
+        &self.filter
     }
 
     /// The numbers of active flows.
@@ -342,7 +352,8 @@ impl Conntrack {
         if is_expired && !self.is_behind_live_flow(from, forward)? {
             report.orphans += usize::from(self.table.remove(key)?);
         } else {
-            let restored = self.table.insert_new(&lost_key, &lost)?;
+            let mark = Mark::of_entry(&lost_key, lost.flags);
+            let restored = self.filter.insert_after([mark], || self.table.insert_new(&lost_key, &lost))?;
             report.restored += usize::from(restored);
             // The client's port now has a flow to another backend: no forward entry refers to this reverse entry.
             if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {

@@ -30,6 +30,7 @@ use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, Service, ServiceKey,
     ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple, seen},
+    filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
 };
 use lb_core::layout::{Conversion, Description, Part};
@@ -46,6 +47,7 @@ use crate::{
         table::Table,
     },
     error::DatapathError,
+    state::filter::Filter,
 };
 
 /// Name of the map that holds the description of the others.
@@ -197,7 +199,7 @@ impl Handover {
 
     /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Call it after
     /// the programs are loaded and before they are attached.
-    pub(crate) fn fill(&mut self) -> Result<(), DatapathError> {
+    pub(crate) fn fill(&mut self, filter: &Filter) -> Result<(), DatapathError> {
         if self.resumed {
             return self.set_mode(CREATES_FLOWS);
         }
@@ -214,7 +216,7 @@ impl Handover {
         self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;
         self.copy::<u32, i64>(&layout::ACTIVE_FLOWS)?;
         self.copy_clients()?;
-        self.copy_flows(Pass::Living)?;
+        self.copy_flows(Pass::Living, filter)?;
         self.adopt_links(|name| name.contains("-xdp-"))?;
         self.set_mode(EARLIER_CREATES_FLOWS)
     }
@@ -223,16 +225,17 @@ impl Handover {
     /// hooks. `attach_sockets` replaces the programs of the socket links, which are in our folder by then.
     pub(crate) fn finish(
         mut self,
+        filter: &Filter,
         attach_sockets: impl FnOnce() -> Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
-        self.copy_flows(Pass::Living)?;
+        self.copy_flows(Pass::Living, filter)?;
         // From now on flows begin in our maps.
         describe(&self.folder)?;
         self.set_mode(CREATES_FLOWS)?;
         if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
             attach_sockets()?;
         }
-        let flows = self.copy_flows(Pass::Rest)?;
+        let flows = self.copy_flows(Pass::Rest, filter)?;
         self.copy_clients()?;
         // Without a description, no agent takes over a data plane that is only partly removed.
         bpffs::unpin(&self.earlier.folder.join(DESCRIPTION))?;
@@ -320,7 +323,7 @@ impl Handover {
     }
 
     /// Copies entries that our map lacks. Returns how many.
-    fn copy_flows(&mut self, pass: Pass) -> Result<usize, DatapathError> {
+    fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
         let spec = &layout::CONNTRACK;
         let Some((old, (keys, values))) = self.source(spec)? else { return Ok(0) };
         let table = Table::<Tuple, Flow>::open(spec, &self.folder.map(spec.name))?;
@@ -333,7 +336,8 @@ impl Handover {
             }
             let digest = self.hasher.hash_one(key);
             let is_copy = self.copied.contains(&digest) || self.resumed && lives;
-            match table.insert_new(&key, &flow) {
+            let mark = Mark::of_entry(&key, flow.flags);
+            match filter.insert_after([mark], || table.insert_new(&key, &flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
                 Ok(false) if pass == Pass::Rest && is_copy => absorb(&table, &key, &flow)?,
                 Ok(false) => {}

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lb_common::{
-    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, from_fixed,
-    service_flags, to_fixed,
+    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, filter::Mark,
+    from_fixed, service_flags, to_fixed,
 };
 use lb_core::{
     capacity::Capacity,
@@ -20,6 +20,7 @@ use lb_core::{
 use crate::{
     bpf::{bpffs::Folder, layout, table::Table},
     error::DatapathError,
+    state::filter::Filter,
 };
 
 /// Up to this many unused slots of `BACKENDS` are read along with their neighbours, to save a system call.
@@ -48,10 +49,11 @@ pub struct ServiceMaps {
     pub(crate) endpoint_names: Table<Address, EndpointName>,
     pub(crate) vips: Table<Address, Vip>,
     pub(crate) source_ranges: Table<SourceRangeKey, u32>,
+    filter: Arc<Filter>,
 }
 
 impl ServiceMaps {
-    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn open(folder: &Folder, filter: &Arc<Filter>) -> Result<Self, DatapathError> {
         Ok(Self {
             services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
             backends: Table::open(&layout::BACKENDS, &folder.map("BACKENDS"))?,
@@ -60,6 +62,7 @@ impl ServiceMaps {
             endpoint_names: Table::open(&layout::ENDPOINT_NAMES, &folder.map("ENDPOINT_NAMES"))?,
             vips: Table::open(&layout::VIPS, &folder.map("VIPS"))?,
             source_ranges: Table::open(&layout::SOURCE_RANGES, &folder.map("SOURCE_RANGES"))?,
+            filter: Arc::clone(filter),
         })
     }
 
@@ -224,9 +227,13 @@ impl ServiceMaps {
                     None
                 }
             }),
-            Step::PutFrontend(..) => put(&self.services, run, |step| {
-                if let Step::PutFrontend(key, service) = step { Some((*key, *service)) } else { None }
-            }),
+            Step::PutFrontend(..) => {
+                let pick = |step: &Step| {
+                    if let Step::PutFrontend(key, service) = step { Some((*key, *service)) } else { None }
+                };
+                let marks = run.iter().filter_map(pick).map(|(key, _)| Mark::of_frontend(&key));
+                self.filter.insert_after(marks, || put(&self.services, run, pick))
+            }
             Step::PutVip(..) => put(&self.vips, run, |step| {
                 if let Step::PutVip(ip, vip) = step { Some((Address::from(*ip), *vip)) } else { None }
             }),

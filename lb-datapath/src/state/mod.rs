@@ -4,6 +4,7 @@ pub(crate) mod active_flows;
 pub(crate) mod affinity;
 pub(crate) mod conntrack;
 pub(crate) mod device_map;
+pub(crate) mod filter;
 pub(crate) mod handover;
 pub(crate) mod internal_devices;
 pub(crate) mod maps;

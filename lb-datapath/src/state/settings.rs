@@ -1,10 +1,13 @@
 //! Settings of the node: two slots and an index of the active one, so that no program sees half of a change.
 
-use lb_common::Settings;
+use std::sync::Arc;
+
+use lb_common::{Settings, filter::ServiceRanges};
 
 use crate::{
     bpf::{bpffs::Folder, grace, layout, table::Table},
     error::DatapathError,
+    state::filter::Filter,
 };
 
 /// The maps `SETTINGS` and `SETTINGS_SLOT`. Use one instance at a time.
@@ -12,13 +15,15 @@ use crate::{
 pub struct SettingsMap {
     slots: Table<u32, Settings>,
     active: Table<u32, u32>,
+    filter: Arc<Filter>,
 }
 
 impl SettingsMap {
-    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn open(folder: &Folder, filter: &Arc<Filter>) -> Result<Self, DatapathError> {
         Ok(Self {
             slots: Table::open(&layout::SETTINGS, &folder.map("SETTINGS"))?,
             active: Table::open(&layout::SETTINGS_SLOT, &folder.map("SETTINGS_SLOT"))?,
+            filter: Arc::clone(filter),
         })
     }
 
@@ -31,6 +36,7 @@ impl SettingsMap {
 
     /// Switches to these settings. Returns when no program uses the previous ones.
     pub fn set(&mut self, settings: &Settings) -> Result<(), DatapathError> {
+        self.filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
         if self.get()? == *settings {
             return Ok(());
         }

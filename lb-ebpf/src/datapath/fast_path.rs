@@ -4,14 +4,15 @@
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
 //! the same rules.
 
-use lb_common::Outcome;
-use lb_ebpf::parse::{Layer, Packet, parse_plain};
+use lb_common::{Outcome, conntrack::Tuple};
+use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 
 use super::{
     context::Hook,
+    filter::Filter,
     flow::conntrack,
     forward::{self, Forwarded, decapsulate},
-    service, settings,
+    maps, service, settings,
     skb::Skb,
 };
 
@@ -36,7 +37,7 @@ const _: () = assert!(size_of::<FastPath>() == size_of::<Outcome>());
 
 /// Decides about a packet, or leaves it to the slow path.
 #[inline(never)]
-pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> FastPath {
+pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     if skb.layer != Layer::Ethernet {
         return FastPath::NotPlain;
     }
@@ -44,19 +45,61 @@ pub(super) fn process(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> FastPat
     match conntrack::lookup(&plain.tuple) {
         Some(flow) if !plain.segment.is_syn_or_rst() => match forward::packet(skb, &plain, flow, hook) {
             Forwarded::Done(outcome) => FastPath::Done(outcome),
-            Forwarded::NeedsRoute => {
-                *packet = plain;
-                FastPath::HasFlow
-            }
+            Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),
         },
         None if hook == Hook::Egress => FastPath::Done(Outcome::NoService),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
             FastPath::Done(Outcome::NoService)
         }
-        known => {
-            *packet = plain;
-            if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }
+        Some(_) => stored(&plain, FastPath::HasFlow),
+        None => stored(&plain, FastPath::NoFlow),
+    }
+}
+
+/// Whether the filter says of a plain packet that its outcome is [`Outcome::NoService`], as it is for most packets.
+///
+/// The caller inlines it and asks it first. It parses few fields, and none that [`process`] could reuse: passing them
+/// on would cost more than parsing them twice.
+#[inline(always)]
+pub(crate) fn has_no_service_by_filter(skb: &Skb, hook: Hook) -> bool {
+    let Some(filter) = Filter::get().filter(|_| skb.layer == Layer::Ethernet) else { return false };
+    match hook {
+        Hook::Ingress => is_plain_and(skb, NotAtIngress(filter)),
+        Hook::Egress => is_plain_and(skb, NoFlow(filter)),
+    }
+}
+
+/// The packet has no flow and no frontend.
+pub(super) struct NoFlow(pub(super) Filter);
+
+impl TupleRule for NoFlow {
+    #[inline(always)]
+    fn applies(&self, tuple: &Tuple) -> bool {
+        !self.0.may_have_flow(tuple)
+    }
+}
+
+/// The packet has no flow and no frontend, is for no cluster IP, and in no tunnel.
+struct NotAtIngress(Filter);
+
+impl TupleRule for NotAtIngress {
+    #[inline(always)]
+    fn applies(&self, tuple: &Tuple) -> bool {
+        !self.0.may_have_flow(tuple)
+            && !self.0.may_be_in_service_range(&tuple.destination)
+            && !decapsulate::may_be_gue(tuple)
+    }
+}
+
+/// Stores the packet for the slow path.
+#[inline(always)]
+fn stored(packet: &Packet, next: FastPath) -> FastPath {
+    match maps::packet() {
+        Ok(place) => {
+            *place = *packet;
+            next
         }
+        Err(outcome) => FastPath::Done(outcome),
     }
 }
 

@@ -1,5 +1,5 @@
 //! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. `SCRATCH`,
-//! `EVENTS`, `MONITOR`, `ACTIVE` and `TURNS` are defined next to the code that uses them.
+//! `EVENTS`, `MONITOR`, `ACTIVE`, `FILTER` and `TURNS` are defined next to the code that uses them.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,

@@ -15,7 +15,8 @@ mod checksum;
 pub(crate) mod clock;
 mod context;
 pub(crate) mod events;
-mod fast_path;
+pub(crate) mod fast_path;
+mod filter;
 pub(crate) mod flow;
 mod forward;
 mod fragments;
@@ -44,11 +45,15 @@ use self::{fast_path::FastPath, flow::conntrack, forward::decapsulate};
 /// Decides about a packet and rewrites it accordingly.
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
+    let known = fast_path::process(skb, hook);
+    if let FastPath::Done(outcome) = known {
+        return outcome;
+    }
     let packet = match maps::packet() {
         Ok(packet) => packet,
         Err(outcome) => return outcome,
     };
-    match process_outside_tunnel(skb, packet, hook) {
+    match process_outside_tunnel(skb, packet, hook, known) {
         Ok(outcome) => outcome,
         Err(outcome) if hook == Hook::Ingress && decapsulate::may_be_tunnel(outcome, packet) => {
             decapsulate::process(skb).unwrap_or(outcome)
@@ -57,11 +62,16 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
     }
 }
 
-/// Decides about a packet by its outermost headers. `Err` is the outcome of a packet of no flow and no service, which
-/// may be in a tunnel.
+/// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet of no flow
+/// and no service, which may be in a tunnel.
 #[inline(always)]
-fn process_outside_tunnel(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Outcome, Outcome> {
-    let known = match fast_path::process(skb, packet, hook) {
+fn process_outside_tunnel(
+    skb: &mut Skb,
+    packet: &mut Packet,
+    hook: Hook,
+    known: FastPath,
+) -> Result<Outcome, Outcome> {
+    let known = match known {
         FastPath::Done(outcome) => return Ok(outcome),
         FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),

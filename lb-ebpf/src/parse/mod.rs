@@ -16,7 +16,7 @@ use self::{
 };
 pub use self::{
     packet::{Body, Fragment, Headers, Layer, Packet, Part, Quoted},
-    plain::parse_plain,
+    plain::{TupleRule, is_plain_and, parse_plain},
     transport::{ECHO_REQUEST_V4, ECHO_REQUEST_V6, parse_quoted},
 };
 

@@ -1,12 +1,16 @@
 //! Tests of the parser: samples by etherparse, truncated and changed, and random bytes.
 
+use core::cell::Cell;
 use std::{vec, vec::Vec};
 
 use etherparse::{
     EtherType, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, Ipv6Extensions, Ipv6Header, Ipv6RawExtHeader,
     LaxNetSlice, LaxSlicedPacket, PacketBuilder, PacketBuilderStep, TcpHeader as EtherTcp, TransportSlice,
 };
-use lb_common::{Address, conntrack::Segment};
+use lb_common::{
+    Address,
+    conntrack::{Segment, Tuple},
+};
 use proptest::{prelude::*, sample::Index};
 
 use super::{frame::lengths, ip::ether_type, *};
@@ -120,9 +124,24 @@ fn ping(ip: IpHeaders, kind: u8) -> Vec<u8> {
     raw(ip, protocol, &[kind, 0, 0, 0, 0, 1, 0, 1])
 }
 
-/// The invariants that users of the parser rely on: headers that the programs write to lie within the frame, and all
-/// addresses are of one family.
+/// The tuple that [`is_plain_and`] decides about.
+fn decided(frame: &[u8]) -> Option<Tuple> {
+    struct Note(Cell<Option<Tuple>>);
+    impl TupleRule for &Note {
+        fn applies(&self, tuple: &Tuple) -> bool {
+            self.0.set(Some(*tuple));
+            true
+        }
+    }
+    let note = Note(Cell::new(None));
+    assert_eq!(is_plain_and(frame, &note), note.0.get().is_some());
+    note.0.get()
+}
+
+/// The invariants that users of the parser rely on: headers that the programs write to lie within the frame, all
+/// addresses are of one family, and the filter sees the tuples that the fast path sees.
 fn check(frame: &[u8], layer: Layer) -> Result<(), TestCaseError> {
+    prop_assert_eq!(decided(frame), parse_plain(frame).map(|packet| packet.tuple));
     let Ok(packet) = parse(frame, layer) else { return Ok(()) };
     let Headers { l3, l4, is_v4 } = packet.headers;
     let end = frame.length();

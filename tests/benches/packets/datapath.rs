@@ -2,21 +2,25 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd as _,
     path::Path,
 };
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, MapData, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::ProgramFd,
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Backend, DeviceInfo, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip,
-    device_flags, settings_flags, vip_flags,
+    device_flags,
+    filter::{Mark, ServiceRanges},
+    settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev};
+use lb_datapath::FilterMemory;
 
 use crate::{
     candidate::{load, program},
@@ -42,6 +46,7 @@ pub(crate) struct Datapath {
     /// Name of the object: a revision.
     pub(crate) name: String,
     ebpf: Ebpf,
+    filter: Option<FilterMemory>,
     /// The next free slot of `BACKENDS`, and the next free id of a Service.
     slot: u32,
     id: u32,
@@ -58,7 +63,9 @@ impl Datapath {
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        Ok(Self { name: name.to_owned(), ebpf, slot: 0, id: 1, table: 0, empty: None })
+        // An object of an earlier version has none.
+        let filter = ebpf.map("FILTER").map(map_filter).transpose()?;
+        Ok(Self { name: name.to_owned(), ebpf, filter, slot: 0, id: 1, table: 0, empty: None })
     }
 
     /// Ends the setup: [`Self::clear_flows`] restores the present state.
@@ -84,6 +91,10 @@ impl Datapath {
             first_port: 10_000,
             ports: 20_000,
         };
+        if let Some(filter) = &self.filter {
+            filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
+            filter.activate(Some(0));
+        }
         Ok(self.array::<Settings>("SETTINGS")?.set(0, settings, 0)?)
     }
 
@@ -123,6 +134,9 @@ impl Datapath {
         };
         (self.slot, self.table, self.id) = (slot + count, table_slot + entries, self.id + 1);
         let key = ServiceKey::new(vip.ip().into(), vip.port(), protocol);
+        if let Some(filter) = &self.filter {
+            Mark::of_frontend(&key).set(filter);
+        }
         self.map::<ServiceKey, Service>("SERVICES")?.insert(key, record.sealed(&key), 0)?;
         let vips = Vip { flags: vip_flags::CLUSTER_IP };
         Ok(self.map::<Address, Vip>("VIPS")?.insert(Address::from(vip.ip()), vips, 0)?)
@@ -177,6 +191,12 @@ fn layout_differs<K, V>(name: &str) -> String {
         size_of::<K>(),
         size_of::<V>()
     )
+}
+
+/// Maps the filter into memory.
+fn map_filter(map: &Map) -> anyhow::Result<FilterMemory> {
+    let Map::Array(map) = map else { bail!("FILTER is no array") };
+    FilterMemory::map(map.fd().as_fd()).context("mapping FILTER into memory")
 }
 
 fn network((address, prefix): (IpAddr, u8)) -> Network {

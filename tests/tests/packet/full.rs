@@ -52,7 +52,7 @@ fn flow_without_a_free_source_port_is_dropped() {
             let to = Tuple { destination_port: port, ..from_other_vip };
             let flags = flow_flags::REPLY | flow_flags::AT_EGRESS;
             let flow = Flow::new(&reply, &to, 1, flags, Tick(0));
-            bed.conntrack().insert(reply, flow, 0).unwrap();
+            bed.insert_entry(&reply, &flow);
         }
         let before = bed.flows();
         let packet = Packet::udp(client, vip, b"x");

@@ -335,7 +335,7 @@ fn only_accepted_packets_keep_a_flow_alive() {
         let (forward, reply) = (sent.tuple(), sent.clone().to(family.backend()).tuple().reversed());
         let age = |bed: &mut Testbed| {
             for (key, flow) in bed.flows() {
-                bed.conntrack().insert(key, Flow { last_seen: Tick(0), ..flow }, 0).unwrap();
+                bed.insert_entry(&key, &Flow { last_seen: Tick(0), ..flow });
             }
         };
         let seen = |bed: &Testbed| [forward, reply].map(|key| bed.flows()[&key].last_seen > Tick(0));

@@ -25,6 +25,7 @@ mod decapsulate;
 mod early;
 mod events;
 mod explain;
+mod filter;
 mod fragments;
 mod full;
 mod headers;

@@ -172,7 +172,7 @@ fn port_is_free_only_if_both_translations_are() {
         let taken = Packet::udp(family.backend(), (family.client().ip(), FIRST_PORT).into(), b"").tuple();
         let flags = flow_flags::REPLY | flow_flags::AT_EGRESS;
         let to = Packet::udp(family.other_vip(), family.client(), b"").tuple();
-        bed.conntrack().insert(taken, Flow::new(&taken, &to, 1, flags, Tick(0)), 0).unwrap();
+        bed.insert_entry(&taken, &Flow::new(&taken, &to, 1, flags, Tick(0)));
         let before = bed.flows();
         let packet = Packet::udp(family.client(), family.vip(), b"x");
         bed.send(Hook::Ingress, &packet).drops(NoSourcePort);

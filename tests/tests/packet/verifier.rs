@@ -73,8 +73,8 @@ const BOUNDS: [(&str, u32); 14] = [
     ("sock_peername6", 100),
     ("tc_ingress_l3", 135_000),
     ("tc_egress_l3", 62_000),
-    ("xdp_native", 130_000),
-    ("xdp_generic", 130_000),
+    ("xdp_native", 175_000),
+    ("xdp_generic", 175_000),
 ];
 
 /// The programs as the agent loads them without further options.

@@ -6,7 +6,7 @@ use lb_common::{Outcome, conntrack::flow_flags};
 
 use super::{
     conntrack::lookup,
-    entry::{insert, replace},
+    entry::{insert, put, replace},
     masquerade,
 };
 use crate::datapath::{
@@ -94,7 +94,7 @@ fn reclaim(setup: &mut FlowSetup) -> bool {
     match lookup(&setup.key) {
         Some(existing) if existing.to == setup.flow.to => {
             setup.flow.continue_counters(existing);
-            CONNTRACK.insert(&setup.key, &setup.flow, u64::from(BPF_EXIST)).is_ok()
+            put(&setup.key, &setup.flow, BPF_EXIST).is_ok()
         }
         _ => false,
     }

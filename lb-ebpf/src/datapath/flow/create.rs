@@ -8,7 +8,7 @@ use lb_ebpf::{
     rules::forwarding::{Forwarding, forwarding},
 };
 
-use super::{active_flows, affinity, claim, conntrack::lookup, masquerade};
+use super::{active_flows, affinity, claim, conntrack::lookup, entry::put, masquerade};
 use crate::datapath::{
     clock::now,
     context::HookContext,
@@ -143,7 +143,7 @@ fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
         setup.flow.continue_counters(earlier);
     }
     let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-    let result = CONNTRACK.insert(&setup.from, &setup.flow, u64::from(flags));
+    let result = put(&setup.from, &setup.flow, flags);
     if result.is_err() && !setup.is_tunnelled() && !has_same_target(setup) {
         claim::release(setup);
     }

@@ -14,7 +14,7 @@ use lb_common::{
 };
 use lb_ebpf::rules::forwarding;
 
-use super::entry::{insert, replace};
+use super::entry::{insert, put, replace};
 use crate::datapath::{
     clock::now,
     context::HookContext,
@@ -89,7 +89,7 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
         return reverse;
     }
     prepare_forward(setup);
-    let forward = Claim::of(CONNTRACK.insert(&setup.to, &setup.flow, u64::from(BPF_NOEXIST)));
+    let forward = Claim::of(put(&setup.to, &setup.flow, BPF_NOEXIST));
     if forward != Claim::Made {
         // Only our own: the entry of the other direction may be that of a flow that leaves by another address.
         CONNTRACK.remove(&setup.key).unwrap_or_default();

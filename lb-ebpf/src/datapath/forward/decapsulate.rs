@@ -11,6 +11,7 @@ use aya_ebpf::{
 use lb_common::{
     Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
+    protocol,
 };
 use lb_ebpf::{
     forward::tunnel::{self, Tunnel},
@@ -81,11 +82,15 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
         Outcome::NotTransport => DECAPSULATE.load() != 0,
-        Outcome::NoService if packet.body == Body::Udp && packet.tuple.destination_port == GUE_PORT => {
-            DECAPSULATE.load() != 0
-        }
+        Outcome::NoService => packet.body == Body::Udp && may_be_gue(&packet.tuple),
         _ => false,
     }
+}
+
+/// Whether a packet with this tuple may be in a GUE tunnel.
+#[inline(always)]
+pub(crate) fn may_be_gue(tuple: &Tuple) -> bool {
+    DECAPSULATE.load() != 0 && tuple.destination_port == GUE_PORT && tuple.protocol == protocol::UDP
 }
 
 /// The result of [`receive`].

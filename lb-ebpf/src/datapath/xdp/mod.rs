@@ -6,7 +6,7 @@ use lb_common::{
     conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    parse::{Body, Layer, Packet, Part, frame::lengths, parse, parse_plain},
+    parse::{Body, Layer, Packet, Part, frame::lengths, is_plain_and, parse, parse_plain},
     rewrite::{self, FrameMut as _},
 };
 
@@ -17,7 +17,8 @@ pub(crate) use self::frame::Xdp;
 use self::frame::check;
 use super::{
     clock,
-    fast_path::FastPath,
+    fast_path::{FastPath, NoFlow},
+    filter::Filter,
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
@@ -37,6 +38,12 @@ pub(crate) fn process(xdp: &mut Xdp) -> Outcome {
 
 #[inline(always)]
 fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
+    // (A closure here would stay a subprogram.)
+    if let Some(filter) = Filter::get()
+        && is_plain_and(xdp, NoFlow(filter))
+    {
+        return Ok(Outcome::OtherHook);
+    }
     let packet = maps::packet()?;
     let known = match fast_path(xdp, packet) {
         FastPath::Done(outcome) => return Ok(outcome),

@@ -10,6 +10,7 @@ use bytemuck::Zeroable as _;
 use lb_common::{
     Affinity, AffinityKey, Outcome,
     conntrack::{CachedNextHop, Flow, Phase, Tick, Tuple, flow_flags},
+    filter::Mark,
 };
 
 use super::{super::packets::Packet, Testbed, services::COUNTER};
@@ -26,9 +27,24 @@ impl Testbed {
         self.object.map_mut("CONNTRACK").unwrap().try_into().unwrap()
     }
 
+    /// The entries of `CONNTRACK`, after an assertion that both copies of the filter have the mark of each.
+    #[track_caller]
     pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
         let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
-        map.iter().map(Result::unwrap).collect()
+        let flows: BTreeMap<Tuple, Flow> = map.iter().map(Result::unwrap).collect();
+        for (key, flow) in &flows {
+            let mark = Mark::of_entry(key, flow.flags);
+            for copy in [0, 1] {
+                assert!(mark.is_set(&self.filter, copy), "{}: no mark of {key:?}", self.context());
+            }
+        }
+        flows
+    }
+
+    /// Inserts an entry, with its mark.
+    pub(crate) fn insert_entry(&mut self, key: &Tuple, flow: &Flow) {
+        Mark::of_entry(key, flow.flags).set(&self.filter);
+        self.conntrack().insert(key, flow, 0).unwrap();
     }
 
     pub(crate) fn clear_flows(&mut self) {
@@ -44,9 +60,8 @@ impl Testbed {
     /// Replaces the contents of `CONNTRACK`.
     pub(crate) fn restore_flows(&mut self, flows: &BTreeMap<Tuple, Flow>) {
         self.clear_flows();
-        let mut map = self.conntrack();
         for (key, flow) in flows {
-            map.insert(key, flow, 0).unwrap();
+            self.insert_entry(key, flow);
         }
     }
 

@@ -12,6 +12,8 @@ mod object;
 mod run;
 mod services;
 
+use std::os::fd::AsFd as _;
+
 use aya::{
     maps::{Array, HashMap, Map},
     programs::Program,
@@ -23,7 +25,7 @@ use lb_common::{
     conntrack::{Flow, Tuple},
     monitor,
 };
-use lb_datapath::Globals;
+use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
 
 use self::object::Object;
@@ -69,6 +71,8 @@ impl Device {
 /// The maps and programs, used by one case at a time.
 pub(crate) struct Testbed {
     object: Object,
+    /// The filter, which the programs ask in every case.
+    filter: FilterMemory,
     device: Device,
     case: String,
     /// The current part of the case.
@@ -109,8 +113,10 @@ impl Testbed {
     }
 
     fn with_object(object: Object) -> Self {
+        let Map::Array(map) = object.map("FILTER").unwrap() else { panic!("FILTER is no array") };
+        let filter = FilterMemory::map(map.fd().as_fd()).unwrap();
         let (device, case, label) = (Device::Ethernet, String::new(), String::new());
-        let mut bed = Self { object, device, case, label, step: 0, slot: 0 };
+        let mut bed = Self { object, filter, device, case, label, step: 0, slot: 0 };
         bed.clear_turns();
         bed.clear_maps();
         bed
@@ -131,10 +137,22 @@ impl Testbed {
         runs
     }
 
+    /// Drops all marks of the filter, which then excludes every packet that has none of the later ones.
+    pub(crate) fn clear_filter(&mut self) {
+        [0, 1].into_iter().for_each(|copy| self.filter.zero(copy));
+        self.filter.activate(Some(0));
+    }
+
+    /// The filter.
+    pub(crate) const fn filter(&self) -> &FilterMemory {
+        &self.filter
+    }
+
     fn clear_maps(&mut self) {
         self.clear::<ServiceKey, Service>("SERVICES");
         self.clear::<Tuple, Flow>("CONNTRACK");
         self.expire_next_hops();
+        self.clear_filter();
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
         self.clear::<AffinityKey, Affinity>("AFFINITY");
         self.clear::<Address, Vip>("VIPS");

@@ -9,7 +9,9 @@ use aya::maps::{
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Backend, DeviceInfo, Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
-    device_flags, service_flags,
+    device_flags,
+    filter::{Mark, ServiceRanges},
+    service_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
 
@@ -119,6 +121,7 @@ impl Testbed {
     pub(crate) fn record(&mut self, key: &ServiceKey, record: &Service) {
         let mut map: HashMap<_, ServiceKey, Service> =
             self.object.map_mut("SERVICES").unwrap().try_into().unwrap();
+        Mark::of_frontend(key).set(&self.filter);
         map.insert(key, record, 0).unwrap();
     }
 
@@ -133,6 +136,7 @@ impl Testbed {
 
     /// Writes the settings that apply to every packet.
     pub(crate) fn settings(&mut self, settings: &Settings) {
+        self.filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
         let mut map: Array<_, Settings> = self.object.map_mut("SETTINGS").unwrap().try_into().unwrap();
         map.set(0, settings, 0).unwrap();
     }

@@ -1,0 +1,58 @@
+//! Arrays that both the programs and the agent change: mapped into memory.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    ptr, slice,
+    sync::atomic::{AtomicI64, AtomicU64},
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// An integer that any thread may change.
+pub(crate) trait Atomic: Sync {}
+
+impl Atomic for AtomicI64 {}
+impl Atomic for AtomicU64 {}
+
+/// The values of an array map in our address space.
+#[derive(Debug)]
+pub(crate) struct Mapped<T> {
+    start: ptr::NonNull<T>,
+    length: usize,
+}
+
+// SAFETY: only atomic integers are in this memory, and any thread may use those.
+unsafe impl<T: Atomic> Send for Mapped<T> {}
+// SAFETY: only atomic integers are in this memory, and any thread may use those.
+unsafe impl<T: Atomic> Sync for Mapped<T> {}
+
+impl<T: Atomic> Mapped<T> {
+    /// Maps the first `length` integers of the values of an array.
+    pub(crate) fn new(map: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
+        const { assert!(size_of::<T>() == 8) };
+        let bytes = length * size_of::<T>();
+        let (access, sharing) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, access, sharing, map, 0) }?;
+        let start =
+            ptr::NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { start, length })
+    }
+
+    /// The integers.
+    pub(crate) const fn values(&self) -> &[T] {
+        // SAFETY: the mapping is this long (the kernel refuses one beyond the array), page-aligned, exists as long as
+        // `self`, and is changed by atomic operations only.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        let bytes = self.length * size_of::<T>();
+        // SAFETY: this is the range that `new` has mapped, and no reference into it is left. `munmap` fails only for
+        // another range, so there is no error to handle.
+        unsafe { munmap(self.start.as_ptr().cast(), bytes) }.unwrap_or_default();
+    }
+}

@@ -1,0 +1,232 @@
+//! The agent's part of the filter: marks before it inserts entries and frontends, and rebuilding. The rules, and why no
+//! mark is ever missing, are in [`lb_common::filter`].
+
+use std::{
+    io,
+    mem::offset_of,
+    os::fd::BorrowedFd,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use lb_common::{
+    Service, ServiceKey,
+    conntrack::{Flow, Tuple},
+    filter::{self, Mark, Memory, OFF, ServiceRanges, WORDS, activated, copy_of, words_of},
+    handover::OVER,
+};
+
+use crate::{
+    bpf::{bpffs::Folder, grace, layout, mapped::Mapped, raw_map::RawMap, table::Table},
+    error::DatapathError,
+};
+
+/// Indices of the fields of the map's value, in words of 64 bits.
+const ACTIVE: usize = offset_of!(filter::Filter, active) / 8;
+const RANGES: usize = offset_of!(filter::Filter, ranges) / 8;
+const MARKS: usize = offset_of!(filter::Filter, words) / 8;
+
+/// The share of packets without a flow that may look like one before old marks are dropped. A packet loses some 100 ns
+/// then, so 0.4 % costs less than half a nanosecond for each; a rebuild walks over all flows.
+const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
+
+/// The filter of this node. There is one instance for each agent, because it holds the lock between insertions and
+/// rebuilding.
+#[derive(Debug)]
+pub struct Filter {
+    memory: FilterMemory,
+    services: Table<ServiceKey, Service>,
+    flows: Table<Tuple, Flow>,
+    handover: Table<u32, u32>,
+    /// Held during each insertion with its marks, and while a copy is zeroed.
+    insertion: Mutex<()>,
+}
+
+/// How full the copy is that programs ask.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FilterFill {
+    /// Bits that are set.
+    pub bits: u32,
+    /// The share of packets without a flow that look like one of a flow, from 0 to 1.
+    pub false_positives: f64,
+}
+
+impl FilterFill {
+    /// Bits that can be set.
+    pub const CAPACITY: u32 = 2 * 64 * WORDS as u32;
+
+    /// An empty filter.
+    pub const EMPTY: Self = Self { bits: 0, false_positives: 0.0 };
+
+    /// Whether enough marks may be old: more than twice as many as after the last rebuild, and they cost something.
+    fn is_rebuild_due(self, rebuilt: Self) -> bool {
+        self.false_positives > MOST_FALSE_POSITIVES && self.bits > rebuilt.bits.saturating_mul(2)
+    }
+}
+
+/// The map `FILTER`, mapped into memory.
+#[derive(Debug)]
+pub struct FilterMemory(Mapped<AtomicU64>);
+
+impl FilterMemory {
+    /// Maps `FILTER`.
+    ///
+    /// # Errors
+    ///
+    /// The map is smaller than the filter, or not one that can be mapped.
+    pub fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Mapped::new(map, size_of::<filter::Filter>() / 8).map(Self)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.0.values()[index]
+    }
+
+    fn active(&self) -> u64 {
+        self.word(ACTIVE).load(Ordering::SeqCst)
+    }
+
+    /// Makes the programs ask a copy, 0 or 1, or with `None` look up every packet.
+    pub fn activate(&self, copy: Option<usize>) {
+        self.word(ACTIVE).store(copy.map_or(OFF, activated), Ordering::SeqCst);
+    }
+
+    /// Drops all marks of a copy, 0 or 1.
+    pub fn zero(&self, copy: usize) {
+        words_of(copy).for_each(|index| self.word(MARKS + index).store(0, Ordering::Relaxed));
+    }
+
+    /// Sets the ranges of cluster IPs. Writes only what differs: a range that stays is complete at any time.
+    pub fn set_ranges(&self, ranges: &ServiceRanges) {
+        let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(ranges));
+        for (index, word) in (RANGES..).zip(words) {
+            if self.word(index).load(Ordering::Relaxed) != *word {
+                self.word(index).store(*word, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// How full the copy is that programs ask, or would ask first.
+    fn fill(&self) -> FilterFill {
+        let mut fill = FilterFill::EMPTY;
+        for index in words_of(copy_of(self.active())) {
+            let bits = self.load(index).count_ones();
+            fill.bits += bits;
+            // Both bits of another endpoint's mark are set by chance.
+            fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
+        }
+        fill
+    }
+}
+
+impl Memory for FilterMemory {
+    fn load(&self, index: usize) -> u64 {
+        self.word(MARKS + index).load(Ordering::SeqCst)
+    }
+
+    fn set(&self, index: usize, bits: u64) {
+        self.word(MARKS + index).fetch_or(bits, Ordering::SeqCst);
+    }
+}
+
+impl Filter {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        let (spec, path) = (&layout::FILTER, folder.map("FILTER"));
+        let map = RawMap::open(spec.name, &path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
+        spec.check(&path, &map.shape)?;
+        Ok(Self {
+            memory: FilterMemory::map(map.fd()).map_err(|error| map.error("map", error))?,
+            services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
+            flows: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+            handover: Table::open(&layout::HANDOVER, &folder.map("HANDOVER"))?,
+            insertion: Mutex::new(()),
+        })
+    }
+
+    fn insertion(&self) -> MutexGuard<'_, ()> {
+        // The lock guards no data that a panic could leave half-changed.
+        self.insertion.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the marks of entries or frontends, then runs `insert`, which makes them visible.
+    pub(crate) fn insert_after<R>(
+        &self,
+        marks: impl IntoIterator<Item = Mark>,
+        insert: impl FnOnce() -> R,
+    ) -> R {
+        let _insertion = self.insertion();
+        marks.into_iter().for_each(|mark| mark.set(&self.memory));
+        insert()
+    }
+
+    /// Makes the programs look up every packet, until the next rebuild.
+    pub(crate) fn turn_off(&self) {
+        self.memory.activate(None);
+    }
+
+    /// Sets the ranges of cluster IPs.
+    pub(crate) fn set_ranges(&self, ranges: &ServiceRanges) {
+        self.memory.set_ranges(ranges);
+    }
+
+    /// Whether the programs ask the filter.
+    pub fn is_on(&self) -> bool {
+        self.memory.active() != OFF
+    }
+
+    /// How full the copy is that programs ask, or would ask first.
+    pub fn fill(&self) -> FilterFill {
+        self.memory.fill()
+    }
+
+    /// Rebuilds the filter if it is off or too many marks may be old; `rebuilt` is its fill after the last time.
+    /// Returns the present fill if it was rebuilt. Blocks for two grace periods and a walk over all flows.
+    pub fn rebuild_if_due(&self, rebuilt: FilterFill) -> Result<Option<FilterFill>, DatapathError> {
+        if self.is_on() && !self.fill().is_rebuild_due(rebuilt) {
+            return Ok(None);
+        }
+        // Programs of another layout insert entries without marks, and copies of their entries are still to come.
+        if self.handover.get(&0)? != Some(OVER) {
+            return Ok(None);
+        }
+        self.rebuild()?;
+        Ok(Some(self.fill()))
+    }
+
+    /// Drops old marks and turns the filter on: see [`lb_common::filter`].
+    pub fn rebuild(&self) -> Result<(), DatapathError> {
+        let other = 1 - copy_of(self.memory.active());
+        grace::wait()?;
+        {
+            let _insertion = self.insertion();
+            self.memory.zero(other);
+        }
+        grace::wait()?;
+        self.services.for_each(|key, _| {
+            Mark::of_frontend(key).set_in(&self.memory, other);
+            Ok(())
+        })?;
+        self.flows.for_each(|key, flow| {
+            Mark::of_entry(key, flow.flags).set_in(&self.memory, other);
+            Ok(())
+        })?;
+        self.memory.activate(Some(other));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rebuild_is_due_when_old_marks_cost_something() {
+        let fill = |bits, false_positives| FilterFill { bits, false_positives };
+        let rebuilt = fill(100_000, 0.003);
+        assert!(fill(210_000, 0.012).is_rebuild_due(rebuilt));
+        assert!(!fill(190_000, 0.01).is_rebuild_due(rebuilt), "most of the marks may be in use");
+        assert!(!fill(3_000, 0.000_01).is_rebuild_due(fill(10, 0.0)), "they cost nothing");
+    }
+}
