@@ -55,6 +55,7 @@ pub struct FilterFill {
 
 impl FilterFill {
     /// Bits that can be set.
+    #[expect(clippy::cast_possible_truncation, reason = "4 million")]
     pub const CAPACITY: u32 = 2 * 64 * WORDS as u32;
 
     /// An empty filter.
