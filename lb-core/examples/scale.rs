@@ -57,13 +57,19 @@ fn synchronise(reconciler: &mut Reconciler) -> usize {
     let plan = reconciler.plan();
     assert!(plan.problems.is_empty());
     let (count, mut steps) = (plan.steps.len(), plan.steps.into_iter());
-    // As the agent: a batch at a time.
+    if count > BATCH {
+        reconciler.compact();
+    }
+    // Applies the steps batch by batch, as the agent does.
     loop {
         let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
         if batch.is_empty() {
             break;
         }
         batch.iter().for_each(|step| reconciler.applied(step));
+    }
+    if count > BATCH {
+        reconciler.compact();
     }
     if let Some(epoch) = reconciler.end_epoch() {
         reconciler.grace_elapsed(epoch);

@@ -22,16 +22,16 @@ impl ServiceEndpoint {
     }
 }
 
-/// A counter for each endpoint of each service port that needs one: its slot in the map of counters; 0 means none. A
-/// counter outlives its endpoint as long as it counts flows, so that it is right when the endpoint returns, and is
-/// reused only after that.
+/// The counters of endpoints that need one, as slots of the map of counters; slot 0 means none. A counter outlives its
+/// endpoint as long as it counts flows, so that it is right when the endpoint returns. Only then another endpoint may
+/// get it.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveFlowSlots {
     capacity: u32,
     of: BTreeMap<ServiceEndpoint, u32>,
     taken: BTreeMap<u32, ServiceEndpoint>,
     next: u32,
-    /// Counters that were unused at the last check.
+    /// Counters that no backend or flow used at the last check.
     idle: BTreeSet<u32>,
 }
 

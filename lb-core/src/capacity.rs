@@ -18,12 +18,16 @@ pub struct Capacity {
     pub names: u32,
     /// Networks in `SOURCE_RANGES`.
     pub source_ranges: u32,
+    /// While `VIPS` has fewer addresses than this, Services may add theirs. The node's own addresses count as well, but
+    /// are added even beyond this limit.
+    pub vips: u32,
 }
 
 impl Capacity {
     /// Arenas of these sizes, and hash maps that are never full.
     pub const fn of_arenas(backends: u32, tables: u32) -> Self {
-        Self { backends, tables, frontends: u32::MAX, names: u32::MAX, source_ranges: u32::MAX }
+        let plenty = u32::MAX;
+        Self { backends, tables, frontends: plenty, names: plenty, source_ranges: plenty, vips: plenty }
     }
 }
 
@@ -36,6 +40,7 @@ pub(crate) enum Full {
     /// `SERVICES`, or `SERVICE_NAMES`.
     Frontends,
     SourceRanges,
+    Vips,
 }
 
 /// New entries of hash maps that a plan makes for a Service.
@@ -46,6 +51,9 @@ pub(crate) struct Demand {
     pub(crate) frontends_gone: usize,
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,
+    pub(crate) vips: usize,
+    /// Addresses that this plan deletes before it writes any.
+    pub(crate) vips_gone: usize,
 }
 
 /// Free entries of hash maps for the rest of a plan. Names and networks are deleted after new ones are written, so they free
@@ -55,15 +63,18 @@ pub(crate) struct Remaining {
     pub(crate) frontends: usize,
     names: usize,
     pub(crate) source_ranges: usize,
+    pub(crate) vips: usize,
 }
 
 impl Remaining {
-    pub(crate) fn new(capacity: Capacity, contents: &Contents) -> Self {
+    /// `vips` is the number of addresses in `VIPS` if no Service changed in this plan.
+    pub(crate) fn new(capacity: Capacity, contents: &Contents, vips: usize) -> Self {
         let left = |capacity: u32, used: usize| (capacity as usize).saturating_sub(used);
         Self {
             frontends: left(capacity.frontends, contents.frontends.len()),
             names: left(capacity.names, contents.service_labels.len()),
             source_ranges: left(capacity.source_ranges, contents.source_ranges.len()),
+            vips: left(capacity.vips, vips),
         }
     }
 
@@ -73,7 +84,9 @@ impl Remaining {
         let frontends = frontends.checked_sub(demand.frontends).ok_or(Full::Frontends)?;
         let names = self.names.checked_sub(demand.names).ok_or(Full::Frontends)?;
         let source_ranges = self.source_ranges.checked_sub(demand.source_ranges).ok_or(Full::SourceRanges)?;
-        *self = Self { frontends, names, source_ranges };
+        let vips = self.vips + demand.vips_gone;
+        let vips = vips.checked_sub(demand.vips).ok_or(Full::Vips)?;
+        *self = Self { frontends, names, source_ranges, vips };
         Ok(())
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct HealthChecks {
     checks: BTreeMap<ObjectName, HealthCheck>,
     /// Whether `checks` changed since the last [`Self::take_changed`].
     changed: bool,
-    /// Only Services with a number that is not 0; for each family.
+    /// The Services that have such service ports, with their numbers for each family.
     no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
     total: [NoLocalEndpoints; 2],
 }

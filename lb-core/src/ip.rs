@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The address, as Go's `ParseIPSloppy` parses it: an IPv4-mapped one is IPv4.
+/// Parses an address as Go's `ParseIPSloppy` does: an IPv4-mapped one is IPv4.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Some(ip.to_canonical()),
@@ -13,7 +13,7 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// The network without the bits after its prefix, as Go's `ParseCIDRSloppy` parses it.
+/// Parses a network as Go's `ParseCIDRSloppy` does, and drops the bits after its prefix.
 pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let address = address.parse::<IpAddr>().ok().or_else(|| parse_v4(address).map(IpAddr::V4))?;

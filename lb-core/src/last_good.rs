@@ -1,6 +1,10 @@
-//! Keeps the endpoints of the API server when the API server reports none.
+//! Keeps endpoints that an earlier run of the agent left in the kernel, where the API server shows none: those of the API
+//! server itself, and those of slices that cannot be read.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use lb_common::{Address, ServiceKey};
 
@@ -21,21 +25,9 @@ impl LastGood {
     /// Reads the endpoints from what an earlier run of the agent left in the kernel, except frontends with invalid
     /// records.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
-        let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
-        for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
-            let Some(labels) = contents.service_labels.get(&record.id) else { continue };
-            if !Self::concerns(&labels.name.service) {
-                continue;
-            }
-            for range in slices_of(record) {
-                let slots = contents.backends.range(range.base..range.base.saturating_add(range.count));
-                backends.extend(slots.map(|(_, backend)| (&labels.name, backend.address, backend.port)));
-            }
-        }
         let mut found = Self::default();
-        for (name, address, port) in backends {
-            let address = IpAddr::from(address);
-            found.slices[Family::of(address) as usize].push(slice(name, address, port, contents));
+        for (address, slice) in found_slices(contents, distrusted, Self::concerns) {
+            found.slices[Family::of(address) as usize].push(slice);
         }
         found
     }
@@ -61,6 +53,70 @@ impl LastGood {
         }
         chosen
     }
+}
+
+/// Endpoints of Services that have a slice which could not be read since the agent started: without them the Service would
+/// lose the endpoints of that slice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unread(BTreeMap<ObjectName, Vec<(IpAddr, EndpointSlice)>>);
+
+impl Unread {
+    /// Reads the endpoints of these Services from what an earlier run of the agent left in the kernel.
+    pub(crate) fn found(
+        contents: &Contents,
+        distrusted: &BTreeSet<ServiceKey>,
+        services: &BTreeSet<ObjectName>,
+    ) -> Self {
+        let mut found = Self::default();
+        for (address, slice) in found_slices(contents, distrusted, |service| services.contains(service)) {
+            found.0.entry(slice.service.clone()).or_default().push((address, slice));
+        }
+        found
+    }
+
+    /// Forgets the endpoints of all other Services, and returns those Services.
+    pub(crate) fn retain(&mut self, services: &BTreeSet<ObjectName>) -> Vec<ObjectName> {
+        self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
+    }
+
+    /// The slices of a Service that were read, and the endpoints that were found and are in none of them. `None` if all
+    /// slices of the Service were read.
+    pub(crate) fn complete<'a>(
+        &self,
+        service: &ObjectName,
+        read: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    ) -> Option<Vec<EndpointSlice>> {
+        let found = self.0.get(service)?;
+        let known: BTreeSet<IpAddr> =
+            read.clone().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect();
+        let missing = found.iter().filter(|(address, _)| !known.contains(address)).map(|(_, slice)| slice);
+        Some(read.cloned().chain(missing.cloned()).collect())
+    }
+}
+
+/// The backends of the Services that are `wanted`, each as a slice with its address; not those of frontends with invalid
+/// records.
+fn found_slices(
+    contents: &Contents,
+    distrusted: &BTreeSet<ServiceKey>,
+    wanted: impl Fn(&ObjectName) -> bool,
+) -> Vec<(IpAddr, EndpointSlice)> {
+    let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
+    for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
+        let Some(labels) = contents.service_labels.get(&record.id) else { continue };
+        if !wanted(&labels.name.service) {
+            continue;
+        }
+        for range in slices_of(record) {
+            let slots = contents.backends.range(range.base..range.base.saturating_add(range.count));
+            backends.extend(slots.map(|(_, backend)| (&labels.name, backend.address, backend.port)));
+        }
+    }
+    let slice = |(name, address, port)| {
+        let address = IpAddr::from(address);
+        (address, slice(name, address, port, contents))
+    };
+    backends.into_iter().map(slice).collect()
 }
 
 /// A slice with this one endpoint.

@@ -95,7 +95,7 @@ impl Description {
             .all(|part| self.get(map, part).is_some() && self.get(map, part) == other.get(map, part))
     }
 
-    /// The description as text.
+    /// Writes the description as text.
     pub fn render(&self) -> String {
         let line = |((map, part), layout): (&(String, Part), &Layout)| {
             format!("{map} {} {}\n", part.as_str(), layout.render())

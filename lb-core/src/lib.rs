@@ -16,6 +16,7 @@ pub mod api;
 pub mod arena;
 pub mod capacity;
 mod claims;
+mod compact;
 pub mod convert;
 pub mod desired;
 pub mod family;

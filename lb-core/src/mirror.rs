@@ -10,6 +10,7 @@ use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey};
 
 use crate::{
     arena::SlotRange,
+    compact,
     plan::{Contents, EndpointLabels, Step},
     tables::Digest,
 };
@@ -38,6 +39,17 @@ impl Mirror {
         mirror
     }
 
+    /// Frees unused memory.
+    pub(crate) fn compact(&mut self) {
+        let Contents { frontends, backends, service_labels, endpoint_labels, vips, .. } = &mut self.contents;
+        compact::map(frontends);
+        compact::map(backends);
+        compact::map(service_labels);
+        compact::map(endpoint_labels);
+        compact::map(vips);
+        compact::set(&mut self.by_id);
+    }
+
     pub(crate) const fn contents(&self) -> &Contents {
         &self.contents
     }
@@ -62,7 +74,8 @@ impl Mirror {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
-    /// The labels; if the kernel holds the same ones for that address, those, so that equal labels are in memory once.
+    /// Returns the kernel's copy of the labels if it holds equal ones for that address, else `labels`, so that equal
+    /// labels are in memory once.
     pub(crate) fn share(&self, address: IpAddr, labels: Arc<EndpointLabels>) -> Arc<EndpointLabels> {
         let known = self.contents.endpoint_labels.get(&address);
         known.filter(|known| **known == labels).cloned().unwrap_or(labels)

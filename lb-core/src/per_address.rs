@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use crate::model::ObjectName;
+use crate::{compact, model::ObjectName};
 
 /// A value for every address that a Service sets one for. The kernel holds one value for an address; if Services set
 /// different ones, as for pods that share their node's address, the greatest wins, so that the order of events does not
@@ -121,6 +121,39 @@ impl<V: Clone + Ord> PerAddress<V> {
     /// The value an address should have.
     pub(crate) fn wanted(&self, address: IpAddr) -> Option<&V> {
         self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
+    }
+
+    /// How many addresses the map has once [`Self::changes`] to `known` are applied.
+    pub(crate) fn size_after_changes(&self, known: &BTreeMap<IpAddr, V>) -> usize {
+        let is_wanted = |address: &&IpAddr| self.claims.contains_key(address);
+        let (new, gone): (Vec<&IpAddr>, Vec<&IpAddr>) = self.dirty.iter().partition(is_wanted);
+        let new = new.into_iter().filter(|address| !known.contains_key(address)).count();
+        let gone = gone.into_iter().filter(|address| known.contains_key(address)).count();
+        known.len() + new - gone
+    }
+
+    /// How many addresses [`Self::set`] with these values adds to the map, and how many it removes.
+    pub(crate) fn growth(
+        &self,
+        service: &ObjectName,
+        after: &[(IpAddr, V)],
+        known: &BTreeMap<IpAddr, V>,
+    ) -> (usize, usize) {
+        let before = self.by_service.get(service).map_or(&[][..], |before| before);
+        let has = |all: &[(IpAddr, V)], address: &IpAddr| all.iter().any(|(other, _)| other == address);
+        let stays = |address: &IpAddr| known.contains_key(address) && !self.dirty.contains(address);
+        let is_new = |address: &IpAddr| !self.claims.contains_key(address) && !stays(address);
+        let has_one_claim =
+            |address| matches!(self.claims.get(address), Some(Claims::One(claim)) if claim.count == 1);
+        let new = after.iter().filter(|(address, _)| is_new(address)).count();
+        let gone = before.iter().filter(|(address, _)| !has(after, address) && has_one_claim(address));
+        (new, gone.count())
+    }
+
+    /// Frees unused memory.
+    pub(crate) fn compact(&mut self) {
+        compact::map(&mut self.claims);
+        compact::map(&mut self.by_service);
     }
 
     /// Marks these addresses for the next call of [`Self::changes`].

@@ -75,7 +75,7 @@ pub enum Step {
         /// Number of slots.
         count: u32,
     },
-    /// As [`Self::ReleaseBackends`], for slots of `TABLES`.
+    /// Like [`Self::ReleaseBackends`], for slots of `TABLES`.
     ReleaseTable {
         /// First slot.
         base: u32,
@@ -99,7 +99,7 @@ pub struct Contents {
     pub tables: BTreeMap<u32, Digest>,
     /// `SERVICE_NAMES`
     pub service_labels: BTreeMap<u32, ServiceLabels>,
-    /// `ENDPOINT_NAMES`; shared, because a million of them are the most of the agent's memory.
+    /// `ENDPOINT_NAMES`. The labels are shared, because a million of them take most of the agent's memory.
     pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
     /// `VIPS`
     pub vips: BTreeMap<IpAddr, Vip>,
@@ -207,6 +207,21 @@ pub enum Condition {
         /// Capacity of the map.
         slots: u32,
     },
+    /// The virtual addresses do not fit; as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs room for {wanted} addresses in VIPS, but of {slots} {free} are free; it keeps what it has: \
+         restart the agent with a larger --max-frontends"
+    )]
+    VipsFull {
+        /// The Service.
+        service: ObjectName,
+        /// Addresses it should have.
+        wanted: usize,
+        /// How many more addresses fit now.
+        free: usize,
+        /// While `VIPS` has fewer addresses than this, Services may add theirs.
+        slots: u32,
+    },
     /// An annotation is invalid; the Service is served as if the annotation were unset.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
@@ -233,7 +248,7 @@ pub enum Condition {
 
 impl Condition {
     /// The maps that may be full.
-    pub const MAPS: [&str; 5] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES"];
+    pub const MAPS: [&str; 6] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "VIPS"];
 
     /// The full map, if that is the condition. It may end when other Services free entries of the map.
     pub const fn waits_for(&self) -> Option<&'static str> {
@@ -243,6 +258,7 @@ impl Condition {
             Self::CountersFull { .. } => Some("ACTIVE"),
             Self::FrontendsFull { .. } => Some("SERVICES"),
             Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
+            Self::VipsFull { .. } => Some("VIPS"),
             Self::BadAnnotation { .. } | Self::FrontendConflict { .. } => None,
         }
     }
@@ -252,9 +268,9 @@ impl Condition {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether the condition may end when frontends, names or networks are deleted.
+    /// Whether the condition may end when frontends, names, networks or addresses are deleted.
     pub(crate) const fn waits_for_entries(&self) -> bool {
-        matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. })
+        matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. } | Self::VipsFull { .. })
     }
 
     /// The Service that is not served as the object demands.
@@ -265,6 +281,7 @@ impl Condition {
             | Self::CountersFull { service }
             | Self::FrontendsFull { service, .. }
             | Self::SourceRangesFull { service, .. }
+            | Self::VipsFull { service, .. }
             | Self::BadAnnotation { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }
@@ -297,7 +314,7 @@ impl std::fmt::Display for Shown<'_> {
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,
     pub(crate) put_endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
-    /// Step 2 without the names of addresses.
+    /// The steps of item 2, except the names of addresses.
     pub(crate) services: Vec<Step>,
     pub(crate) put_vips: Vec<(IpAddr, Vip)>,
     pub(crate) delete_source_ranges: BTreeSet<SourceRangeKey>,
@@ -310,20 +327,30 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
+    /// The number of steps.
+    fn len(&self) -> usize {
+        let names = self.put_endpoint_labels.len() + self.delete_endpoint_labels.len();
+        let vips = self.put_vips.len() + self.delete_vips.len();
+        let services = self.services.len() + self.delete_frontends.len() + self.delete_service_labels.len();
+        let slots = self.release.len() + self.release_tables.len();
+        names + vips + services + slots + self.delete_source_ranges.len()
+    }
+
     pub(crate) fn finish(self) -> Plan {
-        let mut steps = Vec::new();
+        let mut steps = Vec::with_capacity(self.len());
         steps.extend(self.delete_frontends.into_iter().map(Step::DeleteFrontend));
         steps.extend(
             self.put_endpoint_labels.into_iter().map(|(ip, labels)| Step::PutEndpointLabels(ip, labels)),
         );
         steps.extend(self.services);
+        // Deleted first, so that new addresses fit into a full map. No frontend has the deleted ones any more.
+        steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
         steps.extend(self.put_vips.into_iter().map(|(ip, vip)| Step::PutVip(ip, vip)));
         steps.extend(self.delete_source_ranges.into_iter().map(Step::DeleteSourceRange));
         let release = |SlotRange { base, count }| Step::ReleaseBackends { base, count };
         steps.extend(self.release.into_iter().map(release));
         let release = |SlotRange { base, count }| Step::ReleaseTable { base, count };
         steps.extend(self.release_tables.into_iter().map(release));
-        steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
         steps.extend(self.delete_service_labels.into_iter().map(Step::DeleteServiceLabels));
         steps.extend(self.delete_endpoint_labels.into_iter().map(Step::DeleteEndpointLabels));
         Plan { steps, problems: self.problems }

@@ -18,7 +18,7 @@ use crate::{
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
-    last_good::LastGood,
+    last_good::{LastGood, Unread},
     mirror::Mirror,
     model::{AnnotationError, Change, Node, NodeAddresses, ObjectName, Policy},
     per_address::PerAddress,
@@ -69,6 +69,7 @@ pub struct Reconciler {
     earlier: BTreeSet<ObjectName>,
     /// Whether the sources have shown everything that can be read.
     complete: bool,
+    unread: Unread,
     node: Node,
     last_good: LastGood,
     health_checks: HealthChecks,
@@ -76,6 +77,9 @@ pub struct Reconciler {
     problems: BTreeMap<ObjectName, Vec<Condition>>,
     in_flight: InFlight,
 }
+
+/// Up to this many Services of a plan have their ports in memory at once.
+const FEW: usize = 4096;
 
 /// The Services of the last plan, until all of its steps are applied.
 #[derive(Clone, Debug, Default)]
@@ -126,6 +130,7 @@ impl Reconciler {
             stale_ranges: adopted.stale_ranges,
             earlier,
             complete: false,
+            unread: Unread::default(),
             node: Node { policy, ..Node::default() },
             last_good,
             health_checks: HealthChecks::default(),
@@ -174,8 +179,15 @@ impl Reconciler {
     }
 
     /// Records that the sources have shown all objects except some of these Services, which they cannot read. These
-    /// Services stay as the agent found them; the next plan deletes everything else that the sources have not shown.
+    /// Services stay as the agent found them, or keep endpoints that it found if some of their slices can be read. The next
+    /// plan deletes everything else that the sources have not shown. Call it before the first plan if there are such
+    /// Services.
     pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
+        if !self.complete {
+            let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
+            self.unread = Unread::found(self.mirror.contents(), &self.distrusted, &found);
+        }
+        self.unread.retain(unread).into_iter().for_each(|service| self.store.mark_dirty(service));
         for service in self.earlier.extract_if(.., |service| !unread.contains(service)) {
             self.store.mark_dirty(service);
         }
@@ -220,8 +232,10 @@ impl Reconciler {
         let mut wanted = BTreeSet::new();
         let mut given_up = self.distrusted.clone();
         let mut stuck = Vec::new();
-        let mut left = Remaining::new(self.capacity, self.mirror.contents());
+        let contents = self.mirror.contents();
+        let mut left = Remaining::new(self.capacity, contents, self.vips.size_after_changes(&contents.vips));
         for (service, ports) in self.desired() {
+            let ports = ports.unwrap_or_else(|| self.desired_ports(&service));
             self.note_annotation_errors(&service);
             match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
@@ -247,6 +261,13 @@ impl Reconciler {
         plan
     }
 
+    /// Frees memory that insertions have left unused. Takes time for every object: call it when most have changed.
+    pub fn compact(&mut self) {
+        self.labels.compact();
+        self.vips.compact();
+        self.mirror.compact();
+    }
+
     /// Records that a step of the last plan is in the kernel.
     pub fn applied(&mut self, step: &Step) {
         self.mirror.apply(step);
@@ -270,7 +291,11 @@ impl Reconciler {
             Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
                 self.labels.applied(*address);
             }
-            Step::PutVip(address, _) | Step::DeleteVip(address) => self.vips.applied(*address),
+            Step::PutVip(address, _) => self.vips.applied(*address),
+            Step::DeleteVip(address) => {
+                self.vips.applied(*address);
+                self.has_freed = true;
+            }
             Step::DeleteSourceRange(range) => {
                 self.stale_ranges.remove(range);
                 self.has_freed = true;
@@ -309,8 +334,8 @@ impl Reconciler {
         self.vips.failed();
     }
 
-    /// The UDP frontends that have lost endpoints since the last call. Call it only when their plan is in the kernel:
-    /// before that, new flows may still go to the lost endpoints.
+    /// Returns the UDP frontends that have lost endpoints since the last call. Call it only when their plan is in the
+    /// kernel: before that, new flows may still go to the lost endpoints.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
@@ -375,12 +400,12 @@ impl Reconciler {
         self.mirror.contents()
     }
 
-    /// The use of `BACKENDS`.
+    /// The arena that shows which slots of `BACKENDS` are in use.
     pub const fn arena(&self) -> &Arena {
         self.slices.arena()
     }
 
-    /// The use of `TABLES`.
+    /// The arena that shows which slots of `TABLES` are in use.
     pub const fn table_arena(&self) -> &Arena {
         self.tables.arena()
     }
@@ -412,22 +437,23 @@ impl Reconciler {
     }
 
     /// The desired state of the Services to plan: the dirty ones, and those whose frontends change their owner as a
-    /// result.
-    fn desired(&mut self) -> BTreeMap<ObjectName, Vec<Port>> {
+    /// result. `None` for ports that the caller must compute again: those of very many Services take much memory.
+    fn desired(&mut self) -> BTreeMap<ObjectName, Option<Vec<Port>>> {
         let mut dirty = self.store.take_dirty();
         dirty.retain(|service| self.is_shown(service));
-        let mut desired: BTreeMap<ObjectName, Vec<Port>> = BTreeMap::new();
+        let are_few = dirty.len() <= FEW;
+        let mut desired = BTreeMap::new();
         let mut concerned = BTreeSet::new();
         for service in dirty {
             let ports = self.desired_ports(&service);
             let slices = self.store.slices(&service);
             self.health_checks.set(&service, self.store.service(&service), slices, &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));
-            desired.insert(service, ports);
+            desired.insert(service, are_few.then_some(ports));
         }
         concerned.retain(|service| !desired.contains_key(service));
         for service in concerned {
-            let ports = self.desired_ports(&service);
+            let ports = are_few.then(|| self.desired_ports(&service));
             desired.insert(service, ports);
         }
         desired
@@ -447,6 +473,9 @@ impl Reconciler {
         let Some(service) = self.store.service(name) else { return Vec::new() };
         if LastGood::concerns(name) {
             let slices = self.last_good.choose(self.store.slices(name));
+            return desired::desired(name, service, slices.iter(), &self.node);
+        }
+        if let Some(slices) = self.unread.complete(name, self.store.slices(name)) {
             return desired::desired(name, service, slices.iter(), &self.node);
         }
         desired::desired(name, service, self.store.slices(name), &self.node)
@@ -479,14 +508,17 @@ impl Reconciler {
                 }),
             );
         }
-        if let Err(full) = left.take(self.demand(service, &targets, &ranges, &steps)) {
+        let vips = vips_of(&owned, &self.node);
+        let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
+        let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
+        if let Err(full) = left.take(demand) {
             return self.is_full((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
         let labels = labels_of(&owned).into_iter();
         let labels = labels.map(|(address, labels)| (address, self.mirror.share(address, labels)));
         self.labels.set(service, labels.collect());
-        self.vips.set(service, vips_of(&owned, &self.node));
+        self.vips.set(service, vips);
         self.retire(service, &targets, &ranges, draft);
         let known = &self.mirror.contents().source_ranges;
         steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
@@ -514,6 +546,7 @@ impl Reconciler {
             frontends_gone: self.frontends_of(service).filter(goes).count(),
             names: steps.iter().filter(is_new_name).count(),
             source_ranges: ranges.difference(&contents.source_ranges).count(),
+            ..Demand::default()
         }
     }
 
@@ -695,10 +728,15 @@ impl Reconciler {
                 let free = left.source_ranges;
                 Condition::SourceRangesFull { service, wanted, free, slots: self.capacity.source_ranges }
             }
+            Full::Vips => {
+                let wanted = vips_of(owned, &self.node).len();
+                Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
+            }
         }
     }
 
-    /// The elements of a Service in the kernel that it no longer needs once its targets are written.
+    /// Adds the steps that release or delete what a Service has in the kernel and no longer needs once its targets are
+    /// written.
     fn retire(
         &mut self,
         service: &ObjectName,
@@ -737,9 +775,9 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// Releases elements of a Service that does not fit and that no frontend refers to any more: an earlier plan may
-    /// have failed in the middle, and other Services may take its frontends over. The Service may wait for those
-    /// elements itself.
+    /// Releases elements that no frontend refers to any more, of a Service that does not fit: an earlier plan may have
+    /// failed in the middle, and other Services may take its frontends over. The Service itself may wait for those
+    /// elements.
     fn release_idle(&self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         for (_, id) in self.ids.of_service(service) {
             let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);

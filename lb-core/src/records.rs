@@ -69,8 +69,8 @@ pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     labels
 }
 
-/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address (such as a
-/// DNS cache on the cluster IP of the DNS Service), the programs leave ports that no Service has to its stack.
+/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address, the programs
+/// leave ports that no Service has to its stack.
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);
@@ -80,7 +80,7 @@ pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
             _ if node.addresses.is_own(&address) => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
             FrontendKind::LoadBalancer => vip_flags::ECHO,
-            // Often the address of another node or machine, which answers for itself.
+            // Such an address often belongs to another node or machine, which answers for itself.
             FrontendKind::ExternalIp | FrontendKind::NodePort => 0,
         };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;

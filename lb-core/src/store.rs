@@ -138,10 +138,10 @@ impl Store {
 #[derive(Clone, Debug, Default)]
 struct Interner {
     strings: HashSet<Arc<str>>,
-    /// Number of strings that starts the next removal of unused strings.
+    /// The next removal of unused strings starts at this number of strings.
     sweep_at: usize,
     hints: BTreeSet<Arc<Hints>>,
-    /// Number of hints that starts the next removal of unused hints.
+    /// The next removal of unused hints starts at this number of hints.
     sweep_hints_at: usize,
 }
 

@@ -33,9 +33,9 @@ pub struct Volume {
 pub struct Traffic {
     /// Flows that have begun: connections, or UDP flows.
     pub flows: u64,
-    /// Sent by clients.
+    /// What clients have sent.
     pub sent: Volume,
-    /// Sent by backends.
+    /// What backends have sent.
     pub answered: Volume,
 }
 
@@ -128,7 +128,7 @@ impl<S: BuildHasher> Ledger<S> {
     /// Adds an entry, with its reverse entry if there is one. An entry may be passed twice in a walk.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
         if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
-            // The flow from the virtual address counts the same packets.
+            // Skips the second flow of a masqueraded connection: the first one counts the same packets.
             return;
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
@@ -190,11 +190,11 @@ fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
 }
 
-/// The counts of an entry since the walk that saw it as `before`.
+/// What an entry has counted since the walk that saw it as `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
-    // An entry with a smaller count is not the same entry.
+    // A smaller count shows that another entry has taken the place of this one.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
         None => (whole, begun),
         Some(before) => {
@@ -281,7 +281,7 @@ mod tests {
         let before = all(&ledger);
         walk(&mut ledger, &[]);
         assert_eq!(all(&ledger), Tally { active: 0, ..before });
-        // The port of the first flow is reused.
+        // A new flow reuses the port of the first one.
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1000), ..Traffic::default() });
     }
@@ -343,7 +343,7 @@ mod tests {
     fn ended_flows_and_second_flows_are_not_active() {
         let mut ledger = Sums::default();
         let mut over = pair(1, 5);
-        (over.1.seen, over.2.seen) = (seen::PACKET | seen::FIN, seen::PACKET | seen::FIN);
+        (over.1.seen, over.2.seen) = (seen::PACKET | seen::ACK | seen::FIN, seen::PACKET | seen::FIN);
         let mut masquerade = pair(2, 5);
         masquerade.1.flags |= flow_flags::SECOND_OF_MASQUERADED;
         masquerade.2.flags |= flow_flags::SECOND_OF_MASQUERADED;

@@ -35,7 +35,7 @@ pub enum KubernetesError {
         "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]
     Client(#[from] Box<kube::Error>),
-    /// A bug: a watch never ends.
+    /// A bug: a watch has ended, which never happens.
     #[error("a watch of the API server has ended; this is a bug, please report it")]
     Ended,
 }

@@ -21,7 +21,7 @@ impl ServerConditions {
         let (mut away, mut refused) = (None, BTreeSet::new());
         for failure in failures {
             match failure {
-                // All kinds come from one API server: report it once.
+                // All kinds come from one API server, so its absence is reported once.
                 Failure::Away(why) => away = away.or(Some(away_text(why))),
                 Failure::Refused(why) => _ = refused.insert(refused_text(why)),
             }

@@ -172,7 +172,7 @@ mod tests {
 
     type Told = Arc<Mutex<Vec<(String, Value)>>>;
 
-    /// The Events endpoint of an API server; fails the first request.
+    /// Serves the Events endpoint of an API server; fails the first request.
     async fn api_server(told: Told) -> Client {
         let refused = Arc::new(Mutex::new(false));
         let take = move |Path(namespace): Path<String>,

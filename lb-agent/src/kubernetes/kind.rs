@@ -13,7 +13,7 @@ use super::{node::NodeInfo, watched::Read};
 
 /// Annotation with the time of the change in the cluster that triggered the newest version of an EndpointSlice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Objects per page of a list: so many are in memory at once in the form of the API server.
+/// Objects per page of a list. Only one page at a time is in memory in the form of the API server.
 const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
@@ -49,7 +49,7 @@ pub(super) fn services() -> watcher::Config {
     config().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
 }
 
-/// kube-proxy's selection of EndpointSlices: not those of headless Services.
+/// Selects the EndpointSlices that kube-proxy selects: not those of headless Services.
 pub(super) fn endpoint_slices() -> watcher::Config {
     config().labels(&format!("!{HEADLESS}"))
 }
@@ -68,7 +68,7 @@ fn config() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// The change with a name that is already in memory, so that both share it.
+/// Gives the change the `name` that is already in memory, so that both share it.
 fn named(name: &ObjectName, change: Change) -> Change {
     match change {
         Change::Service(_, service) => Change::Service(name.clone(), service),

@@ -110,7 +110,7 @@ impl<K: Kind> Objects<K> {
         self.listed
     }
 
-    /// Whether the API server has returned no object.
+    /// Whether no object of this kind exists, as far as the API server has told.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -178,7 +178,8 @@ impl<K: Kind> Objects<K> {
 
     fn delete_unlisted(&mut self) {
         let list = self.list;
-        // After the changes of the list: an interrupted list may have returned an object that has been deleted since.
+        // Deletions follow the changes of the list: an interrupted list may have returned an object that has been
+        // deleted since.
         let gone = self.known.extract_if(.., |_, known| known.list != list);
         for (name, _) in gone {
             self.rejected.remove(&name);
@@ -292,7 +293,7 @@ mod tests {
         texts(objects.handle(event))
     }
 
-    /// A complete list; before its end it must cause no change.
+    /// Sends a complete list; asserts that it causes no change before its end. Returns the changes.
     fn list(objects: &mut Objects<Service>, listed: Vec<Object>) -> Vec<String> {
         assert_eq!(handle(objects, Event::Init), [""; 0]);
         for object in listed {

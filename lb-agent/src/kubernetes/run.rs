@@ -42,16 +42,16 @@ pub struct Published {
 
 /// How long the first write waits for the Node after everything else was listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an API server may send nothing before the connection counts as dead. Real ones send a bookmark every
+/// How long an API server may send nothing before the connection counts as dead. Real API servers send a bookmark every
 /// minute.
 const SILENCE: Duration = Duration::from_secs(150);
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Watches the API server until the receiver of `events` is dropped. Sends changes, then [`SourceEvent::Synchronised`]
-/// once when all Services and EndpointSlices were listed, then [`SourceEvent::CompleteBut`] with the Services that have
-/// an object which was never readable, and [`SourceEvent::Complete`] as soon as there are none. `node_name` is the name
-/// of this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds for the
-/// API server to return the Node or to answer that it does not exist.
+/// Watches the API server until the receiver of `events` is dropped. Sends changes; when all Services and EndpointSlices
+/// were listed, [`SourceEvent::CompleteBut`] with the Services that have an object which was never readable, and then
+/// [`SourceEvent::Synchronised`] once; [`SourceEvent::Complete`] as soon as there are no such Services. `node_name` is
+/// the name of this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds
+/// for the API server to return the Node or to answer that it does not exist.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ struct Follower {
     server: ServerConditions,
     /// The condition to report while the Node does not exist.
     no_node: String,
-    /// The ranges of each ServiceCIDR, and the ranges to use if there is none.
+    /// The ranges of each ServiceCIDR. `default_ranges` apply if there is no ServiceCIDR.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
     /// The deadline until which the first write waits for the Node.
@@ -188,14 +188,17 @@ impl Follower {
                 return due;
             }
             self.node_deadline = None;
-            self.synchronised = true;
-            due.push(SourceEvent::Synchronised);
         }
         let unread: BTreeSet<_> = self.services.unread().into_iter().chain(self.slices.unread()).collect();
         if self.unread.as_ref() != Some(&unread) && self.unread.as_ref().is_none_or(|told| !told.is_empty()) {
             let all = unread.is_empty();
             due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
             self.unread = Some(unread);
+        }
+        // Last: now the first plan may be written, which depends on what could not be read.
+        if !self.synchronised {
+            self.synchronised = true;
+            due.push(SourceEvent::Synchronised);
         }
         due
     }

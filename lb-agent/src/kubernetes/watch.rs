@@ -84,7 +84,8 @@ impl<K: Kind> Watch<K> {
         debug!("{why}");
         let (status, now) = (status(error), Instant::now());
         self.failure = match status {
-            // An API server too old for this kind is retried, because it may be upgraded; its answer is no problem.
+            // The agent keeps asking an API server that is too old for this kind, because it may be upgraded. Its
+            // answer is no error.
             Some(404) if K::OPTIONAL => None,
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),

@@ -36,7 +36,7 @@ impl Addresses {
         self.allocator.release(service);
     }
 
-    /// Allocates addresses to Services, in an order that works. A rejected Service keeps its old ones.
+    /// Allocates addresses to Services; their order does not matter. A rejected Service keeps its old addresses.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
@@ -48,7 +48,7 @@ impl Addresses {
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Allocates addresses to Services that exchange theirs: all of them first release what they have.
+    /// Allocates addresses to Services that exchange theirs: all of them first release their addresses.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);
@@ -84,7 +84,7 @@ fn convert(service: &api::Service) -> Outcome {
     }
 }
 
-/// The error of a field without its object, which the condition names.
+/// Converts the error of a field. Leaves out the object, which the condition names.
 pub(super) fn field_error(error: ConvertError) -> FieldError {
     FieldError::new(error.field, error.why)
 }

@@ -68,7 +68,7 @@ impl<'a> Text<'a> {
         Self { documents: split(text).into_iter().map(digest).collect() }
     }
 
-    /// The documents that `old` lacks.
+    /// The documents that `old` does not contain, with their digests.
     pub(super) fn news(&self, old: Option<&File>) -> Vec<(u128, &'a str)> {
         let old = old.map_or(&[][..], |file| &file.documents);
         let (start, end) = self.common_ends(old);
@@ -79,7 +79,7 @@ impl<'a> Text<'a> {
         middle.iter().filter(is_new).map(|(digest, document)| (*digest, document.text)).collect()
     }
 
-    /// How many documents equal those of `old` from the start on, and how many of the others from the end on.
+    /// Returns how many documents at the start equal those of `old`, and how many of the remaining ones at the end do.
     fn common_ends(&self, old: &[Document]) -> (usize, usize) {
         let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
         let start = old.iter().zip(&self.documents).take_while(same).count();
@@ -88,7 +88,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// What changed in a file.
+/// The changes of a file.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
     /// Removed documents.

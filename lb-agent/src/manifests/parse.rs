@@ -190,7 +190,7 @@ fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
     }
 }
 
-/// `Some` if the kind is a list; inside, the kind of its items if the list's kind names it.
+/// `None` if the kind is no list. Else `Some`, with the kind of the items if the name of the list contains it.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
@@ -203,8 +203,8 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// One of the supported kinds under another version, or with other capitals, is an error; under a foreign group (such
-/// as Knative's Service) it is ignored.
+/// Recognises the kind of an object. A supported kind under another version, or with other capitals, is an error; under
+/// a foreign group (such as Knative's Service) it is ignored.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;
@@ -276,7 +276,7 @@ fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
     Ok(Resource::Slices(slices.into_iter().collect()))
 }
 
-/// The errors, with the object's path in the document before each field.
+/// Puts the object's path in the document before the field of each error.
 fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
     if !prefix.is_empty() {
         for error in &mut errors {

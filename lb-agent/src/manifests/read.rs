@@ -17,7 +17,7 @@ const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")
-        // Autosave files of Emacs.
+        // Emacs begins the names of its autosave files with `#`.
         && !name.as_bytes().starts_with(b"#")
 }
 
@@ -57,7 +57,7 @@ fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
 
 /// The text of a regular file; `None` for a folder, which kubectl ignores as well.
 fn text(path: &Path) -> io::Result<Option<String>> {
-    // Opened without blocking, in case a pipe has the name of a manifest.
+    // Opens the file without blocking, in case a pipe has the name of a manifest.
     let mut file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {

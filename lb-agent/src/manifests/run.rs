@@ -72,7 +72,7 @@ pub async fn run(
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
-    // Created before the first read, so that no change between both is missed.
+    // The watch is created before the first read, so that it reports every later change.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     Follower { dir, watch, events, problems }.follow(manifests).await
 }
@@ -116,7 +116,7 @@ impl Follower {
         }
     }
 
-    /// Reads files and applies their content. Other threads do so, because both may take long.
+    /// Reads files and applies their content, on other threads because both may take long.
     async fn load(
         &mut self,
         mut manifests: Manifests,
@@ -267,7 +267,7 @@ mod tests {
         let (root, mut follower, manifests) = bed();
         let (manifests, update) = follower.load(manifests, Work::Everything).await.unwrap();
         assert_eq!(update.changes.len(), 1);
-        // The list of files to read is known; when the task reads them, they are in another folder.
+        // The test replaces the folder after the task has listed its files and before it reads them.
         swap(&root);
         let (manifests, update) =
             follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();

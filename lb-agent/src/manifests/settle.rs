@@ -81,7 +81,7 @@ impl Unsettled {
         if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
     }
 
-    /// The work that is due now.
+    /// Removes and returns the work that is due now.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Work> {
         let due: BTreeSet<_> =
             self.files.extract_if(.., |_, due| due.at <= now).map(|(file, _)| file).collect();

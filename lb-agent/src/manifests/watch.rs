@@ -47,7 +47,7 @@ struct Link {
     seen: Option<Signature>,
 }
 
-/// The fields by which two states of a file differ.
+/// The fields that show whether a file has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Signature {
     file: (u64, u64),
@@ -140,8 +140,8 @@ impl Watch {
         }
     }
 
-    /// Turns the work into a read of all files if the folder was replaced: files missing with the folder were not
-    /// removed.
+    /// Replaces the work by a read of all files if the folder was replaced: files that vanished with the old folder
+    /// were not removed one by one.
     fn all_if_replaced(&mut self, work: Work) -> Work {
         if self.is_attached() { work } else { Work::Everything }
     }
@@ -165,7 +165,7 @@ impl Watch {
             for event in events {
                 let current = self.watched.as_ref().is_some_and(|(_, watch)| *watch == event.wd);
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    // The lost events may include closes.
+                    // The kernel has dropped events, perhaps those of closed files.
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
@@ -192,7 +192,7 @@ impl Watch {
         }
         for (name, link) in &mut self.links {
             let signature = Signature::of(&self.dir.join(name));
-            // The signature is the same twice: the writer has finished.
+            // Two equal signatures in a row: the writer has finished.
             if signature != link.read && signature == link.seen {
                 self.unsettled.finished(name, Instant::now());
             }
@@ -200,7 +200,7 @@ impl Watch {
         }
     }
 
-    /// Must be called before a file is read.
+    /// Records the state of a link whose file is about to be read. Call it before each read.
     pub(super) fn before_read(&mut self, name: &OsStr) {
         let path = self.dir.join(name);
         if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Address, BACKEND_NAME_SIZE, Backend, backend_flags};
+use lb_common::{Address, Backend, NAME_SIZE, ZONE_SIZE, backend_flags};
 
 use crate::{
     family::Family,
@@ -97,24 +97,24 @@ pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
 /// The labels of the endpoint, for commands to show.
 pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     EndpointLabels {
-        node: endpoint.node.as_ref().and_then(as_kept),
-        zone: endpoint.zone.as_ref().and_then(as_kept),
-        pod: endpoint.pod.as_ref().and_then(as_kept),
+        node: endpoint.node.as_ref().and_then(as_kept::<NAME_SIZE>),
+        zone: endpoint.zone.as_ref().and_then(as_kept::<ZONE_SIZE>),
+        pod: endpoint.pod.as_ref().and_then(as_kept::<NAME_SIZE>),
     }
 }
 
 /// The text as the kernel keeps it, perhaps cut, so that a restart of the agent does not rewrite long names.
-fn as_kept(text: &Arc<str>) -> Option<Arc<str>> {
+fn as_kept<const N: usize>(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;
     }
-    if text.len() < BACKEND_NAME_SIZE {
+    if text.len() <= N {
         return Some(text.clone());
     }
-    Some(lb_common::from_fixed(&lb_common::to_fixed::<BACKEND_NAME_SIZE>(text)).into())
+    Some(lb_common::from_fixed(&lb_common::to_fixed::<N>(text)).into())
 }
 
-/// One label for each address, in any order of events: the greatest, because unset labels are the smallest.
+/// Keeps one label for each address: the greatest, so that the order of events does not matter and unset labels lose.
 pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, Arc<EndpointLabels>)>) {
     labels.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
     labels.dedup_by_key(|(address, _)| *address);

@@ -16,8 +16,8 @@ pub(super) struct Places {
     places: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
-    /// Whether a load balancer address or external IP is an address of this node; then the others usually are addresses
-    /// of other nodes.
+    /// Whether a load balancer address or external IP is an address of this node. If so, other such addresses are
+    /// usually those of other nodes.
     at_nodes: bool,
 }
 
@@ -25,8 +25,7 @@ pub(super) struct Places {
 pub(super) struct Lists {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
-    /// The slice `cluster` with the weights of direct server return: backends on other nodes answer external clients
-    /// directly.
+    /// Like the slice `cluster`, for direct server return: backends on other nodes answer external clients directly.
     pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
@@ -35,6 +34,9 @@ pub(super) struct Lists {
 impl Places {
     /// If two kinds have the same address and port, the first one stays: a cluster IP is allocated to one Service, a
     /// load balancer assigns its addresses, any user may set an external IP, and kube-proxy handles node ports last.
+    ///
+    /// A cluster IP that the node itself has is none of them: its packets are for a process of the node, such as
+    /// NodeLocal DNSCache. (Load balancer addresses and external IPs often are addresses of nodes.)
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
         let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
@@ -45,18 +47,15 @@ impl Places {
                 }
             }
         };
-        add(FrontendKind::ClusterIp, &service.cluster_ips, port.port);
+        let is_own = |address: &IpAddr| node.addresses.is_own(address);
+        let served: Vec<IpAddr> = service.cluster_ips.iter().copied().filter(|ip| !is_own(ip)).collect();
+        add(FrontendKind::ClusterIp, &served, port.port);
         add(FrontendKind::LoadBalancer, &service.external.load_balancer_ips, port.port);
         add(FrontendKind::ExternalIp, &service.external.ips, port.port);
         if let Some(node_port) = port.node_port {
             add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
         }
-        let at_nodes = service
-            .external
-            .load_balancer_ips
-            .iter()
-            .chain(&service.external.ips)
-            .any(|address| node.addresses.is_own(address));
+        let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
         let (internal, external) = (service.internal_policy, service.external.policy);
         Self { family, places, internal, external, at_nodes }
     }

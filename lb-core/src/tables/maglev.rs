@@ -6,7 +6,8 @@ use lb_common::{Backend, hash};
 use super::Maglev;
 
 /// The Maglev table of `backends`. Each element of `turns` is the position of a backend; the sequence repeats until the
-/// table is full. It follows the order of the backends, which is that of their addresses on every node.
+/// table is full. The result depends on the order of `backends`, which every node sorts by address, so all nodes build
+/// the same table.
 pub(super) fn table(maglev: Maglev, backends: &[Backend], turns: &[u32]) -> Vec<u32> {
     const FREE: u32 = super::NOBODY;
     let size = maglev.size.holding(backends.len()).get();

@@ -47,7 +47,7 @@ impl TableSize {
 }
 
 impl Default for TableSize {
-    /// Imbalance below 1 % for up to 163 backends.
+    /// With this size, shares differ by less than 1 % for up to 163 backends.
     fn default() -> Self {
         Self(16_381)
     }

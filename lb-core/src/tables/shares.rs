@@ -33,7 +33,7 @@ fn reduced(weights: &[u32]) -> Vec<u64> {
     if total <= room {
         return weights;
     }
-    // Rounded to the nearest; the product of a u32 and a number of backends fits into 64 bits.
+    // Rounds to the nearest number; the product of a u32 and a number of backends fits into 64 bits.
     let scaled = |weight: u64| (weight * room + total / 2) / total;
     weights.into_iter().map(|weight| if weight == 0 { 0 } else { scaled(weight).max(1) }).collect()
 }

@@ -34,7 +34,7 @@ pub(crate) enum Verdict {
 }
 
 impl Node {
-    /// The verdict on a TCP connection.
+    /// Returns the verdict on a TCP connection.
     pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Verdict {
         let key = ServiceKey::new(ip(to).into(), port, protocol::TCP);
         let Some(record) = self.kernel.maps.frontends.get(&key) else {

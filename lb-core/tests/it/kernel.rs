@@ -22,6 +22,8 @@ use lb_core::{
 
 /// Number of plans after which a state must be settled.
 const ROUNDS: usize = 10;
+/// The most addresses that a node of these tests has. They are written to a full `VIPS` as well.
+const OWN_ADDRESSES: u32 = 4;
 /// Slots of `TABLES` for each slot of `BACKENDS`.
 const TABLE_SLOTS: u32 = 64;
 
@@ -53,7 +55,7 @@ pub(crate) struct Lead {
     pub(crate) inside_table: Vec<u32>,
 }
 
-/// Networks, as address and prefix length in the map's own terms.
+/// Networks, each as the v4-mapped address and prefix length of the map's key.
 pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
@@ -146,7 +148,8 @@ impl Kernel {
         self.stale.retain(|(of, ..)| of.is_none_or(|of| of > epoch));
     }
 
-    /// The contents that the agent reads at its start. No program holds old records then: the agent waits once.
+    /// The contents that the agent reads at its start. No program holds old records then: an agent waits for a grace
+    /// period before it reads them.
     pub(crate) fn read_back(&mut self) -> Contents {
         self.stale.clear();
         let mut contents = self.maps.clone();
@@ -272,7 +275,7 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// A short table as it is; for a long one the share of each backend.
+    /// Shows a short table entry by entry, and a long one as the share of each backend.
     fn dump_table(&self, base: u32, count: u32) -> String {
         let table = self.table(base, count);
         if table.len() < 32 {
@@ -407,11 +410,12 @@ impl Node {
 
     /// Asserts that no hash map holds more than the kernel would accept.
     fn assert_room(&self) {
-        let Contents { frontends, service_labels, source_ranges, .. } = &self.kernel.maps;
+        let Contents { frontends, service_labels, source_ranges, vips, .. } = &self.kernel.maps;
         for (entries, capacity) in [
             (frontends.len(), self.capacity.frontends),
             (service_labels.len(), self.capacity.names),
             (source_ranges.len(), self.capacity.source_ranges),
+            (vips.len(), self.capacity.vips.saturating_add(OWN_ADDRESSES)),
         ] {
             assert!(entries <= capacity as usize, "{entries} entries where there is room for {capacity}");
         }

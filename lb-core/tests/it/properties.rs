@@ -146,10 +146,10 @@ proptest! {
     /// The kernel never refuses a step, which would block all other Services.
     #[test]
     fn full_maps_are_never_overfilled_and_leak_nothing(
-        (frontends, names, source_ranges) in (1..12_u32, 1..6_u32, 1..4_u32), policy in world::policy(),
+        (frontends, names, source_ranges, vips) in (1..12_u32, 1..6_u32, 1..4_u32, 1..8_u32), policy in world::policy(),
         events in events(),
     ) {
-        let capacity = Capacity { frontends, names, source_ranges, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
+        let capacity = Capacity { frontends, names, source_ranges, vips, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
         let (mut node, world) = live_on(Node::with_capacity(capacity, policy), &events);
         node.settle();
         node.reconciler.handle(world.removal());

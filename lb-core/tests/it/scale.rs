@@ -59,3 +59,41 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
     assert_eq!(plan.steps.len(), 5);
     assert_eq!(plan.steps.iter().filter(|step| backends(step)).count(), 1);
 }
+
+/// The ports of that many Services are computed twice: for the claims of all, and for the steps of each.
+#[test]
+fn very_many_services_in_one_plan_are_planned_as_in_several() {
+    const SERVICES: u32 = 5000;
+    let mut all = changes(SERVICES, 2);
+    // The last Service has the address of the first one, too.
+    let Change::Service(of_first, first) = service(0) else { unreachable!() };
+    let Change::Service(of_last, _) = service(SERVICES - 1) else { unreachable!() };
+    all.push(Change::Service(of_last.clone(), first));
+    let run = |parts: usize| {
+        let capacity = Capacity::of_arenas(1 << 16, 0);
+        let mut reconciler = Reconciler::new(Default::default(), capacity, Default::default());
+        for part in all.chunks(all.len() / parts + 1) {
+            reconciler.handle(part.to_vec());
+            reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+        }
+        assert!(!reconciler.needs_plan());
+        reconciler
+    };
+    let (mut whole, parts) = (run(1), run(10));
+    let sizes = |of: &Reconciler| {
+        let contents = of.contents();
+        (
+            contents.frontends.len(),
+            contents.backends.len(),
+            contents.endpoint_labels.len(),
+            contents.vips.len(),
+        )
+    };
+    assert_eq!(sizes(&whole), sizes(&parts));
+    assert!(whole.problems().eq(parts.problems()) && whole.problems().count() == 1, "{of_first} {of_last}");
+    let before = whole.contents().clone();
+    whole.compact();
+    assert_eq!(*whole.contents(), before);
+    whole.handle(vec![slice(7, 2, 1 << 20)]);
+    assert_eq!(whole.plan().steps.len(), 5);
+}

@@ -1,6 +1,6 @@
 //! Tests of single situations.
 
-use lb_common::{Scheduler, SourceRangeKey};
+use lb_common::{NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
     capacity::Capacity,
     family::Families,
@@ -38,12 +38,13 @@ fn endpoint(last: u8) -> Endpoint {
 }
 
 fn slice(of: &str, endpoints: &[u8]) -> Change {
+    slice_named(&format!("{of}-1"), of, endpoints)
+}
+
+fn slice_named(slice: &str, of: &str, endpoints: &[u8]) -> Change {
     let ports = vec![EndpointPort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }];
     let endpoints = endpoints.iter().copied().map(endpoint).collect();
-    Change::EndpointSlice(
-        name(&format!("{of}-1")),
-        Some(EndpointSlice { service: name(of), ports, endpoints }),
-    )
+    Change::EndpointSlice(name(slice), Some(EndpointSlice { service: name(of), ports, endpoints }))
 }
 
 fn node(slots: u32, changes: Vec<Change>) -> Node {
@@ -135,7 +136,7 @@ fn deleted_service_loses_frontends_before_backends() {
     node.reconciler.handle(vec![Change::Service(name("a"), None)]);
     assert_eq!(
         kinds(&node.sync()),
-        ["delete frontend", "release backends", "delete address", "unname service", "unname address"]
+        ["delete frontend", "delete address", "release backends", "unname service", "unname address"]
     );
 }
 
@@ -166,7 +167,7 @@ fn first_plan_deletes_unknown_services() {
     node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
     assert_eq!(
         kinds(&node.sync()),
-        ["delete frontend", "release backends", "delete address", "unname service", "unname address"]
+        ["delete frontend", "delete address", "release backends", "unname service", "unname address"]
     );
     node.settle();
 }
@@ -211,6 +212,33 @@ fn unreadable_service_keeps_only_its_own_state() {
     node.reconciler.sources_complete();
     node.sync();
     assert_eq!(of(&node), 1);
+    node.settle();
+}
+
+#[test]
+fn service_with_an_unreadable_slice_keeps_the_endpoints_of_that_slice() {
+    let two_slices = [slice_named("a-1", "a", &[1, 2]), slice_named("a-2", "a", &[3, 4])];
+    let objects = [service("a", 1)].into_iter().chain(two_slices).collect();
+    let mut node = Node::started_incomplete_on(node(100, objects).kernel, 100);
+    let backends = |node: &Node| {
+        let mut frontends = node.kernel.resolved().into_values();
+        frontends
+            .next()
+            .unwrap()
+            .backends
+            .iter()
+            .map(|backend| backend.address.v4_bytes()[3])
+            .collect::<Vec<_>>()
+    };
+    // Endpoint 2 has moved away since, and the other slice cannot be read.
+    node.reconciler.handle(vec![service("a", 1), slice_named("a-1", "a", &[1, 5])]);
+    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.sync();
+    assert_eq!(backends(&node), [1, 2, 3, 4, 5], "nobody knows whose endpoint 2 was");
+    node.reconciler.handle(vec![slice_named("a-2", "a", &[3, 4])]);
+    node.reconciler.sources_complete();
+    node.sync();
+    assert_eq!(backends(&node), [1, 3, 4, 5]);
     node.settle();
 }
 
@@ -284,6 +312,26 @@ fn service_without_free_frontend_entry_delays_no_other() {
     node.reconciler.handle(vec![Change::Service(name("b"), None)]);
     node.sync();
     assert!(node.reconciler.needs_plan(), "there is capacity now");
+    node.settle();
+    assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
+    assert_eq!(node.reconciler.problems().count(), 0);
+}
+
+#[test]
+fn service_whose_address_does_not_fit_delays_no_other() {
+    let capacity = Capacity { vips: 2, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    let all = |of: &'static str, n| [service(of, n), slice(of, &[n])];
+    node.reconciler.handle([all("a", 1), all("b", 2), all("c", 3)].concat());
+    let plan = node.sync();
+    let full = |service| Condition::VipsFull { service, wanted: 1, free: 0, slots: 2 };
+    assert_eq!(plan.problems, [full(name("c"))]);
+    assert_eq!(node.kernel.resolved().len(), 2);
+    // An address that replaces another one of the Service needs no second entry.
+    node.reconciler.handle(vec![service("a", 5)]);
+    node.settle();
+    assert!(node.kernel.dump().contains("a/TCP ClusterIP 10.96.0.5:80"), "{}", node.kernel.dump());
+    node.reconciler.handle(vec![Change::Service(name("b"), None)]);
     node.settle();
     assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
     assert_eq!(node.reconciler.problems().count(), 0);
@@ -394,8 +442,8 @@ fn node_ports_follow_the_addresses_of_the_node() {
     node.set_addresses(addresses(&[2, 3]));
     assert_eq!(
         kinds(&node.sync()),
-        ["delete frontend", "put frontend", "put address", "delete address"],
-        "an address of the node is never one that nobody has"
+        ["delete frontend", "put frontend", "delete address", "put address"],
+        "a deleted address makes room for a new one"
     );
     node.set_addresses(addresses(&[2, 3]));
     assert!(!node.reconciler.needs_plan());
@@ -451,5 +499,5 @@ fn pod_renamed_on_its_address_changes_only_labels() {
     assert_eq!(kinds(&plan), ["name address"]);
     let Step::PutEndpointLabels(_, labels) = &plan.steps[0] else { unreachable!() };
     let pod = labels.pod.as_deref().unwrap_or_default();
-    assert_eq!(pod.len(), 95, "as long as the kernel keeps it, so that a restart finds it unchanged");
+    assert_eq!(pod.len(), NAME_SIZE, "as long as the kernel keeps it, so that a restart finds it unchanged");
 }

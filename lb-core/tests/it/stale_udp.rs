@@ -151,7 +151,7 @@ fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     let mut node = node(dns(vec![endpoint(1)]));
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
-    // The agent waits for a grace period before it deletes flows. Meanwhile:
+    // While the agent waits for the grace period before it deletes the flows, another endpoint is added.
     let served = node.reconciler.served().clone();
     let lost = |last| served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
     assert!(lost(1) && !lost(2) && lost(3));

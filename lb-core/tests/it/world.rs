@@ -228,12 +228,14 @@ fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKi
         (FrontendKind::ExternalIp, &external.ips, port.port),
         (FrontendKind::NodePort, node_ports, port.node_port.unwrap_or(0)),
     ];
+    let is_left = |kind, ip: &IpAddr| kind == FrontendKind::ClusterIp && node.addresses.own.contains(ip);
     let has = |ip: &IpAddr| service.cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
     let key = |ip: &IpAddr, number| ServiceKey::new(Address::from(*ip), number, port.protocol.number());
     kinds
         .into_iter()
         .flat_map(|(kind, ips, number)| {
-            ips.iter().filter(|ip| has(ip)).map(move |ip| (kind, key(ip, number))).collect::<Vec<_>>()
+            let ips = ips.iter().filter(|ip| has(ip) && !is_left(kind, ip));
+            ips.map(move |ip| (kind, key(ip, number))).collect::<Vec<_>>()
         })
         .collect()
 }
@@ -325,7 +327,7 @@ fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) 
     backends.into_iter().map(|b| Backend { weight: weight(&b).unwrap_or(1), ..b }).collect()
 }
 
-/// Marks the backends on other nodes with a known name.
+/// Sets the flag `PEER` of backends on other nodes with a known name.
 fn peers(backends: Vec<Backend>, endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let own = &node.policy.node_name;
     let is_peer = |b: &Backend| {

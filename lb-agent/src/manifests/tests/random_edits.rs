@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::{Content, Edit, Folder, edit, service_at, slice};
 
-/// A random document, one of few, so that conflicts are frequent: Services that request few addresses, and
-/// EndpointSlices.
+/// A random document, out of few possible ones, so that conflicts are frequent: Services that request few addresses,
+/// and EndpointSlices.
 fn document() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["a", "b", "c"]);
     prop_oneof![

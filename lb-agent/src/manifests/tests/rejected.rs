@@ -339,7 +339,8 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
-    // For an object from the API server, only this endpoint would be left out. The author of a manifest can correct it.
+    // The folder rejects the whole slice, because its author can correct it. In an object from the API server, only
+    // this endpoint would be left out.
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),
         [format!(

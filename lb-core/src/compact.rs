@@ -1,0 +1,13 @@
+//! Rebuilds ordered maps without unused memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Fills the nodes of the map. Insertions in ascending order leave them little more than half full.
+pub(crate) fn map<K: Ord, V>(map: &mut BTreeMap<K, V>) {
+    *map = std::mem::take(map).into_iter().collect();
+}
+
+/// As [`map`], for a set.
+pub(crate) fn set<K: Ord>(set: &mut BTreeSet<K>) {
+    *set = std::mem::take(set).into_iter().collect();
+}
