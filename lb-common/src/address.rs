@@ -28,19 +28,19 @@ impl Address {
         Self::from_v4_word(u32::from_ne_bytes(v4))
     }
 
-    /// The v4-mapped form of an address as it lies in memory, read as a word.
+    /// The v4-mapped form of an IPv4 address that was read from memory as one word.
     #[inline(always)]
     pub fn from_v4_word(word: u32) -> Self {
         Self { bytes: bytemuck::must_cast([0, 0, V4_MAPPED, word]) }
     }
 
-    /// An address of sixteen bytes as they lie in memory, read as words.
+    /// The address whose sixteen bytes were read from memory as four words.
     #[inline(always)]
     pub fn from_words(words: [u32; 4]) -> Self {
         Self { bytes: bytemuck::must_cast(words) }
     }
 
-    /// Sixteen bytes in network byte order.
+    /// The address with these sixteen bytes, in network byte order.
     #[inline(always)]
     pub const fn from_v6(bytes: [u8; 16]) -> Self {
         Self { bytes }
@@ -80,7 +80,7 @@ impl Address {
 }
 
 impl Address {
-    /// The address as words whose order is the order of addresses. Comparing words rather than bytes keeps the BPF
+    /// The address as words that sort in the same order as addresses. Comparing words rather than bytes keeps the BPF
     /// programs free of calls to `memcmp`.
     #[inline(always)]
     fn order(&self) -> [u32; 4] {

@@ -8,7 +8,7 @@
 const GENERATOR: u32 = 0x82f6_3b78;
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
-/// Bits of a packet's length in bytes.
+/// Number of bits that hold a packet's length in bytes.
 const LENGTH_BITS: usize = Change::STEPS as usize;
 
 /// `x^(8 * 2^k)` for every `k`: the factor of 2^k bytes.

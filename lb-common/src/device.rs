@@ -2,8 +2,9 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Value of `DEVICES`, keyed by interface index: which packets may bypass the stack on this device. A device that is
-/// not in the map takes packets from a route and a neighbour, as any device does.
+/// Value of `DEVICES`, keyed by interface index: which frames are for this node, and which packets may bypass the stack
+/// on this device. A device that is not in the map has no special properties: packets may still leave through it, by
+/// their route and neighbour.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct DeviceInfo {
@@ -11,11 +12,20 @@ pub struct DeviceInfo {
     pub mtu: u32,
     /// Bits of [`device_flags`].
     pub flags: u32,
+    /// The MAC address of frames for this node: that of the device, or of its bridge; zeros without link-layer header.
+    pub mac: [u8; 6],
+    /// Zeros.
+    pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<DeviceInfo>() == 8);
+const _: () = assert!(size_of::<DeviceInfo>() == 16);
 
-describe!(DeviceInfo { mtu, flags });
+describe!(DeviceInfo { mtu, flags, mac, reserved });
+
+impl DeviceInfo {
+    /// A device that is not in the map.
+    pub const UNKNOWN: Self = Self { mtu: 0, flags: 0, mac: [0; 6], reserved: [0; 2] };
+}
 
 /// Bits of [`DeviceInfo::flags`].
 pub mod device_flags {
@@ -27,6 +37,8 @@ pub mod device_flags {
     /// The device is the host-side end of a pod's veth pair: packets may go straight to the pod's end
     /// (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u32 = 4;
+    /// Tunnels of peers may end here: a wire device that no pod is behind.
+    pub const TUNNELS: u32 = 8;
 }
 
 #[cfg(feature = "user")]

@@ -9,25 +9,26 @@ use crate::conntrack::Tuple;
 pub struct Event {
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub time: u64,
-    /// The client's packet; zeros where the packet was already half rewritten. The source of a system call is the
-    /// node's address and port 0, because the kernel has not chosen a port yet.
+    /// The client's packet; zeros if the program had already rewritten a part of the packet. The source of a system
+    /// call is the node's address and port 0, because the kernel has not chosen a port yet.
     pub from: Tuple,
-    /// New flow: the packet that leaves the node towards the backend (in a tunnel, the ends of the tunnel). Else zeros.
+    /// For a new flow, the packet that leaves the node towards the backend (in a tunnel, the ends of the tunnel);
+    /// otherwise zeros.
     pub to: Tuple,
-    /// New flow: [`crate::Service::id`]. Else 0.
+    /// For a new flow, its [`crate::Service::id`]; otherwise 0.
     pub service: u32,
     /// Interface index of the packet's device; for a system call, the process id.
     pub origin: u32,
-    /// New flow: [`crate::Outcome::NewFlow`] or [`crate::Outcome::NewRoutedFlow`], whatever the packet counts as.
-    /// Else the counted outcome.
+    /// For a new flow, [`crate::Outcome::NewFlow`] or [`crate::Outcome::NewRoutedFlow`], whatever the packet counts as;
+    /// otherwise the counted outcome.
     pub outcome: u8,
     /// Why this backend was chosen: a [`Choice`].
     pub choice: u8,
-    /// New flow: [`crate::Service::scheduler`].
+    /// For a new flow, the [`crate::Service::scheduler`].
     pub scheduler: u8,
     /// The hook that emitted the event: an [`EventHook`].
     pub hook: u8,
-    /// New flow: the flow's [`crate::conntrack::flow_flags`].
+    /// For a new flow, its [`crate::conntrack::flow_flags`].
     pub flags: u8,
     /// Always 0.
     pub zeros: [u8; 3],

@@ -1,4 +1,4 @@
-//! The filter: most packets of a node belong to no Service, and two loads say so.
+//! The filter: most packets of a node belong to no Service, and two loads suffice to find that out.
 //!
 //! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has those that clients send to, and
 //! programs ask it with the destination of a packet; [`Side::Back`] has those that answer, and programs ask it with the
@@ -60,9 +60,8 @@ pub const fn copy_of(active: u64) -> usize {
     (active & 1) as usize
 }
 
-/// Ranges of cluster IPs, as few compares: at most two networks of each family, which cover all of the node's.
-///
-/// Zeros cover every address, so a filter that no agent has written excludes none.
+/// Ranges of cluster IPs in a form that takes few comparisons: at most two networks of each family, which together
+/// contain all ranges of the node. Zeros cover every address, so a filter that no agent has written excludes none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ServiceRanges {
@@ -72,7 +71,7 @@ pub struct ServiceRanges {
     pub v6: [[u64; 4]; 2],
 }
 
-/// Compares no address as equal: an address bit outside the mask.
+/// Matches no address: an address bit outside the mask is set.
 const NO_V4: u64 = 1;
 const NO_V6: [u64; 4] = [1, 0, 0, 0];
 
@@ -123,7 +122,7 @@ fn halves(address: &Address) -> [u64; 2] {
     [b << 32 | a, d << 32 | c]
 }
 
-/// One of both arrays.
+/// One of the two arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Side {
@@ -150,7 +149,7 @@ pub struct Mark {
     bits: u64,
 }
 
-/// Odd, with bits all over: the golden ratio.
+/// An odd number whose set bits are spread evenly: 2^64 divided by the golden ratio.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Mark {

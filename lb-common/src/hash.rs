@@ -53,7 +53,7 @@ mod tests {
                 }
             }
             assert_eq!(all.len(), 25_600);
-            // 400 hits each, with a standard deviation of 20; the range allows 6 of them.
+            // 400 hits are expected, with a standard deviation of 20; the range allows six deviations.
             assert!(upper.iter().all(|count| (280..520).contains(count)), "seed {seed}: {upper:?}");
         }
     }

@@ -31,7 +31,7 @@ pub use address::Address;
 pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
 pub use fragment::{FragmentKey, FragmentPorts};
-pub use names::{BACKEND_NAME_SIZE, EndpointName, NAME_SIZE, ServiceName, from_fixed, to_fixed};
+pub use names::{EndpointName, NAME_SIZE, ServiceName, ZONE_SIZE, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
 pub use scheduler::{Scheduler, UnknownScheduler};
 pub use service::{
@@ -82,18 +82,24 @@ pub mod handover {
 
 /// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
 pub mod capacity {
-    /// Frontends (`SERVICES`); memory is used only for those that exist.
-    pub const SERVICES: usize = 262_144;
+    /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
+    /// that exist.
+    pub const SERVICES: usize = 131_072;
     /// Slots of the backend arena (`BACKENDS`), all allocated at start, 32 bytes each as the kernel rounds them; and
     /// slots of `ACTIVE`, 8 bytes each.
-    pub const BACKENDS: usize = 524_288;
+    pub const BACKENDS: usize = 262_144;
     /// Slots of the arena of scheduler tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds
     /// them.
-    pub const TABLES: usize = 1_048_576;
+    pub const TABLES: usize = 524_288;
     /// Entries of `CONNTRACK`, two for each connection, all allocated at start: 168 bytes each.
     pub const CONNTRACK: usize = 524_288;
-    /// Addresses of services (`VIPS`); memory is used only for those that exist.
-    pub const VIPS: usize = 262_144;
+    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one address,
+    /// so this is the number of frontends.
+    pub const VIPS: usize = SERVICES;
+    /// The smallest size of `VIPS`, which also holds the addresses of the node.
+    pub const MIN_VIPS: u32 = 4_096;
+    /// Entries of `VIPS` that are reserved for the addresses of the node: services do not use them.
+    pub const OWN_VIPS: u32 = 1_024;
     /// Networks whose clients may use the frontends of a service port that have source ranges (`SOURCE_RANGES`); memory
     /// is used only for those that exist.
     pub const SOURCE_RANGES: usize = 262_144;
@@ -101,23 +107,27 @@ pub mod capacity {
     pub const INSIDE_DEVICES: usize = 4_096;
     /// Devices on which packets may bypass the stack (`DEVICES`).
     pub const DEVICES: usize = 4_096;
-    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 48 bytes each for every CPU, so 96 KiB
-    /// of its cache, and 12 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
+    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 72 bytes each for every CPU, so 144
+    /// KiB of its cache, and 18 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
     /// some routes up more than once.
     pub const NEXT_HOPS: usize = 2_048;
-    /// Clients of services with affinity (`AFFINITY`).
-    pub const AFFINITY: usize = 65_536;
-    /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start.
+    /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
+    pub const AFFINITY: usize = 32_768;
+    /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].
+    pub const FRAGMENTS: usize = 8_192;
+    /// Pairs of an unconnected UDP socket and a virtual address that it sends to (`SOCKET_BACKENDS`, `SOCKET_VIPS`),
+    /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`), all allocated at start; more with many CPUs, see
+    /// [`LRU_PER_CPU`].
+    pub const SOCKETS: usize = 16_384;
+    /// The fewest entries of `FRAGMENTS` and of the maps of sockets for each CPU.
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
     /// `LOCAL_FREE_TARGET`). A map with fewer than 128 for each CPU evicts entries in use while other CPUs have free
-    /// ones: this is twice that for 128 CPUs.
-    pub const FRAGMENTS: usize = 32_768;
-    /// Pairs of an unconnected UDP socket and a virtual address that it sends to (`SOCKET_BACKENDS`, `SOCKET_VIPS`),
-    /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`).
-    pub const SOCKETS: usize = 65_536;
+    /// ones. This number is twice those 128.
+    pub const LRU_PER_CPU: u32 = 256;
     /// Bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
     pub const EVENTS: usize = 1 << 20;
-    /// Endpoints with a name (`ENDPOINT_NAMES`); memory is used only for those that exist.
-    pub const ENDPOINT_NAMES: usize = 524_288;
+    /// Endpoints with a name (`ENDPOINT_NAMES`): 16 bytes each at start, the rest for those that exist. Each endpoint
+    /// also has a slot of `BACKENDS`, so the sizes are equal.
+    pub const ENDPOINT_NAMES: usize = BACKENDS;
 }

@@ -2,10 +2,10 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Bytes kept of a Kubernetes DNS label (63 at most, RFC 1123) and its terminating zero.
-pub const NAME_SIZE: usize = 64;
-/// Bytes kept of a node's, zone's or pod's name; longer ones are cut.
-pub const BACKEND_NAME_SIZE: usize = 96;
+/// Bytes of a Kubernetes DNS label (RFC 1123). Nodes and pods mostly have such names; longer ones are cut.
+pub const NAME_SIZE: usize = 63;
+/// Bytes kept of a zone's name; longer ones are cut.
+pub const ZONE_SIZE: usize = 58;
 
 /// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: the Kubernetes names of a service port. The programs
 /// never read it. The commands do, and so does the agent after a restart, because it keeps its state only in the
@@ -21,37 +21,38 @@ pub struct ServiceName {
     pub port_name: [u8; NAME_SIZE],
     /// IP protocol number.
     pub protocol: u8,
-    /// Always 0.
-    pub zero: u8,
     /// `nodePort` of the service port, host byte order; 0 if it has none. Kept here so that an allocated one outlives
     /// the agent.
     pub node_port: u16,
 }
 
-const _: () = assert!(size_of::<ServiceName>() == 196);
+// The kernel adds 56 bytes and the key, which takes 8, to a value, and rounds the sum up to a power of two. Here the sum
+// is 256, so another byte would double the memory.
+const _: () = assert!(size_of::<ServiceName>() == 192);
 
-describe!(ServiceName { namespace, name, port_name, protocol, zero, node_port });
+describe!(ServiceName { namespace, name, port_name, protocol, node_port });
 
 /// Value of `ENDPOINT_NAMES`, keyed by the endpoint's [`crate::Address`]: its Kubernetes names.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct EndpointName {
     /// Node the endpoint runs on, UTF-8, padded with zeros.
-    pub node: [u8; BACKEND_NAME_SIZE],
+    pub node: [u8; NAME_SIZE],
     /// Zone of that node, UTF-8, padded with zeros.
-    pub zone: [u8; BACKEND_NAME_SIZE],
+    pub zone: [u8; ZONE_SIZE],
     /// Name of the pod, UTF-8, padded with zeros; its namespace is the service's.
-    pub pod: [u8; BACKEND_NAME_SIZE],
+    pub pod: [u8; NAME_SIZE],
 }
 
-const _: () = assert!(size_of::<EndpointName>() == 288);
+// As for `ServiceName`: 256 bytes with the kernel's 56 and the key.
+const _: () = assert!(size_of::<EndpointName>() == 184);
 
 describe!(EndpointName { node, zone, pod });
 
-/// `text` in `N` bytes, cut at a character boundary so that at least one zero follows.
+/// Writes `text` into `N` bytes, cut at a character boundary and padded with zeros.
 pub fn to_fixed<const N: usize>(text: &str) -> [u8; N] {
     let mut fixed = [0; N];
-    let mut end = text.len().min(N - 1);
+    let mut end = text.len().min(N);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -79,9 +80,10 @@ mod tests {
 
     #[test]
     fn long_names_are_cut_at_a_character_boundary() {
-        assert_eq!(from_fixed(&to_fixed::<4>("abc")), "abc");
-        assert_eq!(from_fixed(&to_fixed::<4>("abcd")), "abc");
-        assert_eq!(from_fixed(&to_fixed::<4>("aéé")), "aé");
-        assert_eq!(from_fixed(&to_fixed::<4>("éé")), "é");
+        assert_eq!(from_fixed(&to_fixed::<3>("ab")), "ab");
+        assert_eq!(from_fixed(&to_fixed::<3>("abc")), "abc");
+        assert_eq!(from_fixed(&to_fixed::<3>("abcd")), "abc");
+        assert_eq!(from_fixed(&to_fixed::<3>("aéé")), "aé");
+        assert_eq!(from_fixed(&to_fixed::<3>("éé")), "é");
     }
 }

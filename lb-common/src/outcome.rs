@@ -1,14 +1,14 @@
-/// What the hook does with a packet.
+/// The verdict of a hook on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Passes it on: to the next program on the hook, then to the stack.
+    /// Passes the packet on: to the next program on the hook, then to the stack.
     Pass,
     /// Sends the packet out of the device it came from: one of a hairpin flow, or the answer that it became (a
     /// rejection, an ICMP error, an echo reply).
     Bounce,
-    /// Sends it out of the device that the routing table names, bypassing the stack.
+    /// Sends the packet out of the device that the routing table names, bypassing the stack.
     Route,
-    /// Drops it.
+    /// Drops the packet.
     Drop,
 }
 
@@ -103,9 +103,17 @@ pub enum Outcome {
     /// During the handover from an earlier map layout: a packet of no flow that is known here, left to the earlier
     /// programs, which are next on the hook.
     LeftToEarlier = 38,
+    /// Dropped without an answer: the node has reached its limit on ICMP errors.
+    IcmpRateLimited = 39,
+    /// Dropped: a TCP segment of a Service or flow whose flags no TCP sends together, such as FIN without ACK.
+    InvalidFlags = 40,
+    /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
+    /// the device of the VLAN, or drops it. (Counts as `no_service` if the filter excludes flow and Service.)
+    OtherHost = 41,
 }
 
-/// Defines [`Outcome::ALL`]. The match is there for the compiler to report an outcome that is missing from the list.
+/// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
+/// exhaustive.
 macro_rules! list_outcomes {
     ($($outcome:ident,)*) => {
         impl Outcome {
@@ -162,6 +170,9 @@ list_outcomes! {
     NewDirectFlow,
     Direct,
     LeftToEarlier,
+    IcmpRateLimited,
+    InvalidFlags,
+    OtherHost,
 }
 
 impl Outcome {
@@ -182,7 +193,8 @@ impl Outcome {
             | Self::IcmpError
             | Self::Masquerade
             | Self::Decapsulated
-            | Self::LeftToEarlier => Verdict::Pass,
+            | Self::LeftToEarlier
+            | Self::OtherHost => Verdict::Pass,
             Self::Hairpin
             | Self::RejectTcp
             | Self::RejectUdp
@@ -207,11 +219,13 @@ impl Outcome {
             | Self::SourceNotAllowed
             | Self::IcmpRedirect
             | Self::NoRoute
-            | Self::TunnelRefused => Verdict::Drop,
+            | Self::TunnelRefused
+            | Self::IcmpRateLimited
+            | Self::InvalidFlags => Verdict::Drop,
         }
     }
 
-    /// The outcome of a flow's first packet whose further packets have this outcome.
+    /// The outcome of the first packet of a flow whose further packets have this outcome.
     #[inline(always)]
     #[must_use]
     pub const fn of_first_packet(self) -> Self {
@@ -254,7 +268,10 @@ impl Outcome {
             | Self::NewTunnelledFlow
             | Self::TunnelRefused
             | Self::NewDirectFlow
-            | Self::LeftToEarlier => self,
+            | Self::LeftToEarlier
+            | Self::IcmpRateLimited
+            | Self::InvalidFlags
+            | Self::OtherHost => self,
         }
     }
 
@@ -306,6 +323,9 @@ impl Outcome {
             Self::NewDirectFlow => "new_direct_flow",
             Self::Direct => "direct",
             Self::LeftToEarlier => "left_to_earlier",
+            Self::IcmpRateLimited => "icmp_rate_limited",
+            Self::InvalidFlags => "invalid_flags",
+            Self::OtherHost => "other_host",
         }
     }
 }

@@ -10,9 +10,9 @@ pub enum Scheduler {
     /// At random, in proportion to the weights.
     #[default]
     Random = 0,
-    /// One after the other.
+    /// The backends take turns.
     RoundRobin = 1,
-    /// One after the other, in proportion to the weights.
+    /// The backends take turns, in proportion to the weights.
     WeightedRoundRobin = 2,
     /// The backend with the fewest active flows.
     LeastConnection = 3,

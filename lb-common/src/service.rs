@@ -95,9 +95,9 @@ pub struct Service {
     pub table_base: u32,
     /// Number of slots of the table; 0 means that the scheduler gives each backend the same share.
     pub table_count: u32,
-    /// As `table_base`, for internal clients.
+    /// Like `table_base`, for internal clients.
     pub internal_table_base: u32,
-    /// As `table_count`, for internal clients.
+    /// Like `table_count`, for internal clients.
     pub internal_table_count: u32,
     /// `ClientIP` affinity timeout in seconds; 0 is no affinity.
     pub affinity_seconds: u32,

@@ -19,11 +19,13 @@ pub struct Settings {
     pub service_ranges: Networks,
     /// Nodes that may send packets through a tunnel to backends on this node.
     pub peers: Networks,
-    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Also
-    /// stands, as the client, for the node's sockets (source ranges, affinity).
+    /// Networks whose external clients may use no frontend (`--deny-source`).
+    pub denied: Networks,
+    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Source
+    /// ranges and affinity use it as the client address of the node's sockets.
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Also
-    /// stands, as the client, for the node's sockets (source ranges, affinity).
+    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Source
+    /// ranges and affinity use it as the client address of the node's sockets.
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,
@@ -39,9 +41,12 @@ pub mod settings_flags {
     pub const DROP_UNKNOWN_VIPS: u32 = 1;
     /// New flows to other nodes are tunnelled in UDP (GUE); without this bit, IP in IP.
     pub const GUE: u32 = 2;
+    /// The next hop of a packet depends on its destination, its device and its protocol alone: there are no policy
+    /// rules besides the kernel's own, and no multipath routes.
+    pub const ROUTES_BY_DESTINATION: u32 = 4;
 }
 
-const _: () = assert!(size_of::<Settings>() == 3 * size_of::<Networks>() + 40);
+const _: () = assert!(size_of::<Settings>() == 4 * size_of::<Networks>() + 40);
 
 describe!(Settings {
     internal.count = "inside.count",
@@ -50,6 +55,8 @@ describe!(Settings {
     service_ranges.networks,
     peers.count,
     peers.networks,
+    denied.count,
+    denied.networks,
     source_v4,
     source_v6,
     first_port,
@@ -106,17 +113,18 @@ impl Network {
         ((a & i) ^ e) | ((b & j) ^ f) | ((c & k) ^ g) | ((d & l) ^ h) == 0
     }
 
-    /// Whether the network has IPv4 addresses only.
+    /// Whether the network contains IPv4 addresses only.
     pub(crate) fn is_v4(&self) -> bool {
         self.address.is_v4() && self.mask.words()[..3] == [u32::MAX; 3]
     }
 
-    /// Whether the network has IPv4 addresses: it is one of them, or an IPv6 network around all of them.
+    /// Whether the network contains IPv4 addresses: it is an IPv4 network, or an IPv6 network around all v4-mapped
+    /// addresses.
     pub(crate) fn reaches_v4(&self) -> bool {
         self.is_v4() || self.contains(&Address::from_v4([0; 4]))
     }
 
-    /// The smallest network around both.
+    /// The smallest network that contains both networks.
     pub(crate) fn union(&self, other: &Self) -> Self {
         let bits = |address: &Address| u128::from_be_bytes(*address.bytes());
         let differs = bits(&self.address) ^ bits(&other.address);

@@ -143,7 +143,7 @@ fn files_and_functions_that_documents_name_exist() {
     for page in first.into_iter().chain(paths(&repository().join("docs"), ".md")) {
         let name = page.display();
         let document = fs::read_to_string(&page).expect("a document");
-        // `file.rs::function` as the text of a link: the function is in the linked file or folder.
+        // If the text of a link is `file.rs::function`, the linked file or folder must define the function.
         for (text, target) in links(&document) {
             let Some((_, function)) = text.trim_matches('`').split_once("::") else { continue };
             let linked = page.with_file_name(&target);
@@ -156,7 +156,7 @@ fn files_and_functions_that_documents_name_exist() {
             );
             checked += 1;
         }
-        // `module::item` and `path/of/a/file.rs` anywhere else.
+        // Everywhere else, a code span may name `module::item` or `path/of/a/file.rs`.
         let prose = prose(&document);
         for span in code_spans(&prose) {
             let is_path = |letter: char| letter.is_alphanumeric() || "_-:./".contains(letter);

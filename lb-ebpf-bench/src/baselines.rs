@@ -22,7 +22,7 @@ mod baselines {
     static CONNTRACK: HashMap<BaselineFlow, BaselineTarget, { capacity::CONNTRACK }, NO_PREALLOC> =
         HashMap::new();
 
-    /// As `CONNTRACK`, preallocated.
+    /// Like `CONNTRACK`, but preallocated.
     #[btf_map]
     static PREALLOCATED: HashMap<BaselineFlow, BaselineTarget, { capacity::CONNTRACK }> = HashMap::new();
 
@@ -94,7 +94,7 @@ mod baselines {
         if done.is_some() { xdp_action::XDP_TX } else { xdp_action::XDP_DROP }
     }
 
-    /// The packet and its flow.
+    /// Parses the packet; returns it and the key of its flow.
     #[inline(always)]
     fn parse(start: usize, end: usize) -> Option<(Bytes, BaselineFlow)> {
         // SAFETY: no load or store goes beyond byte 54, the end of a TCP header, which is longer than UDP's.
@@ -163,7 +163,7 @@ mod baselines {
         Some(packet)
     }
 
-    /// RFC 1624, equation 3.
+    /// Updates a checksum by the difference `delta` (RFC 1624, equation 3).
     #[inline(always)]
     fn update(checksum: u16, delta: u16) -> u16 {
         let sum = u32::from(!checksum) + u32::from(delta);

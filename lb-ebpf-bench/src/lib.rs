@@ -34,7 +34,7 @@ pub struct Template {
     pub zero: u32,
 }
 
-/// Number of flows that [`Variation`] can tell apart.
+/// The number of flows that [`Variation`] can distinguish.
 pub const MAX_FLOWS: u32 = 1 << 23;
 
 /// Bytes that `restore` writes for IPv4: Ethernet, IP and TCP header. (UDP's header is shorter.)

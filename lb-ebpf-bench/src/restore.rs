@@ -126,7 +126,8 @@ mod programs {
         to.store_64::<46>(from.load_64::<46>() ^ destination);
     }
 
-    /// The 20 bytes from the transport header on, for every protocol. The parameters are the offsets of their words.
+    /// Writes the 20 bytes from the transport header on, for every protocol. The parameters are the offsets of their
+    /// words.
     #[inline(always)]
     fn transport<const A: usize, const B: usize, const C: usize, const D: usize, const E: usize>(
         from: Bytes,

@@ -21,7 +21,7 @@ mod programs {
     use lb_ebpf::parse::Layer;
 
     use crate::datapath::{
-        Hook, Skb, events, fast_path, process, stats,
+        Hook, Skb, events, fast_path, link, process, stats,
         xdp::{self, Xdp},
     };
 
@@ -37,13 +37,13 @@ mod programs {
         run(ctx, Hook::Egress, Layer::Ethernet)
     }
 
-    /// As `tc_ingress`, for devices without link-layer header.
+    /// Like `tc_ingress`, for devices without link-layer header.
     #[classifier]
     fn tc_ingress_l3(ctx: TcContext) -> i32 {
         run(ctx, Hook::Ingress, Layer::Ip)
     }
 
-    /// As `tc_egress`, for devices without link-layer header.
+    /// Like `tc_egress`, for devices without link-layer header.
     #[classifier]
     fn tc_egress_l3(ctx: TcContext) -> i32 {
         run(ctx, Hook::Egress, Layer::Ip)
@@ -55,6 +55,11 @@ mod programs {
         if fast_path::has_no_service_by_filter(&skb, hook) {
             const { assert!(matches!(Outcome::NoService.verdict(), Verdict::Pass)) };
             stats::count(Outcome::NoService);
+            return TC_ACT_UNSPEC;
+        }
+        if hook == Hook::Ingress && !link::takes(&skb) {
+            const { assert!(matches!(Outcome::OtherHost.verdict(), Verdict::Pass)) };
+            stats::count(Outcome::OtherHost);
             return TC_ACT_UNSPEC;
         }
         let outcome = process(&mut skb, hook);
@@ -71,7 +76,7 @@ mod programs {
         }
     }
 
-    /// Sends the packet back or on, according to its outcome; returns the outcome, or that of the failure.
+    /// Carries out the verdict on a packet that is sent back or on; returns the packet's outcome, or that of a failure.
     #[inline(always)]
     fn send(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {

@@ -19,7 +19,7 @@ pub const HOP_LIMIT: u8 = 64;
 /// Bytes of the offending packet that an ICMP error quotes at most: its network header and 8 bytes (RFC 792), for any
 /// IPv4 header and for IPv6 with a few extension headers.
 pub const QUOTE: u32 = 120;
-/// Bytes of the shortest packet there is to quote.
+/// Bytes of the shortest packet that an error can quote: an IPv4 header and 8 bytes.
 pub const SHORTEST_QUOTE: u32 = 28;
 /// Bytes of the largest ICMP message.
 pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;

@@ -102,7 +102,7 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
     } else {
         let header: &mut UdpHdr = frame.header_mut(l4)?;
         [header.src, header.dst] = ports;
-        // The sum is never 0: it contains the protocol.
+        // The field becomes the sum over the new pseudo header, which is never 0: it contains the protocol.
         header.check = sum(&header.check);
     }
     Ok(())

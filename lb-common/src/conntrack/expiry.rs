@@ -16,8 +16,6 @@ impl Pressure {
     /// Evictable flows have the shortest timeout.
     pub const MOST: Self = Self(Self::STEPS);
     const STEPS: u8 = 48;
-    /// Shortest timeout: clients retransmit a lost SYN after one second, and again two seconds later.
-    const LEAST_SECONDS: u32 = 3;
 
     /// The pressure in a map with `entries` out of `capacity`.
     pub fn of(entries: usize, capacity: u32) -> Self {
@@ -28,9 +26,9 @@ impl Pressure {
         Self(u8::try_from(steps).unwrap_or(Self::STEPS))
     }
 
-    /// A timeout of `seconds`, shortened according to this pressure.
-    fn shorten(self, seconds: u32) -> u32 {
-        let removable = seconds.saturating_sub(Self::LEAST_SECONDS);
+    /// A timeout of `seconds`, shortened according to this pressure, to `least` at the most.
+    fn shorten(self, seconds: u32, least: u32) -> u32 {
+        let removable = seconds.saturating_sub(least);
         seconds - removable * u32::from(self.0) / u32::from(Self::STEPS)
     }
 }
@@ -51,13 +49,18 @@ pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now:
         if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
     let full = phase.timeout_seconds() + extra;
-    let timeout = if phase.is_evictable() { pressure.shorten(full) } else { full };
+    // A handshake of which only one side is seen may be forged.
+    let timeout = if phase.is_evictable() || forward.is_tunnelled() {
+        pressure.shorten(full, phase.least_timeout_seconds())
+    } else {
+        full
+    };
     timeout.saturating_sub(now.seconds_since(last_seen))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{NOW, SYN, established, pair, segment};
+    use super::super::fixtures::{ACK, FIN, NOW, SYN, established, pair, segment, tunnelled};
     use super::*;
     use crate::protocol;
 
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unproven_and_finished_flows_expire_early_under_pressure() {
+    fn all_flows_but_established_connections_expire_early_under_pressure() {
         for phase in [
             Phase::Opening,
             Phase::Accepted,
@@ -85,22 +88,46 @@ mod tests {
             Phase::Closed,
             Phase::Unreplied,
             Phase::Replied,
+            Phase::HalfClosed,
+            Phase::Stream,
         ] {
             assert!(phase.is_evictable(), "{}", phase.as_str());
         }
-        for phase in [Phase::Established, Phase::HalfClosed, Phase::Stream] {
-            assert!(!phase.is_evictable(), "{}", phase.as_str());
-        }
+        assert!(!Phase::Established.is_evictable());
         let (mut forward, reply) = pair(protocol::TCP);
         forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
         let half = Pressure(Pressure::STEPS / 2);
         let left = |pressure| seconds_left_under(pressure, &forward, &reply, NOW);
         assert_eq!([Pressure::NONE, half, Pressure::MOST].map(left), [60, 32, 3]);
-        let (forward, reply) = established();
+        let (mut forward, reply) = established();
         assert_eq!(
             seconds_left_under(Pressure::MOST, &forward, &reply, NOW),
             Phase::Established.timeout_seconds()
         );
+        forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
+        assert_eq!(seconds_left_under(Pressure::MOST, &forward, &reply, NOW), 10, "half-closed");
+    }
+
+    /// 12 forged SYNs/s, each followed by any ACK, held a map of 524,288 entries for a day.
+    #[test]
+    fn one_way_flows_give_way_under_pressure() {
+        let mut flow = tunnelled(protocol::TCP);
+        flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        flow.observe_segment(&segment(ACK, 1001, 77, 0), NOW);
+        assert_eq!(Phase::of_one_way(&flow), Phase::Established);
+        assert_eq!(seconds_left_under(Pressure::NONE, &flow, &flow, NOW), 24 * 60 * 60);
+        assert_eq!(seconds_left_under(Pressure::MOST, &flow, &flow, NOW), 10);
+    }
+
+    #[test]
+    fn udp_streams_shrink_under_pressure() {
+        let (mut forward, mut reply) = pair(protocol::UDP);
+        forward.observe_datagram(NOW);
+        reply.observe_datagram(NOW);
+        let later = Tick(NOW.0 + 3);
+        forward.observe_datagram(later);
+        let left = |pressure| seconds_left_under(pressure, &forward, &reply, later);
+        assert_eq!([Pressure::NONE, Pressure(Pressure::STEPS / 2), Pressure::MOST].map(left), [120, 65, 10]);
     }
 
     #[test]

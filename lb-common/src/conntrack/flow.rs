@@ -37,7 +37,7 @@ pub mod flow_flags {
 
 /// Bits of [`Flow::seen`]: what this direction has sent so far.
 pub mod seen {
-    /// Any packet.
+    /// A packet of any kind.
     pub const PACKET: u8 = 1;
     /// A TCP SYN.
     pub const SYN: u8 = 2;
@@ -130,7 +130,7 @@ impl Flow {
         flow
     }
 
-    /// [`Self::new`] in place: the stack of a BPF program has no room for an entry.
+    /// Like [`Self::new`], but writes the entry in place: the stack of a BPF program has no room for an entry.
     #[inline(always)]
     pub fn init(&mut self, from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) {
         let addresses = Sum::ZERO
@@ -163,6 +163,13 @@ impl Flow {
     #[inline(always)]
     pub const fn is_tunnelled(&self) -> bool {
         self.flags & flow_flags::TUNNEL != 0
+    }
+
+    /// The tuple by whose source a packet of the flow is routed: its own, `tuple`, as the stack does; but in a tunnel it
+    /// leaves as a packet of this node.
+    #[inline(always)]
+    pub const fn routed_from<'a>(&'a self, tuple: &'a Tuple) -> &'a Tuple {
+        if self.is_tunnelled() { &self.to } else { tuple }
     }
 
     /// Whether packets of the flow may bypass the stack. `all` is whether the node lets all flows do so (`--forwarding
@@ -209,7 +216,7 @@ impl Flow {
 
     /// Merges what the programs have observed in an `other` copy of the same entry since the copy was made.
     pub fn merge(&mut self, other: &Self) {
-        // Since `other` was copied, a new connection has replaced this one.
+        // A new connection has replaced this flow since the copy was made.
         if self.to != other.to || self.syns > other.syns {
             return;
         }
@@ -227,7 +234,7 @@ impl Flow {
         if other.traffic > self.traffic {
             (self.packets, self.traffic) = (other.packets, other.traffic);
         }
-        // `ACTIVE` is decremented once per flow, by whichever copy saw the end.
+        // `ACTIVE` is decremented once per flow: whichever copy saw the end has cleared its slot.
         if other.active_flows_slot == 0 {
             self.active_flows_slot = 0;
         }

@@ -7,12 +7,14 @@
 //!
 //! ```text
 //! tuple     key of an entry                    observe   what a packet changes in the entry of its direction
-//! flow      value of an entry                  phase     the state of a flow, and its timeout
-//! next_hop  cache of routes for bypassing      expiry    seconds left: the phase's timeout, longer when masqueraded,
-//! segment   TCP flags, SCTP chunks                       shorter under pressure
-//!                                              tick      the clock
+//! flow      value of an entry                  phase     the state of a flow
+//! next_hop  cache of routes for bypassing      timeout   the timeout of each phase: TCP, UDP, SCTP
+//! segment   TCP flags, SCTP chunks             expiry    seconds left: the timeout, longer when masqueraded, shorter
+//!                                                        under pressure
+//! capacity  connections of a machine           tick      the clock
 //! ```
 
+mod capacity;
 mod expiry;
 #[cfg(test)]
 mod fixtures;
@@ -22,12 +24,14 @@ mod observe;
 mod phase;
 mod segment;
 mod tick;
+mod timeout;
 mod tuple;
 
 pub use self::{
+    capacity::default_connections,
     expiry::{Pressure, seconds_left, seconds_left_under},
     flow::{Flow, flow_flags, seen},
-    next_hop::{CachedNextHop, NextHop, NextHopKey, next_hop_flags},
+    next_hop::{CachedNextHop, NextHop, NextHopKey, RouteInputs, next_hop_flags},
     phase::Phase,
     segment::{Segment, chunk, tcp_flags},
     tick::Tick,

@@ -3,7 +3,8 @@ use bytemuck::{Pod, Zeroable};
 use super::{Tick, Tuple};
 use crate::{Address, capacity};
 
-/// Where packets leave the node that bypass the stack: a cached answer of the routing table and the neighbour table.
+/// The way out of the node for packets that bypass the stack: a cached answer of the routing table and the neighbour
+/// table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextHop {
@@ -33,9 +34,12 @@ pub mod next_hop_flags {
     pub const REDIRECT_PEER: u16 = 4;
     /// No packet has used this answer yet.
     pub const FRESH: u16 = 8;
+    /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, those with the
+    /// same [`RouteInputs`](super::RouteInputs), too.
+    pub const OF_DESTINATION: u16 = 16;
 }
 
-/// Everything that a route lookup depends on: two packets with the same key have the same next hop.
+/// What every route lookup depends on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextHopKey {
@@ -43,7 +47,7 @@ pub struct NextHopKey {
     pub destination: Address,
     /// Interface index of the device that the packets came in through.
     pub device: u32,
-    /// IP protocol number: rules of policy routing may match it.
+    /// IP protocol number.
     pub protocol: u32,
 }
 
@@ -72,24 +76,56 @@ impl NextHopKey {
     }
 }
 
+/// What a route lookup also depends on if there are rules of policy routing (`ip rule`) or multipath routes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct RouteInputs {
+    /// Source of the packets before their translation.
+    pub source: Address,
+    /// Source port before the translation, host byte order.
+    pub source_port: u16,
+    /// Destination port after the translation, host byte order.
+    pub destination_port: u16,
+    /// The mark of the packets (`skb->mark`).
+    pub mark: u32,
+}
+
+const _: () = assert!(size_of::<RouteInputs>() == 24);
+
+impl RouteInputs {
+    /// The inputs of packets that came in as `from` with this mark and become `to`.
+    #[inline(always)]
+    pub const fn new(from: &Tuple, to: &Tuple, mark: u32) -> Self {
+        Self {
+            source: from.source,
+            source_port: from.source_port,
+            destination_port: to.destination_port,
+            mark,
+        }
+    }
+}
+
 /// Value of `NEXT_HOPS`: the next hop that was looked up last for some key of this slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CachedNextHop {
     /// The key that the next hop was looked up for.
     pub key: NextHopKey,
+    /// The other inputs of that lookup.
+    pub inputs: RouteInputs,
     /// The answer.
     pub hop: NextHop,
 }
 
-const _: () = assert!(size_of::<CachedNextHop>() == 48);
+const _: () = assert!(size_of::<CachedNextHop>() == 72);
 const _: () = assert!(capacity::NEXT_HOPS.is_power_of_two());
 
 impl CachedNextHop {
-    /// Whether the slot holds the answer for `key`, from this tick.
+    /// Whether the slot holds the answer for `key` and `inputs`, from this tick.
     #[inline(always)]
-    pub fn answers(&self, key: &NextHopKey, now: Tick) -> bool {
-        self.key == *key && self.hop.resolved_at == now
+    pub fn answers(&self, key: &NextHopKey, inputs: impl FnOnce() -> RouteInputs, now: Tick) -> bool {
+        let of_destination = self.hop.flags & next_hop_flags::OF_DESTINATION != 0;
+        self.key == *key && self.hop.resolved_at == now && (of_destination || self.inputs == inputs())
     }
 }
 
@@ -113,26 +149,40 @@ mod tests {
     fn answer_is_valid_for_its_key_in_its_tick() {
         let wanted = NextHopKey::new(&tuple(protocol::TCP), 2);
         let mut cached = CachedNextHop::zeroed();
-        assert!(!cached.answers(&wanted, NOW), "an empty slot");
+        assert!(!cached.answers(&wanted, RouteInputs::zeroed, NOW), "an empty slot");
         cached.key = wanted;
         cached.hop.resolved_at = NOW;
-        assert!(cached.answers(&wanted, NOW));
-        assert!(!cached.answers(&wanted, Tick(NOW.0 + 1)));
+        assert!(cached.answers(&wanted, RouteInputs::zeroed, NOW));
+        assert!(!cached.answers(&wanted, RouteInputs::zeroed, Tick(NOW.0 + 1)));
         for other in [
             NextHopKey::new(&tuple(protocol::UDP), 2),
             NextHopKey::new(&tuple(protocol::TCP), 3),
             NextHopKey::new(&tuple(protocol::TCP).reversed(), 2),
         ] {
-            assert!(!cached.answers(&other, NOW), "{other:?}");
+            assert!(!cached.answers(&other, RouteInputs::zeroed, NOW), "{other:?}");
         }
     }
 
     #[test]
-    fn flows_that_differ_only_in_source_and_ports_share_an_answer() {
-        let one = tuple(protocol::TCP);
-        let other =
-            Tuple { source: Address::from_v4([10, 9, 9, 9]), source_port: 9, destination_port: 9, ..one };
-        assert_eq!(NextHopKey::new(&one, 7), NextHopKey::new(&other, 7));
+    fn flows_to_one_destination_share_an_answer_only_if_routes_depend_on_nothing_else() {
+        let (from, to) = (tuple(protocol::TCP), tuple(protocol::TCP));
+        let inputs = RouteInputs::new(&from, &to, 0);
+        let others = [
+            RouteInputs::new(&Tuple { source: Address::from_v4([10, 9, 9, 9]), ..from }, &to, 0),
+            RouteInputs::new(&Tuple { source_port: 9, ..from }, &to, 0),
+            RouteInputs::new(&from, &Tuple { destination_port: 9, ..to }, 0),
+            RouteInputs::new(&from, &to, 1),
+        ];
+        let key = NextHopKey::new(&to, 7);
+        let hop = NextHop { resolved_at: NOW, ..NextHop::zeroed() };
+        let mut cached = CachedNextHop { key, inputs, hop };
+        for (flags, shared) in [(0, false), (next_hop_flags::OF_DESTINATION, true)] {
+            cached.hop.flags = flags;
+            assert!(cached.answers(&key, || inputs, NOW));
+            for other in others {
+                assert_eq!(cached.answers(&key, || other, NOW), shared, "{other:?}");
+            }
+        }
     }
 
     #[test]

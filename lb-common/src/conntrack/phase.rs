@@ -4,9 +4,10 @@ use crate::protocol;
 /// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// TCP and SCTP, like all up to [`Self::Closed`]: the client has sent packets, no backend has answered yet.
+    /// The client has sent packets, and no backend has answered yet. (This and all phases up to [`Self::Closed`] are
+    /// for TCP and SCTP.)
     Opening,
-    /// The backend has answered, the client has not acknowledged yet.
+    /// The backend has answered, and the client has not acknowledged yet.
     Accepted,
     /// The handshake is complete.
     Established,
@@ -14,7 +15,7 @@ pub enum Phase {
     HalfClosed,
     /// Both have sent FIN.
     TimeWait,
-    /// Reset.
+    /// A RST has ended the connection.
     Closed,
     /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies this node does not see.
     Unreplied,
@@ -44,16 +45,17 @@ impl Phase {
         if either & seen::RST != 0 {
             Self::Closed
         } else if !replied {
-            // Whatever the client sends: an unanswered flow must not hold an entry for longer than a SYN does.
+            // An unanswered flow must not hold an entry for longer than a SYN does, whatever the client sends.
             Self::Opening
+        } else if forward.seen & seen::ACK == 0 || !forward.acknowledges_only_sent(reply) {
+            // Whatever else a client sends that has not completed the handshake: it may be forged.
+            Self::Accepted
         } else if both & seen::FIN != 0 {
             Self::TimeWait
         } else if either & seen::FIN != 0 {
             Self::HalfClosed
-        } else if forward.seen & seen::ACK != 0 && forward.acknowledges_only_sent(reply) {
-            Self::Established
         } else {
-            Self::Accepted
+            Self::Established
         }
     }
 
@@ -75,30 +77,11 @@ impl Phase {
         }
     }
 
-    /// Seconds without a packet after which the flow expires. Established and half-closed TCP are what kube-proxy sets
-    /// (24 h, 1 h), the others are nf_conntrack's defaults. Only `Opening` is shorter: that limits what a SYN flood can
-    /// hold, and still spans the gap between two retransmissions of a SYN. SCTP has the values of TCP.
-    ///
-    /// The table in `docs/maps.md` lists them (a test compares). Besides flows, the timeout of `Stream` applies to the
-    /// backends that UDP sockets keep: [`SocketBackend::is_valid`](crate::SocketBackend::is_valid).
-    pub const fn timeout_seconds(self) -> u32 {
-        match self {
-            Self::Opening => 60,
-            Self::Accepted => 60,
-            Self::Established => 24 * 60 * 60,
-            Self::HalfClosed => 60 * 60,
-            Self::TimeWait => 120,
-            Self::Closed => 10,
-            Self::Unreplied => 30,
-            Self::Replied => 30,
-            Self::Stream => 120,
-        }
-    }
-
-    /// Whether a full map may evict the flow early: it has not completed a handshake or exchanged datagrams for a
-    /// while, or it is over. What nf_conntrack calls assured is never evicted.
+    /// Whether a full map may evict the flow early, which is all but an established connection. Anyone can begin the
+    /// others, with any address: UDP has no handshake, and a stream is two datagrams and an answer. A connection that is
+    /// closing gives way as in nf_conntrack (`tcp_can_early_drop`).
     pub const fn is_evictable(self) -> bool {
-        !matches!(self, Self::Established | Self::HalfClosed | Self::Stream)
+        !matches!(self, Self::Established)
     }
 
     /// Whether a SYN from the same client port is a new connection rather than a retransmission.
@@ -204,6 +187,19 @@ mod tests {
         reply.observe_segment(&segment(FIN | ACK, 5001, 1002, 0), NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
         assert!(Phase::of(&forward, &reply).is_over());
+    }
+
+    #[test]
+    fn fin_before_the_handshake_is_complete_closes_nothing() {
+        for (flags, ack) in [(FIN, 0), (FIN | ACK, 0x4000_0000)] {
+            let (mut forward, mut reply) = pair(protocol::TCP);
+            forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+            reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
+            forward.observe_segment(&segment(flags, 1001, ack, 0), NOW);
+            assert_eq!(Phase::of(&forward, &reply), Phase::Accepted, "{flags:#x}");
+            reply.observe_segment(&segment(FIN | ACK, 5001, 1001, 0), NOW);
+            assert_eq!(Phase::of(&forward, &reply), Phase::Accepted, "{flags:#x}");
+        }
     }
 
     #[test]

@@ -36,6 +36,10 @@ pub mod tcp_flags {
     pub const RST: u8 = 4;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 16;
+    /// The urgent pointer is valid.
+    pub const URG: u8 = 32;
+    /// The flags that decide whether a segment is valid: all but PSH and those of ECN.
+    pub(super) const CONSIDERED: u8 = FIN | SYN | RST | ACK | URG;
 }
 
 impl Segment {
@@ -76,11 +80,58 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
+    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN and RST. (Always valid.)
+    #[inline(always)]
+    pub const fn continues(&self) -> bool {
+        use tcp_flags::{ACK, FIN, RST, SYN};
+        self.flags & (FIN | SYN | RST | ACK) == ACK
+    }
+
+    /// Whether a sender that conforms to RFC 9293 may send these flags together: the list of netfilter
+    /// (`tcp_valid_flags`). All others are forged, or sent by scanners: none of SYN, ACK and RST; SYN or RST with FIN; …
+    #[inline(always)]
+    pub const fn is_valid(&self) -> bool {
+        // One bit for each valid combination, so that a program takes one branch.
+        const VALID: u64 = {
+            use tcp_flags::{ACK, FIN, RST, SYN, URG};
+            1 << SYN
+                | 1 << (SYN | URG)
+                | 1 << (SYN | ACK)
+                | 1 << RST
+                | 1 << (RST | ACK)
+                | 1 << (FIN | ACK)
+                | 1 << (FIN | ACK | URG)
+                | 1 << ACK
+                | 1 << (ACK | URG)
+        };
+        VALID >> (self.flags & tcp_flags::CONSIDERED) & 1 != 0
+    }
+
     /// The sequence number after this segment: SYN and FIN count as one byte each.
     #[inline(always)]
     pub const fn end(&self) -> u32 {
         let syn = (self.flags & tcp_flags::SYN != 0) as u32;
         let fin = (self.flags & tcp_flags::FIN != 0) as u32;
         self.seq.wrapping_add(self.payload).wrapping_add(syn).wrapping_add(fin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Segment, tcp_flags,
+        tcp_flags::{ACK, FIN, RST, SYN, URG},
+    };
+
+    #[test]
+    fn valid_flags_are_those_of_netfilter() {
+        // `tcp_valid_flags` in net/netfilter/nf_conntrack_proto_tcp.c.
+        let valid = [SYN, SYN | URG, SYN | ACK, RST, RST | ACK, FIN | ACK, FIN | ACK | URG, ACK, ACK | URG];
+        for flags in 0..=u8::MAX {
+            let segment = Segment { flags, seq: 0, ack: 0, payload: 0 };
+            let considered = flags & tcp_flags::CONSIDERED;
+            assert_eq!(segment.is_valid(), valid.contains(&considered), "{flags:#x}");
+            assert!(segment.is_valid() || !segment.continues(), "{flags:#x}");
+        }
     }
 }

@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// Random lives of entries and frontends: whatever is visible is found, at every step.
+    /// Inserts and deletes entries and frontends at random: at every step, the filter hides no visible one.
     #[test]
     fn whatever_is_visible_is_found_in_random_histories(steps in prop::collection::vec((0u8..10, 0u8..40), 1..200)) {
         let memory = Words::default();
@@ -221,7 +221,7 @@ mod interleavings {
         asker: Asker,
         /// Steps of the agent so far.
         agent: usize,
-        /// Programs that the grace period of the agent waits for: both inserters, the asker.
+        /// The programs that the agent's grace period waits for: the two inserters and the asker.
         waits_for: Option<[bool; 3]>,
     }
 
@@ -253,7 +253,7 @@ mod interleavings {
             [inserts(0), inserts(1), matches!(self.asker, Asker::Ask { .. })]
         }
 
-        /// The worlds after one step of the program that inserts entry `nth + 1`.
+        /// Adds to `next` the worlds after one step of the program that inserts entry `nth + 1`.
         fn insert(&self, nth: usize, next: &mut Vec<Self>) {
             let mut world = self.clone();
             let mark = mark(nth + 1);
@@ -275,7 +275,7 @@ mod interleavings {
             next.push(world);
         }
 
-        /// The worlds after one step of the asker; `Err` if it does not find a visible entry.
+        /// Adds to `next` the worlds after one step of the asker; `Err` if it does not find a visible entry.
         fn ask(&self, next: &mut Vec<Self>) -> Result<(), ()> {
             match self.asker {
                 Asker::Begin => {
@@ -289,13 +289,13 @@ mod interleavings {
                     }
                     next.push(Self { asker: Asker::Ended, ..self.clone() });
                 }
-                // One asker begins after another, at any time.
+                // Another asker may begin at any time after one has ended.
                 Asker::Ended => next.push(Self { asker: Asker::Begin, ..self.clone() }),
             }
             Ok(())
         }
 
-        /// The worlds after one step of the agent.
+        /// Adds to `next` the worlds after one step of the agent.
         fn rebuild(&self, steps: &[Agent], next: &mut Vec<Self>) {
             if self.agent == 2 * steps.len() {
                 return;
@@ -329,7 +329,8 @@ mod interleavings {
     fn hides_an_entry(steps: &[Agent]) -> bool {
         let (mut seen, mut open) = (BTreeSet::new(), vec![begin()]);
         while let Some(mut world) = open.pop() {
-            // Grace periods end with the programs that ran at their beginning, whichever begin meanwhile.
+            // A grace period ends when the programs that ran at its beginning have ended, whichever programs have begun
+            // meanwhile.
             if let Some(waits_for) = &mut world.waits_for {
                 let running = [0, 1].map(|nth| world.inserters[nth] != Inserter::Ended);
                 waits_for[0] &= running[0];

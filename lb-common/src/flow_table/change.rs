@@ -47,14 +47,14 @@ pub fn remove<M: Overflow>(table: &M, places: &Places, key: &M::Key) -> bool {
     removed
 }
 
-/// Removes exactly this entry, and not a later one in the same slot. Returns whether it did.
+/// Removes exactly this entry, and not a later one in the same slot. Returns whether this call has removed it.
 #[inline(always)]
 pub fn remove_entry<M: Memory>(memory: &M, entry: &Entry<M::Slot>) -> bool {
     memory.compare_exchange(entry.slot, entry.control, entry.control.freed())
 }
 
-/// Frees the slot if an agent that was killed has left its claim there; returns whether it had. Only the agent of the
-/// node may call this, at its start: the claims of a running one look the same.
+/// Frees the slot if an agent that was killed has left its claim there; returns whether there was such a claim. Only
+/// the agent of the node may call this, at its start: the claims of a running one look the same.
 pub fn release_abandoned<M: Memory>(memory: &M, slot: M::Slot) -> bool {
     let control: Control = memory.control(slot);
     control.is_agents() && memory.compare_exchange(slot, control, control.freed())

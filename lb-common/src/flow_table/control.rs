@@ -1,4 +1,4 @@
-/// The control word of a slot: who uses it, and for which flow.
+/// The control word of a slot: its state, who has claimed it, and the flow that it holds.
 ///
 /// ```text
 /// bits 0..3    state
@@ -30,14 +30,15 @@ const LIVE: u32 = 3;
 const CHANGING: u32 = 4;
 const KILLED: u32 = 5;
 
-/// The state of a slot, as far as another CPU cares.
+/// The state of a slot, as far as it matters to another CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Free, claimed or killed: no entry, and none to come of which the owner will not make sure itself.
+    /// Free, claimed or killed: the slot holds no entry. If its owner makes an entry of it, the owner itself checks
+    /// first that no other place has the key.
     Empty,
-    /// An entry that is not decided yet.
+    /// A tentative entry: its insert has not yet checked that no other place has the key.
     Tentative,
-    /// An entry.
+    /// A live entry.
     Live,
     /// An entry whose flow is being replaced.
     Changing,
@@ -53,7 +54,7 @@ impl Control {
         fingerprint | LIVE
     }
 
-    /// State, owner and fingerprint.
+    /// The lower half of the word: state, owner and fingerprint.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     pub(super) const fn tag(self) -> u32 {
@@ -117,19 +118,19 @@ impl Control {
         }
     }
 
-    /// A claim on this slot, in its next generation.
+    /// The word of this slot once it is claimed, in its next generation.
     #[inline(always)]
     pub(super) const fn claimed(self, agent: bool) -> Self {
         Self::new(self.next_generation(), if agent { CLAIMED | AGENT } else { CLAIMED })
     }
 
-    /// The claimed slot with a complete flow.
+    /// The word of the claimed slot once its flow is complete: tentative.
     #[inline(always)]
     pub(super) const fn tentative(self, fingerprint: u32) -> Self {
         Self::new(self.generation(), self.tag() & AGENT | fingerprint | TENTATIVE)
     }
 
-    /// The slot as an entry.
+    /// The word of the slot as a live entry.
     #[inline(always)]
     pub(super) const fn live(self) -> Self {
         Self::new(self.generation(), self.tag() & FINGERPRINT | LIVE)
@@ -140,14 +141,14 @@ impl Control {
         self.with_state(KILLED)
     }
 
-    /// The entry while its flow is replaced, in its next generation.
+    /// The word of the entry while its flow is replaced, in the slot's next generation.
     #[inline(always)]
     pub(super) const fn changing(self, agent: bool) -> Self {
         let owner = if agent { AGENT } else { 0 };
         Self::new(self.next_generation(), self.tag() & FINGERPRINT | owner | CHANGING)
     }
 
-    /// The slot without a flow.
+    /// The word of the slot without a flow: free.
     #[inline(always)]
     pub(super) const fn freed(self) -> Self {
         Self::new(self.generation(), FREE)

@@ -5,14 +5,14 @@ use super::{Control, Memory, PLACES, Places, Snapshot};
 pub struct Entry<S> {
     /// Its slot.
     pub slot: S,
-    /// The control word at that moment, which names this use of the slot.
+    /// The control word at that moment, which identifies this use of the slot.
     pub control: Control,
 }
 
 /// The entry with this key. (Not of the overflow.)
 ///
-/// The slot may be reused for another flow at any time. Whoever must not act on another flow compares
-/// [`Memory::control_after`] with [`Entry::control`] once it has read what it needs.
+/// The slot may be reused for another flow at any time. A caller that must not act on another flow compares
+/// [`Memory::control_after`] with [`Entry::control`] after it has read what it needs.
 #[inline(always)]
 pub fn find<M: Memory>(memory: &M, places: &Places, key: &M::Key) -> Option<Entry<M::Slot>> {
     let wanted = Control::live_tag(places.fingerprint());
@@ -32,13 +32,13 @@ pub fn find<M: Memory>(memory: &M, places: &Places, key: &M::Key) -> Option<Entr
     None
 }
 
-/// Reads of a slot that are given up because the slot changes each time.
+/// Number of attempts to read a slot that changes during each attempt.
 const READS: u32 = 4;
 
 /// An entry with its key and value, which belong together.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<S, K, V> {
-    /// Where it was, and in which generation.
+    /// The slot of the entry, and its control word at that moment.
     pub entry: Entry<S>,
     /// Its key.
     pub key: K,
@@ -46,7 +46,7 @@ pub struct Copied<S, K, V> {
     pub value: V,
 }
 
-/// The entry in a slot, whole; `None` if there is none, or it changes all the time.
+/// Reads the whole entry in a slot; `None` if there is none, or if it changes during every attempt.
 pub fn read<M: Snapshot>(memory: &M, slot: M::Slot) -> Option<Copied<M::Slot, M::Key, M::Value>> {
     for _ in 0..READS {
         let control = memory.control(slot);

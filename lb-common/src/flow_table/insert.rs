@@ -11,13 +11,13 @@ pub enum Insert<S> {
     Inserted(S),
     /// The entry is in the overflow.
     Overflowed,
-    /// The key has an entry, or another insert of it is about to make one.
+    /// The key has an entry, or another insert of the same key is about to make one.
     Exists,
-    /// No room: neither in the table nor in the overflow.
+    /// Neither the table nor the overflow has room.
     Full,
 }
 
-/// Attempts at a slot that changes each time we look at it.
+/// Number of attempts to claim a slot that changes during each attempt.
 pub(super) const ATTEMPTS: u32 = 3;
 
 /// Inserts an entry if its key is new. If several CPUs insert the same key at once, at most one succeeds.
@@ -124,7 +124,7 @@ fn claim_occupied<M: Memory>(
     None
 }
 
-/// Makes an entry of the complete slot, unless its key has another one.
+/// Makes the complete slot a live entry, unless another place has the key.
 #[inline(always)]
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
@@ -139,7 +139,7 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
     wins
 }
 
-/// Inserts into the overflow, before which every tentative entry gives way.
+/// Inserts into the overflow. An entry there takes precedence over every tentative entry of the same key.
 #[inline(always)]
 fn insert_into_overflow<M: Overflow>(
     table: &M,
@@ -147,12 +147,13 @@ fn insert_into_overflow<M: Overflow>(
     key: &M::Key,
     value: &M::Value,
 ) -> Insert<M::Slot> {
-    // Counted first: another insert of the key either sees the count, or is seen below.
+    // Counts the entry before inserting it: another insert of the key then either sees the count, or this insert sees
+    // its entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
         OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
         OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
-        // Another CPU has removed it, and its count.
+        // Another CPU has removed the entry, and its count.
         OverflowInsert::Inserted => return Insert::Exists,
         OverflowInsert::Exists => Insert::Exists,
         OverflowInsert::Full => Insert::Full,
@@ -161,8 +162,8 @@ fn insert_into_overflow<M: Overflow>(
     result
 }
 
-/// Whether no other place has an entry with this key, once tentative ones that must give way have been killed.
-/// `own` is the place of the insert that asks; `None` is the overflow.
+/// Whether no other place has an entry with this key. Kills tentative entries that take second place to this insert.
+/// `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
 fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
     for place in 0..PLACES {
@@ -183,7 +184,7 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
     true
 }
 
-/// [`wins_all_places`] for one place; `comes_first` is whether our place comes before it.
+/// [`wins_all_places`] for one place; `comes_first` is whether the place of this insert comes before it.
 #[inline(always)]
 fn wins_place<M: Memory>(table: &M, slot: M::Slot, places: &Places, key: &M::Key, comes_first: bool) -> bool {
     for _ in 0..ATTEMPTS {
@@ -205,8 +206,8 @@ fn wins_place<M: Memory>(table: &M, slot: M::Slot, places: &Places, key: &M::Key
     false
 }
 
-/// Whether another tentative entry of our key gives way to ours: an agent's does to a program's, as the agent may have
-/// been killed; else the one in the later place.
+/// Whether another tentative entry of the same key takes second place to this one. An agent's entry does to a
+/// program's, because the agent may have been killed; otherwise the entry in the later place does.
 #[inline(always)]
 const fn gives_way<M: Memory>(other: Control, comes_first: bool) -> bool {
     if other.is_agents() == M::IS_AGENT { comes_first } else { other.is_agents() }

@@ -3,14 +3,14 @@ use super::Control;
 /// The slots of a table, as one user of it (a program, the agent, a test) reaches them.
 ///
 /// *Fully ordered* means: on every CPU, all loads and stores before the operation in program order happen before all
-/// that follow it. BPF atomic operations that return a value are, unless a compare-and-swap fails. Every other load and
-/// store may be reordered with its neighbours, as far as the method does not say otherwise.
+/// that follow it. BPF atomic operations that return a value are fully ordered, except a compare-and-swap that fails.
+/// Every other load and store may be reordered with its neighbours, unless the method's documentation excludes that.
 pub trait Memory {
     /// Refers to one slot.
     type Slot: Copy;
-    /// What entries are found by.
+    /// The key of an entry.
     type Key;
-    /// What an entry holds.
+    /// The value of an entry.
     type Value;
 
     /// Whether this is the agent, whose unfinished claims outlive it when it is killed. Programs always finish.
@@ -22,14 +22,14 @@ pub trait Memory {
     /// Loads the control word, whole.
     fn control(&self, slot: Self::Slot) -> Control;
 
-    /// The same slot. What is loaded through the result is loaded after `control`, which was loaded before. (An address
-    /// dependency is enough. x86 loads in order.)
+    /// Returns the same slot. Loads through the result happen after `control` was loaded. (An address dependency
+    /// suffices. x86 loads in order.)
     fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot;
 
     /// Loads the control word again, after all earlier loads from the slot.
     fn control_after(&self, slot: Self::Slot) -> Control;
 
-    /// Exchanges the control word for `to` if it is `from`; returns whether it was. Fully ordered if so.
+    /// Exchanges the control word for `to` if it is `from`; returns whether it was. Fully ordered if it was.
     fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool;
 
     /// Sets the control word by an atomic exchange. Fully ordered.
@@ -51,19 +51,20 @@ pub trait Snapshot: Memory {
     fn copy(&self, slot: Self::Slot) -> (Self::Key, Self::Value);
 }
 
-/// The map that holds the entries which found no place in the table.
+/// The map that holds the entries for which the table had no place.
 pub trait Overflow: Memory {
-    /// Whether new entries go here even if the table has a place (before an earlier layout takes over, which does not
-    /// know the table).
+    /// Whether new entries go to the overflow even if the table has a place: before an agent of an earlier layout,
+    /// which does not know the table, takes over.
     fn takes_all(&self) -> bool;
 
-    /// The number of entries, and of inserts that have not ended. Below it is not asked when this is 0.
+    /// The number of entries, plus the inserts that have not ended. While it is 0, the algorithms do not search the
+    /// overflow.
     fn count(&self) -> u64;
 
     /// Adds to the number of entries. Fully ordered.
     fn add_to_count(&self, difference: i64);
 
-    /// Whether it has an entry with this key.
+    /// Whether the overflow has an entry with this key.
     fn has(&self, key: &Self::Key) -> bool;
 
     /// Inserts an entry if the key is new (`BPF_NOEXIST`).
@@ -84,7 +85,7 @@ pub enum OverflowInsert {
     Inserted = 0,
     /// The key has an entry.
     Exists = 1,
-    /// No room or no memory.
+    /// The overflow has no room, or the kernel no memory.
     Full = 2,
 }
 

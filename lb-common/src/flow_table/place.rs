@@ -4,19 +4,18 @@ use crate::conntrack::Tuple;
 
 /// Places of a tuple: [`NEIGHBOURS`] slots at each of two positions.
 pub const PLACES: u32 = 8;
-/// Slots of one position, which lie side by side.
+/// Number of neighbouring slots at one position.
 const NEIGHBOURS: u32 = 4;
 
-/// The secret of a table: what decides the places of its tuples. Clients that do not know it cannot choose tuples that
-/// share places.
-///
-/// Any random words make a good seed. A seed lives as long as its table, because another one has other places.
+/// The secret of a table, which determines the places of its tuples. Clients that do not know the secret cannot choose
+/// tuples that share places. Any random words make a good seed. A table keeps its seed, because another seed yields
+/// other places.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Seed {
-    /// Added to the words of a tuple.
+    /// Numbers that the hash adds to the words of a tuple.
     pub words: [u32; 10],
-    /// Multiplies the sum; the hash makes it odd.
+    /// The factor of the sum; the hash makes it odd.
     pub multiplier: u64,
 }
 
@@ -51,7 +50,7 @@ impl Seed {
     }
 }
 
-/// Where the entry of a tuple may be, and its fingerprint.
+/// The places in which the entry of a tuple may be, and its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     first: u32,
@@ -88,7 +87,7 @@ impl Places {
         if place < NEIGHBOURS { self.first + place } else { self.second + (place - NEIGHBOURS) }
     }
 
-    /// The fingerprint as it lies in the control word.
+    /// The fingerprint at its position in the control word.
     #[inline(always)]
     pub(super) const fn fingerprint(&self) -> u32 {
         self.fingerprint

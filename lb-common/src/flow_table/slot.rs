@@ -9,16 +9,16 @@ use crate::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Slot {
-    /// [`Control`](super::Control): all else means something only in the states that say so.
+    /// The [`Control`](super::Control) word. In some of its states the other fields have no meaning.
     pub control: u64,
     /// The tuple of packets that the entry translates.
     pub key: Tuple,
-    /// How it translates them.
+    /// The flow: how the entry translates these packets.
     pub flow: Flow,
 }
 
 const _: () = assert!(size_of::<Slot>() == 48 + size_of::<Flow>());
-// Two cache lines that lie side by side, as the array begins at a page.
+// A slot fills two neighbouring cache lines, because the array begins at a page.
 const _: () = assert!(size_of::<Slot>() == 128 + 64 * cfg!(feature = "next-layout") as usize);
 
 describe!(Slot {

@@ -1,9 +1,10 @@
-//! What the kernel knows about the checksums of a packet: `ip_summed` of its `sk_buff`.
+//! Reads what the kernel knows about the checksums of a packet: `ip_summed` of its `sk_buff`.
 //!
 //! `__sk_buff` lacks the field. Since Linux 6.2 `bpf_cast_to_kern_ctx` leads to the kernel's own structure, and costs
-//! nothing: the verifier makes it a copy of the context pointer. Id of the function and place of the field differ from
-//! kernel to kernel, so the loader replaces four instructions (`lb-datapath/src/bpf/checksum.rs`). On a kernel without
-//! the function they stay, and the programs look at the packet instead ([`lb_ebpf::rewrite::lacks_checksum`]).
+//! nothing: the verifier makes it a copy of the context pointer. The id of the function and the offset of the field
+//! differ from kernel to kernel, so the loader replaces four placeholder instructions
+//! (`lb-datapath/src/bpf/checksum.rs`). On a kernel without the function they stay, and the programs look at the packet
+//! instead ([`lb_ebpf::rewrite::lacks_checksum`]).
 
 use core::arch::asm;
 
@@ -19,7 +20,7 @@ pub(super) enum Checksum {
     /// The device that sends the packet is to compute the checksum: `CHECKSUM_PARTIAL`. The field holds the sum over the
     /// pseudo header.
     LeftToDevice,
-    /// This kernel does not say.
+    /// Unknown: this kernel does not show the field.
     Unknown,
 }
 

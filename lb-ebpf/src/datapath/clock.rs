@@ -6,10 +6,8 @@ use lb_common::conntrack::Tick;
 /// The number of the last timer interrupt in the upper 32 bits, the tick at that time in the lower 32 bits.
 static mut CLOCK: u64 = 0;
 
-/// The current tick.
-///
-/// Coarse time stands still between two timer interrupts, so the kernel is asked for it once after each; reading
-/// their number takes no call.
+/// The current tick. The kernel's coarse time changes only at timer interrupts, so the program reads it once after
+/// each. Reading the number of interrupts takes no call.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
     // SAFETY: the helper takes nothing and only returns a number.

@@ -1,4 +1,4 @@
-//! Where a program runs: its hook, and the context for helpers that need it.
+//! The hook that a program runs on, and the context for helpers that need it.
 
 use core::ffi::c_void;
 
@@ -11,6 +11,8 @@ pub(crate) struct HookContext {
     pub(super) raw: *mut c_void,
     /// Interface index of the device that the packet is at.
     pub(super) device: u32,
+    /// The mark of the packet (`skb->mark`); 0 at XDP, where packets have none.
+    pub(super) mark: u32,
 }
 
 /// The hook that a tc program runs on.

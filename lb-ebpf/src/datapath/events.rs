@@ -23,7 +23,7 @@ static EVENTS: RingBuf<Event, { capacity::EVENTS }> = RingBuf::new();
 #[btf_map]
 static MONITOR: Array<u64, { monitor::SIZE }> = Array::new();
 
-/// Whether a monitor listens. A killed monitor counts until its tick has passed; [`emit`] emits nothing for it.
+/// Whether a monitor listens. True also for a killed monitor; after its tick, [`emit`] emits nothing.
 #[inline(always)]
 pub(crate) fn is_watched() -> bool {
     until() != 0

@@ -43,7 +43,7 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     }
     let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
     match conntrack::lookup(&plain.tuple) {
-        Some(flow) if !plain.segment.is_syn_or_rst() => match forward::packet(skb, &plain, flow, hook) {
+        Some(flow) if plain.continues_flow() => match forward::packet(skb, &plain, flow, hook) {
             Forwarded::Done(outcome) => FastPath::Done(outcome),
             Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),
         },
@@ -56,10 +56,9 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     }
 }
 
-/// Whether the filter says of a plain packet that its outcome is [`Outcome::NoService`], as it is for most packets.
-///
-/// The caller inlines it and asks it first. It parses few fields, and none that [`process`] could reuse: passing them
-/// on would cost more than parsing them twice.
+/// Whether the filter shows that a plain packet has the outcome [`Outcome::NoService`], as most packets have. The
+/// function is inlined, and the caller calls it before all else. It parses few fields, and none that [`process`] could
+/// reuse: passing them on would cost more than parsing them twice.
 #[inline(always)]
 pub(crate) fn has_no_service_by_filter(skb: &Skb, hook: Hook) -> bool {
     let Some(filter) = Filter::get().filter(|_| skb.layer == Layer::Ethernet) else { return false };
@@ -69,7 +68,7 @@ pub(crate) fn has_no_service_by_filter(skb: &Skb, hook: Hook) -> bool {
     }
 }
 
-/// The packet has no flow and no frontend.
+/// The rule that the packet has no flow and no frontend.
 pub(super) struct NoFlow(pub(super) Filter);
 
 impl TupleRule for NoFlow {
@@ -79,7 +78,7 @@ impl TupleRule for NoFlow {
     }
 }
 
-/// The packet has no flow and no frontend, is for no cluster IP, and in no tunnel.
+/// The rule that the packet has no flow and no frontend, is for no cluster IP, and is in no tunnel.
 struct NotAtIngress(Filter);
 
 impl TupleRule for NotAtIngress {

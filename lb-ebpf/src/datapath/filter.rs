@@ -1,4 +1,4 @@
-//! The filter, which says of most packets that they have neither a flow nor a Service: [`lb_common::filter`].
+//! The filter, which shows that most packets have neither a flow nor a Service: [`lb_common::filter`].
 
 use core::arch::asm;
 
@@ -13,7 +13,7 @@ use lb_common::{
 #[btf_map]
 static FILTER: Array<filter::Filter, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// The value of `FILTER`, looked up once.
+/// The pointer to the value of `FILTER`, looked up once.
 #[derive(Clone, Copy)]
 pub(crate) struct Filter(*mut filter::Filter);
 

@@ -1,4 +1,5 @@
-//! Fragments: only the first fragment of a datagram has the ports and, in IPv6 behind options, the protocol.
+//! Fragments: only the first fragment of a datagram has the ports. Behind IPv6 options, only the first one shows the
+//! protocol.
 
 use lb_common::{FragmentKey, FragmentPorts, Outcome, conntrack::Tuple};
 use lb_ebpf::parse::{Packet, Part};

@@ -80,7 +80,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     }
     if flow.flags & flow_flags::ROUTED != 0 {
         let to = Tuple { protocol: icmp_protocol(headers.is_v4), ..flow.to };
-        route::resolve(skb, &to)?;
+        route::resolve(skb, &key, &to)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
     // A pod reports an error about its own packet: the stack might refuse the VIP as a source on the device of the pod.

@@ -14,6 +14,7 @@
 mod checksum;
 pub(crate) mod clock;
 mod context;
+mod early_return;
 pub(crate) mod events;
 pub(crate) mod fast_path;
 mod filter;
@@ -21,9 +22,9 @@ pub(crate) mod flow;
 mod forward;
 mod fragments;
 mod icmp;
+pub(crate) mod link;
 mod log;
 mod maps;
-mod outcome;
 mod reject;
 mod rewrite;
 mod route;

@@ -1,7 +1,7 @@
 //! Answers in place of a backend: rejections by a service without backends, so that clients fail at once instead of
 //! hanging, ICMP errors of routed packets, and echo replies of virtual addresses.
 
-use aya_ebpf::helpers::generated::bpf_csum_diff;
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_ktime_get_coarse_ns};
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
     parse::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet, bounds::clamped, frame::lengths},
@@ -9,11 +9,12 @@ use lb_ebpf::{
         HOP_LIMIT, MESSAGE, QUOTE, SHORTEST_QUOTE, icmp_protocol, ipv4_header, ipv6_header, port_unreachable,
         pseudo_header, reset, reset_sum,
     },
+    rules::icmp_limit,
 };
 
 use super::{
+    early_return::outcome_of,
     events,
-    outcome::outcome_of,
     rewrite::{self, Compensation},
     scratch::scratch,
     skb::{ChecksumField, Skb},
@@ -44,7 +45,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // In two steps: a checksum that was left to the device stays so, and needs only the pseudo header.
+    // Adds the pseudo header in a second step: a checksum that the device is to compute needs nothing but that sum.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;
@@ -54,7 +55,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
 }
 
 /// Turns the packet into an ICMP error about itself, which begins with `start`. A later fragment is not answered: its
-/// sender could not match the quote.
+/// sender could not match the quote. No packet is answered while the node sends too many errors.
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,
@@ -65,9 +66,12 @@ pub(super) fn icmp_error(
     if packet.body == Body::LaterFragment {
         return Err(Outcome::UnknownFragment);
     }
+    if icmp_limit::applies(outcome) && reject_may_send_error() == 0 {
+        return Err(Outcome::IcmpRateLimited);
+    }
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
-    // Network headers come in multiples of 4 bytes, so the length is one too.
+    // The length of a network header is a multiple of 4 bytes, so the length of the quote is one as well.
     let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + 8) & !3);
     let message = scratch()?.message();
     message[..lengths::ICMP as usize].copy_from_slice(start);
@@ -78,6 +82,24 @@ pub(super) fn icmp_error(
     let l4 = network_header(skb, packet, &answer, length)?;
     skb.store_bytes(l4, message, length)?;
     Ok(outcome)
+}
+
+/// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the clock.
+static mut FULL_AT: u64 = 0;
+
+/// Whether the node may send another ICMP error now: 1 or 0. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn reject_may_send_error() -> u32 {
+    // SAFETY: the helper takes nothing and only returns a number.
+    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    // SAFETY: one volatile load of an aligned `u64`, which is never torn.
+    let full_at = unsafe { (&raw const FULL_AT).read_volatile() };
+    let Some(full_at) = icmp_limit::take(full_at, now) else { return 0 };
+    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If two CPUs store at the same time, both
+    // errors have taken one token, so there is one more than the limit.
+    unsafe { (&raw mut FULL_AT).write_volatile(full_at) };
+    1
 }
 
 /// Turns an ICMP echo request into its reply.
@@ -91,9 +113,9 @@ pub(super) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
         let delta = rewrite::changed_byte(request, reply);
         skb.update_checksum(ChecksumField::of(answer.protocol, headers.l4), delta, false)?;
         skb.store(headers.l4, &[reply])?;
-        // The addresses change places, which changes no checksum.
+        // Swaps the addresses, which changes no checksum.
         rewrite::addresses(skb, headers, &answer.source, &answer.destination, 0, Compensation::Message)?;
-        // The reply starts its own way.
+        // The reply is a new packet, so it gets a full hop limit.
         rewrite::hop_limit(skb, headers, HOP_LIMIT)?;
         Ok(Outcome::Echo)
     })

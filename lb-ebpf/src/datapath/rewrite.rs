@@ -21,8 +21,8 @@ use super::{
     skb::{ChecksumField, Skb},
 };
 
-/// Gives the packet the addresses and ports of `flow.to`, and takes `hops` (0 or 1) from its hop limit. It has more
-/// hops left.
+/// Gives the packet the addresses and ports of `flow.to`, and takes `hops` (0 or 1) from its hop limit, which must be
+/// larger.
 ///
 /// Fields are written in place if possible. A device may have computed a sum over the frame (`CHECKSUM_COMPLETE`),
 /// which has to stay right. A checksum in the packet compensates the changes that it covers: ports and addresses of
@@ -79,17 +79,19 @@ pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> 
     rewrite::take_hop(skb, headers.l3, headers.is_v4)
 }
 
-/// The change of a sum over an IPv6 header by one hop less; the hop limit is the lower byte of a word.
+/// The change of a checksum when the hop limit in an IPv6 header decreases by one. The hop limit is the lower byte of a
+/// word.
 const ONE_HOP_LESS: u16 = !u16::from_ne_bytes([0, 1]);
 
-/// Whether the device may have to compute the checksum: for a kernel that does not say.
+/// Whether the device may have to compute the checksum, as far as the packet shows: for a kernel that does not show
+/// `ip_summed`.
 #[inline(always)]
 fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
     Ok(skb.segment_size().is_some() || lacks_checksum(skb, packet, packet.headers.length(skb)?)?)
 }
 
-/// Writes ports and checksum. The checksum compensates the addresses as well, which in IPv4 their own header has
-/// compensated already.
+/// Writes ports and checksum. The checksum compensates the change of the addresses in the sum over the frame. In IPv4 the
+/// header's checksum compensates it as well, once too often, so the program subtracts the change from that sum.
 #[inline(always)]
 fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewrite::transport(skb, packet, flow)?;
@@ -99,7 +101,8 @@ fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outc
     Ok(())
 }
 
-/// Writes ports if the device seems to have to compute the checksum: the helper knows.
+/// Writes the ports of a packet whose checksum the device probably computes. Only the kernel knows whether it does, so
+/// the checksum is updated by the kernel's helper function.
 #[inline(never)]
 fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
@@ -138,7 +141,7 @@ fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     skb.store_summed(l4, &after.to_le_bytes())?;
     let before = u32::from_le(word(skb.header(l4 + SCTP_CHECKSUM)?));
     if before == 0 {
-        // The device computes it.
+        // The device computes the checksum.
         return Ok(());
     }
     let checksum = before ^ change_of_crc(delta, packet.segment.payload)?;
@@ -162,7 +165,7 @@ extern "C" fn sctp_checksum_change(delta: u32, length: u32) -> u64 {
     u64::from(scratch.crc().result())
 }
 
-/// One step of the checksum. Called by the kernel, so that the verifier walks it once.
+/// One step of the checksum. The kernel calls it, so the verifier checks it once.
 extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
     scratch.crc().step();
@@ -172,11 +175,12 @@ extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
 /// The checksum that compensates a change of IPv6 addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compensation {
-    /// A checksum over the pseudo header. To update it, the kernel takes the change out of its sum over the frame
-    /// (`CHECKSUM_COMPLETE`) as if the addresses were not in there, so we must put them in; IPv4 addresses are made
-    /// up for by the header's checksum. (`BPF_F_IPV6` says the same, to Linux 6.16 and newer.)
+    /// A checksum over the pseudo header. When the helper updates it, the kernel also changes its sum over the frame
+    /// (`CHECKSUM_COMPLETE`), as if the frame did not contain the addresses. So the program adds the change of the
+    /// addresses to that sum. In IPv4 the header's checksum compensates them. (With `BPF_F_IPV6`, Linux 6.16 and newer
+    /// does the same.)
     Pseudo,
-    /// The checksum of an ICMP message that quotes them.
+    /// The checksum of an ICMP message that quotes the addresses.
     Message,
 }
 

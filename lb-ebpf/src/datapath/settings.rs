@@ -1,7 +1,10 @@
 //! Settings of the node.
 
 use lb_common::{Address, Service, Settings, settings_flags};
-use lb_ebpf::rules::client::{self, ClientSide};
+use lb_ebpf::rules::{
+    admission::{self, Admission},
+    client::{self, ClientSide},
+};
 
 use super::{
     context::HookContext,
@@ -15,11 +18,19 @@ pub(crate) fn current() -> Option<&'static Settings> {
     SETTINGS.get(slot).filter(|settings| settings.ports != 0)
 }
 
-/// The service as this client may use it, and whether the client is internal.
+/// The record of the service for this client, and whether the client is internal. If the service treats all clients
+/// alike, nobody looks: then the client counts as external.
 #[inline(always)]
 pub(super) fn for_client(context: &HookContext, client: &Address, service: Service) -> (Service, bool) {
     let internal = service.depends_on_client() && side(context.device, client).is_internal();
     (service.for_client(internal), internal)
+}
+
+/// Whether a client may use Services at all.
+#[inline(always)]
+pub(super) fn admits(context: &HookContext, client: &Address) -> Admission {
+    let is_internal = || side(context.device, client).is_internal();
+    admission::source(|| is_in(client, Ranges::Denied), is_internal)
 }
 
 /// Whether a packet with this source, from this device, comes from an internal client.
@@ -51,6 +62,7 @@ enum Ranges {
     Internal = 0,
     Service = 1,
     Peers = 2,
+    Denied = 3,
 }
 
 #[inline(always)]
@@ -68,9 +80,16 @@ extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
     let ranges = match ranges {
         0 => &settings.internal,
         1 => &settings.service_ranges,
-        _ => &settings.peers,
+        2 => &settings.peers,
+        _ => &settings.denied,
     };
     u32::from(ranges.contains(address))
+}
+
+/// Whether next hops depend on the destination, the device and the protocol of packets alone.
+#[inline(always)]
+pub(crate) fn routes_by_destination() -> bool {
+    current().is_some_and(|settings| settings.flags & settings_flags::ROUTES_BY_DESTINATION != 0)
 }
 
 /// Whether packets to unused addresses in the range of cluster IPs are dropped.

@@ -48,19 +48,19 @@ enum ExitWay {
 }
 
 impl Exit {
-    /// Exits to a next hop behind the device; the kernel looks up the MAC address.
+    /// An exit to a next hop behind the device; the kernel looks up the MAC address.
     #[inline(always)]
     pub(super) const fn neighbour(device: u32) -> Self {
         Self { device, way: ExitWay::Neighbour }
     }
 
-    /// Exits through the device; the packet already has its MAC addresses.
+    /// An exit through the device, for a packet that already has its MAC addresses.
     #[inline(always)]
     pub(super) const fn device(device: u32) -> Self {
         Self { device, way: ExitWay::Device }
     }
 
-    /// Into the other end of this veth device, skipping the device itself.
+    /// An exit into the other end of this veth device, skipping the device itself.
     #[inline(always)]
     pub(super) const fn peer_of(device: u32) -> Self {
         Self { device, way: ExitWay::Peer }
@@ -159,7 +159,7 @@ impl Skb {
             .map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// As [`Self::store_summed`], for the first `length` bytes of `bytes`.
+    /// Like [`Self::store_summed`], for the first `length` bytes of `bytes`.
     #[inline(always)]
     pub(super) fn store_bytes<const N: usize>(
         &mut self,
@@ -208,7 +208,7 @@ impl Skb {
             .map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Where the checksum of the packet is.
+    /// The location of the packet's checksum.
     #[inline(always)]
     pub(super) fn checksum(&self) -> Checksum {
         Checksum::of(self.ctx.skb.skb)
@@ -322,8 +322,8 @@ impl Skb {
     #[inline(always)]
     pub(crate) fn context(&self) -> HookContext {
         // SAFETY: the context is valid for the whole run of the program.
-        let device = unsafe { (*self.ctx.skb.skb).ifindex };
-        HookContext { raw: self.ctx.as_ptr(), device }
+        let (device, mark) = unsafe { ((*self.ctx.skb.skb).ifindex, (*self.ctx.skb.skb).mark) };
+        HookContext { raw: self.ctx.as_ptr(), device, mark }
     }
 }
 

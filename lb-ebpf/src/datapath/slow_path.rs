@@ -2,7 +2,7 @@
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
-    parse::{self, Body, Packet},
+    parse::{self, Body, Packet, frame::lengths},
     rules::flow::{Relation, relation},
 };
 
@@ -25,6 +25,10 @@ use super::{
 #[inline(always)]
 pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Option<Outcome>, Outcome> {
     parse_pulling(skb, packet)?;
+    if hook == Hook::Ingress && packet.headers.l3 > lengths::ETHERNET {
+        // The frame has a VLAN tag: it is for another device, stacked on this one.
+        return Ok(Some(Outcome::OtherHost));
+    }
     match packet.body {
         Body::IcmpError => Ok(Some(match icmp::translate(skb, &packet.headers, hook) {
             Translated::Done(outcome) => outcome,
@@ -65,6 +69,9 @@ pub(super) fn process(
     known: Option<&'static mut Flow>,
 ) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
+    if earlier && packet.has_invalid_flags() {
+        return Err(Outcome::InvalidFlags);
+    }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
         _ if hook == Hook::Egress => return Err(Outcome::NoService),
@@ -98,8 +105,8 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
             conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
         }
         FlowCreation::Reject => Err(reject::reject(skb, packet)),
-        FlowCreation::Refused(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
-        FlowCreation::Refused(outcome) => Err(outcome),
+        FlowCreation::NotCreated(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
+        FlowCreation::NotCreated(outcome) => Err(outcome),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::parse::frame::MAX_OFFSET;
 
-// [`bounded`] uses it as a mask.
+// [`bounded`] uses `MAX_OFFSET` as a mask.
 const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());
 
 /// The offset, at most [`MAX_OFFSET`]; the mask proves that bound to the verifier.

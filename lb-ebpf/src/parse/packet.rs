@@ -38,6 +38,20 @@ pub struct Packet {
     pub length: u32,
 }
 
+impl Packet {
+    /// Whether a flow may neither begin nor end with the packet, so that its own entry is all that it needs.
+    #[inline(always)]
+    pub fn continues_flow(&self) -> bool {
+        self.body != Body::Tcp || self.segment.continues()
+    }
+
+    /// Whether this is a TCP segment with flags that no TCP sends together: see [`Segment::is_valid`].
+    #[inline(always)]
+    pub fn has_invalid_flags(&self) -> bool {
+        self.body == Body::Tcp && !self.segment.is_valid()
+    }
+}
+
 /// Offsets of the headers of a packet, in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
@@ -45,13 +59,13 @@ pub struct Headers {
     pub l3: u32,
     /// The transport header.
     pub l4: u32,
-    /// IPv4, else IPv6.
+    /// Whether the network header is IPv4; otherwise it is IPv6.
     pub is_v4: bool,
 }
 
 impl Headers {
-    /// As [`Packet::length`], but 40 in place of 0 for IPv6. (Read again, it is an unknown number to the verifier,
-    /// which would otherwise follow each case of parsing.)
+    /// Like [`Packet::length`], but 40 instead of 0 for IPv6. (The length is read from the packet again, which makes it
+    /// an unknown number to the verifier. Otherwise the verifier would follow each case of parsing.)
     ///
     /// # Errors
     ///

@@ -37,8 +37,8 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
     }
 }
 
-/// Whether `decide` says so of the tuple of a frame whose headers are plain: what [`parse_plain`] would parse, in fewer
-/// registers. Each family has code of its own, with constant offsets.
+/// Whether the headers of the frame are plain, as for [`parse_plain`], and `decide` applies to its tuple. Takes fewer
+/// registers than [`parse_plain`]. Each family has its own code, with constant offsets.
 #[inline(always)]
 pub fn is_plain_and<F: Frame + ?Sized>(frame: &F, decide: impl TupleRule) -> bool {
     let Ok(ether_type) = frame.header(L3 - 2).map(half_word) else { return false };
@@ -49,8 +49,8 @@ pub fn is_plain_and<F: Frame + ?Sized>(frame: &F, decide: impl TupleRule) -> boo
     ether_type == ether_type::IPV6 && is_plain_v6_and(frame, &decide)
 }
 
-/// [`is_plain_and`] for IPv6. (With a frame of its own on the stack: its addresses do not fit into registers, and the
-/// frame of the caller lasts as long as the program runs.)
+/// [`is_plain_and`] for IPv6. (A subprogram: its addresses do not fit into registers, and the stack frame of the caller
+/// lasts as long as the program runs.)
 #[inline(never)]
 fn is_plain_v6_and<F: Frame + ?Sized>(frame: &F, decide: &impl TupleRule) -> bool {
     let Some(ip) = frame.header(L3).ok().and_then(plain_v6) else { return false };
@@ -87,7 +87,7 @@ fn plain_ports<F: Frame + ?Sized>(frame: &F, ip: &Ip) -> Option<Tuple> {
 #[inline(always)]
 fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
     let length = u32::from(u16::from_be(half_word(&header.tot_len)));
-    // Only "don't fragment" may be set in this field.
+    // In the field with the fragment offset, only the flag "don't fragment" may be set.
     if header.vihl != 0x45
         || half_word(&header.frags) & !0x4000_u16.to_be() != 0
         || (length != 0 && length < lengths::IPV4)

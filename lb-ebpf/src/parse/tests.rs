@@ -138,7 +138,7 @@ fn decided(frame: &[u8]) -> Option<Tuple> {
     note.0.get()
 }
 
-/// The invariants that users of the parser rely on: headers that the programs write to lie within the frame, all
+/// Checks the invariants that users of the parser rely on: headers that the programs write to lie within the frame, all
 /// addresses are of one family, and the filter sees the tuples that the fast path sees.
 fn check(frame: &[u8], layer: Layer) -> Result<(), TestCaseError> {
     prop_assert_eq!(decided(frame), parse_plain(frame).map(|packet| packet.tuple));
@@ -167,7 +167,7 @@ fn check(frame: &[u8], layer: Layer) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// If our parser and etherparse both find ports, the ports are equal, and so are the addresses.
+/// Checks that, if our parser and etherparse both find ports, the ports are equal, and so are the addresses.
 fn compare(bytes: &[u8]) -> Result<(), TestCaseError> {
     let Ok(packet) = parse(bytes, Layer::Ethernet) else { return Ok(()) };
     let Ok(theirs) = LaxSlicedPacket::from_ethernet(bytes) else { return Ok(()) };

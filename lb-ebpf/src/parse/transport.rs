@@ -60,9 +60,9 @@ pub(super) fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> R
 pub(super) fn icmp<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
     let [kind, _] = *frame.header::<[u8; 2]>(ip.headers.l4)?;
     let body = match (kind, ip.headers.is_v4) {
-        // Unreachable, source quench, redirect, time exceeded, parameter problem.
+        // ICMP: unreachable, source quench, redirect, time exceeded, parameter problem.
         (3 | 4 | 5 | 11 | 12, true) => Body::IcmpError,
-        // Unreachable, packet too big, time exceeded, parameter problem.
+        // ICMPv6: unreachable, packet too big, time exceeded, parameter problem.
         (1..=4, false) => Body::IcmpError,
         (ECHO_REQUEST_V4, true) | (ECHO_REQUEST_V6, false) if ip.fragment.part == Part::Whole => Body::Echo,
         _ => return Err(Outcome::NotTransport),

@@ -8,13 +8,13 @@ use lb_common::{Outcome, Service, conntrack::Segment, handover, protocol, servic
 pub enum Admission {
     /// The flow may begin.
     Admitted = 0,
-    /// Only a SYN begins a flow of this service, and the packet is none.
+    /// Only a SYN begins a flow of this service, and the packet is no SYN.
     NotSyn = 1,
     /// A RST of no flow: there is no connection to reset.
     StrayReset = 2,
     /// The frontend serves only processes of the node.
     SocketsOnly = 3,
-    /// `loadBalancerSourceRanges` do not include the client.
+    /// `--deny-source` includes the client, or `loadBalancerSourceRanges` do not.
     SourceNotAllowed = 4,
     /// The traffic policy is `Local`, and all backends are on other nodes.
     NoLocalBackend = 5,
@@ -22,6 +22,8 @@ pub enum Admission {
     NoBackends = 6,
     /// A SYN-ACK of no flow: its SYN bypassed the data plane.
     StraySynAck = 7,
+    /// A TCP segment with flags that no TCP sends together.
+    InvalidFlags = 8,
 }
 
 impl Admission {
@@ -32,6 +34,7 @@ impl Admission {
             Self::Admitted => return Ok(()),
             Self::NotSyn | Self::SocketsOnly | Self::StraySynAck => Outcome::NoService,
             Self::StrayReset => Outcome::StrayReset,
+            Self::InvalidFlags => Outcome::InvalidFlags,
             Self::SourceNotAllowed => Outcome::SourceNotAllowed,
             Self::NoLocalBackend => Outcome::NoLocalBackend,
             Self::NoBackends => rejection(protocol),
@@ -55,13 +58,21 @@ pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
         Admission::NotSyn
     } else if segment.is_rst() {
         Admission::StrayReset
+    } else if !segment.is_valid() {
+        Admission::InvalidFlags
     } else {
         Admission::Admitted
     }
 }
 
-/// Whether the service accepts packets of a client: the rule for all its [`clients`], except for frontends that only
-/// sockets have. `service` is the record for this client.
+/// Whether a client may use Services at all: `--deny-source` applies to external ones, at every frontend.
+#[inline(always)]
+pub fn source(is_denied: impl FnOnce() -> bool, is_internal: impl FnOnce() -> bool) -> Admission {
+    if is_denied() && !is_internal() { Admission::SourceNotAllowed } else { Admission::Admitted }
+}
+
+/// Whether the service accepts packets of a client: the rule [`clients`], except that frontends for sockets accept no
+/// packet. `service` is the record for this client.
 #[inline(always)]
 pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if service.flags & service_flags::SOCKETS_ONLY != 0 {
@@ -70,10 +81,11 @@ pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) ->
     clients(service, in_source_ranges)
 }
 
-/// Whether the service accepts a client, whose system calls need no more; `service` is the record for this client.
+/// Whether the service accepts a client: the rule for system calls, and part of the rule for packets. `service` is the
+/// record for this client.
 #[inline(always)]
 pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
-    if service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges() {
+    if is_outside(service, in_source_ranges) {
         Admission::SourceNotAllowed
     } else if service.backends_count > 0 {
         Admission::Admitted
@@ -84,7 +96,14 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
     }
 }
 
-/// Whether a packet that the service would take follows a SYN which this node has seen or may have lost.
+/// Whether only the programs on packets can apply the rules to a socket of another network namespace, which has no
+/// source address yet: the service has source ranges, or is for sockets of the node only.
+#[inline(always)]
+pub const fn is_left_to_packets(service: &Service) -> bool {
+    service.flags & (service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES) != 0
+}
+
+/// Whether a packet that the service would take may begin a flow: not a SYN-ACK, whose SYN has bypassed the data plane.
 #[inline(always)]
 pub const fn handshake(segment: &Segment) -> Admission {
     if segment.is_syn_ack() { Admission::StraySynAck } else { Admission::Admitted }
@@ -99,6 +118,12 @@ pub const fn is_left_to_earlier(mode: u32, connection: bool, segment: &Segment) 
         handover::CREATES_FLOWS => connection && !segment.is_syn(),
         _ => false,
     }
+}
+
+/// Whether the service has source ranges, and the client is in none of them.
+#[inline(always)]
+pub fn is_outside(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> bool {
+    service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges()
 }
 
 #[cfg(test)]
@@ -122,7 +147,7 @@ mod tests {
 
     #[test]
     fn first_segments_are_classified() {
-        use Admission::{Admitted, NotSyn, StrayReset};
+        use Admission::{Admitted, InvalidFlags, NotSyn, StrayReset};
         let node_port = Service { kind: FrontendKind::NodePort as u8, ..service(0, 1) };
         for (flags, anywhere, at_node) in [
             (SYN, Admitted, Admitted),
@@ -131,6 +156,9 @@ mod tests {
             (FIN | ACK, Admitted, NotSyn),
             (RST, StrayReset, NotSyn),
             (RST | ACK, StrayReset, NotSyn),
+            (0, InvalidFlags, NotSyn),
+            (FIN, InvalidFlags, NotSyn),
+            (SYN | FIN, InvalidFlags, InvalidFlags),
         ] {
             assert_eq!(first_segment(&segment(flags), &service(0, 1)), anywhere, "{flags}");
             for record in [node_port, service(service_flags::SYN_ONLY, 1)] {
@@ -158,6 +186,16 @@ mod tests {
             let record = service(flags, backends);
             assert_eq!(packets_of(&record, || in_ranges), packets, "flags {flags}, {backends} backends");
             assert_eq!(clients(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
+        }
+    }
+
+    #[test]
+    fn source_ranges_are_checked_per_packet_for_sockets_of_other_namespaces() {
+        use service_flags::{DROP_WITHOUT_BACKENDS, SOCKETS_ONLY, SOURCE_RANGES};
+        for (flags, left) in
+            [(0, false), (DROP_WITHOUT_BACKENDS, false), (SOURCE_RANGES, true), (SOCKETS_ONLY, true)]
+        {
+            assert_eq!(is_left_to_packets(&service(flags, 1)), left, "flags {flags}");
         }
     }
 
@@ -192,6 +230,7 @@ mod tests {
         for (admission, tcp, udp) in [
             (Admission::NotSyn, Outcome::NoService, Outcome::NoService),
             (Admission::StrayReset, Outcome::StrayReset, Outcome::StrayReset),
+            (Admission::InvalidFlags, Outcome::InvalidFlags, Outcome::InvalidFlags),
             (Admission::SocketsOnly, Outcome::NoService, Outcome::NoService),
             (Admission::SourceNotAllowed, Outcome::SourceNotAllowed, Outcome::SourceNotAllowed),
             (Admission::NoLocalBackend, Outcome::NoLocalBackend, Outcome::NoLocalBackend),

@@ -49,8 +49,8 @@ pub enum Relation {
     New = 3,
 }
 
-/// How a packet at a tc hook (egress, or ingress) relates to the flow that has its tuple. `bypasses_vip` and `is_new` are
-/// only asked if the other conditions leave that open.
+/// How a packet at a tc hook (egress, or ingress) relates to the flow that has its tuple. `bypasses_vip` and `is_new`
+/// are called only if the other conditions leave that open.
 #[inline(always)]
 pub fn relation(
     flow: &Flow,
@@ -61,7 +61,7 @@ pub fn relation(
     if egress && !is_translated_at(flow, egress) {
         Relation::OtherHook
     } else if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
-        // The first flow of the connection decides.
+        // The first flow of the connection decides whether a packet begins a new one.
         Relation::Same
     } else if bypasses_vip() {
         Relation::Foreign
@@ -141,19 +141,26 @@ pub const fn translated(flow: &Flow) -> Outcome {
 /// stream: a resolver has given up by then. Not the timeout of the flow: that is [`Phase::timeout_seconds`].
 const PORT_REUSE_AFTER_IDLE: u32 = 5;
 
-/// Whether a new connection may take the source port of this one. Otherwise a busy client would have used all ports towards
-/// a backend long before the first of them expires. After an orderly end the backend may still expect late segments, and no
-/// datagram is known to be the last, so only an `eager` caller takes those ports.
+/// Ticks without a segment after which another connection may take over the source port of one without a complete
+/// handshake: its client has retransmitted by then, unless its address is forged.
+const PORT_REUSE_UNPROVEN: u32 = 3;
+
+/// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would have used
+/// all ports towards a backend long before the first of them expires. After an orderly end the backend may still expect
+/// late segments, and no datagram is known to be the last, so only an `eager` caller takes those ports.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
+    let idle_for = |ticks| {
+        let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
+        now().0.saturating_sub(last_seen) > ticks
+    };
     match Phase::of(forward, reply) {
         Phase::Closed => true,
         Phase::TimeWait => eager,
-        Phase::Unreplied | Phase::Replied => {
-            let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
-            eager && now().0.saturating_sub(last_seen) > PORT_REUSE_AFTER_IDLE
-        }
-        Phase::Opening | Phase::Accepted | Phase::Established | Phase::HalfClosed | Phase::Stream => false,
+        Phase::Opening | Phase::Accepted => idle_for(PORT_REUSE_UNPROVEN),
+        Phase::Unreplied => idle_for(PORT_REUSE_AFTER_IDLE),
+        Phase::Replied => eager && idle_for(PORT_REUSE_AFTER_IDLE),
+        Phase::Established | Phase::HalfClosed | Phase::Stream => false,
     }
 }
 
@@ -281,9 +288,18 @@ mod tests {
     #[test]
     fn ports_are_taken_over_from_these_flows() {
         const REPLIED: [u8; 2] = [seen::PACKET, seen::PACKET];
+        const UNREPLIED: [u8; 2] = [seen::PACKET, 0];
+        const ACCEPTED: [u8; 2] = [OPENING[0], seen::PACKET | seen::SYN | seen::ACK];
+        const HALF_CLOSED: [u8; 2] = [ESTABLISHED[0] | seen::FIN, ESTABLISHED[1]];
         const STREAM: [u8; 2] = [seen::PACKET | seen::STREAM, seen::PACKET];
         for (protocol, seen, idle, cautious, eager) in [
-            (TCP, OPENING, 1000, false, false),
+            (TCP, OPENING, PORT_REUSE_UNPROVEN, false, false),
+            (TCP, OPENING, PORT_REUSE_UNPROVEN + 1, true, true),
+            (TCP, ACCEPTED, PORT_REUSE_UNPROVEN, false, false),
+            (TCP, ACCEPTED, PORT_REUSE_UNPROVEN + 1, true, true),
+            (TCP, HALF_CLOSED, 1000, false, false),
+            (UDP, UNREPLIED, PORT_REUSE_AFTER_IDLE, false, false),
+            (UDP, UNREPLIED, PORT_REUSE_AFTER_IDLE + 1, true, true),
             (TCP, ESTABLISHED, 1000, false, false),
             (TCP, TIME_WAIT, 0, false, true),
             (TCP, CLOSED, 0, true, true),

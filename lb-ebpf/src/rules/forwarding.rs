@@ -38,7 +38,7 @@ pub fn forwarding(
     if direct && has(backend_flags::PEER) && may_tunnel() {
         return Forwarding::Tunnel;
     }
-    // Replies of a backend on this node pass this node anyway.
+    // Replies of a backend on this node pass this node even if the client is not masqueraded.
     if !masquerade || direct && has(backend_flags::LOCAL) {
         Forwarding::Plain
     } else if has(backend_flags::HOST) {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn flows_between_wires_are_routed_if_replies_fit() {
-        let device = |flags, mtu| DeviceInfo { flags, mtu };
+        let device = |flags, mtu| DeviceInfo { flags, mtu, ..DeviceInfo::UNKNOWN };
         let wire = device_flags::WIRE;
         for (entrance, exit, expected) in [
             (device(wire, 1500), device(wire, 1500), true),

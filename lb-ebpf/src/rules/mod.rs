@@ -9,6 +9,8 @@
 //! client      is the client internal to the cluster, and does its backend answer it directly
 //! flow        does an entry of CONNTRACK apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
+//! icmp_limit  how many ICMP errors the node sends
+//! source_port how many ports a new connection tries
 //! unlisted    an address and port that no Service has
 //! socket      what a system call returns
 //! ```
@@ -17,5 +19,7 @@ pub mod admission;
 pub mod client;
 pub mod flow;
 pub mod forwarding;
+pub mod icmp_limit;
 pub mod socket;
+pub mod source_port;
 pub mod unlisted;

@@ -20,7 +20,7 @@ pub const NONE: u32 = u32::MAX;
 pub enum Method {
     /// An entry at random.
     Random = 0,
-    /// One entry after the other.
+    /// The entries in turn.
     Turn = 1,
     /// The entry that a hash of the packet names.
     Hash = 2,
@@ -109,7 +109,7 @@ impl Load {
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 
-    /// Whether no backend can be better.
+    /// Whether no other backend can have less load.
     #[inline(always)]
     pub fn is_best(&self, scheduler: Scheduler) -> bool {
         scheduler == Scheduler::NeverQueue && self.active == 0
@@ -262,7 +262,7 @@ mod tests {
         for (a, b, lc, wlc, sed) in [
             (load(1, 1), load(2, 1), true, true, true),
             (load(2, 4), load(1, 1), false, true, true),
-            // Both idle: only the delay of the new flow makes a difference.
+            // Both backends are idle: only the delay of the new flow makes a difference.
             (load(0, 3), load(0, 1), false, false, true),
             (load(0, 1), load(1, 3), true, true, false),
             (load(5, 5), load(1, 1), false, false, true),
@@ -328,7 +328,7 @@ mod tests {
         for port in 0..50_200 {
             hits[hashed(Scheduler::Maglev, &tuple(1, port, 1), 7, 251) as usize] += 1;
         }
-        // About 200 hits each with a standard deviation of 14; the range allows 6 of them.
+        // About 200 hits are expected for each, with a standard deviation of 14; the range allows six deviations.
         assert!(hits.iter().all(|hits| (115..285).contains(hits)), "{hits:?}");
     }
 

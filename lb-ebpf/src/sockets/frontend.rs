@@ -2,9 +2,7 @@
 
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 use bytemuck::Zeroable as _;
-use lb_common::{
-    Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple, service_flags,
-};
+use lb_common::{Address, Backend, Choice, EventHook, Outcome, Service, ServiceKey, conntrack::Tuple};
 use lb_ebpf::{
     rules::admission::{self, rejection},
     service::schedule,
@@ -34,8 +32,7 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     if call.is_on_node() {
         return verdict.map(|()| service);
     }
-    let limited = service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES;
-    if verdict.is_err() || service.flags & limited != 0 {
+    if verdict.is_err() || admission::is_left_to_packets(&service) {
         return Err(Outcome::NoService);
     }
     Ok(service)
@@ -56,7 +53,7 @@ fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Whether the service accepts system calls of processes of the node, and has a backend for them.
+/// Checks that the service accepts system calls of processes of the node, and has a backend for them.
 #[inline(always)]
 fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
     let in_source_ranges = || is_in_source_range(service.id, &node_address(&key.address));

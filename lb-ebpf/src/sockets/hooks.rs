@@ -73,7 +73,7 @@ fn run_send(call: &Call) -> i32 {
     if call.is_served() { verdict(call, send(call)) } else { ALLOW }
 }
 
-/// Translates the sender. The kernel accepts no refusal from this hook.
+/// Translates the sender's address. The kernel accepts no refusal from this hook.
 #[inline(always)]
 fn run_receive(call: &Call) -> i32 {
     if call.is_served() {
@@ -82,7 +82,7 @@ fn run_receive(call: &Call) -> i32 {
     ALLOW
 }
 
-/// Translates the peer. The kernel accepts no refusal from this hook.
+/// Translates the peer's address. The kernel accepts no refusal from this hook.
 #[inline(always)]
 fn run_name_peer(call: &Call) -> i32 {
     if call.is_served() {

@@ -19,7 +19,7 @@ use self::{
 };
 use crate::datapath::{clock::now, service};
 
-/// `connect(2)` of TCP and UDP sockets.
+/// Handles `connect(2)` of TCP and UDP sockets.
 #[inline(always)]
 fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
@@ -58,7 +58,7 @@ fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     Outcome::NoService
 }
 
-/// `sendto(2)` and `sendmsg(2)` with an address.
+/// Handles `sendto(2)` and `sendmsg(2)` with an address.
 #[inline(always)]
 fn send(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
@@ -129,7 +129,7 @@ fn delete_connected(call: &Call, key: &ServiceKey) {
     let cookie = call.cookie();
     // Most sockets are not in the map, and a lookup takes no lock.
     if key.protocol == protocol::UDP && CONNECTED_SOCKETS.get_ptr(&cookie).is_some() {
-        // Another CPU may already have deleted it.
+        // Another CPU may already have deleted the entry.
         CONNECTED_SOCKETS.remove(&cookie).unwrap_or_default();
     }
 }
@@ -142,24 +142,30 @@ fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
         return;
     }
     let answers = call.socket(to);
-    // Most sockets have none, and a lookup takes no lock.
+    // Most sockets have no entry in the map, and a lookup takes no lock.
     if SOCKET_VIPS.get_ptr(&answers).is_some() {
-        // Another CPU may already have deleted it.
+        // Another CPU may already have deleted the entry.
         SOCKET_VIPS.remove(&answers).unwrap_or_default();
     }
 }
 
-/// `recvfrom(2)` and `recvmsg(2)` with the address of the sender.
+/// Handles `recvfrom(2)` and `recvmsg(2)` with the address of the sender.
 #[inline(always)]
 fn receive(call: &Call) -> Result<Outcome, Outcome> {
     let from = call.remote();
     // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once.
-    let vip = connected_vip(call, &from).or_else(|| unsafe { SOCKET_VIPS.get(&call.socket(&from)) }.copied());
+    let last_used = || unsafe { SOCKET_VIPS.get(&call.socket(&from)) }.copied();
+    // A socket that the process has disconnected still has its last connection, for replies that are on their way.
+    let vip = if call.is_connected() {
+        connected_vip(call, &from).or_else(last_used)
+    } else {
+        last_used().or_else(|| connected_vip(call, &from))
+    };
     call.set_remote(&vip.ok_or(Outcome::NoService)?);
     Ok(Outcome::Reply)
 }
 
-/// `getpeername(2)`: the peer of a socket that was connected to a virtual address is that address.
+/// Handles `getpeername(2)`: if a socket was connected to a virtual address, that address is its peer.
 #[inline(always)]
 fn name_peer(call: &Call) {
     if let Some(vip) = connected_vip(call, &call.remote()) {

@@ -1,5 +1,5 @@
-//! What the flow table promises: checked in a model of the memory (`model`), under load on two CPUs (`stress`), and in
-//! figures (`spread`).
+//! Tests of the flow table: in a model of the memory (`model`), under load on two CPUs (`stress`), and of the spread of
+//! its hash (`spread`).
 
 mod model;
 mod spread;

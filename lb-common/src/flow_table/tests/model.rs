@@ -20,13 +20,13 @@ use crate::flow_table::{
 };
 
 const PREEMPTIONS: usize = 3;
-/// All keys share it, so that only the comparison of keys tells them apart.
+/// The fingerprint of all keys, so that only the comparison of keys distinguishes them.
 const FINGERPRINT: u32 = 0x10;
 
 struct Cell {
     control: AtomicU64,
     key: AtomicU64,
-    /// The value and its complement: two words that a reader must never see half.
+    /// The value and its complement: a reader must never see the words of two values.
     value: [AtomicU64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! How evenly the hash spreads tuples, and how many find no place.
+//! Measures how evenly the hash spreads tuples, and how many tuples find no place.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -101,7 +101,7 @@ fn similar_tuples_are_spread_like_random_ones() {
             let bucket = |slot: u32| (slot >> 2) as usize % BUCKETS;
             for place in [0, PLACES / 2] {
                 let unevenness = unevenness(BUCKETS, places.iter().map(|places| bucket(places.slot(place))));
-                // More even than random is no fault.
+                // A spread that is more even than a random one is no error.
                 assert!(unevenness < 6.0, "{name}, place {place}, seed {number}: {unevenness}");
             }
             let fingerprints = places.iter().map(|places| (places.fingerprint() >> 20) as usize);
@@ -111,7 +111,8 @@ fn similar_tuples_are_spread_like_random_ones() {
     }
 }
 
-/// Tuples that share one position must not share the other one, or an attacker needs only half of the luck.
+/// Tuples that share one position must not share the other one, otherwise an attacker who finds tuples with one
+/// position in common would have both.
 #[test]
 fn both_positions_are_independent() {
     for number in 0..4 {
@@ -173,7 +174,7 @@ fn overflow(slots: u32, load: u32) -> f64 {
     f64::from(without) / f64::from(tuples)
 }
 
-/// Simulated before the table was written, with random numbers in place of a hash: 0.004 %, 0.4 %, 3 %.
+/// The limits come from a simulation with random numbers in place of a hash: 0.004 %, 0.4 %, 3 %.
 #[test]
 fn few_flows_overflow() {
     for (load, at_most) in [(25, 0.000_1), (50, 0.008), (75, 0.05)] {

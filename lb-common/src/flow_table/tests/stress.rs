@@ -1,4 +1,4 @@
-//! Two threads with the atomic operations of this CPU, checked against what must hold at any time.
+//! Runs two threads with the atomic operations of this CPU, and checks the invariants of the table between rounds.
 
 use std::{
     env, println,
@@ -17,7 +17,7 @@ use crate::{
     protocol::TCP,
 };
 
-/// Slots, places and keys so few that almost all operations collide.
+/// Few slots, places and keys, so that almost all operations collide.
 const SLOTS: usize = 16;
 const KEYS: u64 = 12;
 const WORDS: usize = SLOTS * size_of::<Slot>() / 8;
@@ -25,7 +25,7 @@ const WORDS: usize = SLOTS * size_of::<Slot>() / 8;
 /// Entries of one key in the overflow of the test: free, or a value.
 const NONE: u64 = 0;
 
-/// For each key, how many entries its successful operations have left: never below 0 or above 1.
+/// The table, and the number of entries that the successful operations on each key have left: 0 or 1.
 struct Bed {
     words: Vec<AtomicU64>,
     overflow: Vec<AtomicU64>,
@@ -212,7 +212,7 @@ impl<'a, const AGENT: bool> Evict<View<'a, AGENT>> for OneInTwo<'a> {
     }
 }
 
-/// One random operation.
+/// Runs one random operation.
 fn step<const AGENT: bool>(view: &View<'_, AGENT>, random: &mut Random, number: u64) {
     let key = random.below(KEYS);
     let (tuple, places) = (tuple(key), places(key));
@@ -253,7 +253,7 @@ fn step<const AGENT: bool>(view: &View<'_, AGENT>, random: &mut Random, number: 
     }
 }
 
-/// Compares the table with the numbers of successful operations: a flow is lost or there twice if they differ.
+/// Compares the table with the numbers of successful operations: if they differ, a flow is lost or exists twice.
 fn check(bed: &Bed) {
     let view = View::<false>::new(bed);
     for key in 0..KEYS {

@@ -1,8 +1,13 @@
 //! The reverse entry of a new flow. Its key must be free: inserting it claims the source port towards the backend,
 //! atomically against all other CPUs.
 
-use aya_ebpf::{bindings::BPF_EXIST, helpers::generated::bpf_loop};
-use lb_common::{Outcome, conntrack::flow_flags};
+use aya_ebpf::{bindings::BPF_EXIST, btf_maps::Array, helpers::generated::bpf_loop, macros::btf_map};
+use lb_common::{
+    Outcome,
+    conntrack::{Tuple, flow_flags},
+    hash,
+};
+use lb_ebpf::rules::source_port;
 
 use super::{
     conntrack::lookup,
@@ -18,37 +23,69 @@ use crate::datapath::{
     },
 };
 
-/// Source ports tried towards a backend before a connection is given up.
-const SOURCE_PORT_ATTEMPTS: u32 = 64;
-/// Attempts after which a port is taken even if the other end may still expect packets of its last connection.
-const CAUTIOUS_ATTEMPTS: u32 = 32;
+/// Backends whose source ports have run out: see [`source_port::exhausted`]. An array, because it only saves time: two
+/// backends with one element forget each other.
+#[btf_map]
+static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
+const EXHAUSTED_SLOTS: usize = 1024;
 
 /// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken.
 /// (Holds no reference to the flow: `try_claim` takes one of its own.)
 #[inline(never)]
 pub(super) fn claim() -> Result<(), Outcome> {
     let setup = scratch()?.setup();
-    (setup.claim, setup.eager) = (Claim::Taken, false);
+    (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and uses no context.
-    unsafe { bpf_loop(SOURCE_PORT_ATTEMPTS, try_claim as *mut _, core::ptr::null_mut(), 0) };
-    match scratch()?.setup().claim {
+    unsafe { bpf_loop(source_port::attempts(setup.ran_out), try_claim as *mut _, core::ptr::null_mut(), 0) };
+    let setup = scratch()?.setup();
+    match setup.claim {
         Claim::Made => Ok(()),
-        Claim::Taken => Err(Outcome::NoSourcePort),
+        Claim::Taken => {
+            note_run_out(setup);
+            Err(Outcome::NoSourcePort)
+        }
         Claim::NoRoom => Err(Outcome::ConntrackFull),
     }
 }
 
-/// One attempt; 1 ends the loop. Called by the kernel, so that the verifier walks it once, however many attempts
-/// there are.
+/// Whether the ports towards the backend have run out in this tick.
+#[inline(never)]
+fn has_run_out(setup: &FlowSetup) -> bool {
+    let hash = backend_hash(setup);
+    EXHAUSTED.get(slot(hash)).is_some_and(|word| *word == source_port::exhausted(hash, now()))
+}
+
+#[inline(never)]
+fn note_run_out(setup: &FlowSetup) {
+    let hash = backend_hash(setup);
+    if let Some(word) = EXHAUSTED.get_ptr_mut(slot(hash)) {
+        // SAFETY: the pointer is that of an aligned element, which lives as long as the program runs. Another CPU may
+        // store another backend, which is harmless.
+        unsafe { word.write_volatile(source_port::exhausted(hash, now())) };
+    }
+}
+
+#[inline(always)]
+fn backend_hash(setup: &FlowSetup) -> u64 {
+    let Tuple { destination_port, protocol, .. } = setup.to;
+    hash::of_endpoint(0, &setup.to.destination, u32::from(destination_port) << 8 | u32::from(protocol))
+}
+
+#[inline(always)]
+fn slot(hash: u64) -> u32 {
+    hash as u32 % EXHAUSTED_SLOTS as u32
+}
+
+/// One attempt; 1 ends the loop. The kernel calls it, so the verifier checks it once, however many attempts there are.
 extern "C" fn try_claim(attempt: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
     let setup = scratch.setup();
-    setup.eager = attempt >= CAUTIOUS_ATTEMPTS;
+    setup.eager = source_port::is_eager(attempt, setup.ran_out);
     setup.claim = claim_entries(setup);
     if setup.claim != Claim::Taken {
         return 1;
     }
-    setup.to.source_port = setup.ports.random();
+    setup.to.source_port = setup.ports.after(setup.to.source_port);
     0
 }
 
@@ -78,7 +115,7 @@ fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     }
 }
 
-/// Prepares the reverse entry. (With a stack frame of its own, which is gone before the next one begins.)
+/// Prepares the reverse entry. (A subprogram: its stack frame is freed before the next subprogram begins.)
 #[inline(never)]
 fn prepare_reverse(setup: &mut FlowSetup) {
     setup.key = setup.to.reversed();
@@ -88,7 +125,7 @@ fn prepare_reverse(setup: &mut FlowSetup) {
     setup.flow.active_flows_slot = setup.active_flows_slot;
 }
 
-/// Takes over a reverse entry that this very flow left behind.
+/// Takes over a reverse entry with the same translation, which an earlier flow of this client to this backend has left.
 #[inline(always)]
 fn reclaim(setup: &mut FlowSetup) -> bool {
     match lookup(&setup.key) {
@@ -100,7 +137,7 @@ fn reclaim(setup: &mut FlowSetup) -> bool {
     }
 }
 
-/// Deletes the reverse entries that [`claim`] has inserted. Nothing is lost if they are gone already.
+/// Deletes the reverse entries that [`claim`] has inserted. The entries may be gone already.
 #[inline(always)]
 pub(super) fn release(setup: &mut FlowSetup) {
     setup.key = setup.to.reversed();

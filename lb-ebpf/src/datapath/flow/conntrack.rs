@@ -47,7 +47,7 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
-/// Whether another backend is tried in place of one that does not answer.
+/// Whether the agent makes the programs try another backend in place of one that does not answer.
 #[inline(always)]
 pub(crate) fn tries_other_backends() -> bool {
     SYN_RETRIES.load() != 0

@@ -1,7 +1,7 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use lb_common::{Backend, Outcome, conntrack::flow_flags, settings_flags};
+use lb_common::{Backend, FrontendKind, Outcome, conntrack::flow_flags, settings_flags};
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
@@ -29,7 +29,8 @@ const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 pub(crate) enum Created {
     /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
     Unrouted = 0,
-    /// Routed, with or without a tunnel.
+    /// [`flow_flags::ROUTED`]: client and backend are both beyond wire devices. The programs translate its packets, or
+    /// put them into a tunnel, where they enter, and send them out at once.
     Routed = 1,
 }
 
@@ -82,18 +83,25 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flow_flags::HAIRPIN;
+            // The source is an address of the node, whose sockets may have the client's port. (Without settings there
+            // is no range of ports that they do not have.)
+            if request.service.kind == FrontendKind::NodePort as u8
+                && let Ok(ports) = masquerade::ports()
+            {
+                (setup.ports, setup.to.source_port) = (ports, ports.random());
+            }
         }
         // `set_tunnel_ends` has filled in the tunnel.
         Forwarding::Tunnel | Forwarding::Plain | Forwarding::PlainOnNode => {}
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
             setup.to.source_port = setup.ports.random();
-            let node = masquerade::routed_source(context, &setup.to);
+            let node = masquerade::routed_source(context, &setup.from, &setup.to);
             if node != NO_ADDRESS {
                 setup.to.source = node;
                 setup.flags = flow_flags::ROUTED;
             } else if !only_routed {
-                setup.node = masquerade::source(context, &setup.to)?;
+                setup.node = masquerade::source(context, &setup.from, &setup.to)?;
                 setup.flags = flow_flags::MASQUERADED;
             }
         }
@@ -157,7 +165,7 @@ fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
     }
 }
 
-/// Whether the forward entry that is there leads to the same backend by the same source port.
+/// Whether the existing forward entry translates to the same backend and source port.
 #[inline(always)]
 fn has_same_target(setup: &FlowSetup) -> bool {
     lookup(&setup.from).is_some_and(|flow| flow.to == setup.to)

@@ -19,7 +19,7 @@ pub(super) fn put(key: &Tuple, flow: &Flow, flags: u32) -> Result<(), i32> {
     CONNTRACK.insert(key, flow, u64::from(flags))
 }
 
-/// Inserts the entry that lies prepared in `setup`, if its key is free.
+/// Inserts the entry that is prepared in `setup`, if its key is free.
 #[inline(always)]
 pub(super) fn insert(setup: &FlowSetup) -> Claim {
     Claim::of(put(&setup.key, &setup.flow, BPF_NOEXIST))

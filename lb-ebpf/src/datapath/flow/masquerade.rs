@@ -31,33 +31,33 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
     Ok(Ports { first: u32::from(settings.first_port), count: u32::from(settings.ports) })
 }
 
-/// The source that packets of `to` get: the address from which the node itself would connect to the backend, as
+/// The source that packets get that come in as `from` and become `to`: the address from which the node itself would connect to the backend, as
 /// MASQUERADE does. Kernels before 6.7 do not report it; then it is the address that the agent sets.
 #[inline(never)]
-pub(crate) fn source(context: &HookContext, to: &Tuple) -> Result<Address, Outcome> {
-    let found = route::lookup(context, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
+pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
+    let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
     match route::found()?.source() {
         Some(source) if found == Found::Route => Ok(source),
         _ => fallback(to.destination.is_v4()),
     }
 }
 
-/// The node's address for a flow whose packets become `to`, if it can be routed: its packets come in and go out
+/// The node's address for a flow whose packets come in as `from` and become `to`, if it can be routed: its packets come in and go out
 /// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. The next hop
 /// that this lookup finds is cached for its first packet.
 #[inline(never)]
-pub(super) fn routed_source(context: &HookContext, to: &Tuple) -> Address {
+pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = next_hop::device(context.device);
     if !forwarding::is_wire(&entrance) {
         return NO_ADDRESS;
     }
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
-    let found = route::lookup(context, to, length, BPF_FIB_LOOKUP_SRC);
+    let found = route::lookup(context, from, to, length, BPF_FIB_LOOKUP_SRC);
     match found {
         Found::Route | Found::WithoutNeighbour => {}
         Found::TooNarrow | Found::Nothing => return NO_ADDRESS,
     }
-    next_hop::store(context, to, found, now());
+    next_hop::store(context, from, to, found, now());
     let Ok(route) = route::found() else { return NO_ADDRESS };
     if !forwarding::is_routed(&entrance, &next_hop::device(route.device)) {
         return NO_ADDRESS;
@@ -76,8 +76,8 @@ pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     if source == NO_ADDRESS { Err(Outcome::NoSourcePort) } else { Ok(source) }
 }
 
-/// Inserts the two entries that exchange the client's address in `to` for the node's. The key of the one for packets
-/// of the backend must be free: that claims the source port.
+/// Inserts the two entries that exchange the client's address in `to` for the node's. The key of the entry for the
+/// backend's packets must be free: inserting that entry claims the source port.
 #[inline(never)]
 pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);

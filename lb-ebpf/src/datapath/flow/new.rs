@@ -29,7 +29,7 @@ use crate::datapath::{
 pub(crate) enum Begin {
     /// Any flow.
     Any = 0,
-    /// Only a routed flow, as in the XDP program.
+    /// Only routed flows: the XDP program creates no others.
     OnlyRouted = 1,
     /// The flow that `SCRATCH` already requests.
     Requested = 2,
@@ -59,20 +59,20 @@ pub(crate) enum FlowCreation {
     /// The service has no backend for the packet: the caller rejects it.
     Reject,
     /// The packet gets no flow, for this reason.
-    Refused(Outcome),
+    NotCreated(Outcome),
 }
 
 const _: () = assert!(size_of::<FlowCreation>() == size_of::<Outcome>());
 
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
-enum Refusal {
+enum NotCreated {
     /// The service has no backend for the packet.
     NoBackend,
     Outcome(Outcome),
 }
 
-impl From<Outcome> for Refusal {
+impl From<Outcome> for NotCreated {
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
         Self::Outcome(outcome)
@@ -96,8 +96,8 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
                 }
             }
         }
-        Err(Refusal::NoBackend) => FlowCreation::Reject,
-        Err(Refusal::Outcome(outcome)) => FlowCreation::Refused(outcome),
+        Err(NotCreated::NoBackend) => FlowCreation::Reject,
+        Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
     }
 }
 
@@ -107,7 +107,7 @@ fn choose_and_create(
     packet: &Packet,
     earlier: bool,
     begin: Begin,
-) -> Result<Created, Refusal> {
+) -> Result<Created, NotCreated> {
     if begin != Begin::Requested {
         request(context, packet, earlier)?;
     }
@@ -121,9 +121,9 @@ fn choose_and_create(
 
 /// Writes into `SCRATCH` which flow the packet requests, with its backend.
 #[inline(always)]
-fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Refusal> {
-    request_service(context, packet).inspect_err(|refusal| {
-        if matches!(refusal, Refusal::Outcome(Outcome::LeftToEarlier)) {
+fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), NotCreated> {
+    request_service(context, packet).inspect_err(|reason| {
+        if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
             // The old entry does not describe the packets that follow. There may be no such entry.
             CONNTRACK.remove(&packet.tuple).unwrap_or_default();
         }
@@ -138,19 +138,20 @@ fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), 
             (request.slot, request.choice) = (slot, Choice::Retry);
         }
     }
-    if request.slot == schedule::NONE { Err(Refusal::NoBackend) } else { Ok(()) }
+    if request.slot == schedule::NONE { Err(NotCreated::NoBackend) } else { Ok(()) }
 }
 
 /// Writes the service of the packet into `SCRATCH`. (A separate stack frame, which is freed before the program chooses
 /// a backend and creates the flow.)
 #[inline(never)]
-fn request_service(context: &HookContext, packet: &Packet) -> Result<(), Refusal> {
+fn request_service(context: &HookContext, packet: &Packet) -> Result<(), NotCreated> {
     let service = service::lookup(&packet.tuple)?;
     admit::handover(packet)?;
     admit::first_packet(packet, &service)?;
+    settings::admits(context, &packet.tuple.source).allow(packet.tuple.protocol)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
     match admit::client(&service, &packet.tuple.source) {
-        Admission::NoBackends => return Err(Refusal::NoBackend),
+        Admission::NoBackends => return Err(NotCreated::NoBackend),
         admission => admission.allow(packet.tuple.protocol)?,
     }
     admission::handshake(&packet.segment).allow(packet.tuple.protocol)?;

@@ -11,17 +11,19 @@ use aya_ebpf::{
 use lb_common::{
     Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
-    protocol,
+    device_flags, protocol,
 };
 use lb_ebpf::{
     forward::tunnel::{self, Tunnel},
     parse::{Body, Packet, frame::lengths, parse_at},
+    rules::admission,
     service::schedule,
 };
 
 use super::through_stack;
 use crate::datapath::{
     context::{Hook, HookContext},
+    early_return::outcome_of,
     flow::{
         conntrack, masquerade,
         new::{self, Begin, FlowCreation},
@@ -29,9 +31,10 @@ use crate::datapath::{
     fragments,
     icmp::{self, Translated},
     maps,
-    outcome::outcome_of,
+    route::next_hop,
     scratch::{scratch, setup::Request},
-    service, settings,
+    service::{self, admit},
+    settings,
     skb::Skb,
 };
 
@@ -61,7 +64,7 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
                 FlowCreation::Created | FlowCreation::CreatedRouted => forward(skb, packet).of_first_packet(),
                 // The request names a backend, so there is always one.
                 FlowCreation::Reject => reported(packet, Outcome::NoBackend),
-                FlowCreation::Refused(outcome) => reported(packet, outcome),
+                FlowCreation::NotCreated(outcome) => reported(packet, outcome),
             }
         }
     })
@@ -116,6 +119,9 @@ const _: () = assert!(size_of::<Received>() == size_of::<Outcome>());
 /// Takes the packet out of its tunnel, if one ends here.
 #[inline(never)]
 fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
+    if !ends_tunnels(skb.context().device) {
+        return Received::NotOurs;
+    }
     skb.pull_headers();
     if !find(skb) || !parse(skb, packet) || fragments::complete(packet).is_err() {
         return Received::NotOurs;
@@ -131,13 +137,32 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     if !is_from_peer() {
         return Received::Dropped(Outcome::TunnelRefused);
     }
+    if target == Target::FirstPacket && !accepts_client(&packet.tuple.source) {
+        return Received::Dropped(Outcome::SourceNotAllowed);
+    }
     match take_out(skb, packet) {
+        Ok(()) if packet.has_invalid_flags() => Received::Dropped(Outcome::InvalidFlags),
         Ok(()) if target == Target::FirstPacket && packet.segment.is_rst() => {
             Received::Dropped(Outcome::StrayReset)
         }
         Ok(()) => received,
         Err(outcome) => Received::Dropped(outcome),
     }
+}
+
+/// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so none may be behind it.
+#[inline(always)]
+fn ends_tunnels(device: u32) -> bool {
+    next_hop::device(device).flags & device_flags::TUNNELS != 0
+}
+
+/// Whether the requested service accepts this client. (The node that has chosen the backend should have asked the same,
+/// but the ranges may differ there for a moment, and the network may not filter the peers' addresses.)
+#[inline(always)]
+fn accepts_client(client: &Address) -> bool {
+    let Ok(scratch) = scratch() else { return false };
+    let service = &scratch.request().service;
+    !admission::is_outside(service, || admit::is_in_source_range(service.id, client))
 }
 
 /// Writes the tunnel into `SCRATCH`; returns false if there is none.
@@ -220,8 +245,8 @@ fn request(packet: &Packet) -> bool {
     }
 }
 
-/// The service of the packet. Node ports are the same on all nodes, so an address of a peer node stands for one of this
-/// node.
+/// The service of the packet. Node ports are the same on all nodes, so the function replaces an address of a peer node
+/// by one of this node.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     match service::lookup(tuple) {
@@ -254,7 +279,7 @@ fn error_target(skb: &mut Skb, packet: &Packet) -> Target {
     }
 }
 
-/// Whether the tunnel begins at a peer.
+/// Whether the tunnel begins at a peer node.
 #[inline(always)]
 fn is_from_peer() -> bool {
     scratch().is_ok_and(|scratch| is_peer(&scratch.tunnel().source))

@@ -32,7 +32,7 @@ pub(super) fn next_hop(skb: &Skb, packet: &Packet, flow: &Flow) -> Option<&'stat
     if !flow.may_bypass_stack(DIRECT.load() != 0) {
         return None;
     }
-    let hop = next_hop::find(&skb.context(), &flow.to, clock::now())?;
+    let hop = next_hop::find(&skb.context(), flow.routed_from(&packet.tuple), &flow.to, clock::now())?;
     (is_plain(packet) && fits(skb, packet, hop)).then_some(hop)
 }
 

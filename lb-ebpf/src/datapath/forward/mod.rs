@@ -11,7 +11,7 @@ use lb_common::{
 };
 use lb_ebpf::{parse::Packet, rules};
 
-use super::{context::Hook, flow::conntrack, outcome::either, rewrite, skb::Skb};
+use super::{context::Hook, early_return::either, flow::conntrack, rewrite, skb::Skb};
 
 /// The result of [`packet`].
 ///

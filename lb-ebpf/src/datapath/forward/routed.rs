@@ -13,13 +13,15 @@ use lb_ebpf::{
 };
 
 use super::tunnel;
-use crate::datapath::{flow::conntrack, fragments, outcome::outcome_of, reject, rewrite, route, skb::Skb};
+use crate::datapath::{
+    early_return::outcome_of, flow::conntrack, fragments, reject, rewrite, route, skb::Skb,
+};
 
 /// Sends on a packet of a routed flow: translated, or in the tunnel of its flow.
 #[inline(never)]
 pub(crate) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
     outcome_of(|| {
-        let mtu = route::resolve(skb, &flow.to)?;
+        let mtu = route::resolve(skb, flow.routed_from(&packet.tuple), &flow.to)?;
         conntrack::observe(packet, flow);
         fragments::remember(packet);
         let is_v4 = packet.headers.is_v4;

@@ -20,7 +20,9 @@ use lb_ebpf::{
     },
 };
 
-use crate::datapath::{flow::conntrack, outcome::outcome_of, rewrite, route, scratch::scratch, skb::Skb};
+use crate::datapath::{
+    early_return::outcome_of, flow::conntrack, rewrite, route, scratch::scratch, skb::Skb,
+};
 
 /// Bytes that the tunnel adds to packets of the flow.
 #[inline(always)]
@@ -28,7 +30,7 @@ pub(crate) fn overhead(flow: &Flow) -> u32 {
     tunnel::overhead(flow.to.destination.is_v4(), flow.flags & flow_flags::GUE != 0)
 }
 
-/// The outcome of a packet through a tunnel, from that of a routed one.
+/// The outcome of a packet through a tunnel, derived from that of a routed packet.
 #[inline(always)]
 pub(crate) fn outcome(outcome: Outcome) -> Outcome {
     if matches!(outcome, Outcome::NewRoutedFlow) { Outcome::NewTunnelledFlow } else { Outcome::Tunnelled }
@@ -40,7 +42,7 @@ pub(crate) fn outcome(outcome: Outcome) -> Outcome {
 pub(crate) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(scratch()?.error_key()).ok_or(Outcome::UnknownIcmpError)?;
-        route::resolve(skb, &flow.to)?;
+        route::resolve(skb, &flow.to, &flow.to)?;
         if rewrite::hops_left(skb, headers)? <= 1 {
             // An ICMP error is never answered with an ICMP error (RFC 1122 §3.2.2).
             return Err(Outcome::NoRoute);

@@ -36,27 +36,38 @@ impl Found {
     }
 }
 
+/// The lookup takes the mark of the packet into account. (Linux 6.10.)
+const BPF_FIB_LOOKUP_MARK: u32 = 1 << 5;
+
 /// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
 pub(crate) const ANY_LENGTH: u16 = 1;
 
-/// Looks up the route of a packet `to` that came in here. `length` is its size in bytes, 0 for any size; `flags` are
-/// `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
+/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes, 0 for any
+/// size; `flags` are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
+///
+/// The stack would route the packet by the source that it came in with, and the destination that it becomes: netfilter
+/// translates destinations before routing, sources afterwards. So `ip rule from POD` applies to a pod's replies, too.
 #[inline(never)]
-pub(crate) fn lookup(context: &HookContext, to: &Tuple, length: u16, flags: u32) -> Found {
+pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u16, flags: u32) -> Found {
     let Ok(scratch) = scratch() else { return Found::Nothing };
     let route = scratch.route();
-    *route = Route::request(to, length, context.device);
+    *route = Route::request(from, to, length, context.device);
+    route.set_mark(context.mark);
     let mut lookup = |flags| {
         let size = size_of::<Route>() as i32;
         // SAFETY: the helper reads and writes `size` bytes at `route`, which has that size and is borrowed mutably.
         // The context is valid for the whole run of the program.
         unsafe { bpf_fib_lookup(context.raw, core::ptr::from_mut(route).cast(), size, flags) }
     };
-    let mut result = lookup(flags);
+    let mut result = if context.mark == 0 { -EINVAL } else { lookup(flags | BPF_FIB_LOOKUP_MARK) };
+    if result == -EINVAL {
+        // There is no mark, or the kernel is older than 6.10 and cannot take it into account.
+        result = lookup(flags);
+    }
     if result == -EINVAL && flags != 0 {
-        // A kernel that does not know these flags (`BPF_FIB_LOOKUP_SRC` before 6.7) does not report the source
-        // either: see `Route::source`.
+        // A kernel that does not know these flags (`BPF_FIB_LOOKUP_SRC` before 6.7).
         result = lookup(0);
+        route.clear_source();
     }
     Found::of(result)
 }
@@ -70,11 +81,11 @@ pub(crate) fn found() -> Result<&'static Route, Outcome> {
     Ok(scratch()?.route())
 }
 
-/// Finds the device through which packets leave that become `to`; returns the MTU on that way, or 0 if the kernel
-/// does not report it.
+/// Finds the device through which packets leave that came in as `from` and become `to`; returns the MTU on that way, or
+/// 0 if the kernel does not report it.
 #[inline(always)]
-pub(crate) fn resolve(skb: &mut Skb, to: &Tuple) -> Result<u32, Outcome> {
-    let result = lookup(&skb.context(), to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);
+pub(crate) fn resolve(skb: &mut Skb, from: &Tuple, to: &Tuple) -> Result<u32, Outcome> {
+    let result = lookup(&skb.context(), from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);
     if result == Found::Nothing {
         return Err(Outcome::NoRoute);
     }

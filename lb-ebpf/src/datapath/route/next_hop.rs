@@ -1,14 +1,15 @@
-//! The next hops of packets that bypass the stack, cached for each destination and looked up about once a second.
+//! The next hops of packets that bypass the stack, cached for each destination and looked up about once a second. Where
+//! routes also depend on other fields of packets (policy routing, multipath routes), only packets of one flow share one.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
     DeviceInfo, capacity,
-    conntrack::{CachedNextHop, NextHop, NextHopKey, Tick, Tuple, next_hop_flags},
+    conntrack::{CachedNextHop, NextHop, NextHopKey, RouteInputs, Tick, Tuple, next_hop_flags},
     device_flags,
 };
 
 use super::{ANY_LENGTH, Found, found, lookup};
-use crate::datapath::{context::HookContext, maps::DEVICES};
+use crate::datapath::{context::HookContext, maps::DEVICES, settings};
 
 /// Next hops by [`NextHopKey::slot`]; a new one takes the place of an older one with the same slot.
 ///
@@ -21,42 +22,50 @@ static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuAr
 pub(crate) fn device(index: u32) -> DeviceInfo {
     // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
     // reuses the memory meanwhile, the copy is that of another device with an entry.
-    unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo { mtu: 0, flags: 0 })
+    unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo::UNKNOWN)
 }
 
-/// The next hop of packets with the translated tuple `to`; `None` if route or neighbour are unknown.
+/// The next hop of packets that came in as `from` and become `to`; `None` if route or neighbour are unknown.
 #[inline(always)]
-pub(crate) fn find(context: &HookContext, to: &Tuple, now: Tick) -> Option<&'static mut NextHop> {
+pub(crate) fn find(
+    context: &HookContext,
+    from: &Tuple,
+    to: &Tuple,
+    now: Tick,
+) -> Option<&'static mut NextHop> {
     let key = NextHopKey::new(to, context.device);
     let cached = cached(&key)?;
-    if !cached.answers(&key, now) {
-        renew(context, to, cached, now);
+    if !cached.answers(&key, || RouteInputs::new(from, to, context.mark), now) {
+        renew(context, from, to, cached, now);
     }
     (cached.hop.flags & next_hop_flags::KNOWN != 0).then_some(&mut cached.hop)
 }
 
-/// The element for `key`, with whatever it holds.
+/// The element in the slot of `key`. It may hold the next hop for another key.
 #[inline(always)]
 fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
     let cached = NEXT_HOPS.get_ptr_mut(key.slot())?;
     // SAFETY: the element belongs to this CPU alone and lives as long as the program runs, and programs on these hooks
-    // run with bottom halves disabled, so no other of them runs here before this one ends. A program borrows one
-    // element once: `find` for its only packet that leaves, `store` before that. Every bit pattern is valid.
+    // run with bottom halves disabled, so no other of them runs here before this one ends. A program holds one such
+    // reference at a time: that of `store` ends before `find` looks up the next hop of the packet. Every bit pattern is
+    // valid.
     Some(unsafe { &mut *cached })
 }
 
 #[inline(never)]
-fn renew(context: &HookContext, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
+fn renew(context: &HookContext, from: &Tuple, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
     cached.key = NextHopKey::new(to, context.device);
-    note(lookup(context, to, ANY_LENGTH, 0), &mut cached.hop, now);
+    cached.inputs = RouteInputs::new(from, to, context.mark);
+    note(lookup(context, from, to, ANY_LENGTH, 0), &mut cached.hop, now);
 }
 
-/// Caches the result of a route lookup for packets with the translated tuple `to`.
+/// Caches the result of a route lookup for packets that came in as `from` and become `to`.
 #[inline(always)]
-pub(crate) fn store(context: &HookContext, to: &Tuple, result: Found, now: Tick) {
+pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Found, now: Tick) {
     let key = NextHopKey::new(to, context.device);
     if let Some(cached) = cached(&key) {
         cached.key = key;
+        cached.inputs = RouteInputs::new(from, to, context.mark);
         note(result, &mut cached.hop, now);
     }
 }
@@ -65,14 +74,14 @@ pub(crate) fn store(context: &HookContext, to: &Tuple, result: Found, now: Tick)
 /// stack, which resolves the neighbour, and the next packet looks it up again.
 #[inline(always)]
 fn note(result: Found, hop: &mut NextHop, now: Tick) {
-    hop.flags = 0;
+    hop.flags = if settings::routes_by_destination() { next_hop_flags::OF_DESTINATION } else { 0 };
     hop.resolved_at = if result == Found::WithoutNeighbour { Tick(0) } else { now };
     let Ok(route) = found() else { return };
     if result == Found::Route {
         (hop.destination, hop.source) = route.macs();
         (hop.device, hop.mtu) = (route.device, route.mtu());
         let flags = device(route.device).flags;
-        hop.flags = next_hop_flags::KNOWN | next_hop_flags::FRESH;
+        hop.flags |= next_hop_flags::KNOWN | next_hop_flags::FRESH;
         if flags & device_flags::XDP_REDIRECT_TARGET != 0 {
             hop.flags |= next_hop_flags::XDP_REDIRECT_TARGET;
         }

@@ -10,15 +10,17 @@ pub(crate) struct Route {
     protocol: u8,
     source_port: u16,
     destination_port: u16,
-    /// Bytes of the packet, host byte order; 0 checks no size. Then the MTU, if the route was found.
+    /// Before the lookup: bytes of the packet, host byte order; 0 checks no size. After it: the MTU, if a route was
+    /// found.
     length: u16,
-    /// The device that the packet came in through; then the one that it leaves through.
+    /// Before the lookup: the device that the packet came in through. After it: the device that the packet leaves
+    /// through.
     pub(crate) device: u32,
     service_class: u32,
     source: [u32; 4],
     destination: [u32; 4],
     table: u32,
-    /// The MAC address of the device, then that of the next hop.
+    /// After the lookup: the MAC addresses of the device and of the next hop.
     macs: [[u8; 6]; 2],
 }
 
@@ -28,26 +30,43 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
 impl Route {
-    /// The arguments of a lookup for packets `to` with `length` bytes (0: of any length) that came in through `device`.
+    /// The arguments of a lookup for packets with `length` bytes (0: of any length) that came in through `device` as
+    /// `from`, and have the destination of `to` now.
     #[inline(always)]
-    pub(crate) fn request(to: &Tuple, length: u16, device: u32) -> Self {
-        let (is_v4, words) = (to.destination.is_v4(), to.destination.words());
+    pub(crate) fn request(from: &Tuple, to: &Tuple, length: u16, device: u32) -> Self {
+        let is_v4 = to.destination.is_v4();
+        let words = |address: &Address| if is_v4 { [address.v4_word(), 0, 0, 0] } else { address.words() };
         Self {
             family: if is_v4 { AF_INET } else { AF_INET6 },
             protocol: to.protocol,
-            source_port: 0,
-            destination_port: 0,
+            source_port: from.source_port.to_be(),
+            destination_port: to.destination_port.to_be(),
             length,
             device,
             service_class: 0,
-            source: [0; 4],
-            destination: if is_v4 { [to.destination.v4_word(), 0, 0, 0] } else { words },
+            source: words(&from.source),
+            destination: words(&to.destination),
             table: 0,
             macs: [[0; 6]; 2],
         }
     }
 
-    /// The address that the node itself would use as source; `None` before Linux 6.7, which does not report it.
+    /// Sets the mark of the packet, which a lookup with `BPF_FIB_LOOKUP_MARK` reads.
+    #[inline(always)]
+    pub(crate) const fn set_mark(&mut self, mark: u32) {
+        // A union in the kernel: the mark has the place of the MAC addresses, which are results.
+        let [a, b, c, d] = mark.to_ne_bytes();
+        self.macs[0] = [a, b, c, d, 0, 0];
+    }
+
+    /// Removes the source: a lookup that does not report the node's address must not leave the client's there.
+    #[inline(always)]
+    pub(crate) const fn clear_source(&mut self) {
+        self.source = [0; 4];
+    }
+
+    /// The address that the node itself would use as source, after a lookup with `BPF_FIB_LOOKUP_SRC`; `None` before
+    /// Linux 6.7, which does not report it.
     #[inline(always)]
     pub(crate) fn source(&self) -> Option<Address> {
         let is_v4 = self.family == AF_INET;

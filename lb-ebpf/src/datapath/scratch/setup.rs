@@ -5,7 +5,7 @@ use lb_common::{
     Address, Choice, Service,
     conntrack::{Flow, Tuple, flow_flags},
 };
-use lb_ebpf::service::schedule;
+use lb_ebpf::{rules::source_port, service::schedule};
 
 /// A flow that a packet asks for.
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ pub(crate) struct FlowSetup {
     /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
     /// [`NO_ADDRESS`].
     pub(crate) node: Address,
-    /// The way of the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
+    /// How the packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
     /// [`flow_flags::MASQUERADED`]; or 0.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
@@ -43,13 +43,15 @@ pub(crate) struct FlowSetup {
     pub(crate) service: u32,
     /// The counter of the flow: [`lb_common::Backend::active_flows_slot`].
     pub(crate) active_flows_slot: u32,
+    /// Whether the ports towards the backend have run out in this tick.
+    pub(crate) ran_out: bool,
     /// The source ports that `to` may have in place of its own.
     pub(crate) ports: Ports,
-    /// The translated tuple of the entry in the making.
+    /// The translated tuple of the entry that is being created.
     pub(crate) back: Tuple,
-    /// Key of the entry in the making.
+    /// The key of the entry that is being created.
     pub(crate) key: Tuple,
-    /// The entry in the making.
+    /// The entry that is being created.
     pub(crate) flow: Flow,
     /// Whether the reverse entries are inserted.
     pub(crate) claim: Claim,
@@ -64,7 +66,8 @@ impl FlowSetup {
         self.node != NO_ADDRESS
     }
 
-    /// Whether the source port is one of the node's. A connection gives up such a port as a whole.
+    /// Whether the source port belongs to an address of the node. Such a port is taken from an ended connection only
+    /// with all entries of that connection.
     #[inline(always)]
     pub(crate) fn has_port_of_node(&self) -> bool {
         self.flags == flow_flags::ROUTED || self.is_masqueraded()
@@ -85,7 +88,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// One of them, at random.
+    /// A random port of the range.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
     pub(crate) fn random(self) -> u16 {
@@ -93,9 +96,17 @@ impl Ports {
         let random = unsafe { bpf_get_prandom_u32() };
         (self.first + schedule::scale(random, self.count)) as u16
     }
+
+    /// The port that is tried after `port`.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
+    pub(crate) fn after(self, port: u16) -> u16 {
+        let offset = |port: u16| u32::from(port).wrapping_sub(self.first);
+        (self.first + source_port::next(offset(port), self.count, offset(self.random()))) as u16
+    }
 }
 
-/// The error of an insertion whose key is there already.
+/// The error of an insertion whose key already exists.
 pub(crate) const EEXIST: i32 = -17;
 
 /// Whether a flow has its reverse entries.

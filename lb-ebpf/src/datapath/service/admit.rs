@@ -20,7 +20,7 @@ pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Whether a flow may begin with this packet.
+/// Checks whether a flow may begin with this packet.
 #[inline(always)]
 pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Outcome> {
     match packet.body {

@@ -80,7 +80,7 @@ impl Xdp {
     pub(crate) fn context(&self) -> HookContext {
         // SAFETY: the context is valid for the whole run of the program.
         let device = unsafe { (*self.ctx.ctx).ingress_ifindex };
-        HookContext { raw: self.ctx.ctx.cast(), device }
+        HookContext { raw: self.ctx.ctx.cast(), device, mark: 0 }
     }
 
     /// Sends the frame to its next hop.

@@ -17,14 +17,14 @@ pub(crate) use self::frame::Xdp;
 use self::frame::check;
 use super::{
     clock,
+    early_return::{either, outcome_of},
     fast_path::{FastPath, NoFlow},
     filter::Filter,
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
     },
-    maps,
-    outcome::{either, outcome_of},
+    link, maps,
     route::next_hop,
     service,
 };
@@ -38,10 +38,13 @@ pub(crate) fn process(xdp: &mut Xdp) -> Outcome {
 
 #[inline(always)]
 fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
-    // (A closure here would stay a subprogram.)
+    // (LLVM would compile a closure here as a subprogram.)
     if let Some(filter) = Filter::get()
         && is_plain_and(xdp, NoFlow(filter))
     {
+        return Ok(Outcome::OtherHook);
+    }
+    if !link::takes_frame(xdp) {
         return Ok(Outcome::OtherHook);
     }
     let packet = maps::packet()?;
@@ -57,13 +60,14 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
     slow_path(xdp, packet, known)
 }
 
-/// The way of nearly every packet: plain, and of a routed flow that neither begins nor ends with it. Such a packet is
-/// parsed into registers and never stored; any other plain one is.
+/// The fast path of XDP. It handles plain packets of routed flows that neither begin nor end with the packet, as nearly
+/// all are. It parses such a packet into registers and never stores it; it stores any other plain packet for the slow
+/// path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
     match conntrack::lookup(&plain.tuple) {
-        Some(flow) if flow.flags & flow_flags::ROUTED != 0 && !plain.segment.is_syn_or_rst() => {
+        Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
             FastPath::Done(either(forward(xdp, &plain, flow, Outcome::Routed)))
         }
         None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
@@ -82,19 +86,22 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
         if flow.flags & flow_flags::ROUTED == 0 || conntrack::bypasses_vip(packet, flow) {
             return Err(Outcome::OtherHook);
         }
+        if packet.has_invalid_flags() {
+            return Err(Outcome::InvalidFlags);
+        }
         if !conntrack::is_new_connection(&xdp.context(), packet, flow) {
             return Ok(forward_slow(xdp, packet, Outcome::Routed));
         }
     }
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
         FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
-        // tc decides: it begins other flows, and rejects.
+        // tc decides about these packets: it creates all other flows, and rejects.
         FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
-        FlowCreation::Refused(outcome) => Err(outcome),
+        FlowCreation::NotCreated(outcome) => Err(outcome),
     }
 }
 
-/// Forwards a packet by the flow that it has. (With a frame of its own on the stack.)
+/// Forwards a packet of an existing flow. (A subprogram, to have a stack frame of its own.)
 #[inline(never)]
 fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
     outcome_of(|| {
@@ -122,7 +129,8 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = clock::now();
     let context = xdp.context();
-    let hop = next_hop::find(&context, &flow.to, now).ok_or(Outcome::OtherHook)?;
+    let hop =
+        next_hop::find(&context, flow.routed_from(&packet.tuple), &flow.to, now).ok_or(Outcome::OtherHook)?;
     if hop.device != context.device && hop.flags & next_hop_flags::XDP_REDIRECT_TARGET == 0 {
         return Err(Outcome::OtherHook);
     }

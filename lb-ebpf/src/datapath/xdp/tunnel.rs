@@ -38,7 +38,7 @@ pub(crate) fn forward(
     }
 }
 
-/// Adds the headers of the tunnel. (A separate stack frame.)
+/// Adds the headers of the tunnel. (A subprogram, to have a stack frame of its own.)
 #[inline(never)]
 fn encapsulate(xdp: &mut Xdp, flow: &Flow, hop: &NextHop) -> Result<(), Outcome> {
     let is_v4 = flow.to.destination.is_v4();

@@ -1,0 +1,43 @@
+//! The timeouts of idle TCP, UDP and SCTP flows. No setting changes them.
+
+use super::Phase;
+
+impl Phase {
+    /// The timeout of a flow in this phase: seconds without a packet after which it expires.
+    ///
+    /// Established and half-closed TCP are what kube-proxy sets (24 h, 1 h), the others are nf_conntrack's defaults. Only
+    /// `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two retransmissions
+    /// of a SYN.
+    ///
+    /// Tests compare `docs/maps.md` and other pages that name a timeout; CONTRIBUTING.md has the recipe for a change.
+    /// Besides flows, the UDP timeout of `Stream` applies to the backends that UDP sockets keep:
+    /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid).
+    pub const fn timeout_seconds(self) -> u32 {
+        match self {
+            // TCP and SCTP.
+            Self::Opening => 60,
+            Self::Accepted => 60,
+            Self::Established => 24 * 60 * 60,
+            Self::HalfClosed => 60 * 60,
+            Self::TimeWait => 120,
+            Self::Closed => 10,
+            // The UDP timeouts. Those of nf_conntrack are `nf_conntrack_udp_timeout` and `_udp_timeout_stream`.
+            Self::Unreplied => 30,
+            Self::Replied => 30,
+            Self::Stream => 120,
+        }
+    }
+    /// The shortest timeout of a flow that may be evicted, in seconds. Clients retransmit a lost SYN after one second,
+    /// and again two seconds later. A flow that seems to be in use may be silent for longer.
+    pub const fn least_timeout_seconds(self) -> u32 {
+        match self {
+            Self::Established | Self::HalfClosed | Self::Stream => 10,
+            Self::Opening
+            | Self::Accepted
+            | Self::TimeWait
+            | Self::Closed
+            | Self::Unreplied
+            | Self::Replied => 3,
+        }
+    }
+}

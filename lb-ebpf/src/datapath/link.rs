@@ -1,0 +1,62 @@
+//! The link layer: which frames are for this node. All others pass untouched, as the stack forwards them between the
+//! ports of a bridge, or drops them.
+
+use lb_ebpf::parse::{
+    Layer,
+    frame::{Frame, half_word},
+};
+
+use super::{route::next_hop, skb::Skb, xdp::Xdp};
+
+/// `skb->pkt_type` of a frame for the device (include/uapi/linux/if_packet.h).
+const PACKET_HOST: u32 = 0;
+/// `skb->pkt_type` of a frame for one other MAC address.
+const PACKET_OTHERHOST: u32 = 3;
+/// The bits of a VLAN tag that name the VLAN; 0 in a tag that only has a priority.
+const VLAN_ID: u32 = 0xfff;
+
+/// Whether the stack would take the packet from its device, rather than forward the frame, drop it, or hand it to a VLAN
+/// device, which has programs of its own.
+#[inline(always)]
+pub(crate) fn takes(skb: &Skb) -> bool {
+    if skb.layer != Layer::Ethernet {
+        return true;
+    }
+    // SAFETY: the context is valid for the whole run of the program.
+    let (kind, tag) = unsafe { ((*skb.ctx.skb.skb).pkt_type, (*skb.ctx.skb.skb).vlan_tci) };
+    // Before Linux 6.2 the tag that a VLAN device has taken out stays in `vlan_tci`.
+    // SAFETY: as above.
+    let is_of_vlan = tag & VLAN_ID != 0 && unsafe { (*skb.ctx.skb.skb).vlan_present } != 0;
+    !is_of_vlan && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
+}
+
+/// Whether the frame is for the bridge that the device is a port of: the kernel has compared it with the MAC address of
+/// the port.
+#[inline(never)]
+fn is_for_bridge(skb: &Skb) -> bool {
+    is_for_node(skb, skb.context().device)
+}
+
+/// Whether the frame is for this node alone.
+#[inline(always)]
+pub(crate) fn takes_frame(xdp: &Xdp) -> bool {
+    is_for_node(xdp, xdp.context().device)
+}
+
+#[inline(always)]
+fn is_for_node<F: Frame>(frame: &F, device: u32) -> bool {
+    let Ok([a, b, c]) = frame.header::<[[u8; 2]; 3]>(0) else { return false };
+    has_mac(device, half_word(a).into(), half_word(b).into(), half_word(c).into()) != 0
+}
+
+/// Whether frames for the node on this device have this MAC address, given as three words in memory order: 1 or 0. (A
+/// global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn has_mac(device: u32, a: u32, b: u32, c: u32) -> u32 {
+    let mac = next_hop::device(device).mac;
+    let [d, e, f]: [[u8; 2]; 3] = bytemuck::must_cast(mac);
+    let differs =
+        (a ^ u32::from(half_word(&d))) | (b ^ u32::from(half_word(&e))) | (c ^ u32::from(half_word(&f)));
+    u32::from(differs == 0)
+}

@@ -1,0 +1,69 @@
+//! The limit on ICMP errors of the node. Without it, a sender of forged packets could make the node send as many
+//! datagrams to the forged source as it sends to the node.
+//!
+//! The limit is the kernel's for the whole node (`net.ipv4.icmp_msgs_per_sec` and `icmp_msgs_burst`, net/ipv4/icmp.c),
+//! as a token bucket whose state is one number: the time at which the bucket will be full again. As in the kernel, RSTs
+//! have no limit: a RST is no larger than the packet that it answers.
+
+use lb_common::Outcome;
+
+/// Time in which one token returns, in ns: 1,000 errors per second.
+const INTERVAL: u64 = 1_000_000;
+/// Tokens in a full bucket.
+const BURST: u64 = 50;
+
+/// Whether the limit applies to an ICMP error with this outcome. It does not apply to those that path MTU discovery
+/// needs, as in the kernel.
+#[inline(always)]
+pub const fn applies(outcome: Outcome) -> bool {
+    !matches!(outcome, Outcome::TooBig)
+}
+
+/// Takes a token at `now` (ns) from a bucket that will be full at `full_at`; returns when it will be full after that.
+/// `None` if there is no token. `full_at` is 0 for a full bucket.
+#[inline(always)]
+pub const fn take(full_at: u64, now: u64) -> Option<u64> {
+    let from = if full_at > now { full_at } else { now };
+    let full_at = from + INTERVAL;
+    if full_at - now > BURST * INTERVAL { None } else { Some(full_at) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Number of tokens that a bucket gives away within `milliseconds` at `per_millisecond` requests.
+    fn taken(milliseconds: u64, per_millisecond: u64) -> u64 {
+        let start = 1_000_000_000_000;
+        let (mut full_at, mut taken) = (0, 0);
+        for millisecond in 0..milliseconds {
+            for _ in 0..per_millisecond {
+                if let Some(later) = take(full_at, start + millisecond * 1_000_000) {
+                    (full_at, taken) = (later, taken + 1);
+                }
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn a_full_bucket_allows_50_errors_at_once() {
+        assert_eq!(taken(1, 1_000), 50);
+    }
+
+    #[test]
+    fn a_flood_gets_1000_errors_per_second_after_the_burst() {
+        assert_eq!(taken(10_001, 100), 50 + 10_000);
+    }
+
+    #[test]
+    fn fewer_than_1000_per_second_are_all_allowed() {
+        assert_eq!(taken(60_000, 1), 60_000);
+    }
+
+    #[test]
+    fn path_mtu_discovery_is_not_limited() {
+        let limited = [Outcome::RejectUdp, Outcome::TimeExceeded, Outcome::TooBig].map(applies);
+        assert_eq!(limited, [true, true, false]);
+    }
+}

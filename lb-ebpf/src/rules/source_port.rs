@@ -1,0 +1,78 @@
+//! How many source ports a new connection tries towards its backend.
+//!
+//! A port that another connection has may be free for the next attempt, so many attempts find one even when nearly all
+//! are taken. Under a flood each of them costs time and finds none. So a backend whose ports ran out is remembered for the
+//! rest of the tick, during which new connections to it get few attempts.
+
+use lb_common::conntrack::Tick;
+
+/// Attempts of a new connection.
+const ATTEMPTS: u32 = 32;
+/// Attempts towards a backend whose ports have run out in this tick.
+const FEW_ATTEMPTS: u32 = 8;
+
+/// How many ports are tried.
+#[inline(always)]
+pub const fn attempts(ran_out: bool) -> u32 {
+    if ran_out { FEW_ATTEMPTS } else { ATTEMPTS }
+}
+
+/// Whether an attempt takes a port although the other end may still expect packets of its last connection: the second
+/// half of them does. (A few ports are tried one after the other, so up to half as many are all tried cautiously first.)
+#[inline(always)]
+pub const fn is_eager(attempt: u32, ran_out: bool) -> bool {
+    attempt >= attempts(ran_out) / 2
+}
+
+/// The offset of the port that is tried after that at `offset`, in a range of `count` ports: the next one of so few that
+/// one round tries all of them, else `random`, which is below `count`.
+#[inline(always)]
+pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
+    if count > ATTEMPTS / 2 {
+        random
+    } else if offset.wrapping_add(1) < count {
+        offset + 1
+    } else {
+        0
+    }
+}
+
+/// What is remembered of a backend whose ports ran out: its identity, of which `hash` holds 32 bits in its upper half, and
+/// the tick.
+#[inline(always)]
+pub const fn exhausted(hash: u64, now: Tick) -> u64 {
+    hash & !0xffff_ffff | now.0 as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_port_of_a_small_range_is_tried_cautiously_first() {
+        for count in 1..=ATTEMPTS / 2 {
+            let (mut offset, mut tried) = (count / 3, [false; ATTEMPTS as usize]);
+            for attempt in (0..).take_while(|attempt| !is_eager(*attempt, false)) {
+                assert!(attempt < attempts(false));
+                tried[offset as usize] = true;
+                offset = next(offset, count, 0);
+            }
+            assert!(tried.iter().take(count as usize).all(|tried| *tried), "{count} ports");
+        }
+    }
+
+    #[test]
+    fn large_ranges_are_tried_at_random() {
+        assert_eq!(next(5, 20_000, 77), 77);
+    }
+
+    #[test]
+    fn backend_counts_as_exhausted_for_the_rest_of_the_tick() {
+        let (hash, other) = (0xabcd_0123_4567_89ab, 0xabcd_0124_4567_89ab);
+        let word = exhausted(hash, Tick(7));
+        assert_eq!(word, exhausted(hash, Tick(7)));
+        assert_ne!(word, exhausted(hash, Tick(8)));
+        assert_ne!(word, exhausted(other, Tick(7)));
+        assert!(attempts(true) < attempts(false));
+    }
+}
