@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not returned from main: a backtrace would hide the compiler's messages.
+            // Prints the error instead of returning it from main, where a backtrace would hide the compiler's messages.
             eprintln!("{error:#}");
             ExitCode::FAILURE
         }

@@ -61,17 +61,19 @@ impl std::fmt::Debug for Logger {
 }
 
 impl Datapath {
-    /// Creates the maps or reuses the pinned ones, and loads the programs that are needed at once. Devices keep their programs until
-    /// [`Attacher::sync`]. If an agent with another map layout has left a data plane, [`Self::finish_handover`]
-    /// completes its takeover.
+    /// Creates the maps or reuses the pinned ones, and loads the programs that are needed now. Devices keep their
+    /// programs until [`Attacher::sync`]. If an agent with another map layout has left a data plane,
+    /// [`Self::finish_handover`] completes its takeover.
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
         let mut handover = Handover::begin(&folder, &options.capacities)?;
-        let Loaded { programs, logger } = loader::load(&folder, options)?;
+        let capacities = handover.as_ref().map_or(options.capacities, Handover::capacities);
+        let Loaded { programs, logger } = loader::load(&folder, options, &capacities)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
-        // Until the agent has rebuilt it: programs of another build may have inserted entries without marks.
+        // The filter is turned off until the agent has rebuilt it: programs of another build may have inserted entries
+        // that the filter does not know.
         filter.turn_off();
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,

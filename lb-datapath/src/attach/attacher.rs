@@ -71,7 +71,7 @@ impl fmt::Display for AttachPoint {
     }
 }
 
-/// The changes by one call of [`Attacher::sync`].
+/// The changes that one call of [`Attacher::sync`] has made.
 #[derive(Debug, Default)]
 pub struct SyncReport {
     /// Hooks that got our program, or on which it replaced the program of an earlier agent.
@@ -135,7 +135,7 @@ impl Attacher {
         let layers: BTreeSet<Layer> = devices.iter().map(|device| device.layer).collect();
         let of_layer = |layer| Direction::BOTH.map(|direction| program_of(layer, direction));
         let names: Vec<&str> = layers.into_iter().flat_map(of_layer).collect();
-        // What fails is reported for each device.
+        // Drops errors here: attaching reports them for each device.
         drop(self.programs.load(&names));
     }
 
@@ -181,7 +181,7 @@ impl Attacher {
             }
         };
         self.attached.insert((device.index, direction), Some(link_id));
-        // An earlier agent may have used clsact.
+        // Removes the filter of an earlier agent, which may have used clsact.
         clsact::remove(&mut self.netlink, device.index, direction).map_err(failed)?;
         Ok(true)
     }
@@ -220,7 +220,7 @@ impl Attacher {
         }
         clsact::put(&mut self.netlink, &self.folder, device.index, direction, program)?;
         self.attached.insert((device.index, direction), None);
-        // An earlier agent may have used tcx.
+        // Removes the link of an earlier agent, which may have used tcx.
         bpffs::unpin(&self.pin_of(device.index, direction))?;
         Ok(true)
     }

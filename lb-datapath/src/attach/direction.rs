@@ -39,7 +39,7 @@ impl Direction {
     }
 }
 
-/// Interface index and direction from the name of a pin, such as `7-ingress`.
+/// Parses the name of a pin, such as `7-ingress`: interface index and direction.
 pub(crate) fn parse_pin(path: &Path) -> Option<(u32, Direction)> {
     let (index, direction) = path.file_name()?.to_str()?.split_once('-')?;
     let direction = Direction::BOTH.into_iter().find(|candidate| candidate.as_str() == direction)?;

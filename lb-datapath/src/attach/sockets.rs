@@ -63,7 +63,7 @@ pub(crate) fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Res
 
 /// Detaches the programs of an earlier agent from the control group.
 pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
-    // In reverse order: replies are translated as long as the hooks connect sockets to backends.
+    // Detaches in reverse order: replies are translated as long as the hooks connect sockets to backends.
     for hook in SOCKET_HOOKS.iter().rev() {
         bpffs::unpin(&pin_of(folder, hook))?;
         bpffs::unpin(&folder.programs().join(hook.program))?;

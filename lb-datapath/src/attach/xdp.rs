@@ -129,7 +129,7 @@ impl XdpAttacher {
         }
     }
 
-    /// The program for this mode. The verifier sees a program that it has refused only once.
+    /// The program for this mode. If the verifier has refused it once, the agent does not load it again.
     fn program(&mut self, mode: XdpMode) -> Result<Arc<LoadedProgram>, DatapathError> {
         let program = mode.program();
         if let Some(reason) = self.refused.get(&mode) {
@@ -205,7 +205,7 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
     Ok(links)
 }
 
-/// Interface index and mode from the name of a pin, such as `7-xdp-native`.
+/// Parses the name of a pin, such as `7-xdp-native`: interface index and mode.
 fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
     let (index, mode) = path.file_name()?.to_str()?.split_once("-xdp-")?;
     let mode = XdpMode::ALL.into_iter().find(|candidate| candidate.as_str() == mode)?;

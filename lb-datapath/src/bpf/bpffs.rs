@@ -49,7 +49,7 @@ pub(crate) struct Lock {
 }
 
 impl Folder {
-    /// The folder on the BPF file system at `bpffs`, which is mounted there if there is none.
+    /// Returns the folder on the BPF file system at `bpffs`. Mounts a BPF file system there if there is none.
     pub(crate) fn create(bpffs: &Path) -> Result<Self, DatapathError> {
         fs::create_dir_all(bpffs).map_err(|error| DatapathError::file("create", bpffs, error))?;
         if !is_bpffs(bpffs)? {

@@ -1,7 +1,8 @@
 //! Gives the programs `ip_summed` of the kernel's `sk_buff`, which tells where the checksum of a packet is.
 //!
-//! The object has four instructions wherever a program asks for it (`lb-ebpf/src/datapath/checksum.rs`). They answer
-//! "unknown", and are replaced here by four that read the field through `bpf_cast_to_kern_ctx` (Linux 6.2).
+//! The object has four placeholder instructions wherever a program asks for the field
+//! (`lb-ebpf/src/datapath/checksum.rs`). They return "unknown". This module replaces them by four instructions that
+//! read the field through `bpf_cast_to_kern_ctx` (Linux 6.2).
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -13,7 +14,7 @@ use crate::bpf::{
     sys::{self, Instruction},
 };
 
-/// The instructions of the object: `r0 = value` four times.
+/// The placeholder instructions: `r0 = value` four times.
 const PLACEHOLDER: [Instruction; 4] = [
     Instruction::set(0, 0x4c42_0001),
     Instruction::set(0, 0x4c42_0002),
@@ -24,12 +25,12 @@ const PLACEHOLDER: [Instruction; 4] = [
 /// The BPF object for the running kernel.
 static LINKED: LazyLock<Cow<'static, [u8]>> = LazyLock::new(|| link(OBJECT));
 
-/// The BPF object for the running kernel: [`OBJECT`], with what it reads of the kernel's own structures.
+/// The BPF object for the running kernel: [`OBJECT`], with its placeholders replaced if the kernel shows the field.
 pub fn linked_object() -> &'static [u8] {
     &LINKED
 }
 
-/// `object` for the running kernel; unchanged if this kernel does not show the field.
+/// Returns `object` for the running kernel: unchanged if this kernel does not show the field.
 pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
     let reads = KernelTypes::read().and_then(|types| read_ip_summed(&types));
     let Some(reads) = reads.filter(accepts) else {
@@ -70,7 +71,7 @@ fn accepts(reads: &[Instruction; 4]) -> bool {
     }
 }
 
-/// `object` with every `from` replaced by `to`, which has the same length.
+/// Returns `object` with every `from` replaced by `to`, which has the same length.
 fn replace(object: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut replaced = object.to_vec();
     for at in places(object, from) {
@@ -79,7 +80,7 @@ fn replace(object: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     replaced
 }
 
-/// Where the instructions are in the object, which aligns instructions to their size.
+/// The offsets of the instructions in the object, which aligns instructions to their size.
 fn places<'a>(object: &'a [u8], instructions: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     (0..object.len()).step_by(size_of::<Instruction>()).filter(|at| object[*at..].starts_with(instructions))
 }

@@ -37,7 +37,7 @@ impl Default for Globals {
 }
 
 impl Globals {
-    /// The constants of the pinned programs; the defaults if none are pinned.
+    /// Reads the constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
     /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or another build has loaded the

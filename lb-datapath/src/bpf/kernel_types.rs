@@ -1,7 +1,7 @@
 //! The types and functions of the running kernel, from its BTF (`Documentation/bpf/btf.rst`).
 //!
-//! Only lookups by name that the loader needs: a small reader takes a few milliseconds for a file that holds more than a
-//! hundred thousand types.
+//! The reader offers only the lookups by name that the loader needs, and so takes a few milliseconds for a file with
+//! more than a hundred thousand types.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const FILE: &str = "/sys/kernel/btf/vmlinux";
 /// `BTF_MAGIC` in the byte order of this machine.
 const MAGIC: u16 = 0xeb9f;
 
-/// Kinds of types that have something after the common 12 bytes, or that a lookup names.
+/// The kinds of types that a lookup names, or that are followed by more than the common 12 bytes.
 mod kind {
     pub(super) const INT: u32 = 1;
     pub(super) const ARRAY: u32 = 3;
@@ -26,7 +26,7 @@ mod kind {
     pub(super) const ENUM64: u32 = 19;
 }
 
-/// Anonymous structures lie no deeper than this in one another.
+/// Lookups search anonymous structures nested up to this depth.
 const DEPTH: u32 = 8;
 
 /// A field of a structure.
@@ -48,7 +48,7 @@ pub(crate) struct KernelTypes {
 }
 
 impl KernelTypes {
-    /// The types of the running kernel; `None` if it has no readable BTF.
+    /// Reads the types of the running kernel; `None` if it has no readable BTF.
     pub(crate) fn read() -> Option<Self> {
         Self::parse(fs::read(FILE).ok()?)
     }

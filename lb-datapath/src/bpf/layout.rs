@@ -160,7 +160,7 @@ pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLO
 /// Which of the two data planes begins flows during an upgrade: see [`lb_common::handover`].
 pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
-/// One entry in every socket: such a map has no maximum number of entries.
+/// Every socket holds its own entry, so the map has no maximum number of entries.
 pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
 pub(crate) const SOCKET_BACKENDS: MapSpec =
     MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);

@@ -87,8 +87,12 @@ impl Constants {
     }
 }
 
-/// Creates the maps and loads the programs that the options name, and pins both.
-pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, DatapathError> {
+/// Creates the maps with these sizes and loads the programs that the options name, and pins both.
+pub(crate) fn load(
+    folder: &Folder,
+    options: &Options,
+    capacities: &Capacities,
+) -> Result<Loaded, DatapathError> {
     check_object()?;
     // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
@@ -98,7 +102,7 @@ pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     constants.set(&mut loader);
     let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
-        let max_entries = entries_of(path, spec, &options.capacities)?;
+        let max_entries = entries_of(path, spec, capacities)?;
         loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
     }
     let mut ebpf = loader.load(linked_object())?;
@@ -106,7 +110,7 @@ pub(crate) fn load(folder: &Folder, options: &Options) -> Result<Loaded, Datapat
     let programs = Programs::new(folder.clone(), ebpf);
     load_first(&programs, options)?;
     for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
-        // Of an earlier agent. Devices that have the program keep it until they get another one.
+        // Removes the pin of an earlier agent's program. Devices that run it keep it until they get another one.
         bpffs::unpin(&folder.programs().join(name))?;
     }
     Ok(Loaded { programs, logger })

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use lb_common::hash::DEFAULT_SEED;
+use lb_common::{capacity, hash::DEFAULT_SEED};
 
 use crate::{
     bpf::layout::{self, MapSpec},
@@ -53,16 +53,37 @@ impl Default for Capacities {
 }
 
 impl Capacities {
+    /// Raises the size of the map, and of those that always have the same size, to at least this number of entries.
+    pub(crate) fn raise(&mut self, spec: &MapSpec, entries: u32) {
+        let size = match spec.name {
+            "SERVICES" | "SERVICE_NAMES" | "VIPS" => &mut self.services,
+            "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => &mut self.backends,
+            "TABLES" => &mut self.tables,
+            _ => return,
+        };
+        *size = entries.max(*size);
+    }
+
+    /// The size of the map, in entries.
     pub(crate) fn of(&self, spec: &MapSpec) -> u32 {
         match spec.name {
             "SERVICES" | "SERVICE_NAMES" => self.services,
+            "VIPS" => self.services.max(capacity::MIN_VIPS),
             "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => self.backends,
             "TABLES" => self.tables,
             "CONNTRACK" => self.conntrack,
             "AFFINITY" => self.affinity,
+            "FRAGMENTS" | "SOCKET_BACKENDS" | "SOCKET_VIPS" | "CONNECTED_SOCKETS" => {
+                spec.shape.max_entries.max(entries_of_lru(aya::util::nr_cpus().unwrap_or(1)))
+            }
             _ => spec.shape.max_entries,
         }
     }
+}
+
+/// The smallest size of an LRU map on a machine with that many CPUs.
+fn entries_of_lru(cpus: usize) -> u32 {
+    u32::try_from(cpus).unwrap_or(u32::MAX).saturating_mul(capacity::LRU_PER_CPU)
 }
 
 /// Options for opening the data plane.
@@ -70,7 +91,7 @@ impl Capacities {
 pub struct Options {
     /// Mount point of the BPF file system; it is mounted if there is none.
     pub bpffs: PathBuf,
-    /// What the programs log. With `None` the verifier removes all logging code.
+    /// The log level of the programs. With `None` the verifier removes all logging code.
     pub bpf_log: Option<BpfLogLevel>,
     /// Sizes of new maps.
     pub capacities: Capacities,
@@ -89,8 +110,8 @@ pub struct Options {
     pub syn_retries: u16,
     /// Seed of hashing schedulers. Nodes that share the flows of a Service need the same seed.
     pub hash_seed: u64,
-    /// The devices that will get programs first. Theirs are loaded in parallel at the start, others when a device needs
-    /// them.
+    /// The devices that get programs first. The agent loads their programs in parallel at the start, and others when a
+    /// device needs them.
     pub devices: Vec<Device>,
 }
 

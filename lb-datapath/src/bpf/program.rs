@@ -65,7 +65,7 @@ impl Programs {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).loaded.contains_key(name)
     }
 
-    /// The programs with these names. Those that are not loaded yet are loaded in parallel, and pinned.
+    /// Returns the programs with these names. Loads and pins, in parallel, those that are not loaded yet.
     pub(crate) fn load(
         &self,
         names: &[&'static str],

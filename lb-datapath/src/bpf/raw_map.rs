@@ -28,8 +28,8 @@ pub(crate) const ANY: u64 = 0;
 pub(crate) const NO_EXIST: u64 = 1;
 /// Elements in each batch call: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// Retries, and the pause between two of them, of a call that failed for lack of memory: the kernel refills the
-/// allocator of maps without preallocation in the background.
+/// How often a call that failed for lack of memory is repeated, and the pause between two attempts: the kernel refills
+/// the allocator of maps without preallocation in the background.
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -51,11 +51,11 @@ impl Cursor {
 pub(crate) enum BatchError {
     /// The kernel has no batches for this map.
     Unsupported,
-    /// The element with this index failed. The kernel returns no reason; writing the element alone does.
+    /// The element with this index failed. The kernel returns no reason; a write of this element alone returns one.
     At(usize),
 }
 
-/// Called with a key and its value.
+/// A function that is called with each key and its value.
 type See<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), DatapathError> + 'a;
 
 /// An open map.

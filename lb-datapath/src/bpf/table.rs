@@ -165,7 +165,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// Up to `count` elements of an array from index `base` on; fewer if the array ends before.
+    /// Reads up to `count` elements of an array from index `base` on; fewer if the array ends before.
     pub fn read_range(&self, base: u32, count: u32) -> Result<Vec<V>, DatapathError> {
         let count = count.min(self.capacity().saturating_sub(base));
         if self.map.has_batches() && count > 0 {

@@ -8,7 +8,10 @@ use lb_common::Settings;
 use crate::{
     bpf::{bpffs, loader, options::AttachMode, probe, sys},
     inspect::pinned::Pinned,
-    net::ports::{self, DEFAULT_MASQUERADE_PORTS},
+    net::{
+        ports::{self, DEFAULT_MASQUERADE_PORTS},
+        xfrm::{self, OutPolicy},
+    },
     state::udp_sockets,
 };
 
@@ -41,7 +44,7 @@ pub struct Probe {
     pub name: &'static str,
     /// Whether the feature works.
     pub result: ProbeResult,
-    /// What the probe has found.
+    /// The finding of the probe.
     pub detail: String,
     /// Advice for the administrator; may be empty.
     pub advice: &'static str,
@@ -87,13 +90,14 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         forwarding("IPv4 forwarding", true, "sysctl -w net.ipv4.ip_forward=1"),
         forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
         masquerade_ports(bpffs),
+        ipsec(bpffs),
     ]
 }
 
 /// The cheap probes of [`check`] whose result is not [`ProbeResult::Ok`]: missing features that the data plane does not
-/// require.
-pub fn degraded() -> Vec<Probe> {
-    let probes = [tcx(), routes(), batches(), btf(), socket_destruction()];
+/// require, and settings of the host that harm it.
+pub fn degraded(bpffs: &Path) -> Vec<Probe> {
+    let probes = [tcx(), routes(), batches(), btf(), socket_destruction(), ipsec(bpffs)];
     probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
 }
 
@@ -276,6 +280,31 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
         Ok(false) => Probe::ok(NAME, format!("{first}-{last}, reserved")),
         Ok(true) => Probe::degraded(NAME, format!("sockets may get ports of {first}-{last}"), ADVICE),
         Err(error) => Probe::degraded(NAME, error.to_string(), "mount /proc"),
+    }
+}
+
+/// Whether xfrm policies are for virtual addresses. The kernel looks them up while replies are from their endpoints.
+fn ipsec(bpffs: &Path) -> Probe {
+    const NAME: &str = "IPsec policies";
+    const ADVICE: &str = "replies from these addresses leave unencrypted: give the policy the networks of the endpoints, \
+                          and do not reach these addresses through the tunnel";
+    let found = xfrm::out_policies().map(|policies| {
+        // Without a readable data plane there are no virtual addresses.
+        let vips = Pinned::open(bpffs).and_then(|pinned| pinned.virtual_addresses()).unwrap_or_default();
+        let of = |policy: &OutPolicy| -> Vec<String> {
+            vips.iter().filter(|vip| policy.is_for(**vip)).map(ToString::to_string).collect()
+        };
+        let line = |policy: &OutPolicy| match of(policy).as_slice() {
+            [] => None,
+            [first] => Some(format!("{policy}: {first}")),
+            [first, others @ ..] => Some(format!("{policy}: {first} and {} more", others.len())),
+        };
+        policies.iter().filter_map(line).collect::<Vec<_>>()
+    });
+    match found {
+        Ok(lines) if lines.is_empty() => Probe::ok(NAME, "none for the address of a Service"),
+        Ok(lines) => Probe::degraded(NAME, lines.join("\n"), ADVICE),
+        Err(error) => Probe::degraded(NAME, error.to_string(), "run it as root"),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -147,6 +148,15 @@ impl Pinned {
     /// The maps of the control plane.
     pub const fn maps(&self) -> &ServiceMaps {
         &self.maps
+    }
+
+    /// The addresses of all frontends, each once.
+    ///
+    /// # Errors
+    /// The map of frontends cannot be read.
+    pub fn virtual_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
+        let frontends = self.maps.contents()?.frontends;
+        Ok(frontends.into_keys().map(|key| key.address.into()).collect())
     }
 
     /// The settings of the node.

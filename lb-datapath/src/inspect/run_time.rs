@@ -1,4 +1,4 @@
-//! Run time of our programs, counted by the kernel while [`RunTime`] lives (`BPF_ENABLE_STATS`).
+//! Run time of our programs, counted by the kernel while a [`RunTime`] exists (`BPF_ENABLE_STATS`).
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 

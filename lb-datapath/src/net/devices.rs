@@ -1,4 +1,4 @@
-//! Which devices get programs.
+//! Decides which devices get programs.
 
 use glob::Pattern;
 
@@ -7,9 +7,9 @@ use crate::net::network::Link;
 /// The role of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// A device to other machines.
-    Wire,
     /// A device that leads to other machines.
+    Wire,
+    /// The host side of a pod's device.
     Workload,
 }
 
@@ -45,6 +45,11 @@ pub struct Device {
     pub layer: Layer,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
+    /// The MAC address of frames for the node: that of the device, or of the bridge that it is a port of. `None` without
+    /// link-layer header.
+    pub mac: Option<[u8; 6]>,
+    /// Interface index of the device's bridge, bond or VRF.
+    pub controller: Option<u32>,
     /// Whether the device is one end of a pair (veth or netkit): packets sent here arrive at the other end.
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
@@ -68,8 +73,11 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;
         let layer = if link.hardware == ARPHRD_ETHER { Layer::Ethernet } else { Layer::Ip };
-        let Link { index, mtu, is_pair, peer_elsewhere, .. } = *link;
-        Some(Device { index, name: link.name.clone(), kind, layer, mtu, is_pair, peer_elsewhere })
+        let bridge = links.iter().find(|other| other.is_bridge && link.controller == Some(other.index));
+        let mac = bridge.unwrap_or(link).mac.filter(|_| layer == Layer::Ethernet);
+        let Link { index, mtu, controller, is_pair, peer_elsewhere, .. } = *link;
+        let name = link.name.clone();
+        Some(Device { index, name, kind, layer, mtu, mac, controller, is_pair, peer_elsewhere })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     devices.sort_unstable();
@@ -160,6 +168,25 @@ mod tests {
             found(&workload),
             named(&[("eth0", Workload), ("veth1b", Workload), ("up0", Wire), ("wg0", Wire)])
         );
+    }
+
+    #[test]
+    fn frames_for_the_node_have_the_mac_address_of_the_bridge_at_its_ports() {
+        let mac = |last| Some([2, 0, 0, 0, 0, last]);
+        let links = [
+            Link { mac: mac(1), is_bridge: true, addresses: address("10.244.0.1", 24), ..link(1, "cni0") },
+            Link { mac: mac(2), controller: Some(1), peer_elsewhere: true, ..link(2, "port") },
+            Link { mac: mac(3), peer_elsewhere: true, ..link(3, "alone") },
+            Link {
+                mac: mac(4),
+                addresses: address("192.0.2.1", 24),
+                controller: Some(9),
+                ..link(4, "bond0")
+            },
+        ];
+        let devices = classify(&links, &DevicePatterns::default());
+        let found: Vec<_> = devices.iter().map(|device| (device.name.as_str(), device.mac)).collect();
+        assert_eq!(found, [("cni0", mac(1)), ("port", mac(1)), ("alone", mac(3)), ("bond0", mac(4))]);
     }
 
     #[test]

@@ -5,4 +5,6 @@ pub(crate) mod netlink;
 pub(crate) mod network;
 pub(crate) mod ports;
 pub(crate) mod route;
+pub(crate) mod routing;
 pub(crate) mod watch;
+pub(crate) mod xfrm;

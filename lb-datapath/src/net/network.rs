@@ -9,7 +9,7 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
-use crate::net::netlink::Netlink;
+use crate::net::{netlink::Netlink, routing};
 
 /// Devices with their addresses, and default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct Network {
     pub links: Vec<Link>,
     /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
+    /// Whether the next hop of a packet depends on its destination, device and protocol alone: see [`routing`].
+    pub routes_by_destination: bool,
 }
 
 /// A device.
@@ -35,6 +37,10 @@ pub struct Link {
     pub up: bool,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
+    /// The MAC address, if the link layer has such addresses.
+    pub mac: Option<[u8; 6]>,
+    /// Whether the device is a bridge.
+    pub is_bridge: bool,
     /// Whether the device is one end of a pair: veth or netkit.
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
@@ -56,8 +62,8 @@ pub struct LinkAddress {
     pub prefix: u8,
     /// Whether the address has global scope, as private and unique local addresses also have.
     pub global: bool,
-    /// IPv4: not the first address of its network; IPv6: a temporary address. The kernel prefers other addresses as a
-    /// source.
+    /// Whether the kernel prefers other addresses as a source. IPv4: not the first address of its network; IPv6: a
+    /// temporary address.
     pub secondary: bool,
 }
 
@@ -84,7 +90,10 @@ impl Network {
     pub(crate) fn read() -> io::Result<Self> {
         let mut netlink = Netlink::open()?;
         let links = links(&mut netlink)?;
-        Ok(Self::new(links, &addresses(&mut netlink)?, default_routes(&mut netlink)?))
+        let addresses = addresses(&mut netlink)?;
+        let routes = routes(&mut netlink)?;
+        let by_destination = routes.by_destination && routing::has_only_default_rules(&mut netlink)?;
+        Ok(Self::new(links, &addresses, routes.default, by_destination))
     }
 
     /// Combines lists of devices, addresses and routes.
@@ -92,12 +101,13 @@ impl Network {
         mut links: Vec<Link>,
         addresses: &Addresses,
         default_routes: Vec<DefaultRoute>,
+        routes_by_destination: bool,
     ) -> Self {
         for link in &mut links {
             link.addresses = addresses.get(&link.index).cloned().unwrap_or_default();
             link.default_route = default_routes.iter().any(|route| route.device == link.index);
         }
-        Self { links, default_routes }
+        Self { links, default_routes, routes_by_destination }
     }
 
     /// The device with this interface index.
@@ -149,7 +159,7 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
 
 fn link(message: &LinkMessage) -> Option<Link> {
     let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
-    let mut mtu = 0;
+    let (mut mtu, mut mac, mut is_bridge) = (0, None, false);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -159,7 +169,10 @@ fn link(message: &LinkMessage) -> Option<Link> {
             controller = Some(*index);
         } else if let LinkAttribute::Mtu(bytes) = attribute {
             mtu = *bytes;
+        } else if let LinkAttribute::Address(address) = attribute {
+            mac = address.as_slice().try_into().ok();
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
+            is_bridge = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)));
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
         }
@@ -172,6 +185,8 @@ fn link(message: &LinkMessage) -> Option<Link> {
         loopback: flags.contains(LinkFlags::Loopback),
         up: flags.contains(LinkFlags::Up),
         mtu,
+        mac,
+        is_bridge,
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
         controller,
@@ -215,14 +230,23 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
     })
 }
 
-/// The default routes of all tables.
-pub(crate) fn default_routes(netlink: &mut Netlink) -> io::Result<Vec<DefaultRoute>> {
+/// What the agent needs of the routes of all tables.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routes {
+    pub(crate) default: Vec<DefaultRoute>,
+    /// Whether every route leads all packets to its destinations to one next hop.
+    pub(crate) by_destination: bool,
+}
+
+/// Reads the routes of all tables.
+pub(crate) fn routes(netlink: &mut Netlink) -> io::Result<Routes> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
-    let mut routes = Vec::new();
+    let mut routes = Routes { default: Vec::new(), by_destination: true };
     for answer in answers {
         let RouteNetlinkMessage::NewRoute(message) = answer else { continue };
+        routes.by_destination &= routing::is_by_destination(&message);
         if message.header.destination_prefix_length == 0 && message.header.kind == RouteType::Unicast {
-            routes.extend(hops(&message));
+            routes.default.extend(hops(&message));
         }
     }
     Ok(routes)

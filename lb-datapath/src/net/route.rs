@@ -74,6 +74,15 @@ impl Routes {
         Ok(addresses.values().flatten().any(|of| of.ip == address))
     }
 
+    /// Whether packets to the address end on this node: it is one of the node's own, or there is a local route to it.
+    ///
+    /// # Errors
+    /// The kernel does not answer over netlink.
+    pub fn is_local(&mut self, address: IpAddr) -> Result<bool, DatapathError> {
+        let is_local_route = |answer: &RouteNetlinkMessage| matches!(answer, RouteNetlinkMessage::NewRoute(message) if message.header.kind == RouteType::Local);
+        Ok(self.is_own(address)? || self.ask(address)?.iter().any(is_local_route))
+    }
+
     /// The route of packets that entered through device `entrance` to another machine or pod. `None` if there is no
     /// route, if `to` is an address of this node, or if the device does not forward. Policy rules that match more than
     /// the destination are ignored.
@@ -94,12 +103,7 @@ impl Routes {
     /// # Errors
     /// The kernel does not answer over netlink.
     pub fn to(&mut self, to: IpAddr) -> Result<Option<Route>, DatapathError> {
-        let answers = match self.netlink.get(RouteNetlinkMessage::GetRoute(question(to))) {
-            Ok(answers) => answers,
-            Err(error) if is_no_route(&error) => return Ok(None),
-            Err(error) => return Err(DatapathError::netlink(format!("look up the route to {to}"), error)),
-        };
-        let found = answers.into_iter().find_map(|answer| {
+        let found = self.ask(to)?.into_iter().find_map(|answer| {
             if let RouteNetlinkMessage::NewRoute(message) = answer { hop(&message) } else { None }
         });
         let Some((mut route, gateway)) = found else { return Ok(None) };
@@ -108,6 +112,16 @@ impl Routes {
         }
         route.neighbour = self.is_known(route.device, gateway.unwrap_or(to))?;
         Ok(Some(route))
+    }
+
+    /// Asks the kernel for the route to an address; the answer is empty if the address is unreachable.
+    fn ask(&mut self, to: IpAddr) -> Result<Vec<RouteNetlinkMessage>, DatapathError> {
+        match self.netlink.get(RouteNetlinkMessage::GetRoute(question(to))) {
+            Err(error) if is_no_route(&error) => Ok(Vec::new()),
+            answers => {
+                answers.map_err(|error| DatapathError::netlink(format!("look up the route to {to}"), error))
+            }
+        }
     }
 
     fn forwards(&self, device: u32, to: IpAddr) -> Result<bool, DatapathError> {

@@ -11,7 +11,8 @@ use crate::{
     net::{
         devices::{Device, DevicePatterns, classify},
         netlink::{Netlink, events},
-        network::{self, Addresses, DefaultRoute, Link, Network},
+        network::{self, Addresses, Link, Network, Routes},
+        routing,
     },
 };
 
@@ -28,7 +29,8 @@ pub struct DeviceWatcher {
     stale: Stale,
     links: Vec<Link>,
     addresses: Addresses,
-    default_routes: Vec<DefaultRoute>,
+    routes: Routes,
+    has_only_default_rules: bool,
 }
 
 /// The lists that must be read again.
@@ -37,11 +39,12 @@ struct Stale {
     links: bool,
     addresses: bool,
     routes: bool,
+    rules: bool,
 }
 
 impl Stale {
-    const NOTHING: Self = Self { links: false, addresses: false, routes: false };
-    const EVERYTHING: Self = Self { links: true, addresses: true, routes: true };
+    const NOTHING: Self = Self { links: false, addresses: false, routes: false, rules: false };
+    const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
 
     /// Records the events of a datagram.
     fn note(&mut self, datagram: &[u8]) {
@@ -49,8 +52,12 @@ impl Stale {
             match header.kind {
                 libc::RTM_NEWLINK | libc::RTM_DELLINK => self.links = true,
                 libc::RTM_NEWADDR | libc::RTM_DELADDR => self.addresses = true,
-                // The second byte of a route message is the length of the destination's prefix.
-                libc::RTM_NEWROUTE | libc::RTM_DELROUTE if payload.get(1) == Some(&0) => self.routes = true,
+                libc::RTM_NEWRULE | libc::RTM_DELRULE => self.rules = true,
+                libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+                    // The second byte of a route message is the length of the destination's prefix.
+                    let is_default = payload.get(1) == Some(&0);
+                    self.routes |= is_default || !routing::event_is_by_destination(payload);
+                }
                 _ => {}
             }
         }
@@ -71,7 +78,8 @@ impl DeviceWatcher {
             stale: Stale::EVERYTHING,
             links: Vec::new(),
             addresses: Addresses::new(),
-            default_routes: Vec::new(),
+            routes: Routes::default(),
+            has_only_default_rules: false,
         })
     }
 
@@ -89,11 +97,17 @@ impl DeviceWatcher {
             self.stale.addresses = false;
         }
         if self.stale.routes {
-            self.default_routes = network::default_routes(netlink)
-                .map_err(|error| DatapathError::netlink("list routes", error))?;
+            self.routes =
+                network::routes(netlink).map_err(|error| DatapathError::netlink("list routes", error))?;
             self.stale.routes = false;
         }
-        Ok(Network::new(self.links.clone(), &self.addresses, self.default_routes.clone()))
+        if self.stale.rules {
+            self.has_only_default_rules = routing::has_only_default_rules(netlink)
+                .map_err(|error| DatapathError::netlink("list policy rules", error))?;
+            self.stale.rules = false;
+        }
+        let by_destination = self.has_only_default_rules && self.routes.by_destination;
+        Ok(Network::new(self.links.clone(), &self.addresses, self.routes.default.clone(), by_destination))
     }
 
     /// The devices that should have programs.
@@ -122,6 +136,9 @@ pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, Datapath
         .map_err(|error| DatapathError::netlink("list devices", error))
 }
 
+/// The multicast groups `RTNLGRP_IPV4_RULE` (8) and `RTNLGRP_IPV6_RULE` (19), as bits of `sockaddr_nl`.
+const RULES: u32 = 1 << (8 - 1) | 1 << (19 - 1);
+
 fn subscribe() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.set_non_blocking(true)?;
@@ -132,7 +149,7 @@ fn subscribe() -> io::Result<Socket> {
         libc::RTMGRP_IPV4_ROUTE,
         libc::RTMGRP_IPV6_ROUTE,
     ];
-    let groups = groups.into_iter().fold(0, |all, group| all | group.cast_unsigned());
+    let groups = groups.into_iter().fold(RULES, |all, group| all | group.cast_unsigned());
     socket.bind(&SocketAddr::new(0, groups))?;
     Ok(socket)
 }
@@ -145,7 +162,7 @@ fn drain(events: &Socket, stale: &mut Stale) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                // ENOBUFS: events were lost.
+                // ENOBUFS: the socket's buffer was full, so the kernel has dropped events.
                 debug!("reading everything again: {error}");
                 *stale = Stale::EVERYTHING;
                 return;
@@ -169,11 +186,13 @@ mod tests {
     #[test]
     fn events_of_other_routes_are_ignored() {
         let mut stale = Stale::NOTHING;
-        stale.note(&event(libc::RTM_NEWROUTE, &[2, 24, 0, 0]));
+        let route = |prefix| [&[2, prefix, 0, 0, 254, 0, 0, 7, 0, 0, 0, 0][..], &[0; 4]].concat();
+        stale.note(&event(libc::RTM_NEWROUTE, &route(24)));
         assert_eq!(stale, Stale::NOTHING);
-        stale.note(&event(libc::RTM_DELROUTE, &[10, 0, 0, 0]));
+        stale.note(&event(libc::RTM_DELROUTE, &route(0)));
         assert_eq!(stale, Stale { routes: true, ..Stale::NOTHING });
         stale.note(&[event(libc::RTM_NEWADDR, &[0; 8]), event(libc::RTM_DELLINK, &[0; 16])].concat());
+        stale.note(&event(libc::RTM_DELRULE, &[0; 12]));
         assert_eq!(stale, Stale::EVERYTHING);
     }
 }

@@ -74,7 +74,7 @@ impl Recount {
         &self.in_flows
     }
 
-    /// The present counts of the slots to check.
+    /// Reads the present counts of the slots to check.
     pub(crate) fn read(&mut self, active_flows: &ActiveFlows) -> Result<BTreeMap<u32, i64>, DatapathError> {
         if self.known.is_none() {
             self.known = Some(active_flows.slots_in_use()?);

@@ -144,7 +144,7 @@ mod tests {
         Affinity { address, port: 8080, zeros: 0, last_used: Tick(NOW.0 - Tick::ticks_in(seconds_ago)) }
     }
 
-    /// A map in which clients connect again at the worst moment.
+    /// A map whose clients connect again between two steps of a GC pass.
     struct Race {
         entries: RefCell<BTreeMap<AffinityKey, Affinity>>,
         /// The client that connects again after the pass has read all clients.

@@ -5,12 +5,14 @@
 //! pass repairs it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
+    net::IpAddr,
     sync::Arc,
 };
 
 use lb_common::{
+    Address,
     conntrack::{Flow, Pressure, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen},
     filter::Mark,
     protocol,
@@ -189,6 +191,32 @@ impl Conntrack {
         self.table.delete_all(&keys)?;
         self.count_down(&slots);
         Ok(flows)
+    }
+
+    /// The addresses of the node that masqueraded packets have as source.
+    pub fn masquerade_sources(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
+        let mut sources = BTreeSet::new();
+        self.table.for_each(|key, flow| {
+            sources.extend(masquerade_source(key, flow).map(IpAddr::from));
+            Ok(())
+        })?;
+        Ok(sources)
+    }
+
+    /// Deletes the connections that are masqueraded with one of these addresses. Returns how many.
+    pub fn purge_masqueraded(&self, sources: &BTreeSet<IpAddr>) -> Result<usize, DatapathError> {
+        let is_one = |key: &Tuple, flow: &Flow| {
+            masquerade_source(key, flow).is_some_and(|source| sources.contains(&source.into()))
+        };
+        let mut second_flows = HashSet::new();
+        self.table.for_each(|key, flow| {
+            second_flows.extend((is_masquerade(flow) && is_one(key, flow)).then_some(*key));
+            Ok(())
+        })?;
+        self.purge(|key, flow| {
+            let is_first = flow.flags & flow_flags::MASQUERADED != 0;
+            is_first && second_flows.contains(&flow.to) || is_one(key, flow)
+        })
     }
 
     fn count_down(&self, slots: &[u32]) {
@@ -410,6 +438,14 @@ const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
+/// The address of the node that replaces the client's, given the forward entry that replaces it. Not the near end of a
+/// tunnel: its packets carry the client's address.
+fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
+    const EITHER: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::ROUTED;
+    let replaces = flow.flags & EITHER != 0 && !flow.is_reply() && !flow.is_tunnelled();
+    (replaces && flow.to.source != key.source).then_some(flow.to.source)
+}
+
 /// Whether the slot that this entry names counts the flow as active: only forward entries count.
 const fn is_counted(flow: &Flow) -> bool {
     flow.active_flows_slot != 0 && !flow.is_reply()
@@ -445,10 +481,7 @@ pub fn monotonic_nanoseconds() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::{
-        Address,
-        conntrack::{Phase, Segment, tcp_flags},
-    };
+    use lb_common::conntrack::{Phase, Segment, tcp_flags};
 
     use super::*;
 

@@ -1,6 +1,6 @@
-//! The map `DEVICES`: on which devices packets may bypass the stack.
+//! The map `DEVICES`: which frames are for the node, and on which devices packets may bypass the stack.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lb_common::{DeviceInfo, device_flags};
 
@@ -30,10 +30,17 @@ impl DeviceMap {
         devices: &[Device],
         xdp: impl Fn(u32) -> Option<XdpMode>,
     ) -> Result<(), DatapathError> {
-        let wanted: BTreeMap<u32, DeviceInfo> = devices
+        let bridges: BTreeSet<u32> = devices
             .iter()
-            .filter_map(|device| Some((device.index, self.info(device, xdp(device.index).is_some())?)))
+            .filter(|device| device.kind == DeviceKind::Workload)
+            .filter_map(|device| device.controller)
             .collect();
+        let info = |device: &Device| {
+            let has_xdp = xdp(device.index).is_some();
+            info(device, has_xdp, bridges.contains(&device.index), self.forwarding)
+        };
+        let wanted: BTreeMap<u32, DeviceInfo> =
+            devices.iter().map(|device| (device.index, info(device))).collect();
         let found = self.map.entries()?;
         let gone: Vec<u32> = found.keys().filter(|index| !wanted.contains_key(index)).copied().collect();
         let (new, values): (Vec<u32>, Vec<DeviceInfo>) =
@@ -41,22 +48,20 @@ impl DeviceMap {
         self.map.delete_all(&gone)?;
         self.map.update_all(&new, &values)
     }
-
-    fn info(&self, device: &Device, has_xdp: bool) -> Option<DeviceInfo> {
-        info(device, has_xdp, self.forwarding)
-    }
 }
 
-/// The entry of a device; `None` if packets never bypass the stack there.
-fn info(device: &Device, has_xdp: bool, forwarding: Forwarding) -> Option<DeviceInfo> {
+/// The entry of a device. `leads_to_pods` is whether it is the bridge of a workload device.
+fn info(device: &Device, has_xdp: bool, leads_to_pods: bool, forwarding: Forwarding) -> DeviceInfo {
     let direct = forwarding == Forwarding::Direct;
-    let flags = match device.kind {
+    let bypass = match device.kind {
         DeviceKind::Wire if has_xdp => device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET,
         DeviceKind::Wire if direct && device.layer == Layer::Ethernet => device_flags::WIRE,
         DeviceKind::Workload if direct && device.peer_elsewhere => device_flags::REDIRECT_PEER,
-        DeviceKind::Wire | DeviceKind::Workload => return None,
+        DeviceKind::Wire | DeviceKind::Workload => 0,
     };
-    Some(DeviceInfo { mtu: device.mtu, flags })
+    let tunnels = if device.kind == DeviceKind::Wire && !leads_to_pods { device_flags::TUNNELS } else { 0 };
+    let (mtu, mac) = (device.mtu, device.mac.unwrap_or_default());
+    DeviceInfo { mtu, flags: bypass | tunnels, mac, ..DeviceInfo::UNKNOWN }
 }
 
 #[cfg(test)]
@@ -64,12 +69,22 @@ mod tests {
     use super::*;
 
     fn device(kind: DeviceKind, layer: Layer, peer_elsewhere: bool) -> Device {
-        let (index, name, mtu) = (3, "eth0".to_owned(), 1500);
-        Device { index, name, kind, layer, mtu, is_pair: peer_elsewhere, peer_elsewhere }
+        let (index, name, mtu, mac) = (3, "eth0".to_owned(), 1500, Some([2, 0, 0, 0, 0, 3]));
+        Device {
+            index,
+            name,
+            kind,
+            layer,
+            mtu,
+            mac,
+            controller: None,
+            is_pair: peer_elsewhere,
+            peer_elsewhere,
+        }
     }
 
-    fn flags(device: &Device, has_xdp: bool, forwarding: Forwarding) -> Option<u32> {
-        info(device, has_xdp, forwarding).map(|info| info.flags)
+    fn flags(device: &Device, has_xdp: bool, forwarding: Forwarding) -> u32 {
+        info(device, has_xdp, false, forwarding).flags
     }
 
     #[test]
@@ -77,17 +92,24 @@ mod tests {
         use DeviceKind::{Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};
-        use device_flags::{REDIRECT_PEER, WIRE, XDP_REDIRECT_TARGET};
+        use device_flags::{REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET};
 
         let wire = device(Wire, Ethernet, false);
-        assert_eq!(flags(&wire, true, Stack), Some(WIRE | XDP_REDIRECT_TARGET));
-        assert_eq!(flags(&wire, true, Direct), Some(WIRE | XDP_REDIRECT_TARGET));
-        assert_eq!(flags(&wire, false, Stack), None);
-        assert_eq!(flags(&wire, false, Direct), Some(WIRE));
-        assert_eq!(flags(&device(Wire, Ip, false), false, Direct), None, "it has no MAC addresses");
+        assert_eq!(flags(&wire, true, Stack), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
+        assert_eq!(flags(&wire, true, Direct), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
+        assert_eq!(flags(&wire, false, Stack), TUNNELS);
+        assert_eq!(flags(&wire, false, Direct), WIRE | TUNNELS);
+        assert_eq!(flags(&device(Wire, Ip, false), false, Direct), TUNNELS, "it has no MAC addresses");
         let pod = device(Workload, Ethernet, true);
-        assert_eq!(flags(&pod, false, Stack), None);
-        assert_eq!(flags(&pod, false, Direct), Some(REDIRECT_PEER));
-        assert_eq!(flags(&device(Workload, Ethernet, false), false, Direct), None, "a bridge");
+        assert_eq!(flags(&pod, false, Stack), 0);
+        assert_eq!(flags(&pod, false, Direct), REDIRECT_PEER);
+        assert_eq!(flags(&device(Workload, Ethernet, false), false, Direct), 0, "a bridge");
+    }
+
+    #[test]
+    fn tunnels_end_at_wires_that_no_pod_is_behind() {
+        let wire = device(DeviceKind::Wire, Layer::Ethernet, false);
+        assert_eq!(info(&wire, false, false, Forwarding::Stack).flags, device_flags::TUNNELS);
+        assert_eq!(info(&wire, false, true, Forwarding::Stack).flags, 0);
     }
 }

@@ -1,5 +1,5 @@
-//! The agent's part of the filter: marks before it inserts entries and frontends, and rebuilding. The rules, and why no
-//! mark is ever missing, are in [`lb_common::filter`].
+//! The agent's part of the filter: it adds marks before it inserts entries and frontends, and rebuilds the filter. The
+//! rules, and why no mark is ever missing, are in [`lb_common::filter`].
 
 use std::{
     io,
@@ -28,8 +28,8 @@ const ACTIVE: usize = offset_of!(filter::Filter, active) / 8;
 const RANGES: usize = offset_of!(filter::Filter, ranges) / 8;
 const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 
-/// The share of packets without a flow that may look like one before old marks are dropped. A packet loses some 100 ns
-/// then, so 0.4 % costs less than half a nanosecond for each; a rebuild walks over all flows.
+/// A rebuild is due above this share of packets that have no flow but look as if they had one. Such a packet takes some
+/// 100 ns longer, so 0.4 % cost less than half a nanosecond per packet, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 
 /// The filter of this node. There is one instance for each agent, because it holds the lock between insertions and
@@ -61,7 +61,8 @@ impl FilterFill {
     /// An empty filter.
     pub const EMPTY: Self = Self { bits: 0, false_positives: 0.0 };
 
-    /// Whether enough marks may be old: more than twice as many as after the last rebuild, and they cost something.
+    /// Whether a rebuild is due: false positives are frequent enough to cost something, and more than twice as many
+    /// bits are set as after the last rebuild, so that enough marks may be old.
     fn is_rebuild_due(self, rebuilt: Self) -> bool {
         self.false_positives > MOST_FALSE_POSITIVES && self.bits > rebuilt.bits.saturating_mul(2)
     }
@@ -109,13 +110,13 @@ impl FilterMemory {
         }
     }
 
-    /// How full the copy is that programs ask, or would ask first.
+    /// The fill of the copy that programs ask or, while the filter is off, of the first copy.
     fn fill(&self) -> FilterFill {
         let mut fill = FilterFill::EMPTY;
         for index in words_of(copy_of(self.active())) {
             let bits = self.load(index).count_ones();
             fill.bits += bits;
-            // Both bits of another endpoint's mark are set by chance.
+            // Another endpoint's mark falls into this word, and both of its bits happen to be set.
             fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
         }
         fill
@@ -177,7 +178,7 @@ impl Filter {
         self.memory.active() != OFF
     }
 
-    /// How full the copy is that programs ask, or would ask first.
+    /// The fill of the copy that programs ask or, while the filter is off, of the first copy.
     pub fn fill(&self) -> FilterFill {
         self.memory.fill()
     }
@@ -188,7 +189,8 @@ impl Filter {
         if self.is_on() && !self.fill().is_rebuild_due(rebuilt) {
             return Ok(None);
         }
-        // Programs of another layout insert entries without marks, and copies of their entries are still to come.
+        // During a handover, programs of another layout insert entries without marks, and their entries are still being
+        // copied.
         if self.handover.get(&0)? != Some(OVER) {
             return Ok(None);
         }

@@ -67,11 +67,24 @@ const STATE: [&MapSpec; 8] = [
     &layout::CONNECTED_SOCKETS,
 ];
 
+/// Maps whose elements are copied and whose sizes are configured.
+const SIZED: [&MapSpec; 7] = [
+    &layout::SERVICES,
+    &layout::SERVICE_NAMES,
+    &layout::VIPS,
+    &layout::BACKENDS,
+    &layout::ACTIVE_FLOWS,
+    &layout::ENDPOINT_NAMES,
+    &layout::TABLES,
+];
+
 /// A data plane of another layout that is being taken over.
 #[derive(Debug)]
 pub(crate) struct Handover {
     folder: Folder,
     earlier: Earlier,
+    /// Sizes of our maps.
+    capacities: Capacities,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
     /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
@@ -120,7 +133,7 @@ pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
 }
 
 impl Earlier {
-    /// The data plane in `folder`; `None` if it has no description (before version 5).
+    /// Opens the data plane in `folder`; `None` if it has no description (before version 5).
     fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
         let path = folder.join(DESCRIPTION);
         let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
@@ -139,11 +152,41 @@ impl Earlier {
         RawMap::open(spec.name, &self.folder.join(spec.name))
     }
 
+    /// The sizes of our maps: the wanted ones, or those of the earlier maps where the elements would not fit.
+    fn capacities(&self, wanted: Capacities) -> Result<Capacities, DatapathError> {
+        let mut capacities = wanted;
+        for spec in SIZED {
+            let Some(map) = self.map(spec)? else { continue };
+            let (has, wants) = (map.shape.max_entries, capacities.of(spec));
+            if has > wants && entries(&map, spec.is_array())? > wants {
+                warn!(
+                    map = spec.name,
+                    has, wants, "a map keeps its size, because smaller it would be too full"
+                );
+                capacities.raise(spec, has);
+            }
+        }
+        Ok(capacities)
+    }
+
     fn conversions(&self, spec: &MapSpec) -> Option<Conversions> {
         let key = self.description.get(spec.name, Part::Key)?;
         let value = self.description.get(spec.name, Part::Value)?;
         Some((Conversion::between(key, &(spec.key)()), Conversion::between(value, &(spec.value)())))
     }
+}
+
+/// The size that an array needs for all of its elements that are not zeros, or the number of elements of a hash map.
+fn entries(map: &RawMap, is_array: bool) -> Result<u32, DatapathError> {
+    let (mut count, mut end) = (0, 0);
+    map.for_each(&mut |_, value| {
+        count += 1;
+        if value.iter().any(|byte| *byte != 0) {
+            end = count;
+        }
+        Ok(())
+    })?;
+    Ok(if is_array { end } else { count })
 }
 
 fn converted<T: Pod>(conversion: &Conversion, bytes: &[u8]) -> T {
@@ -172,21 +215,27 @@ impl Handover {
         }
         let mut handover = Self {
             folder: folder.clone(),
+            capacities: earlier.capacities(*capacities)?,
             earlier,
             shared: BTreeSet::new(),
             resumed,
             copied: HashSet::new(),
             hasher: RandomState::new(),
         };
-        handover.share(capacities)?;
+        handover.share()?;
         Ok(Some(handover))
     }
 
-    fn share(&mut self, capacities: &Capacities) -> Result<(), DatapathError> {
+    /// The sizes of our maps: those of the options, or those of the earlier maps where the elements would not fit.
+    pub(crate) const fn capacities(&self) -> Capacities {
+        self.capacities
+    }
+
+    fn share(&mut self) -> Result<(), DatapathError> {
         let own = own_description();
         for spec in STATE {
             let Some(map) = self.earlier.map(spec)? else { continue };
-            let fits = map.shape.max_entries == capacities.of(spec);
+            let fits = map.shape.max_entries == self.capacities.of(spec);
             let path = self.folder.map(spec.name);
             if self.resumed || !fits || !own.agrees(&self.earlier.description, spec.name) {
                 continue;

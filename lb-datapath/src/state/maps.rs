@@ -7,8 +7,8 @@ use std::{
 };
 
 use lb_common::{
-    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, filter::Mark,
-    from_fixed, service_flags, to_fixed,
+    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, capacity,
+    filter::Mark, from_fixed, service_flags, to_fixed,
 };
 use lb_core::{
     capacity::Capacity,
@@ -120,6 +120,7 @@ impl ServiceMaps {
             frontends: self.services.capacity(),
             names: self.service_names.capacity(),
             source_ranges: self.source_ranges.capacity(),
+            vips: self.vips.capacity().saturating_sub(capacity::OWN_VIPS),
         }
     }
 
@@ -325,7 +326,6 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
         name: to_fixed(&service.name),
         port_name: to_fixed(port),
         protocol: protocol.number(),
-        zero: 0,
         node_port: labels.node_port.unwrap_or(0),
     }
 }
@@ -344,8 +344,11 @@ fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
 }
 
 fn endpoint_name(labels: &EndpointLabels) -> EndpointName {
-    let text = |label: &Option<Arc<str>>| to_fixed(label.as_deref().unwrap_or(""));
-    EndpointName { node: text(&labels.node), zone: text(&labels.zone), pod: text(&labels.pod) }
+    EndpointName { node: fixed(&labels.node), zone: fixed(&labels.zone), pod: fixed(&labels.pod) }
+}
+
+fn fixed<const N: usize>(label: &Option<Arc<str>>) -> [u8; N] {
+    to_fixed(label.as_deref().unwrap_or(""))
 }
 
 fn endpoint_labels(name: &EndpointName, strings: &mut Strings) -> EndpointLabels {

@@ -219,7 +219,7 @@ mod tests {
     fn answer(family: u8, remote: [u32; 4]) -> Vec<u8> {
         let mut answer = DiagMessage { family, ..DiagMessage::zeroed() };
         answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
-        // Timeouts, queues and attributes follow.
+        // Other fields follow: timeouts, queues, attributes.
         [bytemuck::bytes_of(&answer), &[9; 60]].concat()
     }
 

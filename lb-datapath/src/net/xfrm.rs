@@ -1,0 +1,168 @@
+//! Out policies of xfrm (IPsec). The kernel looks them up when it routes a packet, so replies from a Service are still from
+//! their endpoint then: a policy for a virtual address does not encrypt them.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use lb_common::{Address, Network};
+use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
+use netlink_sys::protocols::NETLINK_XFRM;
+
+use crate::{
+    error::DatapathError,
+    net::netlink::{Message, Netlink},
+};
+
+/// From include/uapi/linux/xfrm.h.
+const XFRM_MSG_GETPOLICY: u16 = 0x15;
+const XFRM_POLICY_OUT: u8 = 1;
+const XFRM_POLICY_ALLOW: u8 = 0;
+const XFRMA_TMPL: u16 = 5;
+const AF_INET: u16 = 2;
+/// Bytes of `struct xfrm_userpolicy_info`, after which attributes follow, and the offsets of its fields.
+const POLICY: usize = 168;
+const SOURCE: usize = 16;
+const FAMILY: usize = 40;
+const DESTINATION_PREFIX: usize = 42;
+const SOURCE_PREFIX: usize = 43;
+const DIRECTION: usize = 160;
+const ACTION: usize = 161;
+
+/// The networks of a policy that encrypts packets which leave this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OutPolicy {
+    source: (IpAddr, u8),
+    destination: (IpAddr, u8),
+}
+
+impl OutPolicy {
+    /// Whether the policy is for packets from this address.
+    pub(crate) fn is_for(&self, source: IpAddr) -> bool {
+        let (network, prefix) = self.source;
+        network.is_ipv4() == source.is_ipv4()
+            && Network::new(network.into(), prefix).contains(&Address::from(source))
+    }
+}
+
+impl fmt::Display for OutPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((source, from), (destination, to)) = (self.source, self.destination);
+        write!(f, "src {source}/{from} dst {destination}/{to} dir out")
+    }
+}
+
+/// The policies of this network namespace that encrypt packets which leave this node; none on a kernel without xfrm.
+pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
+    let failed = |error| DatapathError::netlink("list xfrm policies", error);
+    let mut netlink = match Netlink::open() {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        opened => opened.map_err(failed)?,
+    };
+    let answers: io::Result<Vec<Xfrm>> = netlink.dump(&Xfrm::List);
+    let policy = |answer| if let Xfrm::Policy(policy) = answer { policy } else { None };
+    Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
+}
+
+/// Requests and answers.
+#[derive(Clone, Copy, Debug)]
+enum Xfrm {
+    /// Lists all policies.
+    List,
+    /// A policy; `None` if it does not encrypt packets that leave.
+    Policy(Option<OutPolicy>),
+}
+
+impl NetlinkSerializable for Xfrm {
+    fn message_type(&self) -> u16 {
+        XFRM_MSG_GETPOLICY
+    }
+
+    fn buffer_len(&self) -> usize {
+        0
+    }
+
+    fn serialize(&self, _buffer: &mut [u8]) {}
+}
+
+impl NetlinkDeserializable for Xfrm {
+    type Error = DecodeError;
+
+    fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        if payload.len() < POLICY {
+            return Err(DecodeError::from("an xfrm policy that is too short"));
+        }
+        let encrypts = payload[DIRECTION] == XFRM_POLICY_OUT
+            && payload[ACTION] == XFRM_POLICY_ALLOW
+            && has_attribute(&payload[POLICY..], XFRMA_TMPL);
+        let is_v4 = u16::from_ne_bytes([payload[FAMILY], payload[FAMILY + 1]]) == AF_INET;
+        let networks = || {
+            Some(OutPolicy {
+                source: (address(&payload[SOURCE..], is_v4)?, payload[SOURCE_PREFIX]),
+                destination: (address(payload, is_v4)?, payload[DESTINATION_PREFIX]),
+            })
+        };
+        Ok(Self::Policy(if encrypts { networks() } else { None }))
+    }
+}
+
+impl Message for Xfrm {
+    const PROTOCOL: isize = NETLINK_XFRM;
+}
+
+fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
+    if is_v4 {
+        let v4: [u8; 4] = *bytes.first_chunk()?;
+        Some(Ipv4Addr::from(v4).into())
+    } else {
+        let v6: [u8; 16] = *bytes.first_chunk()?;
+        Some(v6.into())
+    }
+}
+
+/// Whether the attributes include one of this kind.
+fn has_attribute(mut attributes: &[u8], kind: u16) -> bool {
+    while let [a, b, c, d, ..] = *attributes {
+        if u16::from_ne_bytes([c, d]) == kind {
+            return true;
+        }
+        // An attribute is at least as long as its header.
+        let length = usize::from(u16::from_ne_bytes([a, b])).max(4).next_multiple_of(4);
+        attributes = attributes.get(length..).unwrap_or_default();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(direction: u8, action: u8, attribute: u16) -> Option<OutPolicy> {
+        let mut payload = vec![0; POLICY];
+        payload[..4].copy_from_slice(&[192, 0, 2, 0]);
+        payload[SOURCE..SOURCE + 4].copy_from_slice(&[10, 96, 0, 0]);
+        payload[FAMILY..FAMILY + 2].copy_from_slice(&AF_INET.to_ne_bytes());
+        (payload[DESTINATION_PREFIX], payload[SOURCE_PREFIX]) = (24, 12);
+        (payload[DIRECTION], payload[ACTION]) = (direction, action);
+        payload.extend([4_u16.to_ne_bytes(), 9_u16.to_ne_bytes()].concat());
+        payload.extend([4_u16.to_ne_bytes(), attribute.to_ne_bytes()].concat());
+        let Ok(Xfrm::Policy(found)) = Xfrm::deserialize(&NetlinkHeader::default(), &payload) else {
+            panic!("no policy")
+        };
+        found
+    }
+
+    #[test]
+    fn only_policies_that_encrypt_what_leaves_are_found() {
+        let found = policy(XFRM_POLICY_OUT, XFRM_POLICY_ALLOW, XFRMA_TMPL).unwrap();
+        assert_eq!(found.to_string(), "src 10.96.0.0/12 dst 192.0.2.0/24 dir out");
+        for (address, expected) in [("10.100.0.1", true), ("10.0.0.1", false), ("fd00::1", false)] {
+            assert_eq!(found.is_for(address.parse().unwrap()), expected, "{address}");
+        }
+        assert_eq!(policy(2, XFRM_POLICY_ALLOW, XFRMA_TMPL), None, "forwarded");
+        assert_eq!(policy(XFRM_POLICY_OUT, 1, XFRMA_TMPL), None, "blocks");
+        assert_eq!(policy(XFRM_POLICY_OUT, XFRM_POLICY_ALLOW, 6), None, "bypasses");
+        assert!(Xfrm::deserialize(&NetlinkHeader::default(), &[0; 20]).is_err());
+    }
+}
