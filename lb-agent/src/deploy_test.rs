@@ -198,7 +198,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
         let written = [
             bpffs.value.as_deref().unwrap(),
             socket::FOLDER,
-            // `bugreport` writes its archive there.
+            // `bugreport` writes its archive to the working directory.
             container.working_dir.as_deref().unwrap_or("/"),
         ];
         let mounts = container.volume_mounts.unwrap();

@@ -8,6 +8,7 @@ pub mod daemon;
 mod deploy_test;
 pub mod explain;
 pub mod health;
+pub mod host_rules;
 #[cfg(test)]
 mod http_test;
 pub mod kubernetes;

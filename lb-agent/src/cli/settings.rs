@@ -128,6 +128,10 @@ settings! {
         /// [default: all]
         "nodeport-addresses" "LB_AGENT_NODEPORT_ADDRESSES" "nodePortAddresses"
         nodeport_addresses: Option<Vec<String>> | Option<List>, (value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',');
+        /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16
+        /// [default: none]
+        "deny-source" "LB_AGENT_DENY_SOURCE" "denySource"
+        deny_source: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or mh
         /// [default: random]
         "scheduler" "LB_AGENT_SCHEDULER" "scheduler"
@@ -154,14 +158,16 @@ settings! {
         /// Which processes get Service addresses translated at connect() and sendmsg() instead of per packet [default: host]
         "socket-lb" "LB_AGENT_SOCKET_LB" "socketLb"
         socket_lb: Option<SocketLb> | Option<SocketLb>, (value_name = "WHOSE");
-        /// Which wire devices are served at XDP, before the kernel allocates an skb [default: auto]
+        /// Which wire devices are served at XDP, before the kernel allocates an skb: routed packets bypass all netfilter
+        /// rules, and attaching may reset the network card [default: off]
         "xdp" "LB_AGENT_XDP" "xdp"
         xdp: Option<Xdp> | Option<Xdp>, (value_name = "MODE");
         /// Move a connection to another backend after this many retransmissions of a SYN that its backend does not answer;
         /// 0: never [default: 0]
         "syn-retries" "LB_AGENT_SYN_RETRIES" "synRetries"
         syn_retries: Option<u16> | Option<u16>, (value_name = "NUMBER");
-        /// How packets of Services get from interface to interface [default: stack]
+        /// How packets of Services get from interface to interface: through the stack, or directly, bypassing netfilter
+        /// rules and policy routing of the node [default: stack]
         "forwarding" "LB_AGENT_FORWARDING" "forwarding"
         forwarding: Option<Forwarding> | Option<Forwarding>, (value_name = "HOW");
         /// Address that serves /healthz and /livez; empty: none [default: 0.0.0.0:10256]
@@ -179,22 +185,23 @@ settings! {
         /// Format of log lines [default: human]
         "log-format" "LB_AGENT_LOG_FORMAT" "logFormat"
         log_format: Option<LogFormat> | Option<LogFormat>, (value_name = "FORMAT");
-        /// Capacity for frontends, each a virtual address with a port [default: 262144]
+        /// Capacity for frontends, each a virtual address with a port [default: 131072]
         "max-frontends" "LB_AGENT_MAX_FRONTENDS" "maxFrontends"
         max_frontends: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
         /// Capacity for backends, counted for each service port; during an update old and new ones need room
-        /// [default: 524288]
+        /// [default: 262144]
         "max-backends" "LB_AGENT_MAX_BACKENDS" "maxBackends"
         max_backends: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
         /// Capacity for entries of the tables of schedulers; during an update old and new ones need room
-        /// [default: 1048576]
+        /// [default: 524288]
         "max-table-slots" "LB_AGENT_MAX_TABLE_SLOTS" "maxTableSlots"
         max_table_slots: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
-        /// Capacity for connections; at capacity new ones are dropped until others end [default: 262144]
+        /// Capacity for connections; one that is masqueraded through the stack counts as two. At capacity new ones are
+        /// dropped until others end [default: 262144]
         "max-connections" "LB_AGENT_MAX_CONNECTIONS" "maxConnections"
         max_connections: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30));
         /// Capacity for clients of Services with session affinity; beyond it, the client idle for longest is evicted and
-        /// rebalanced [default: 65536]
+        /// rebalanced [default: 32768]
         "max-affinity-clients" "LB_AGENT_MAX_AFFINITY_CLIENTS" "maxAffinityClients"
         max_affinity_clients: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
         /// Log level of the BPF programs; logging costs time for every packet [default: off]
@@ -409,6 +416,7 @@ mod tests {
             Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\
             Each setting can be a flag, an environment variable, or a key in the YAML file of `--config`, which also takes the\n\
             second key. A flag overrides the environment, which overrides the file. `lb-agent run --help` describes the values.\n\n\
+            What no setting changes, such as the UDP timeout, is in [limits.md](limits.md#what-no-setting-changes).\n\n\
             | flag | environment | second key | meaning |\n| --- | --- | --- | --- |\n"
             .to_owned();
         let flags = run_flags();

@@ -43,7 +43,7 @@ impl fmt::Display for Client {
     }
 }
 
-/// What the data plane did with a packet or system call, as `monitor` shows it.
+/// The verdict of the data plane on a packet or system call, as `monitor` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum EventVerdict {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use super::output::{Mood, cell, print_json, print_table, table};
-use crate::{cli::TableOrJson, config::KernelPaths, leftovers};
+use crate::{cli::TableOrJson, config::KernelPaths, host_rules, leftovers};
 use lb_datapath::{Probe, ProbeResult};
 
 #[derive(Debug, Serialize)]
@@ -21,7 +21,7 @@ struct ProbeView<'a> {
 
 /// The results of the probes as JSON.
 pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
-    let probes = lb_datapath::check(bpffs);
+    let probes = probes(bpffs);
     serde_json::to_value(probes.iter().map(view).collect::<Vec<_>>())
 }
 
@@ -30,12 +30,12 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 /// # Errors
 /// The kernel lacks a feature that the data plane requires.
 pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
-    let probes = lb_datapath::check(&paths.bpffs);
+    let probes = probes(&paths.bpffs);
     match output {
         TableOrJson::Table => print_table(&probe_table(&probes))?,
         TableOrJson::Json => print_json(&probes.iter().map(view).collect::<Vec<_>>())?,
     }
-    for line in leftovers::find().report() {
+    for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
         warn!("{line}");
     }
     let missing: Vec<_> =
@@ -47,6 +47,13 @@ pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The probes of the kernel, and of the host's rules.
+fn probes(bpffs: &Path) -> Vec<Probe> {
+    let mut probes = lb_datapath::check(bpffs);
+    probes.push(host_rules::probe());
+    probes
 }
 
 fn view(probe: &Probe) -> ProbeView<'_> {

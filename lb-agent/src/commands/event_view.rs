@@ -37,8 +37,8 @@ pub(super) struct EventView {
     /// Whether the packet reaches the backend's node through a tunnel.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) tunnel: bool,
-    /// Why this backend or none was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in `lb-agent
-    /// status`.
+    /// Why this backend, or no backend, was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in
+    /// `lb-agent status`.
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, or `socket`
     pub(super) hook: &'static str,
@@ -169,7 +169,7 @@ pub(super) fn line(view: &EventView, style: Style) -> String {
         Style::Plain => format!("{word:6}"),
         Style::Coloured => format!("\x1b[{colour}m{word:6}\x1b[0m"),
     };
-    // 12:34:56.789 of 2026-11-21T12:34:56.789Z
+    // Cuts `12:34:56.789` out of `2026-11-21T12:34:56.789Z`.
     let time = format!("{:.3}", view.time);
     let time = time.split_once('T').map_or(&*time, |(_, time)| time.trim_end_matches('Z'));
     format!("{time} {word} {}: {}", way(view), why(view))

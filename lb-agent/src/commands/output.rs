@@ -8,7 +8,7 @@ use serde::Serialize;
 /// The text for a value that is unknown or does not exist.
 pub(super) const NOTHING: &str = "-";
 
-/// Columns of the narrowest terminal that tables are wrapped for.
+/// Tables are wrapped only for terminals with at least this many columns.
 const NARROWEST: u16 = 40;
 
 /// A table without borders, as `kubectl` prints them. On a terminal, long cells wrap to its width; otherwise each row is one line.
@@ -35,7 +35,7 @@ pub(super) fn scaled(value: u64) -> String {
     if value < 1000 {
         return value.to_string();
     }
-    // Tenths of the unit, rounded down, so that no number becomes 1000.0 of its unit.
+    // Rounds down to tenths of the unit: rounding up would show 999,999 as `1000.0k`.
     let (mut tenths, mut unit) = (value / 100, "k");
     for larger in ["M", "G", "T", "P", "E"] {
         if tenths >= 10_000 {
@@ -67,7 +67,7 @@ pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     Cell::new(text.to_string()).fg(colour)
 }
 
-/// The lines of a table, without trailing blanks and left margin.
+/// Renders a table as lines without trailing blanks and left margin.
 pub(super) fn render(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {

@@ -39,7 +39,7 @@ pub(super) struct ServiceView {
     /// How packets of external clients reach backends on other nodes, `snat` or `dsr`; `None` if they never do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) north_south_mode: Option<&'static str>,
-    /// Networks that may use the load balancer's addresses; empty allows all.
+    /// Client networks that may use the Service's load balancer addresses; empty allows all.
     pub(super) source_ranges: Vec<String>,
     /// Backends of all frontends, sorted.
     pub(super) backends: Vec<BackendView>,
@@ -78,7 +78,7 @@ pub(super) struct FrontendView {
     pub(super) inside_slots: Option<u32>,
     /// Masqueraded clients: `all`, `outsiders` (external clients), or `none`.
     pub(super) masquerade: &'static str,
-    /// What happens to new connections without a backend: `reject` or `drop`.
+    /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
 }
 
@@ -200,7 +200,7 @@ fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
     networks.into_iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
 
-/// Address and prefix; the key counts the bits of a v4-mapped address.
+/// Address and prefix length of a key. (A key counts the bits of the v4-mapped address.)
 fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
     let family = if key.range.address.is_v4() { 96 } else { 0 };
     (key.range.address.into(), key.prefix_length.saturating_sub(32 + family))
@@ -288,7 +288,7 @@ pub(super) fn protocol_name(number: u8) -> &'static str {
     lb_core::model::Protocol::from_number(number).map_or("unknown", lb_core::model::Protocol::as_str)
 }
 
-/// A kernel with two Services.
+/// Contents of a kernel that serves two Services.
 #[cfg(test)]
 pub(super) mod testdata {
     use bytemuck::Zeroable as _;

@@ -1,4 +1,5 @@
-//! `status`: the kernel's part from the pins, the agent's part from the status socket.
+//! `status`: shows the state of the kernel, read from the pins, and the state of the agent, read from its status
+//! socket.
 
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
@@ -27,7 +28,7 @@ pub(super) struct Status {
     degraded: Vec<DegradedView>,
     /// Rules that a kube-proxy left behind.
     kube_proxy: Vec<Leftover>,
-    /// Why more of its rules may exist: tools that could not list them.
+    /// Errors of the tools that list these rules: kube-proxy may have left more.
     kube_proxy_errors: Vec<String>,
     /// Directory of the pins.
     folder: String,
@@ -118,7 +119,7 @@ pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Statu
         outcomes: outcomes(pinned.stats().read()?),
         kube_proxy: leftovers,
         kube_proxy_errors: errors.iter().map(ToString::to_string).collect(),
-        degraded: lb_datapath::degraded().into_iter().map(degraded_view).collect(),
+        degraded: lb_datapath::degraded(&paths.bpffs).into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
     })

@@ -9,7 +9,7 @@ use std::{
 use glob::Pattern;
 use ipnet::IpNet;
 use kube::config::Kubeconfig;
-use lb_common::{Scheduler, UnknownScheduler};
+use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler};
 use lb_core::{
     north_south::{NorthSouthMode, UnknownMode},
     tables::{TableSize, UnknownSize},
@@ -231,6 +231,17 @@ pub(super) fn peers(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigErro
     networks("--dsr-peers", given.unwrap_or_default(), "")
 }
 
+/// The networks of `--deny-source`. The settings in the kernel hold a limited number: to ignore one would admit clients.
+pub(super) fn denied_sources(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
+    const SETTING: &str = "--deny-source";
+    let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
+    if let Some(network) = networks.get(MAX_NETWORKS) {
+        let advice = format!("at most {MAX_NETWORKS} networks fit; give fewer and larger ones");
+        return Err(refused(SETTING, network, advice));
+    }
+    Ok(networks)
+}
+
 pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
     let Some(size) = given else { return Ok(TableSize::default()) };
     size.to_string()
@@ -264,7 +275,8 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// Parses `HOST:PORT`, or the host alone; an empty text means none.
+/// Parses `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a text the result is the
+/// default; an empty text means no listener.
 fn listener(
     setting: &'static str,
     given: Option<String>,
@@ -310,9 +322,9 @@ pub(super) fn forwarding(option: Option<cli::Forwarding>) -> Forwarding {
 
 pub(super) fn xdp(option: Option<Xdp>) -> XdpOption {
     match option {
-        None | Some(Xdp::Auto) => XdpOption::Auto,
+        Some(Xdp::Auto) => XdpOption::Auto,
         Some(Xdp::Native) => XdpOption::Native,
         Some(Xdp::Generic) => XdpOption::Generic,
-        Some(Xdp::Off) => XdpOption::Off,
+        None | Some(Xdp::Off) => XdpOption::Off,
     }
 }

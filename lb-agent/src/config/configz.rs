@@ -38,7 +38,7 @@ impl Config {
         }})
     }
 
-    /// Mode, pod networks, bridge and prefix in the values of kube-proxy.
+    /// How internal clients are detected, in kube-proxy's terms: mode, pod networks, bridge, prefix of interface names.
     fn detection(&self) -> (&'static str, String, &str, &str) {
         match &self.detect_local {
             DetectLocal::Never => ("ClusterCIDR", String::new(), "", ""),

@@ -78,6 +78,7 @@ impl Config {
             ("masquerade-all", self.masquerade_all.to_string()),
             ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
             ("nodeport-addresses", node_ports),
+            ("deny-source", list(&self.denied_sources)),
             ("scheduler", self.scheduler.to_string()),
             ("maglev-table-size", self.maglev.size.to_string()),
             ("maglev-seed", self.maglev.seed.to_string()),
@@ -191,6 +192,7 @@ mod tests {
             "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
+            "--deny-source=192.0.2.0/24,2001:db8::/64",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();

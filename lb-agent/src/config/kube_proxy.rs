@@ -18,8 +18,8 @@ pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// The `logging.verbosity` from which on kube-proxy logs details that the agent logs at debug level.
 const DEBUG_VERBOSITY: u32 = 4;
 
-/// Fields without effect, and their values that cause no warning: the defaults of kube-proxy. Zero values cause none
-/// either. A field with subfields stands for all of them.
+/// Fields that have no effect here, each with the values that cause no warning: the defaults of kube-proxy. Zero values
+/// cause no warning either. A field with subfields stands for all of them.
 const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("bindAddressHardFail", &[]),
     ("clientConnection.acceptContentTypes", &[]),

@@ -76,6 +76,8 @@ pub struct Config {
     pub masquerade_ports: RangeInclusive<u16>,
     /// Addresses of the node that serve node ports.
     pub nodeport_addresses: NodePortAddresses,
+    /// Networks whose external clients may use no Service.
+    pub denied_sources: Vec<IpNet>,
     /// Default scheduler.
     pub scheduler: Scheduler,
     /// Size of Maglev tables, and the seed of all schedulers that hash.
@@ -193,6 +195,7 @@ impl Config {
                 run.nodeport_addresses,
                 file.nodeport_addresses,
             ))?,
+            denied_sources: check::denied_sources(list(run.deny_source, file.deny_source))?,
             scheduler: check::scheduler(run.scheduler.or(file.scheduler))?,
             maglev: Maglev {
                 size: check::table_size(run.maglev_table_size.or(file.maglev_table_size))?,
@@ -218,7 +221,7 @@ impl Config {
                 services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
                 backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
                 tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
-                // Two entries for each connection.
+                // Each connection takes two entries.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
                 affinity: size(run.max_affinity_clients, file.max_affinity_clients)
                     .unwrap_or(defaults.affinity),

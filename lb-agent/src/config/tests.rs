@@ -43,6 +43,12 @@ fn defaults_are_those_of_kube_proxy() {
 }
 
 #[test]
+fn packets_bypass_netfilter_only_on_request() {
+    let config = Config::new(KernelArgs::default(), minimal()).unwrap();
+    assert_eq!((config.xdp, config.forwarding), (XdpOption::Off, Forwarding::Stack));
+}
+
+#[test]
 fn api_server_source_has_only_the_given_cluster_ip_ranges() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let run = || RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..minimal() };

@@ -91,7 +91,7 @@ mod tests {
             let file = ConfigFile { path: Some(path), read: Box::new(move || Self::read(file.clone())) };
             let changes = async {
                 time::sleep(FAST * 5).await;
-                // The kubelet replaces files in this way.
+                // The kubelet also replaces a file by a rename.
                 std::fs::write(self.dir.path().join("new"), text).unwrap();
                 std::fs::rename(self.dir.path().join("new"), self.dir.path().join("config")).unwrap();
                 future::pending::<()>().await;

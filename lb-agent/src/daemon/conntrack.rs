@@ -1,6 +1,7 @@
-//! Garbage collection (GC) of connections: expired ones, and UDP flows and sockets whose backend is gone.
+//! Garbage collection (GC) of connections: expired ones, UDP flows and sockets whose backend is gone, and masqueraded
+//! connections whose source address the node has lost.
 
-use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use lb_common::{
@@ -21,9 +22,9 @@ use tracing::{debug, info, warn};
 
 use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
-use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, UdpSockets, grace};
+use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Routes, UdpSockets, grace};
 
-/// Interval between two GC runs, and the one while the map is nearly full.
+/// Interval between two GC runs: normally, and while the map is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
@@ -35,7 +36,7 @@ const ENTRIES: u64 = 4;
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
     pub(super) state: Arc<State>,
-    /// The counters that flows use.
+    /// The slots of `ACTIVE` that flows refer to.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
     /// Traffic of Services, if it is counted.
     pub(super) traffic: Option<ServiceTraffic>,
@@ -51,10 +52,11 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC; runs it early if `flow_counts` shows that the map may be nearly full.
+/// Runs GC; runs it early if `flow_counts` shows that the map may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
+    mut addresses: watch::Receiver<Vec<IpAddr>>,
     mut flow_counts: watch::Receiver<FlowCounts>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
@@ -65,11 +67,18 @@ pub(super) async fn run(
     let mut recount = Recount::default();
     let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
-    // Frontends to check: flows first, because after the grace period there no program connects sockets to old backends either.
+    // The first addresses arrive at once: the node may have lost some while no agent was running.
+    let mut checks_addresses = false;
+    // Frontends whose flows, and frontends whose sockets, must be checked. Flows are deleted first, after a grace
+    // period: from then on no program connects a socket to an old backend.
     let (mut packets_of, mut sockets_of) = (StaleFrontends::new(), StaleFrontends::new());
     loop {
         tokio::select! {
             () = time::sleep_until(next_sweep) => {}
+            changed = addresses.changed() => {
+                changed.context("the node task has ended")?;
+                checks_addresses = true;
+            }
             frontends = stale_udp.recv() => packets_of.extend(frontends.context("the writer has ended")?),
             looked = flow_counts.changed() => {
                 looked.context("the task that counts packets has ended")?;
@@ -83,12 +92,17 @@ pub(super) async fn run(
             packets_of.extend(more);
         }
         let mut result = Ok(());
+        if checks_addresses {
+            result = delete_masqueraded(conntrack.clone()).await?;
+            checks_addresses = result.is_err();
+        }
         if !packets_of.is_empty() {
             let stale = Stale { frontends: packets_of.clone(), served: served.clone() };
-            result = delete_flows(conntrack.clone(), stale, &observers.metrics).await?;
-            if result.is_ok() {
+            let deleted = delete_flows(conntrack.clone(), stale, &observers.metrics).await?;
+            if deleted.is_ok() {
                 sockets_of.append(&mut packets_of);
             }
+            result = result.and(deleted);
         }
         if !sockets_of.is_empty() {
             let stale = Stale { frontends: sockets_of.clone(), served: served.clone() };
@@ -98,7 +112,7 @@ pub(super) async fn run(
             }
             result = result.and(closed);
         }
-        // Frequent changes of backends must not delay this.
+        // Checked after every event, so that frequent changes of backends do not delay GC.
         if next_sweep <= Instant::now() {
             fill.flow_counts = *flow_counts.borrow();
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
@@ -124,7 +138,7 @@ impl Default for RebuiltFilter {
 }
 
 impl RebuiltFilter {
-    /// Rebuilds the filter if that is due, and reports its fill. A failure costs time per packet only: the next run
+    /// Rebuilds the filter if that is due, and reports its fill. A failure only makes packets slower; the next run
     /// tries again.
     async fn update(&mut self, conntrack: &Conntrack, metrics: &Metrics) {
         let (conntrack, rebuilt) = (conntrack.clone(), self.0);
@@ -145,7 +159,7 @@ impl RebuiltFilter {
     }
 }
 
-/// Logs an error once until it changes or ends.
+/// Logs an error once, and again only after it has changed or ended.
 #[derive(Debug, Default)]
 struct ErrorLog(Option<String>);
 
@@ -171,8 +185,8 @@ struct Fill {
 }
 
 impl Fill {
-    /// Whether new flows may have filled the map since. A flood fills it long before the next run; while the map is
-    /// nearly full runs are frequent enough.
+    /// Whether new flows may have nearly filled the map since the last GC run: a flood does so long before the next
+    /// one. False while the map is nearly full, because GC then runs often enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);
@@ -246,6 +260,32 @@ async fn delete_flows(
     }))
 }
 
+/// Deletes connections that are masqueraded with an address that the node has lost, as the kernel does: no answer of
+/// their backends can arrive. First waits for a grace period, because programs may still use the address.
+async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), DatapathError>> {
+    let deleted = task::spawn_blocking(move || {
+        grace::wait()?;
+        let mut routes = Routes::open()?;
+        let mut lost = BTreeSet::new();
+        for source in conntrack.masquerade_sources()? {
+            if !routes.is_local(source)? {
+                lost.insert(source);
+            }
+        }
+        let connections = if lost.is_empty() { 0 } else { conntrack.purge_masqueraded(&lost)? };
+        Ok((connections, lost))
+    });
+    Ok(deleted.await?.map(|(connections, lost)| {
+        if connections > 0 {
+            info!(
+                connections,
+                ?lost,
+                "deleted connections masqueraded with addresses that the node has lost"
+            );
+        }
+    }))
+}
+
 /// Closes UDP sockets that are connected to backends that their frontend has lost.
 async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
     let closed = task::spawn_blocking(move || {
@@ -260,8 +300,8 @@ async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Resu
     }))
 }
 
-/// Decides which flows and sockets are stale: those from one of these frontends to an endpoint that does not serve it
-/// when they are checked.
+/// Selects stale flows and sockets: those from one of these frontends to an endpoint that does not serve the frontend
+/// at the time of the check.
 struct Stale {
     frontends: StaleFrontends,
     served: ServedUdp,

@@ -72,7 +72,7 @@ impl Devices {
         });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
-        // Attached after tc, which handles the packets that XDP passes on.
+        // XDP is attached after tc, which handles the packets that XDP passes on.
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, |index| self.xdp.mode_of(index))?;
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {

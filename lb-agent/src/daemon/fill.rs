@@ -2,7 +2,7 @@
 
 /// The fill from which the agent warns, in percent: an update needs free slots for the new state beside the old one.
 const WARN_FROM: usize = 80;
-/// Maps with fewer entries have no warning: one Service may fill them.
+/// The agent does not warn of maps with fewer entries: one Service may fill them.
 const SMALL: u32 = 1024;
 
 /// How full a map is.
@@ -24,7 +24,7 @@ impl Fill {
             return None;
         }
         let advice = match *map {
-            "SERVICES" => {
+            "SERVICES" | "VIPS" => {
                 "before it is full, run `lb-agent cleanup` and restart with a larger --max-frontends"
             }
             "BACKENDS" => {

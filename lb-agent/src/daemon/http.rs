@@ -51,7 +51,7 @@ pub(super) async fn serve(
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
-            // Kernels without IPv6 have IPv4 only.
+            // A kernel without IPv6 serves IPv4 only.
             bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
         }
         SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),

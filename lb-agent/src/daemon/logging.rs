@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
-/// Log lines of the BPF programs. Loading sets their level, so no line is filtered here.
+/// The filter for log lines of the BPF programs. It passes all of them, because the loader has set their level.
 const BPF: &str = "lb::=trace";
 /// The client of the API server logs every failed attempt; the source of Services logs the problem once instead.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];

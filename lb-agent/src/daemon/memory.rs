@@ -8,17 +8,18 @@ pub(super) fn use_one_heap() {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Returns free memory of the heap to the kernel. Call it after a plan of all Services, which takes more than any other.
+/// Returns free memory of the heap to the kernel. Call it after a plan of all Services, which needs more memory than
+/// any other plan.
 #[cfg(target_env = "gnu")]
 pub(super) fn return_unused() {
     // SAFETY: malloc_trim may be called at any time.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Other C libraries return free memory by themselves.
+/// Does nothing: other C libraries return free memory by themselves.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn return_unused() {}
 
-/// Other C libraries always have one heap for all threads.
+/// Does nothing: other C libraries always have one heap for all threads.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn use_one_heap() {}

@@ -36,9 +36,9 @@ use tracing::{info, warn};
 
 pub use self::config_file::ConfigFile;
 use self::tasks::{StopSignals, Tasks};
-use crate::{config::Config, leftovers};
+use crate::{config::Config, host_rules, leftovers};
 
-/// With two threads `/healthz` answers while the writer works; otherwise the tasks wait.
+/// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
 /// How long threads may take to finish after the agent stops.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     }
     // Runs in the background: reading all rules takes long, and no task needs the result.
     thread::spawn(|| {
-        for line in leftovers::find().report() {
+        for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
             warn!("{line}");
         }
     });

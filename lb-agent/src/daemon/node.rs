@@ -51,6 +51,8 @@ pub(super) struct NodeOptions {
     pub(super) ports: RangeInclusive<u16>,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub(super) peers: Vec<IpNet>,
+    /// Networks whose external clients may use no Service.
+    pub(super) denied_sources: Vec<IpNet>,
     /// How packets of external clients reach backends on other nodes.
     pub(super) north_south: NorthSouthMode,
     /// Whether tunnels are GUE instead of IP in IP.
@@ -112,6 +114,8 @@ pub(super) struct Node {
     kernel: Kernel,
     /// Addresses that serve health checks of Services: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
+    /// The node's own addresses.
+    own: watch::Sender<Vec<IpAddr>>,
     state: Arc<State>,
     /// Conditions that were logged, so that each is logged once.
     logged: BTreeSet<String>,
@@ -122,10 +126,10 @@ impl Node {
         options: NodeOptions,
         sources: Sources,
         kernel: Kernel,
-        listen: watch::Sender<BTreeSet<IpAddr>>,
+        (listen, own): (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, kernel, listen, state, logged: BTreeSet::new() }
+        Self { options, sources, kernel, listen, own, state, logged: BTreeSet::new() }
     }
 
     /// Updates the settings in the kernel. Returns the facts for the writer.
@@ -151,7 +155,9 @@ impl Node {
             primary: addresses.primary,
             ports: self.options.ports.clone(),
             peers: self.options.peers.clone(),
+            denied_sources: self.options.denied_sources.clone(),
             gue: self.options.gue,
+            routes_by_destination: network.routes_by_destination,
         };
         let (settings, mut conditions) = known.settings(&earlier);
         conditions.extend(self.reserve_ports());
@@ -162,6 +168,13 @@ impl Node {
         let detects_inside = detect.families(&networks(&settings.internal));
         conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
+        // Connection tracking gets the addresses only after the kernel has the settings: it then deletes flows
+        // masqueraded with an address that the node has lost, and no new flow can get such an address any more.
+        self.own.send_if_modified(|own| {
+            let changed = *own != addresses.node.own;
+            own.clone_from(&addresses.node.own);
+            changed
+        });
         self.set_conditions(conditions);
         self.report(&network, &addresses, &settings);
         Ok(Facts { addresses: addresses.node, detects_inside })

@@ -1,4 +1,4 @@
-//! The task that detects shortages: it reads the packet counters and sweeps AFFINITY.
+//! The task that detects shortages: it reads the packet counters and runs the garbage collection of `AFFINITY`.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use lb_datapath::{AffinityReport, AffinityTable, Stats};
 
 /// Interval between two reads of the packet counters.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval between two sweeps through the clients with affinity.
+/// Interval between two garbage collections of `AFFINITY`.
 const AFFINITY: Duration = Duration::from_secs(5);
 
 /// Counters of flows that start a garbage collection of CONNTRACK early.

@@ -96,6 +96,8 @@ struct Senders {
     synchronised: watch::Sender<bool>,
     /// From the node task to the health checks of Services.
     listen: watch::Sender<BTreeSet<IpAddr>>,
+    /// The node's own addresses: from the node task to connection tracking.
+    own: watch::Sender<Vec<IpAddr>>,
     /// From the writer to the health checks of Services.
     checks: watch::Sender<Checks>,
     /// From the writer to connection tracking.
@@ -114,6 +116,7 @@ struct Receivers {
     service_cidrs: watch::Receiver<Vec<IpNet>>,
     synchronised: watch::Receiver<bool>,
     listen: watch::Receiver<BTreeSet<IpAddr>>,
+    own: watch::Receiver<Vec<IpAddr>>,
     checks: watch::Receiver<Checks>,
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
@@ -127,6 +130,7 @@ fn wire() -> (Senders, Receivers) {
     let (service_cidrs_sender, service_cidrs) = watch::channel(Vec::new());
     let (synchronised_sender, synchronised) = watch::channel(false);
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
+    let (own_sender, own) = watch::channel(Vec::new());
     let (checks_sender, checks) = watch::channel(Checks::new());
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
@@ -137,6 +141,7 @@ fn wire() -> (Senders, Receivers) {
         service_cidrs: service_cidrs_sender,
         synchronised: synchronised_sender,
         listen: listen_sender,
+        own: own_sender,
         checks: checks_sender,
         stale_udp: stale_udp_sender,
         counters: counters_sender,
@@ -148,6 +153,7 @@ fn wire() -> (Senders, Receivers) {
         service_cidrs,
         synchronised,
         listen,
+        own,
         checks,
         stale_udp,
         counters,
@@ -174,7 +180,8 @@ fn spawn(
         service_cidrs: receivers.service_cidrs,
         synchronised: receivers.synchronised,
     };
-    let (node, facts) = spawn_devices(&config, &mut opened, node_sources, senders.listen, tasks)?;
+    let (node, facts) =
+        spawn_devices(&config, &mut opened, node_sources, (senders.listen, senders.own), tasks)?;
     spawn_servers(&config, &opened, receivers.node_info.clone(), tasks)?;
     let report = health_report(spawn_events(&config, tasks), &config, &opened);
     tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
@@ -207,7 +214,7 @@ fn spawn(
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     writer.adopt_counters(counted);
     let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
-    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.flow_counts, observers));
+    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.own, receivers.flow_counts, observers));
     tasks.spawn("writer", writer.run(receivers.events, receivers.counters));
     Ok(())
 }
@@ -218,7 +225,7 @@ fn spawn_devices(
     config: &Config,
     opened: &mut Opened,
     sources: impl FnOnce(watch::Receiver<Network>) -> Sources,
-    listen: watch::Sender<BTreeSet<IpAddr>>,
+    addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
     tasks: &mut Tasks,
 ) -> anyhow::Result<(Node, Facts)> {
     let Opened { datapath, metrics, state, .. } = opened;
@@ -228,7 +235,7 @@ fn spawn_devices(
     let mut devices = Devices::new(attachers, patterns, inside, Arc::clone(state), Arc::clone(metrics))?;
     let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
     let sources = sources(devices.network());
-    let mut node = Node::new(node_options(config), sources, kernel, listen, Arc::clone(state));
+    let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
     devices.sync()?;
     datapath.finish_handover()?;
@@ -247,6 +254,7 @@ fn node_options(config: &Config) -> NodeOptions {
         drops_unknown_vips: config.drops_unknown_vips,
         ports: config.masquerade_ports.clone(),
         peers: config.dsr_peers.clone(),
+        denied_sources: config.denied_sources.clone(),
         north_south: config.north_south,
         gue: config.dsr_encapsulation == DsrEncapsulation::Gue,
         has_api_server: matches!(config.source, Source::ApiServer(_)),
@@ -283,7 +291,7 @@ fn spawn_servers(
     Ok(())
 }
 
-/// Spawns the task that writes Events to the API server; without one, Events go nowhere.
+/// Spawns the task that writes Events to the API server; without one, the agent drops Events.
 fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
     let Source::ApiServer(server) = &config.source else { return Events::default() };
     let (events, outbox) = Events::channel();

@@ -112,7 +112,7 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Number of map updates that the kernel refused, and of Services that wait for room.
+    /// Number of map updates that the kernel refused, plus number of Services that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
@@ -143,7 +143,7 @@ impl State {
         Self { node_name, started: Timestamp::now(), inner: Mutex::default() }
     }
 
-    /// A panic while a task holds the lock ends the agent; the state is always valid.
+    /// Ignores poisoning: a task that panics while it holds the lock ends the agent, and leaves the state valid.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -47,7 +47,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Steps that are applied together.
 const BATCH: usize = 1 << 15;
-/// Limit of remembered triggers, whose latency is measured, while the kernel refuses updates.
+/// How many triggers the task remembers for the latency metric while the kernel refuses updates.
 const TRIGGERS: usize = 10_000;
 
 /// Receivers of the results of the writer.
@@ -226,7 +226,15 @@ impl Writer {
         let started = Instant::now();
         let Plan { steps, .. } = self.reconciler.plan();
         let planned = steps.len();
+        // Insertions of many objects leave much memory unused, before the steps are applied and again after.
+        let is_large = planned > BATCH;
+        if is_large {
+            self.reconciler.compact();
+        }
         let (applied, failure) = self.apply(steps);
+        if is_large {
+            self.reconciler.compact();
+        }
         self.log.count_steps(applied);
         self.delete_stale_flows();
         // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this
@@ -241,7 +249,7 @@ impl Writer {
         }
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
-        if extent == Extent::Full {
+        if is_large || extent == Extent::Full {
             memory::return_unused();
         }
     }
@@ -249,12 +257,8 @@ impl Writer {
     /// Applies the steps, a batch at a time, and frees each batch: the steps of all Services would otherwise be in memory
     /// three times. Returns how many are in the kernel, and the error that stopped the others.
     fn apply(&mut self, steps: Vec<Step>) -> (usize, Option<ApplyError>) {
-        let (mut applied, mut steps) = (0, steps.into_iter());
-        loop {
-            let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
-            if batch.is_empty() {
-                return (applied, None);
-            }
+        let mut applied = 0;
+        for batch in batches(steps).rev() {
             let result = self.datapath.maps().apply(&batch);
             let done = result.as_ref().map_or_else(|error| error.applied, |()| batch.len());
             batch[..done].iter().for_each(|step| self.reconciler.applied(step));
@@ -263,6 +267,7 @@ impl Writer {
                 return (applied, Some(error));
             }
         }
+        (applied, None)
     }
 
     fn succeeded(&mut self, started: Instant) {
@@ -322,8 +327,8 @@ impl Writer {
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
     }
 
-    /// How full the maps are that grow with the Services.
-    fn fill(&self) -> [Fill; 4] {
+    /// The fill of the maps that grow with the Services.
+    fn fill(&self) -> [Fill; 5] {
         let (contents, room) = (self.reconciler.contents(), self.datapath.maps().room());
         let used = |arena: &Arena| (arena.slots() - arena.free_slots()) as usize;
         let (backends, tables) = (used(self.reconciler.arena()), used(self.reconciler.table_arena()));
@@ -331,6 +336,7 @@ impl Writer {
             Fill { map: "SERVICES", used: contents.frontends.len(), capacity: room.frontends },
             Fill { map: "BACKENDS", used: backends, capacity: room.backends },
             Fill { map: "TABLES", used: tables, capacity: room.tables },
+            Fill { map: "VIPS", used: contents.vips.len(), capacity: room.vips },
             Fill { map: "SOURCE_RANGES", used: contents.source_ranges.len(), capacity: room.source_ranges },
         ]
     }
@@ -400,6 +406,17 @@ impl Writer {
     }
 }
 
+/// The steps in batches, the last one first: each has memory of its own, so that it can be freed alone.
+fn batches(mut steps: Vec<Step>) -> std::vec::IntoIter<Vec<Step>> {
+    let mut batches = Vec::with_capacity(steps.len() / BATCH + 1);
+    while !steps.is_empty() {
+        let start = (steps.len() - 1) / BATCH * BATCH;
+        batches.push(steps.split_off(start));
+        steps.shrink_to_fit();
+    }
+    batches.into_iter()
+}
+
 /// Waits for the running grace period; forever if none runs. Cancel-safe.
 async fn elapsed(
     grace: &mut Option<JoinHandle<Result<Epoch, DatapathError>>>,
@@ -415,5 +432,20 @@ async fn at(then: Option<Instant>) {
     match then {
         Some(then) => sleep_until(then.into()).await,
         None => future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_keep_the_order_of_steps() {
+        for count in [0, 1, BATCH, 2 * BATCH + 1] {
+            let step = |id: usize| Step::DeleteServiceLabels(u32::try_from(id).unwrap_or_default());
+            let steps: Vec<Step> = (0..count).map(step).collect();
+            let again: Vec<Step> = batches(steps.clone()).rev().flatten().collect();
+            assert!(again == steps, "{count} steps");
+        }
     }
 }

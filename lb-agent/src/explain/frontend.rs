@@ -1,5 +1,5 @@
-//! The Service of a packet that belongs to no flow, and whether a flow may begin; like `flow::new`, `service::admit`
-//! and `service::vips::unlisted`.
+//! Finds the Service of a packet that belongs to no flow, and decides whether a flow may begin. Follows `flow::new`,
+//! `service::admit` and `service::vips::unlisted`.
 
 use lb_common::{
     Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
@@ -45,6 +45,7 @@ impl<T: Tables> Walk<'_, T> {
         {
             return Ok(None);
         }
+        self.source()?;
         let (service, side) = self.for_client(service)?;
         if let Some(is) = side {
             self.steps.push(TraceStep::Client { is, backends: service.backends_count });
@@ -86,20 +87,37 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
+    /// Ends the walk if `--deny-source` includes an external client; like `settings::admits`.
+    fn source(&mut self) -> WalkResult<()> {
+        let client = &self.question.tuple.source;
+        let is_denied = self.settings()?.is_some_and(|settings| settings.denied.contains(client));
+        let is_internal = is_denied && self.side()?.is_internal();
+        if admission::source(|| is_denied, || is_internal) == Admission::Admitted {
+            return Ok(());
+        }
+        self.steps.push(TraceStep::DeniedSource);
+        self.conclude(Admission::SourceNotAllowed).map(drop)
+    }
+
+    /// Whether the client is internal, and by which criterion.
+    fn side(&self) -> WalkResult<client::ClientSide> {
+        let source = &self.question.tuple.source;
+        let by_address = self.settings()?.is_some_and(|settings| settings.internal.contains(source));
+        let by_device = self.tables.is_internal_device(self.question.device)?;
+        Ok(client::side(|| by_address, || by_device))
+    }
+
     /// The record for this client, and whether the client is internal, if that matters; like `settings::for_client`.
     pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
         if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
         }
-        let source = &self.question.tuple.source;
-        let by_address = self.settings()?.is_some_and(|settings| settings.internal.contains(source));
-        let by_device = self.tables.is_internal_device(self.question.device)?;
-        let side = client::side(|| by_address, || by_device);
+        let side = self.side()?;
         Ok((service.for_client(side.is_internal()), Some(side.into())))
     }
 
-    /// Applies a `rule` that may check whether the client is in the source ranges of the service; false if the packet
-    /// is for no Service.
+    /// Applies `rule`, which may check whether the client is in the source ranges of the service. Returns false if the
+    /// packet is for no Service.
     pub(super) fn admit(
         &mut self,
         service: &Service,
@@ -125,6 +143,7 @@ impl<T: Tables> Walk<'_, T> {
             // `admit` has added the step about source ranges.
             Admission::Admitted | Admission::SourceNotAllowed => {}
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
+            Admission::InvalidFlags => self.steps.push(TraceStep::InvalidFlags),
             Admission::StrayReset => self.steps.push(TraceStep::StrayReset),
             Admission::SocketsOnly => self.steps.push(TraceStep::SocketsOnly),
             Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),

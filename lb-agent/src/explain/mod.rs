@@ -47,7 +47,7 @@ pub use self::{
 pub struct Explanation {
     /// The lookups and decisions of the programs, in their order.
     pub steps: Vec<TraceStep>,
-    /// The fate of the packet.
+    /// The result for the packet.
     pub verdict: Verdict,
 }
 

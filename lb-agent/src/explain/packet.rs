@@ -1,4 +1,4 @@
-//! A packet at a hook: whether it belongs to a flow, or begins one; like `datapath::process` and `xdp::process`.
+//! Decides whether a packet at a hook belongs to a flow or begins one. Follows `datapath::process` and `xdp::process`.
 
 use lb_common::{
     Backend, Outcome,
@@ -58,7 +58,9 @@ impl<T: Tables> Walk<'_, T> {
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
     fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
-        if self.question.tuple.protocol == protocol::SCTP {
+        // On a device without an entry in DEVICES no frame is for the node.
+        let is_for_node = self.tables.device(self.question.device)?.is_some();
+        if self.question.tuple.protocol == protocol::SCTP || !is_for_node {
             return Ok(None);
         }
         let known = self.known_flow()?;
@@ -91,7 +93,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(verdict))
     }
 
-    /// Whether the XDP program creates flows to the backend, or drops their packets.
+    /// Whether flows to the backend are routed: the XDP program creates them, or drops their packets.
     fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
         let (way, source) = self.way(request, backend)?;
         let no_ports = source == Source::Nobody && self.settings()?.is_none();
@@ -172,7 +174,8 @@ impl<T: Tables> Walk<'_, T> {
         rules::flow::is_translated_at(flow, self.question.hook == HookPoint::Egress)
     }
 
-    /// Whether the packet belongs to a connection that bypasses the VIP; like `conntrack`, which then deletes the flow.
+    /// Whether the packet belongs to a connection that bypasses the VIP; like `conntrack::bypasses_vip`. In that case
+    /// the program also deletes the flow.
     fn bypasses_vip(&self, flow: &Flow) -> WalkResult<bool> {
         if !rules::flow::is_syn_ack_of_backend(&self.segment, flow) {
             return Ok(false);

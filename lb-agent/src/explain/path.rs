@@ -1,4 +1,4 @@
-//! How packets of a new flow get to a backend, and whether the flow can be created; as `flow::create`.
+//! Predicts how packets of a new flow get to a backend, and whether the flow can be created. Follows `flow::create`.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// Creates a flow to one of these backends, in place of an `earlier` one.
+    /// Predicts the creation of a flow to one of these backends, in place of an `earlier` flow if there is one.
     pub(super) fn begin(
         &mut self,
         request: &AdmittedFlow,
@@ -167,7 +167,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(full)
     }
 
-    /// Notes a step if another flow to the backend uses the client's port.
+    /// Adds a step if another flow to the backend uses the client's port.
     fn look_at_port(&mut self, backend: &Backend, way: ForwardingPath) -> WalkResult<()> {
         if !matches!(way, ForwardingPath::Stack | ForwardingPath::Direct) || !self.question.knows_port {
             return Ok(());

@@ -27,7 +27,7 @@ impl PinnedTables {
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
         let maps = pinned.program_view()?;
         if let Some(error) = &maps.globals_error {
-            // Without this warning, the answer for an agent with another hash seed would be wrong.
+            // The answer may be wrong if the agent has another hash seed, so the user must see a warning.
             eprintln!(
                 "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
             );

@@ -1,4 +1,4 @@
-//! A system call in which a process of the node names a virtual address; as `sockets::frontend`.
+//! Explains a system call in which a process of the node names a virtual address. Follows `sockets::frontend`.
 
 use lb_common::{Address, Outcome, Service, conntrack::Tuple, protocol};
 use lb_ebpf::rules::admission;
@@ -12,7 +12,7 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// What `connect(2)` or `sendmsg(2)` does. The client is the node: the socket has no source address yet.
+    /// Explains `connect(2)` or `sendmsg(2)`. The client is the node: the socket has no source address yet.
     pub(super) fn socket(&mut self) -> WalkResult<Verdict> {
         if self.question.tuple.protocol == protocol::SCTP {
             return Ok(untouched(Outcome::NotTransport));

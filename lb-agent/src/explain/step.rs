@@ -20,7 +20,7 @@ pub enum TraceStep {
     NoFlow,
     /// `CONNTRACK` has an entry.
     Flow {
-        /// Whether the entry is the direction from the backend to the client.
+        /// Whether this is the reverse entry, from the backend to the client.
         reply: bool,
         /// The tuple of translated packets.
         to: Ends,
@@ -76,11 +76,13 @@ pub enum TraceStep {
         /// The kind of the address.
         is: Unlisted,
     },
-    /// At an address of the node only a SYN begins a flow of the service, and this packet is no SYN.
+    /// The service's address is one of the node, so only a SYN begins a flow, and this packet is no SYN.
     #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST of no flow.
     StrayReset,
+    /// TCP flags that no TCP sends together.
+    InvalidFlags,
     /// Whether the client is internal to the cluster, if the service treats internal and external clients differently.
     Client {
         /// Internal or external, and by which criterion.
@@ -90,6 +92,8 @@ pub enum TraceStep {
     },
     /// The frontend serves only processes of the node.
     SocketsOnly,
+    /// `--deny-source` includes the client, and the client is external.
+    DeniedSource,
     /// The service has `loadBalancerSourceRanges`.
     SourceRanges {
         /// Whether one of the ranges contains the client.
@@ -192,7 +196,7 @@ pub enum ForwardingPath {
     Routed,
     /// In a tunnel to the backend's node.
     Tunnel,
-    /// Bypassing the stack, as soon as the next hop is known.
+    /// Directly to the device of the next hop instead of through the stack, as soon as the next hop is known.
     Direct,
 }
 

@@ -25,10 +25,13 @@ pub fn step(step: &TraceStep) -> String {
             frontend(step)
         }
         TraceStep::Address { is } => address(*is).into(),
-        TraceStep::NotSyn | TraceStep::StrayReset | TraceStep::StraySynAck => connection(step).into(),
-        TraceStep::NoBackends { .. } | TraceStep::Client { .. } | TraceStep::SourceRanges { .. } => {
-            policy(step)
+        TraceStep::NotSyn | TraceStep::StrayReset | TraceStep::StraySynAck | TraceStep::InvalidFlags => {
+            connection(step).into()
         }
+        TraceStep::NoBackends { .. }
+        | TraceStep::Client { .. }
+        | TraceStep::DeniedSource
+        | TraceStep::SourceRanges { .. } => policy(step),
         TraceStep::Masquerade { source } => masquerade(*source),
         TraceStep::Affinity { is } => affinity(is),
         TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
@@ -181,6 +184,7 @@ const fn connection(step: &TraceStep) -> &'static str {
         TraceStep::NotSyn => {
             "connection: not a SYN, so at an address of the node it begins no flow; it may be the node's own"
         }
+        TraceStep::InvalidFlags => "connection: TCP flags that no TCP sends together: dropped",
         TraceStep::StrayReset => "connection: RST without a tracked flow to reset: dropped",
         _ => "connection: SYN-ACK of no tracked flow: the connection bypassed this proxy, left untouched",
     }
@@ -205,6 +209,7 @@ fn policy(step: &TraceStep) -> String {
             },
             counted(*backends)
         ),
+        TraceStep::DeniedSource => "deny list: --deny-source includes the client: dropped".into(),
         TraceStep::SourceRanges { allowed: true } => {
             "source ranges: loadBalancerSourceRanges include the client".into()
         }
@@ -252,7 +257,7 @@ fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
     format!("scheduler: {scheduler} picks one of {}: {how}{table}", counted(of))
 }
 
-/// The lines of the verdict; the first line is the fate of the packet.
+/// The lines of the verdict; the first line is the result for the packet.
 pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     match verdict {
         Verdict::Untouched { outcome } | Verdict::Rejected { outcome } | Verdict::Dropped { outcome } => {
@@ -273,7 +278,7 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     }
 }
 
-/// The fate of a system call that gets no backend.
+/// The result of a system call that gets no backend.
 const fn call(outcome: Outcome) -> &'static str {
     match socket::verdict(outcome) {
         SocketVerdict::Continue => "the call goes on unchanged",
@@ -282,7 +287,7 @@ const fn call(outcome: Outcome) -> &'static str {
     }
 }
 
-/// The fate of a packet that is not translated.
+/// The result for a packet that is not translated.
 fn packet(outcome: Outcome) -> &'static str {
     match outcome.verdict() {
         lb_common::Verdict::Pass => "left untouched",

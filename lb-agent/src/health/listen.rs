@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpSocket};
 /// Backlog; the value that Go uses.
 const BACKLOG: u32 = 4096;
 
-/// Listens on the address. `::` covers IPv6 only, because another server has IPv4.
+/// Listens on the address. `::` stands for IPv6 only, because another server listens on IPv4.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

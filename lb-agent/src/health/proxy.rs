@@ -1,4 +1,4 @@
-//! `/healthz` and `/livez` (`pkg/proxy/healthcheck/proxy_health.go`).
+//! Serves `/healthz` and `/livez`, as kube-proxy does in `pkg/proxy/healthcheck/proxy_health.go`.
 
 use std::{fmt, sync::Arc};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Findings, Invocation, Leftover, ToolError, output_of};
 
 /// A tool that lists rules, and the one that changes them.
-type Tools = (&'static str, &'static str);
+pub(super) type Tools = (&'static str, &'static str);
 
 /// Tools of both kinds of iptables; a node may have rules of both.
 const TOOLS: [Tools; 4] = [
@@ -40,16 +40,18 @@ const PREFIXES: [&str; 6] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-",
 const HASH: usize = 16;
 
 pub(super) fn find(findings: &mut Findings) {
-    let mut listed = list(&TOOLS);
-    if listed.is_empty() {
-        listed = list(&PLAIN_TOOLS);
-    }
-    for (tools, text) in listed {
+    for (tools, text) in saved() {
         match text {
             Ok(text) => findings.leftovers.extend(leftovers(tools, &text)),
             Err(error) => findings.errors.push(error),
         }
     }
+}
+
+/// The installed tools, with the output of their save command.
+pub(super) fn saved() -> Vec<(Tools, Result<String, ToolError>)> {
+    let listed = list(&TOOLS);
+    if listed.is_empty() { list(&PLAIN_TOOLS) } else { listed }
 }
 
 /// The installed tools of `tools`, with the output of their save command.
@@ -124,7 +126,7 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
         .map(|rule| format!("-D{}\n", &rule[2..]))
         .collect();
     let deleted = chains.iter().map(|chain| format!("-X {chain}\n"));
-    // A declaration empties an existing chain.
+    // For `iptables-restore`, a line `:CHAIN` empties an existing chain.
     let lines: String = declared.chain(jumps.iter().cloned()).chain(deleted).collect();
     let input = format!("*{name}\n{lines}COMMIT\n");
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })

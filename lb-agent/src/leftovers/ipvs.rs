@@ -68,7 +68,8 @@ fn has_device() -> Result<bool, ToolError> {
     }
 }
 
-/// The interface, and the virtual servers that only its addresses identify.
+/// Finds the interface and the virtual servers. Only the addresses of the interface identify the servers as
+/// kube-proxy's.
 fn device(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return };
     let addresses = addresses(&listed);
@@ -84,7 +85,7 @@ fn device(findings: &mut Findings) {
     findings.leftovers.push(Leftover { what, removal });
 }
 
-/// The sets; rules that use them must be removed first.
+/// Finds the sets. Rules that use them must be removed first.
 fn sets(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ipset", &["list", "-n"]) else { return };
     let destroy = |name| Invocation { attempts: ATTEMPTS, ..Invocation::new("ipset", &["destroy", name]) };

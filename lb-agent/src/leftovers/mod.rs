@@ -1,8 +1,8 @@
 //! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets
 //! of ipset. The programs translate packets of Services before these rules, but the rules may still reject them.
 //!
-//! Leftovers are listed and removed with the tools that created them, each in one transaction. A tool that is missing
-//! has left nothing that it could list; a tool that fails is reported.
+//! Leftovers are listed and removed with the tools that created them, each in one transaction. The search assumes that
+//! a missing tool has left nothing, and reports a tool that fails.
 
 mod iptables;
 mod ipvs;
@@ -53,7 +53,7 @@ struct Invocation {
     attempts: u32,
 }
 
-/// Pause between attempts: the kernel releases objects that a deleted rule used after a moment.
+/// Pause between attempts: the kernel needs a moment to release the objects that a deleted rule has used.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A leftover cannot be removed.
@@ -117,7 +117,7 @@ pub fn find() -> Findings {
     let mut findings = Findings::default();
     iptables::find(&mut findings);
     nftables(&mut findings);
-    // Last, because sets can be removed only after the rules that use them.
+    // Searched last, because sets can be removed only after the rules that use them.
     ipvs::find(&mut findings);
     findings
 }
@@ -170,6 +170,16 @@ fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolEr
         return Ok(Some(String::new()));
     }
     Err(failed(format!("{}: {}", output.status, reason.trim())))
+}
+
+/// The output of the save command of each kind of iptables that is installed, by its name.
+pub(crate) fn saved_rules() -> Vec<(&'static str, String)> {
+    iptables::saved().into_iter().filter_map(|((save, _), text)| Some((save, text.ok()?))).collect()
+}
+
+/// The rules of nftables as JSON; `None` if the tool is missing or fails.
+pub(crate) fn nft_ruleset() -> Option<String> {
+    output_of("nft", &["-j", "list", "ruleset"]).ok().flatten()
 }
 
 /// Finds the nftables tables of kube-proxy, which no other program uses.

@@ -1,9 +1,17 @@
-//! Metrics of the agent: those of kube-proxy under its names ([`kube_proxy`]), others as `lb_…` ([`own`]).
-//! `docs/metrics.md` describes each; a test keeps it complete.
+//! The page `/metrics`. `docs/metrics.md` describes each metric; a test keeps it complete.
+//!
+//! ```text
+//! kube_proxy   kubeproxy_…               those of kube-proxy, under its names
+//! packets      lb_packets_total          packets by outcome
+//! traffic      lb_service_… lb_backend_… flows, packets and bytes of Services
+//! own          lb_…                      all others of the agent
+//! slis         kubernetes_healthcheck…   the page /metrics/slis
+//! ```
 
 mod exposition;
 mod kube_proxy;
 mod own;
+mod packets;
 mod serve;
 mod slis;
 mod traffic;
@@ -11,13 +19,12 @@ mod traffic;
 use std::fmt;
 
 use jiff::Timestamp;
-use lb_common::Outcome;
 use prometheus_client::{encoding::text, registry::Registry};
 
 pub(crate) use self::kube_proxy::Extent;
-pub use self::serve::router;
 pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
+pub use self::{packets::PacketCounters, serve::router};
 
 /// All metrics of the tasks. Values in the kernel are read on each scrape.
 #[derive(Debug)]
@@ -35,7 +42,7 @@ impl Metrics {
         let mut registry = Registry::default();
         kube_proxy.register(registry.sub_registry_with_prefix("kubeproxy"));
         own.register(registry.sub_registry_with_prefix("lb"));
-        registry.register_collector(Box::new(own::Packets(packets)));
+        registry.register_collector(Box::new(packets::Packets(packets)));
         if let Some(traffic) = traffic {
             registry.register_collector(Box::new(traffic::Traffic(traffic)));
         }
@@ -69,12 +76,6 @@ fn now() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// A source of the packet counters.
-pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
-    /// Packets by [`Outcome`] since the maps were created; `None` if they cannot be read now.
-    fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
-}
-
 /// Packet counters for a test without a data plane.
 #[cfg(test)]
 #[derive(Debug)]
@@ -82,7 +83,7 @@ pub(crate) struct NoPackets;
 
 #[cfg(test)]
 impl PacketCounters for NoPackets {
-    fn packets(&self) -> Option<[u64; Outcome::COUNT]> {
+    fn packets(&self) -> Option<[u64; lb_common::Outcome::COUNT]> {
         None
     }
 }

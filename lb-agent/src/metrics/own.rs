@@ -1,13 +1,13 @@
-//! The metrics that kube-proxy does not have, under `lb_…`.
+//! The agent's metrics that kube-proxy does not have: `lb_sync_…`, `lb_map_…`, `lb_conntrack_…`, ….
+//!
+//! The names here lack the prefix `lb_`, which the registry adds, and a counter's suffix `_total`, which the library adds.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use lb_common::Outcome;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    encoding::EncodeLabelSet,
     metrics::{
-        counter::{ConstCounter, Counter},
+        counter::Counter,
         family::Family,
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{Metrics, PacketCounters, gauge};
+use super::{Metrics, gauge};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Map {
@@ -150,22 +150,5 @@ impl Metrics {
     pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
         self.own.health_check_servers.set(gauge(serving));
         self.own.health_check_failures.set(gauge(failed));
-    }
-}
-
-/// The packet counters of the data plane, read on each scrape.
-#[derive(Debug)]
-pub(super) struct Packets<C>(pub(super) C);
-
-impl<C: PacketCounters> Collector for Packets<C> {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(packets) = self.0.packets() else { return Ok(()) };
-        let kind = ConstCounter::new(0u64).metric_type();
-        let mut family = encoder.encode_descriptor("lb_packets", "Packets by outcome", None, kind)?;
-        for (outcome, count) in Outcome::ALL.into_iter().zip(packets) {
-            let label = [("outcome", outcome.as_str())];
-            ConstCounter::new(count).encode(family.encode_family(&label)?)?;
-        }
-        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `/metrics` and `/metrics/slis`.
+//! Serves `/metrics` and `/metrics/slis`.
 
 use std::{fmt, sync::Arc};
 

@@ -3,6 +3,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use lb_common::Outcome;
 use lb_core::{
     family::Family,
     model::{ObjectName, Protocol, ServicePortName, Trigger},

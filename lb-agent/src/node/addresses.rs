@@ -8,8 +8,8 @@ use lb_core::model::NodeAddresses;
 
 use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
-/// The interface on which kube-proxy in mode ipvs puts every cluster IP, and which it leaves behind.
-const LEFT_BY_IPVS: &str = "kube-ipvs0";
+/// The interfaces on which kube-proxy in mode ipvs, and kube-router, put every cluster IP, and which they leave behind.
+const LEFT_BY_IPVS: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
@@ -119,7 +119,7 @@ fn own(network: &Network) -> BTreeSet<IpAddr> {
 
 /// The addresses of a device that other machines can use, in the kernel's order.
 pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
-    let counts = link.up && link.name != LEFT_BY_IPVS;
+    let counts = link.up && !LEFT_BY_IPVS.contains(&&*link.name);
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
 }
 
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn network(links: Vec<Link>, default_routes: Vec<DefaultRoute>) -> Network {
-        Network { links, default_routes }
+        Network { links, default_routes, ..Network::default() }
     }
 
     /// A node with two default routes, a pod behind a single gateway address, and leftover interfaces of other

@@ -187,7 +187,7 @@ mod tests {
             link(6, "veth3", Some(7)),
             link(7, "cni01", None),
         ];
-        let network = Network { links, default_routes: Vec::new() };
+        let network = Network { links, ..Network::default() };
         let cases: [(DetectLocal, &[u32]); 7] = [
             (DetectLocal::Never, &[]),
             (DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().unwrap()]), &[]),

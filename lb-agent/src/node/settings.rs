@@ -20,8 +20,12 @@ pub struct SettingsInputs {
     pub ports: RangeInclusive<u16>,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub peers: Vec<IpNet>,
+    /// Networks whose external clients may use no Service.
+    pub denied_sources: Vec<IpNet>,
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,
+    /// Whether next hops depend on the destination, device and protocol of packets alone.
+    pub routes_by_destination: bool,
 }
 
 impl SettingsInputs {
@@ -38,6 +42,7 @@ impl SettingsInputs {
         };
         let settings = Settings {
             peers: list("peers", &Some(self.peers.clone()), earlier.peers),
+            denied: list("networks of --deny-source", &Some(self.denied_sources.clone()), earlier.denied),
             internal: list("networks of internal clients", &self.inside, earlier.internal),
             service_ranges: list("cluster IP ranges", &self.service_ranges, earlier.service_ranges),
             source_v4: self.primary.v4.map_or_else(unspecified, Address::from),
@@ -49,13 +54,16 @@ impl SettingsInputs {
         (settings, problems)
     }
 
-    const fn flags(&self, earlier: u32) -> u32 {
+    fn flags(&self, earlier: u32) -> u32 {
         let drops = match self.drops_unknown_vips {
             Some(true) => settings_flags::DROP_UNKNOWN_VIPS,
             Some(false) => 0,
             None => earlier & settings_flags::DROP_UNKNOWN_VIPS,
         };
-        drops | if self.gue { settings_flags::GUE } else { 0 }
+        let flag = |holds, flag| if holds { flag } else { 0 };
+        drops
+            | flag(self.gue, settings_flags::GUE)
+            | flag(self.routes_by_destination, settings_flags::ROUTES_BY_DESTINATION)
     }
 }
 
@@ -111,7 +119,9 @@ mod tests {
             primary: Primary { v4: Some("192.0.2.1".parse().unwrap()), v6: None },
             ports: 10_000..=29_999,
             peers: nets(&["192.0.2.0/24"]),
+            denied_sources: nets(&["203.0.113.0/24"]),
             gue: true,
+            routes_by_destination: false,
         }
     }
 

@@ -14,12 +14,12 @@ use super::Collection;
 use crate::leftovers::{self, Findings};
 use lb_datapath::Routes;
 
-/// Time limit of a program.
+/// Time limit of each program that the command runs.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Search path of programs, which do not inherit the environment.
+/// Search path of the programs that the command runs: they do not inherit the environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Files with the output of programs.
+/// Files of the archive, each with the command line whose output it holds.
 const NETWORK: [(&str, &[&str]); 9] = [
     ("net/links.json", &["ip", "-j", "-d", "-s", "link", "show"]),
     ("net/addresses.json", &["ip", "-j", "address", "show"]),
@@ -76,7 +76,7 @@ fn or_none(json: &str) -> &str {
     if json.trim().is_empty() { "[]" } else { json.trim() }
 }
 
-/// Leftovers of kube-proxy, without their rules.
+/// Descriptions of kube-proxy's leftovers, without the rules themselves.
 fn kube_proxy() -> String {
     let Findings { leftovers, errors } = leftovers::find();
     if leftovers.is_empty() && errors.is_empty() {
@@ -134,7 +134,7 @@ pub(super) fn log_location(holder: Option<&str>) -> String {
     )
 }
 
-/// The output of a program, if it succeeds in time. Its environment contains only a search path.
+/// Runs a program, and returns its output if it succeeds in time. Its environment contains only a search path.
 fn run(command: &[&str]) -> anyhow::Result<Vec<u8>> {
     let [program, arguments @ ..] = command else { bail!("there is no program") };
     let said = || format!("cannot run `{}`", command.join(" "));

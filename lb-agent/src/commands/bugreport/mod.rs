@@ -64,7 +64,7 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
     let now = Timestamp::now();
     let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
-    // First, so that an unwritable path fails before the collection.
+    // Creates the archive first, so that an unwritable path fails before the collection.
     let file = archive::create(&path)?;
     let mut collection = collect(paths, args, now);
     let errors = collection.errors.clone();

@@ -29,7 +29,7 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut source = Source { pinned, ledger: Ledger::default() };
     let mut model = Model::default();
-    // The first sample is the base of the rates.
+    // Rates are differences between two samples; this is the first one.
     model.update(source.sample()?, interval);
     if args.once || args.output == TableOrJson::Json || !io::stdout().is_terminal() {
         let started = Instant::now();

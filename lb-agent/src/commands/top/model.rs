@@ -14,9 +14,9 @@ use serde::Serialize;
 pub(super) struct Sample {
     /// The service ports by their id.
     pub(super) names: BTreeMap<u32, ServicePortName>,
-    /// The title of the screen.
+    /// Every backend, with the id of its service port.
     pub(super) backends: Vec<(u32, SocketAddr)>,
-    /// Sums of backends with flows.
+    /// Flows and traffic of each backend that has flows.
     pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,
 }
 

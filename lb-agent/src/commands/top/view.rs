@@ -11,7 +11,7 @@ use ratatui::{
 use super::model::{Model, Row, SortBy};
 use crate::commands::output::scaled;
 
-/// Column heads with their sort columns.
+/// The head of each column, and the sort order of that column.
 pub(super) const HEADS: [(&str, SortBy); 5] = [
     ("SERVICE", SortBy::Name),
     ("NEW/S", SortBy::New),

@@ -202,7 +202,7 @@ async fn taken_port_is_reported_once_and_served_when_freed() {
         assert!(metrics.contains(text), "{text}: {metrics}");
     };
     servers("lb_health_check_servers_failed 1");
-    // Another attempt fails for the same reason.
+    // Waits until another attempt has failed for the same reason.
     time::sleep(FIRST_PAUSE + Duration::from_millis(200)).await;
     assert_eq!(node.failures.lock().unwrap().len(), 1);
     drop(taken);

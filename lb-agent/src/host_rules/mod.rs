@@ -1,0 +1,92 @@
+//! Rules of netfilter that do not see packets to Services as their author expects: the programs translate these packets
+//! before any hook of netfilter, and no conntrack entry of the kernel says so.
+//!
+//! The search is conservative: it names a rule only if all packets that the rule is for are such packets. A missing tool
+//! has no rules; a tool that fails is reported by the search for [leftovers](crate::leftovers).
+
+mod iptables;
+mod nftables;
+
+use std::{fmt, ops::RangeInclusive};
+
+use lb_datapath::{Probe, ProbeResult};
+
+use crate::leftovers;
+
+/// The default range of node ports of an API server.
+const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// A rule, and why it does not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HostRule {
+    /// The rule as its tool shows it.
+    rule: String,
+    flaw: Flaw,
+}
+
+/// What a rule expects of packets to Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    /// A node port as destination, before the translation.
+    NodePort,
+    /// A local destination, by which it marks packets to node ports.
+    LocalDestination,
+    /// A translation in the kernel's conntrack.
+    Dnat,
+}
+
+impl Flaw {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::NodePort => {
+                "packets to node ports are translated before netfilter, so it never matches them: use --deny-source or \
+                 loadBalancerSourceRanges, or match the endpoint's address and port"
+            }
+            Self::LocalDestination => {
+                "packets to node ports have an endpoint as destination here, so it never marks them: route replies by \
+                 rules for the pods' addresses (ip rule from POD)"
+            }
+            Self::Dnat => {
+                "packets to Services are not translated by the kernel's conntrack, so it never accepts them: accept the \
+                 pods' networks as source and destination"
+            }
+        }
+    }
+}
+
+impl fmt::Display for HostRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rule, self.flaw.text())
+    }
+}
+
+/// A line for each such rule of this network namespace.
+pub fn find() -> Vec<String> {
+    let saved = leftovers::saved_rules();
+    let has_iptables_nft = saved.iter().any(|(tool, _)| tool.contains("nft"));
+    let mut rules: Vec<HostRule> = saved
+        .iter()
+        .flat_map(|(tool, text)| iptables::flawed(tool.trim_end_matches("-save"), text))
+        .collect();
+    if let Some(text) = leftovers::nft_ruleset() {
+        rules.extend(nftables::flawed(&text, has_iptables_nft));
+    }
+    rules.iter().map(ToString::to_string).collect()
+}
+
+/// The search as a probe of `lb-agent check`.
+pub fn probe() -> Probe {
+    let lines = find();
+    let (result, detail, advice) = if lines.is_empty() {
+        (ProbeResult::Ok, "none that expects untranslated packets to Services".to_owned(), "")
+    } else {
+        let advice = "see docs/limits.md, \"Rules of the host\"";
+        (ProbeResult::Degraded, lines.join("\n"), advice)
+    };
+    Probe { name: "netfilter rules", result, detail, advice }
+}
+
+/// Whether all of these ports are node ports.
+fn are_node_ports(ports: &RangeInclusive<u16>) -> bool {
+    NODE_PORTS.contains(ports.start()) && NODE_PORTS.contains(ports.end())
+}
