@@ -111,7 +111,8 @@ impl Agent {
             command.arg("--cgroup").arg(cgroup);
         }
         command.args(&settings.arguments);
-        // In its own process group, so that Ctrl-C reaches only the test program, which then cleans up.
+        // Starts the agent in its own process group, so that Ctrl-C reaches only the test program, which then cleans
+        // up.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let (child, cleanup) =
             Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;

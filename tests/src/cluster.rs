@@ -46,7 +46,7 @@ pub const OTHER_CLIENT: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x203, 0, 0x113, 0, 0, 0, 2)),
 ];
 
-/// Networks of addresses for load balancers and external IPs, with [`ClientLink::Lan`].
+/// Networks of load balancer IPs and external IPs in a cluster with [`ClientLink::Lan`].
 pub const EXTERNAL: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 
 /// The wiring of a cluster.
@@ -286,7 +286,7 @@ impl Cluster {
         }
     }
 
-    /// With [`ClientLink::Lan`]: adds a node without pods and returns its number.
+    /// Adds a node without pods and returns its number. Only with [`ClientLink::Lan`].
     pub fn add_node(&mut self) -> Result<u8> {
         let number = u8::try_from(self.more_nodes.len() + 3)?;
         let name = format!("{}-node{number}", self.prefix);
@@ -422,8 +422,8 @@ impl Cluster {
         ))
     }
 
-    /// With [`ClientLink::Lan`]: makes the router send packets to cluster IPs and [`EXTERNAL`] addresses to `node` (1
-    /// or 2), as a load balancer would.
+    /// Makes the router send packets to cluster IPs and [`EXTERNAL`] addresses to `node` (1 or 2), as a load balancer
+    /// would. Only with [`ClientLink::Lan`].
     pub fn route_services_to(&self, node: u8) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -456,7 +456,7 @@ impl Cluster {
                 }
             }
             ClientLink::PriorityTagged => {
-                // Priority 5, VLAN 0.
+                // The tag has priority 5 and VLAN 0.
                 self._pump = Some(pump::connect((client, "eth0"), (node1, "eth0"), Layer::Tagged(5 << 13))?);
             }
             ClientLink::Layer3 => {
@@ -528,7 +528,7 @@ fn router(netns: &Netns) -> Result<Netns> {
     Ok(netns.clone())
 }
 
-/// A veth between two namespaces, with the kernel's default offloads.
+/// Creates a veth between two namespaces, with the kernel's default offloads.
 pub fn veth((first, name): (&Netns, &str), (second, peer): (&Netns, &str)) -> Result<()> {
     let (first, second) = (first.name(), second.name());
     netns::ip(&format!("link add {name} netns {first} type veth peer name {peer} netns {second}\n"))

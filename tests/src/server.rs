@@ -141,7 +141,7 @@ struct Request {
     content_length: u64,
 }
 
-/// The head of the next request; `None` at the end of the connection.
+/// Reads the head of the next request; `None` at the end of the connection.
 fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {

@@ -1,6 +1,9 @@
 //! Skips: a test that cannot run on this kernel reports its name and the reason instead of passing silently.
 
-use std::{fs::OpenOptions, io::Write as _};
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+};
 
 /// Reports that the calling test cannot run on this machine.
 pub fn whole(reason: &str) {
@@ -10,6 +13,13 @@ pub fn whole(reason: &str) {
 /// Reports that a part of the calling test cannot run on this machine.
 pub fn part(reason: &str) {
     note(reason, reason);
+}
+
+/// Whether this kernel is older than Linux `major.minor`.
+pub fn is_older_than(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
+    let version: Vec<u32> = release.split('.').map_while(|part| part.parse().ok()).take(2).collect();
+    version.as_slice() < &[major, minor]
 }
 
 /// Prints the skip and appends it to the file in which `cargo xtask vm` counts skips.

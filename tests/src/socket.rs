@@ -31,8 +31,8 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to`, and fails unless the answer, SYN-ACK or RST, was that to the first SYN. A lost SYN or answer would
-/// otherwise only cost a second, and so may a slow machine.
+/// Connects to `to`, and fails unless the SYN-ACK or RST answers the first SYN. The time alone would not show a lost
+/// SYN or answer: either costs a second, but so may a slow machine.
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;
@@ -77,6 +77,18 @@ pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     let states =
         tables.iter().flat_map(|table| table.lines()).filter_map(|line| line.split_whitespace().nth(3));
     Ok(states.filter(|state| CLOSING.contains(state)).count())
+}
+
+/// Dissolves the association of a connected UDP socket (connect(2), `AF_UNSPEC`).
+pub fn disconnect(socket: &UdpSocket) -> io::Result<()> {
+    const LENGTH: libc::socklen_t = 16;
+    const { assert!(size_of::<libc::sockaddr>() == LENGTH as usize) };
+    // SAFETY: all bytes of the structure may be 0; its family is then `AF_UNSPEC`.
+    let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel reads `LENGTH` bytes of the address, which has that size.
+    let result = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, LENGTH) };
+    nix::Error::result(result)?;
+    Ok(())
 }
 
 /// Level and name of a socket option, for each family.

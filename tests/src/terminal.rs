@@ -61,7 +61,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The server has already exited if the command has ended.
+        // The server of tmux has already exited if the command has ended.
         self.tmux(&["kill-server"]).output().map(drop).unwrap_or_default();
     }
 }

@@ -1,4 +1,5 @@
-//! The agent as a process: from its start to `/healthz`, from an edit of a file to the kernel, memory.
+//! Measures the agent as a process: the time from its start until `/healthz` succeeds, the time from an edit of a file
+//! until the kernel has the change, and its memory.
 
 use std::{
     fs,

@@ -124,7 +124,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The path of the next request, and the length of its body; `None` at the end of the connection.
+/// Reads the path of the next request, and the length of its body; `None` at the end of the connection.
 fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<(String, u64)>> {
     let (mut path, mut body) = (None, 0);
     loop {

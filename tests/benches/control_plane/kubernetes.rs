@@ -1,4 +1,5 @@
-//! The agent as a process with an API server: from the lists to `/healthz`, from a watch event to the kernel, and memory.
+//! Measures the agent as a process with an API server: the time from the lists until `/healthz` succeeds, the time from
+//! a watch event until the kernel has the change, and its memory.
 
 use std::{
     fs::{self, File},
@@ -231,5 +232,14 @@ impl Agent {
 
     fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_else(|error| format!("(no log: {error})"))
+    }
+}
+
+impl Drop for Agent {
+    /// Waits for the end: the next agent must find the pins unlocked, and a large process takes a while to end.
+    fn drop(&mut self) {
+        if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
+            eprintln!("cannot end the agent {}: {error}", self.child.id());
+        }
     }
 }

@@ -53,7 +53,7 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint; each call moves one of another Service.
+    /// Moves one endpoint to another address; each call picks another Service.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
@@ -135,7 +135,8 @@ fn uid(n: u32, i: u32) -> String {
     format!("{n:08x}-0000-4000-8000-{i:012x}")
 }
 
-/// The bodies of the pages. Only one page of objects exists at a time: a million endpoints as values would take gigabytes.
+/// The bodies of the pages. Only the objects of one page exist at a time, because a million endpoints as JSON values
+/// would take gigabytes.
 fn pages(objects: impl Iterator<Item = Value>) -> Vec<String> {
     let mut objects = objects.peekable();
     let mut pages = Vec::new();

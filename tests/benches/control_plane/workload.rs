@@ -93,7 +93,7 @@ impl Folder {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint; each call moves one of another Service.
+    /// Moves one endpoint to another address; each call picks another Service.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

@@ -66,7 +66,7 @@ struct Candidate {
     p99s: Vec<f64>,
 }
 
-/// Connections beside the idle ones: those in TIME_WAIT keep their flows for a while.
+/// Room for connections beside the idle ones: those in TIME_WAIT keep their flows for a while.
 const ACTIVE: u32 = 300_000;
 /// A small table, to tell the memory of flows from that of other maps.
 const SMALL: u32 = 100_000;

@@ -28,7 +28,7 @@ pub(crate) const CLIENTS: &str = "10.0.0.0/8";
 
 /// Opens this number of established flows from pods to the measured Service, through the programs pinned below `bpffs`.
 ///
-/// A test run rotates through a power of two of flows, so several of them add up to the number.
+/// A test run opens a power of two of flows, so several runs add up to the number.
 pub(crate) fn open(node: &Node, bpffs: &Path, flows: u32) -> Result<()> {
     let pins = Pins::find(bpffs)?;
     let restore = build(ebpf_build::RESTORE)?;
@@ -62,7 +62,7 @@ fn open_all(pins: &Pins, restore: &Path, flows: u32) -> Result<()> {
     Ok(())
 }
 
-/// What the agent has pinned.
+/// The programs and maps that the agent has pinned.
 pub(crate) struct Pins {
     /// `DIR/lb/vN`
     folder: PathBuf,
@@ -94,7 +94,7 @@ impl Pins {
         use std::os::fd::{AsFd as _, AsRawFd as _};
         let mut bytes = 0;
         for entry in fs::read_dir(&self.folder)? {
-            // Folders are no maps.
+            // Skips folders, which are no maps.
             let Ok(map) = MapData::from_pin(entry?.path()) else { continue };
             let file = format!("/proc/thread-self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
             let text = fs::read_to_string(&file).with_context(|| format!("reading {file}"))?;

@@ -23,7 +23,7 @@ use crate::{
 
 /// The node's wires.
 pub(crate) const WIRES: [&str; 2] = ["eth0", "eth1"];
-/// The node's workload devices.
+/// Names of the node's ends of the pods' veths.
 pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
 
 /// The node and its neighbours. Dropping it removes all of them.

@@ -34,9 +34,9 @@ pub(crate) struct Report {
     pub(crate) preparations: Vec<Preparation>,
     pub(crate) comparisons: Vec<Comparison>,
     pub(crate) targets: Vec<Target>,
-    /// Repeated bursts.
+    /// Number of repeated bursts.
     pub(crate) repeated: u32,
-    /// Candidates without a sample in a round.
+    /// Number of bursts that were dropped: a candidate then has no sample of a round.
     pub(crate) dropped: u32,
     /// All accepted bursts.
     pub(crate) bursts: Vec<Bursts>,

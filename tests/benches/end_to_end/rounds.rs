@@ -99,9 +99,9 @@ pub(crate) struct Field {
 pub(crate) struct Outcome {
     /// Samples by candidate; at most one per measure and round.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// Repeated bursts.
+    /// Number of repeated bursts.
     pub(crate) repeated: u32,
-    /// Candidates without a sample in a round.
+    /// Number of bursts that were dropped: a candidate then has no sample of a round.
     pub(crate) dropped: u32,
 }
 
@@ -135,7 +135,7 @@ impl Field {
         Ok(outcome)
     }
 
-    /// One measure of all candidates of a path.
+    /// Runs one measure of all candidates of a path in one round.
     fn group(&self, measure: Measure, way: Way, round: u32, outcome: &mut Outcome) -> Result<()> {
         let of_way = |index: &usize| self.candidates[*index].way == way;
         let group: Vec<usize> = (0..self.candidates.len()).filter(of_way).collect();

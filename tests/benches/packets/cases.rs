@@ -64,7 +64,7 @@ impl Section {
         }
     }
 
-    /// The baselines: the fastest of them counts.
+    /// The baselines of a section. The fastest one sets the goal.
     const fn baselines(self) -> &'static [Baseline] {
         match self {
             Self::OneFlow | Self::ManyFlows | Self::HalfFull => &[Baseline::Balance],
@@ -114,14 +114,14 @@ pub(crate) struct Expected {
     becomes: Becomes,
 }
 
-/// The fate of a packet.
+/// The expected return code for a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Passed on to the stack and the next program.
     Pass,
     /// Redirected to a device that the program names.
     Redirect,
-    /// Redirected to the device that it came from. tc has the same return code for both.
+    /// Redirected to the device that it came from. (At tc, [`Self::Redirect`] has the same return code.)
     SendBack,
 }
 
@@ -188,7 +188,8 @@ impl Case {
         let server = if baselines == [Baseline::Miss] { world.v4.elsewhere } else { world.v4.vip };
         let flows = if section == Section::Reject { 1 } else { world.population.flows() };
         let frame = frame.flows(flows);
-        // The goal with many flows of no Service is a multiple of a lookup whose bucket is in the caches.
+        // The goal with many flows of no Service is a multiple of the baseline with one flow, whose lookup finds its
+        // bucket in the caches.
         let baseline_flows = if baselines == [Baseline::Miss] { 1 } else { flows };
         let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(baseline_flows);
         // The baselines support IPv4 only; those for IPv6 would cost more.
@@ -196,7 +197,7 @@ impl Case {
         Ok(Self { section, program, packet, frame, expected, baselines, baseline_frame, goal })
     }
 
-    /// The same case without a goal: the baseline does less.
+    /// The same case without a goal, because the baseline does less.
     fn without_goal(self) -> Self {
         Self { goal: None, ..self }
     }
@@ -231,7 +232,8 @@ pub(crate) const SYN: Transport = Transport::Tcp(Flags::Syn);
 const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
 pub(crate) const ACK: Transport = Transport::Tcp(Flags::Ack);
 
-/// All cases of the world's population, for one of its data planes: masqueraded packets have ports that differ between them.
+/// All cases for the flows of this world, for one of its data planes. Each data plane chooses other ports for
+/// masqueraded packets.
 pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
     let mut cases = Cases { world, datapath, cases: Vec::new() };
     match world.population {
@@ -301,7 +303,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Packets of established flows through the stack, in both directions.
+    /// Adds the cases of packets of established flows through the stack, in both directions.
     fn established(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
         let family = self.world.family(ip);
         let forward = translated(Outcome::Forward, Becomes::To(family.backend));
@@ -318,7 +320,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Packets of flows between clients and backends that are both beyond a wire.
+    /// Adds the cases of packets of flows between clients and backends that are both beyond a wire.
     fn routed(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
         let family = self.world.family(ip);
         let frame = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
@@ -326,7 +328,7 @@ impl Cases<'_> {
         self.add(section, "xdp_native", format!("TCP/{ip}"), frame, sent_back)
     }
 
-    /// Further packets of routed flows.
+    /// Adds the cases of further packets of routed flows.
     fn one_flow(&mut self, ip: Ip) -> anyhow::Result<()> {
         let family = self.world.family(ip);
         let [sent_back, redirected] =
@@ -348,7 +350,7 @@ impl Cases<'_> {
         )
     }
 
-    /// Packets of no Service.
+    /// Adds the cases of packets of no Service.
     fn untouched(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
         let frame = Frame::new(ACK, Sender::Client, self.world.family(ip).elsewhere)?;
         let packet = format!("TCP/{ip}");
@@ -358,7 +360,7 @@ impl Cases<'_> {
         self.add(section, "xdp_native", packet, frame.through(WIRE), passes(None))
     }
 
-    /// A reply that another hook translates.
+    /// Adds the case of a reply that another hook translates.
     fn other_hook(&mut self, ip: Ip) -> anyhow::Result<()> {
         let reply = Frame::new(ACK, Sender::Server, self.world.family(ip).backend)?;
         let packet = format!("a reply that egress will translate, {ip}");
@@ -395,7 +397,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// A masqueraded connection: both hooks translate in both directions.
+    /// Adds the cases of a masqueraded connection: both hooks translate in both directions.
     fn masqueraded(&mut self, ip: Ip) -> anyhow::Result<()> {
         let service = self.world.family(ip).masquerading;
         self.exchange(SYN, SYN_ACK, service)?;
@@ -415,7 +417,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// A request through both hooks, and its answer.
+    /// Sends a request through both hooks, and its answer.
     fn exchange(
         &self,
         sent: Transport,
@@ -444,17 +446,17 @@ impl Cases<'_> {
 
 /// The packets of a masqueraded connection.
 struct Exchange {
-    /// From the client to the backend, between the hooks.
+    /// The packet from the client to the backend, between the hooks.
     between: Frame,
     /// The addresses of the same packet beyond egress.
     outside: Seen,
-    /// From the backend.
+    /// The packet from the backend.
     answer: Frame,
     /// The same packet between the hooks.
     inside: Frame,
 }
 
-/// Expects the packet to leave past the stack.
+/// Expects the packet to leave bypassing the stack.
 const fn routed(action: Action, port: u16) -> Expected {
     Expected { action, counted: Some(Outcome::Routed), becomes: Becomes::ToPort(port) }
 }

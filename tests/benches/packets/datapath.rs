@@ -25,6 +25,7 @@ use lb_datapath::FilterMemory;
 use crate::{
     candidate::{load, program},
     flows::Snapshot,
+    frames::NODE,
 };
 
 /// The measured programs. The others are variants of them that do less.
@@ -63,7 +64,7 @@ impl Datapath {
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        // An object of an earlier version has none.
+        // An object of an earlier version has no filter.
         let filter = ebpf.map("FILTER").map(map_filter).transpose()?;
         Ok(Self { name: name.to_owned(), ebpf, filter, slot: 0, id: 1, table: 0, empty: None })
     }
@@ -83,9 +84,10 @@ impl Datapath {
         let [v4, v6] = node.map(|address| Address::from(address.ip()));
         let settings = Settings {
             internal: Networks::new(PODS.map(network)),
-            flags: settings_flags::DROP_UNKNOWN_VIPS,
+            flags: settings_flags::DROP_UNKNOWN_VIPS | settings_flags::ROUTES_BY_DESTINATION,
             service_ranges: Networks::new(SERVICES.map(network)),
             peers: Networks::new([]),
+            denied: Networks::new([]),
             source_v4: v4,
             source_v6: v6,
             first_port: 10_000,
@@ -144,7 +146,8 @@ impl Datapath {
 
     /// Marks the device as a wire: one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
-        let wire = DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET };
+        let flags = device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET;
+        let wire = DeviceInfo { mtu, flags, mac: NODE, ..DeviceInfo::UNKNOWN };
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }
 

@@ -41,7 +41,7 @@ impl Snapshot {
         Ok(Self { arrays })
     }
 
-    /// Deletes all flows that were created since.
+    /// Deletes all flows that were created since the snapshot.
     pub(crate) fn restore(&self, ebpf: &Ebpf) -> anyhow::Result<()> {
         if let Some(map) = ebpf.map(HASH) {
             delete_all(map)?;

@@ -52,7 +52,8 @@ const CLIENT_PORT: u16 = 0x8000;
 const BALANCE: u16 = 0x7fff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
-const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
+/// The MAC address of the node.
+pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
 /// Bytes after the transport header: enough to restore all headers of the smallest frame.
 const PAYLOAD: usize = 18;
 const TTL: u8 = 61;
@@ -100,7 +101,7 @@ impl Frame {
     /// The same packet for half of its flows: the lower half for 0, the upper half for 1.
     pub(crate) fn half(self, half: u32) -> Self {
         let flows = (self.flows / 2).max(1);
-        // One flow is shared.
+        // Both halves share a single flow.
         let first = if self.flows > 1 { half * flows } else { 0 };
         self.flows(flows).starting_at(first)
     }
@@ -110,7 +111,7 @@ impl Frame {
         Self { first, ..self }
     }
 
-    /// `other` for the flows and on the device of this packet.
+    /// `other`, for the same flows and on the same device as this packet.
     pub(crate) fn clone_extent(&self, other: Self) -> Self {
         Self { flows: self.flows, first: self.first, device: self.device, ..other }
     }

@@ -8,7 +8,7 @@ use crate::{
     report::{Row, table},
 };
 
-/// A column: the section and the packet whose row decides.
+/// The columns: heading, section and packet of the row that is shown.
 const COLUMNS: [(&str, Section, &str); 6] = [
     ("no Service", Section::Untouched, "TCP/IPv4"),
     ("no Service, 65,536 flows", Section::UntouchedMany, "TCP/IPv4"),

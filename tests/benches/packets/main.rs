@@ -146,7 +146,7 @@ fn measure_population(
         .collect::<anyhow::Result<_>>()?;
     let mut contests = Vec::new();
     loop {
-        // The next case, as each build has it.
+        // The next case of each build.
         let cases: Vec<Case> = of_builds.iter_mut().filter_map(Iterator::next).collect();
         let Some(case) = cases.first() else { break };
         if case.to_string().contains(&args.only) {

@@ -54,11 +54,11 @@ pub(crate) struct Row {
     net: Samples,
     #[serde(rename = "floor_net")]
     baseline_net: Samples,
-    /// The program's net cost over that of its fastest baseline.
+    /// The ratio of the program's net cost to that of its fastest baseline.
     pub(crate) ratio: Samples,
-    /// The other baselines, and the program's net cost over theirs.
+    /// The other baselines, and the ratio of the program's net cost to theirs.
     other_baselines: Vec<Comparison>,
-    /// The build that it is compared with, and the program's net cost over that of its program.
+    /// The other build, and the ratio of the program's net cost to that of the other build's program.
     earlier: Option<Comparison>,
     dropped: u32,
     #[serde(rename = "target")]

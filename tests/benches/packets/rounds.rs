@@ -65,7 +65,7 @@ struct Runner {
     warm_up: u32,
 }
 
-/// A part of a round.
+/// One measurement within a round: of the program or of the baseline with this index.
 #[derive(Clone, Copy)]
 enum Turn {
     Program(usize),
@@ -73,7 +73,8 @@ enum Turn {
 }
 
 impl Runner {
-    /// Measures packets of existing flows, or those that create a flow each, so that each packet runs once.
+    /// Prepares measurements with packets of existing flows or, with `makes_flows`, packets that create a flow each, so
+    /// that each packet runs once.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {
@@ -86,7 +87,7 @@ impl Runner {
             reason = "slices last milliseconds"
         )]
         let packets = (slice.as_nanos() as f64 / nanos) as u32;
-        // A multiple of the number of flows.
+        // Rounds down to a multiple of the number of flows.
         let packets = packets.max(flows) / flows * flows;
         Ok(Self { candidate, packets, warm_up: if flows > 1 { flows } else { 0 } })
     }

@@ -150,7 +150,7 @@ fn contests(world: &World, ip: Ip, plan: Plan) -> anyhow::Result<Vec<Contest>> {
             contests.push(Contest::new(world, &load, ip, Some(index), datapath.name.clone(), sides, plan)?);
         }
         if let Some(baseline) = load.baseline {
-            // The baselines know the client's packets to the first Service.
+            // The baselines only have flows from the client to the first Service.
             let transport = if world.population == Population::Empty { SYN } else { ACK };
             let frame = |half: usize| {
                 let frame = Frame::new(transport, Sender::Client, world.v4.vip)?;

@@ -175,7 +175,7 @@ impl Population {
         Self::Empty,
     ];
 
-    /// Flows of the rotation.
+    /// Number of flows in rotation.
     pub(crate) const fn flows(self) -> u32 {
         match self {
             Self::Few => 1,
@@ -297,8 +297,8 @@ impl World {
         Ok(())
     }
 
-    /// These flows get no replies: their masqueraded ports are unknown here, and the cost of the client's packets does not
-    /// depend on replies.
+    /// Opens routed flows without replies: their masqueraded ports are unknown here, and the cost of the client's
+    /// packets does not depend on replies.
     fn open_routed_flows(&self, datapath: usize, ip: Ip, flows: u32) -> anyhow::Result<()> {
         let syn = Transport::Tcp(Flags::Syn);
         let Family { routed, across, .. } = self.family(ip);
@@ -380,7 +380,8 @@ fn make_services(
 pub(crate) fn netns(name: &str) -> anyhow::Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
-    netns.ip("link add wire index 50 type veth peer name wire-end\n\
+    netns.ip("link set lo address 00:00:5e:00:53:02\n\
+         link add wire index 50 address 00:00:5e:00:53:02 type veth peer name wire-end\n\
          link add other index 52 type veth peer name other-end\n\
          link set wire up\n\
          link set wire-end up\n\

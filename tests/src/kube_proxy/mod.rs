@@ -1,5 +1,5 @@
-//! The rules that kube-proxy would write on a node: for the benchmark that compares both, and for the test in which the
-//! agent removes them.
+//! The rules that kube-proxy would write on a node: for the benchmark that compares them with the agent, and for the
+//! test in which the agent removes them.
 
 pub mod iptables;
 pub mod nftables;

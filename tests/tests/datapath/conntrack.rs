@@ -13,13 +13,15 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Largest CPU time of a GC, in times of filling the table. A build without optimisation needs 9 of them.
+/// Limit on the CPU time of a GC, as a multiple of the time that filling the table takes. A build without optimisation
+/// needs 9 times as long.
 const COST_LIMIT: u32 = 60;
 
-/// When flows of this phase were last seen that have 10 s left, and those that expired 10 s ago.
+/// Two ticks at which flows of this phase were last seen: one whose flow has a third of the timeout left, but 10 s at
+/// most; one whose flow expired 10 s ago.
 fn around_timeout(phase: Phase) -> [Tick; 2] {
     let timeout = u64::from(phase.timeout_seconds());
-    [ago(timeout - 10), ago(timeout + 10)]
+    [ago(timeout - (timeout / 3).min(10)), ago(timeout + 10)]
 }
 
 #[test]

@@ -8,9 +8,13 @@ use lb_common::{
     conntrack::{Flow, Tick, Tuple},
     protocol,
 };
-use lb_datapath::Pinned;
+use lb_core::plan::Step;
+use lb_datapath::{Capacities, Datapath, Options, Pinned};
 
-use super::sandbox::{Sandbox, eventually, program_id, sync, tcx, wire};
+use super::{
+    contents::{backend, key, service, steps},
+    sandbox::{Sandbox, eventually, program_id, sync, tcx, wire},
+};
 
 #[test]
 fn layout_without_a_description_is_retired() {
@@ -76,4 +80,29 @@ fn layout_with_a_description_is_taken_over() {
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
+}
+
+/// The arena has free slots between used ones, so it needs a larger size than the number of its elements.
+#[test]
+fn maps_with_smaller_defaults_take_over_all_elements() {
+    let sandbox = Sandbox::new();
+    let old = sandbox.open();
+    let (steps, mut contents) = steps(20, 3);
+    old.maps().apply(&steps).unwrap();
+    let (last, record) = (backend(1000), service(7, 4095, 1));
+    let switch =
+        [Step::WriteBackends { base: 4095, backends: vec![last] }, Step::PutFrontend(key(7), record)];
+    old.maps().apply(&switch).unwrap();
+    let base = contents.frontends.insert(key(7), record).unwrap().backends_base;
+    contents.backends.retain(|slot, _| !(base..base + 3).contains(slot));
+    contents.backends.insert(4095, last);
+    drop(old);
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
+
+    let options = sandbox.options();
+    let capacities = Capacities { services: 16, backends: 1024, tables: 64, ..options.capacities };
+    let datapath = Datapath::open(&Options { capacities, ..options }).unwrap();
+    assert_eq!(datapath.maps().contents().unwrap(), contents);
+    let sizes = datapath.maps().room();
+    assert_eq!((sizes.frontends, sizes.backends, sizes.tables), (1024, 4096, 64));
 }

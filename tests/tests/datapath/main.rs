@@ -18,6 +18,7 @@ mod conntrack;
 mod devices;
 mod handover;
 mod maps;
+mod memory;
 mod pins;
 mod status;
 mod xdp;

@@ -1,4 +1,4 @@
-//! What `apply` writes to the maps, and what `contents` reads from them.
+//! Tests of what `apply` writes to the maps, and of what `contents` reads from them.
 
 use std::time::Instant;
 

@@ -28,7 +28,7 @@ fn status_reports_map_fill_and_attachments() {
         ("CONNTRACK", 2, 1024),
         ("AFFINITY", 0, 1024),
         ("SERVICE_NAMES", 10, 1024),
-        ("VIPS", 0, 262_144),
+        ("VIPS", 0, 4096),
         ("SOURCE_RANGES", 0, 262_144),
         ("ENDPOINT_NAMES", 40, 4096),
     ];

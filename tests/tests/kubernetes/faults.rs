@@ -86,7 +86,7 @@ fn watch_older_than_the_history_is_listed_once() {
     for kind in KINDS {
         bed.server().bookmark(kind);
     }
-    // Time for the bookmarks to arrive, which have no visible effect.
+    // Gives the bookmarks time to arrive; they have no visible effect.
     std::thread::sleep(A_WHILE);
     let fetched = bed.server().counts("services").0;
     bed.server().unseen(|server| KINDS.iter().for_each(|kind| server.bookmark(kind)));

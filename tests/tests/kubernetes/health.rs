@@ -122,7 +122,7 @@ fn unserved_health_check_is_reported_as_an_event() {
     let note = event["note"].as_str().unwrap();
     let begin = "node a failed to start healthcheck \"default/a\" on port 32000: listen tcp 0.0.0.0:32000: ";
     assert!(note.starts_with(begin), "{note}");
-    // Longer than the pause until the next attempt.
+    // Waits for longer than the pause until the next attempt.
     sleep(Duration::from_millis(1_500));
     assert_eq!(failures().len(), 1);
     drop(taken);

@@ -6,14 +6,15 @@ use lb_tests::{
     client::{PATIENCE, udp_socket},
     icmp::ping,
     netns::Netns,
+    server,
     socket::{next_error, queue_errors},
     wait_for,
 };
 use nix::errno::Errno;
 
 use crate::{
-    bed::{RANGES, vips},
-    lan::{EVERY, Lan, Verdict, external, node_addresses, probe, probe_briefly},
+    bed::{HTTP, RANGES, UDP, vips},
+    lan::{EVERY, Frontend::ClusterIp, Lan, Verdict, external, node_addresses, probe, probe_briefly},
 };
 
 /// A port of no service.
@@ -123,11 +124,43 @@ fn traceroute_ends_at_the_virtual_address() {
             assert_eq!(trace(client, unlisted, hops), (Errno::ECONNREFUSED, Some(address)), "{hops} hops");
         }
         // For a port of the service, errors of hops behind the virtual address have that address as their source.
-        for (frontend, hops) in [(crate::lan::Frontend::ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)]
-        {
+        for (frontend, hops) in [(ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)] {
             let to = frontend.of(1, (crate::lan::Protocol::Udp, family));
             let (errno, offender) = trace(client, to, hops);
             assert_eq!((errno, offender), (Errno::EHOSTUNREACH, Some(to.ip())), "{hops} hops to {to}");
         }
+    }
+}
+
+/// NodeLocal DNSCache listens on the cluster IP of kube-dns, which its device `nodelocaldns` has. Under kube-proxy its
+/// NOTRACK rules keep the packets out of the NAT table; here the address alone does.
+#[test]
+fn cluster_ip_that_the_node_has_reaches_its_own_listener() {
+    for arguments in [&[][..], &RANGES, &["--forwarding", "direct"]] {
+        let lan = Lan::with(arguments);
+        lan.apply(&[lan.service(1, &["pod2"])]);
+        let node = lan.cluster.node1.clone();
+        let name = "node-cache";
+        let all_reach = |server: &str| {
+            let reaches = |source: &Netns, (protocol, family)| {
+                let to = ClusterIp.of(1, (protocol, family));
+                matches!(probe_briefly(source, to, protocol), Verdict::Answered(answer) if answer.server == server)
+            };
+            let sources = [lan.netns("pod1"), lan.netns("client"), &node];
+            let all = || sources.iter().all(|source| EVERY.iter().all(|how| reaches(source, *how)));
+            wait_for(PATIENCE, || all().then_some(())).is_some()
+        };
+        assert!(all_reach("pod2"), "{arguments:?}: before");
+        let [v4, v6] = vips(1);
+        node.ip(&format!("address add {v4}/32 dev lo\naddress add {v6}/128 dev lo nodad\n")).unwrap();
+        let mut servers = vec![server::http(&node, name, HTTP).unwrap()];
+        servers
+            .extend(vips(1).map(|vip| server::udp_echo_at(&node, name, SocketAddr::new(vip, UDP)).unwrap()));
+        assert!(
+            all_reach(name),
+            "{arguments:?}: packets to the node's own address do not reach its listener"
+        );
+        node.ip(&format!("address del {v4}/32 dev lo\naddress del {v6}/128 dev lo\n")).unwrap();
+        assert!(all_reach("pod2"), "{arguments:?}: after the cache has gone");
     }
 }

@@ -59,7 +59,7 @@ fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
     lan.apply(&[sticky(&lan, 1, &left, 600)]);
     let second = chosen(&lan, "client", 1, NodePort(1));
     assert!(second.iter().all(|pod| left.contains(&&**pod)), "{second:?} of {left:?}");
-    // The others return; no client moves.
+    // The other endpoints return, and no client is rebalanced.
     lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
     assert_eq!(chosen(&lan, "client", 1, NodePort(1)), second);
     lan.apply(&[lan.service(1, &PODS)]);
@@ -71,7 +71,8 @@ fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
 #[test]
 fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
-    // Like 16 clients: the probability that all of them choose the same backends again is one in 4^16.
+    // The choices of all Services, protocols and families count as those of 16 clients: the probability that all of
+    // them choose the same backends again is one in 4^16.
     let services = [1, 2, 3, 4];
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
     let with_timeout =
@@ -79,13 +80,13 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     with_timeout(2_u16);
     let begun = Instant::now();
     all();
-    // Long compared with a round of requests on this machine at this moment.
+    // The timeout is long compared with a round of requests on this machine at this moment.
     let seconds = 2 + 4 * u16::try_from(begun.elapsed().as_secs()).unwrap();
     with_timeout(seconds);
     let timeout = Duration::from_secs(seconds.into());
     let mut before = Instant::now();
     let (mut first, mut since) = (all(), Instant::now());
-    // In total longer than the timeout, but with a connection within every timeout.
+    // Connects for longer than the timeout in total, with pauses that are shorter than the timeout.
     while since.elapsed() < timeout * 2 {
         sleep(timeout / 3);
         let begun = Instant::now();

@@ -267,7 +267,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     assert!(busy.contains("busy"), "{busy}");
     traffic.progresses().unwrap();
     run(Command::new("umount").arg("--lazy").arg(&bpffs)).unwrap();
-    // A supervisor would restart the agent.
+    // The test restarts the agent, as a supervisor would.
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("was unmounted").then_some(())).unwrap();
     assert!(!agent.wait().unwrap().success());
@@ -321,7 +321,7 @@ fn configuration_is_reloaded_under_load_and_errors_in_it_change_nothing() {
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("goes on as it was started").then_some(())).unwrap();
     traffic.progresses().unwrap();
-    // A supervisor would restart the agent.
+    // The test restarts the agent, as a supervisor would.
     replace(&config, "syn-retries: 2\n");
     assert!(!agent.wait().unwrap().success());
     bed.start_agent_with(&["--config", config.to_str().unwrap()]);

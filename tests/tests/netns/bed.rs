@@ -118,8 +118,8 @@ pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
 }
 
-/// The server that answers at once, if any. A SYN that arrives before the kernel holds the service, or before the
-/// device has programs, is lost; waiting for its retransmission would measure TCP's timer.
+/// Sends a request and returns the server that answers at once, if any. A SYN that arrives before the kernel holds the
+/// service, or before the device has programs, is lost; waiting for its retransmission would measure TCP's timer.
 pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
     let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
     netns.run(connect).ok()?;

@@ -1,4 +1,4 @@
-//! Established connections through node ports and the masquerade.
+//! Established connections through node ports, masqueraded and not.
 
 use std::{
     io,

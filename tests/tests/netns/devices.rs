@@ -152,7 +152,7 @@ fn foreign_tc_filters_keep_working() {
     for _ in 0..10 {
         ask_udp(&bed.cluster.client, udp(WEB[0]), 64).unwrap();
     }
-    // At least one packet for each datagram and each reply.
+    // The mirror has at least one packet for each datagram and each reply.
     let mirrored = sent_packets(node1, "mirror0") - before;
     assert!(mirrored >= 20, "only {mirrored} packets reached the other filters");
     assert_works_for_the_client(&bed);

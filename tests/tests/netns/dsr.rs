@@ -156,7 +156,7 @@ fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
     }
 }
 
-/// Clients behind a VPN, for example, are behind such a device.
+/// A device without Ethernet header leads to clients behind a VPN, for example.
 #[test]
 fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {

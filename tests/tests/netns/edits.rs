@@ -140,7 +140,7 @@ fn malformed_manifest_at_agent_start_keeps_the_service_served() {
     bed.start_agent();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[0])).unwrap().server, "pod2");
     assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
-    // Removing the malformed file removes its service.
+    // Removing the malformed file also removes its service.
     bed.cluster.manifests.remove("web").unwrap();
     wait_for(PROMPTLY, || ask_briefly(&bed.cluster.client, WEB[0]).is_none().then_some(())).unwrap();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[1])).unwrap().server, "pod2");

@@ -1,8 +1,9 @@
-//! A SYN flood from forged addresses.
+//! Floods from forged addresses.
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::Range,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
@@ -14,17 +15,36 @@ use nix::libc;
 /// client.
 pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 
+/// A forged packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forged {
+    Syn,
+    /// FIN without ACK, the byte after the SYN.
+    BareFin,
+    /// FIN with a guessed acknowledgement, the byte after the SYN.
+    Fin,
+    Datagram,
+}
+
+/// An acknowledgement, far from what a backend would send.
+const GUESS: u32 = 0x4000_0000;
+
 /// Sends `count` SYNs from `netns` to an address, each from a different forged source.
 pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
+    forge(netns, to, first..first + count, Forged::Syn)
+}
+
+/// Sends a packet from `netns` to an address from the forged source of each number.
+pub(crate) fn forge(netns: &Netns, to: SocketAddr, numbers: Range<u32>, kind: Forged) -> io::Result<()> {
     let socket = netns.run(|| open(to.is_ipv6()))?;
-    for number in first..first + count {
-        send(&socket, to, &syn(number, to))?;
+    for number in numbers {
+        send(&socket, to, &packet(number, to, kind))?;
     }
     Ok(())
 }
 
-/// A SYN with its IP header.
-fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
+/// A packet with its IP header, from the forged source with this number.
+fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
     let builder = match to.ip() {
         IpAddr::V4(vip) => PacketBuilder::ipv4([198, 18 | (a & 1), b, c], vip.octets(), 64),
@@ -33,16 +53,24 @@ fn syn(number: u32, to: SocketAddr) -> Vec<u8> {
             PacketBuilder::ipv6(source.octets(), vip.octets(), 64)
         }
     };
+    let port = 1024 + (number % 60_000) as u16;
     let mut packet = Vec::new();
-    builder
-        .tcp(1024 + (number % 60_000) as u16, to.port(), number, 1024)
-        .syn()
-        .write(&mut packet, &[])
-        .unwrap();
+    if kind == Forged::Datagram {
+        builder.udp(port, to.port()).write(&mut packet, b"?").unwrap();
+        return packet;
+    }
+    let segment = |seq| builder.tcp(port, to.port(), seq, 1024);
+    match kind {
+        Forged::Syn | Forged::Datagram => segment(number).syn(),
+        Forged::BareFin => segment(number + 1).fin(),
+        Forged::Fin => segment(number + 1).fin().ack(GUESS),
+    }
+    .write(&mut packet, &[])
+    .unwrap();
     packet
 }
 
-/// A socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
+/// Opens a socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
 fn open(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: the call takes numbers and returns a new descriptor, or -1.

@@ -1,7 +1,7 @@
 //! `--forwarding direct`: packets of Services bypass the stack. (All other tests can also run in this mode:
 //! `LB_AGENT_FORWARDING=direct cargo test -p lb-tests --test netns`.)
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, thread, time::Duration};
 
 use lb_tests::client::Connection;
 
@@ -83,5 +83,38 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         assert!(node.command("nft").arg(RULES).status().unwrap().success());
         let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
         assert_eq!(matches!(verdict, Verdict::Answered(_)), passes, "{arguments:?}: {verdict:?}");
+    }
+}
+
+/// `ip rule from POD`, as of the AWS VPC CNI or a multi-homed node.
+#[test]
+fn direct_forwarding_follows_policy_routing_by_pod() {
+    let lan = Lan::with(&DIRECT);
+    lan.apply(&[lan.service(2, &["pod3"])]);
+    for family in [0, 1] {
+        let to = ClusterIp.of(2, (Protocol::Tcp, family));
+        // Resolves the neighbours, and fills the cache of next hops.
+        for pod in ["pod1", "pod2"] {
+            transfer(&lan, pod, to).unwrap();
+        }
+        let pod = lan.cluster.pod("pod1").unwrap().addresses[family];
+        let version = if family == 0 { "-4" } else { "-6" };
+        let node = &lan.cluster.node1;
+        for command in
+            ["route add unreachable default table 100".to_owned(), format!("rule add from {pod} lookup 100")]
+        {
+            let mut ip = node.command("ip");
+            assert!(ip.arg(version).args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        // A next hop is cached for a tick.
+        thread::sleep(Duration::from_millis(1_200));
+        assert!(transfer(&lan, "pod2", to).is_ok(), "the other pod");
+        for _ in 0..5 {
+            let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
+            assert!(
+                !matches!(verdict, Verdict::Answered(_)),
+                "{pod} reaches {to} although its routing table has no route: {verdict:?}"
+            );
+        }
     }
 }

@@ -131,7 +131,7 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     wait_for(PROMPTLY, || (said() == 2).then_some(())).unwrap_or_else(|| panic!("{}", agent.log()));
     assert!(agent.log().contains("Address already in use"), "{}", agent.log());
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 2.0);
-    // Longer than the pause before the second attempt.
+    // Waits for longer than the pause before the second attempt.
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(said(), 2, "once for each family");
     drop(taken);

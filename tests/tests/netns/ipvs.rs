@@ -89,7 +89,7 @@ fn on_one_cpu(test: impl FnOnce() + Send) {
     });
 }
 
-/// In each complete round every pod gets exactly its share.
+/// Asserts that in each complete round every pod gets exactly its share.
 fn turns_are_the_same(bed: &Bed) {
     for (number, scheduler, weights, round) in
         [(20, "rr", [1, 1, 1], 3), (21, "rr", [1, 0, 9], 2), (22, "wrr", [4, 3, 2], 9)]
@@ -185,7 +185,8 @@ fn forget_flows(bed: &Bed) {
     thread::sleep(Duration::from_secs(2));
 }
 
-/// The same table gives the same choice, and few flows of the remaining backends move when one backend is removed.
+/// Asserts that the same table gives the same choice, and that few flows of the remaining backends move when one
+/// backend is removed.
 fn maglev_is_as_consistent(bed: &Bed) {
     run(bed.cluster.node1.command("ipvsadm").args(["--set", "0", "0", "1"])).unwrap();
     let put = |number, weights| Twins::put(bed, number, "mh", weights);

@@ -124,8 +124,7 @@ pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdic
     probe_for(limit(), netns, to, protocol)
 }
 
-/// Like [`probe`], for clients that expect no answer, which takes no longer on a slow machine, and for clients that
-/// retry.
+/// Like [`probe`] with a short limit: for clients that expect no answer, and for clients that retry.
 pub(crate) fn probe_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     probe_for(SHORT * patience().min(4), netns, to, protocol)
 }

@@ -244,7 +244,7 @@ fn cleanup_removes_only_leftovers_of_kube_proxy() {
         node1.feed(restore, &["--noflush"], &iptables).unwrap();
         node1.feed("nft", &["-f", "-"], &nftables).unwrap();
     }
-    // Any kind of device will do: not every kernel has dummy devices.
+    // The device is a bridge: any kind will do, and not every kernel has dummy devices.
     node1.ip("link add kube-ipvs0 type bridge\naddress add 10.97.0.1/32 dev kube-ipvs0\n").unwrap();
     let all = rules(node1);
     assert!(all.len() > others.len() + 150, "{} and {}", others.len(), all.len());

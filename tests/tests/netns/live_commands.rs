@@ -225,7 +225,7 @@ fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     let page: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
     let echo = page.as_array().unwrap().iter().find(|port| port["portName"] == "echo").unwrap();
     let traffic = &echo["backends"][0]["traffic"];
-    // Three datagrams of 100 bytes, behind headers of 28.
+    // The client has sent three datagrams of 100 bytes, each behind headers of 28 bytes.
     assert_eq!((&traffic["packetsSent"], &traffic["bytesSent"]), (&3.into(), &(3 * 128).into()), "{page:#}");
     // The server adds a line before each datagram.
     assert!(traffic["bytesAnswered"].as_u64().unwrap() > 3 * 128, "{page:#}");

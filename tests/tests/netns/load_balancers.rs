@@ -75,7 +75,7 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     lan.check(&["pod1"], 1, &[NodePort(1), ExternalIp], FROM_NODE1);
     lan.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
 
-    // Edits: other ranges, all clients, and pods.
+    // The ranges change: to other networks, then to all clients.
     lan.apply(&[ranged(&["203.0.113.2/32", "fd00:203:0:113::2/128", "10.244.1.0/24", "fd00:10:244:1::/64"])]);
     lan.check(&["client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
     lan.check(&["client"], 1, &[LoadBalancer], Expect::Silence);
@@ -149,5 +149,20 @@ fn node_connections_from_a_service_port_are_left_untouched() {
         let elsewhere = lan.cluster.pod("pod3").unwrap().http(address);
         let mut connection = Connection::open_from_port(&lan.cluster.node1, PORT, elsewhere).unwrap();
         assert_eq!(connection.ask().unwrap().server, "pod3");
+    }
+}
+
+/// A deny list of the programs, since netfilter sees packets only after their translation.
+#[test]
+fn denied_sources_reach_no_kind_of_address() {
+    let denied = ["--deny-source", "198.51.100.0/24,fd00:198:51:100::/64"];
+    for mode in [&[][..], &["--forwarding", "direct"]] {
+        let lan = Lan::with(&[&CLUSTER_CIDR[..], &denied, mode].concat());
+        lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+        for number in [1, 2] {
+            lan.check(&["client"], number, &FRONTENDS, Expect::Silence);
+            let served = Expect::Answer(if number == 1 { &["pod2"] } else { &["pod3"] }, Seen::Node(1));
+            lan.check(&["client2"], number, &FRONTENDS, served);
+        }
     }
 }

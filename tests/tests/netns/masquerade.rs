@@ -1,17 +1,18 @@
 //! The client address that backends see, and source ports of masqueraded connections.
 
-use std::{io, net::SocketAddr, thread};
+use std::{io, net::SocketAddr, thread, time::Duration};
 
 use lb_tests::{
     agent::Agent,
-    client::{Connection, ask_http, ask_udp},
+    client::{Connection, ask_http, ask_udp, echo, udp_socket},
     cluster::{ClientLink, PodLink, Wiring},
+    wait_for,
 };
 
 use crate::lan::{
     CLUSTER_CIDR, EXTERNAL, Expect,
-    Frontend::{ClusterIp, NodePort},
-    Lan, Protocol, Seen,
+    Frontend::{ClusterIp, LoadBalancer, NodePort},
+    Lan, Protocol, Seen, node_addresses,
 };
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
@@ -43,7 +44,7 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     {
         lan.start_agent(1, arguments);
         lan.settle();
-        // Cluster IPs, under any policy.
+        // At cluster IPs, policies change nothing.
         for number in [1, 3, 4] {
             assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
         }
@@ -95,7 +96,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
 
 #[test]
 fn source_ports_of_finished_connections_are_reused() {
-    // All connections of one client to one backend, one after the other.
+    // The client opens all connections to one backend, one after the other.
     let lan = Lan::with(&["--masquerade-ports", "20000-20199"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     for family in [0, 1] {
@@ -127,4 +128,40 @@ fn concurrent_clients_get_distinct_source_ports() {
     });
     assert_eq!(seen.len(), 800);
     assert!(seen.iter().all(|seen| (10_000..=29_999).contains(&seen.port())), "{seen:?}");
+}
+
+/// The client keeps sending, so the flow never expires.
+#[test]
+fn udp_flow_changes_to_another_masquerade_address_when_its_own_is_gone() {
+    for xdp in ["off", "generic"] {
+        let lan = Lan::with(&["--xdp", xdp]);
+        lan.apply(&[lan.service(1, &["pod3"])]);
+        let node = lan.cluster.node(1);
+        let route = |source4: &str, source6: &str| {
+            node.ip(&format!(
+                "route replace 10.244.2.0/24 via 172.18.0.2 {source4}\n\
+                 route replace fd00:10:244:2::/64 via fd00:172:18::2 {source6}\n"
+            ))
+        };
+        node.ip("address add 172.18.0.77/24 dev eth0\naddress add fd00:172:18::77/64 dev eth0 nodad\n")
+            .unwrap();
+        route("src 172.18.0.77", "src fd00:172:18::77").unwrap();
+        let flows = [0, 1].map(|family| {
+            let to = LoadBalancer.of(1, (Protocol::Udp, family));
+            let socket = udp_socket(lan.netns("client"), to).unwrap();
+            let seen = echo(&socket, b"first").unwrap().seen.ip();
+            assert!(["172.18.0.77", "fd00:172:18::77"].contains(&seen.to_string().as_str()), "{xdp}: {seen}");
+            (socket, node_addresses(1)[family])
+        });
+        node.ip("address del 172.18.0.77/24 dev eth0\naddress del fd00:172:18::77/64 dev eth0\n").unwrap();
+        route("", "").unwrap();
+        // Simulates the passage of time: the backend's node asks for the link-layer address again.
+        lan.cluster.node(2).ip("neigh flush dev eth0\n").unwrap();
+        for (socket, address) in flows {
+            socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let seen = || echo(&socket, b"again").ok().filter(|answer| answer.seen.ip() == address);
+            let answer = wait_for(Duration::from_secs(3), seen);
+            assert!(answer.is_some(), "--xdp {xdp}: no answer that has seen {address}");
+        }
+    }
 }

@@ -274,3 +274,71 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
         assert_eq!(fails(&node1, other), expected, "another machine, {arguments:?}");
     }
 }
+
+/// Rules as a blocklist, firewalld and the AWS VPC CNI write them.
+#[test]
+fn check_and_start_name_rules_that_never_see_packets_to_services() {
+    let mut bed = bed(ClientLink::Ethernet, &[]);
+    let probe = |bed: &Bed| {
+        let probes = json(bed, &["check", "-o", "json"]);
+        probes.as_array().unwrap().iter().find(|probe| probe["name"] == "netfilter rules").unwrap().clone()
+    };
+    let node1 = bed.cluster.node1.clone();
+    let run = |program: &str, arguments: &[&str]| {
+        let status = node1.command(program).args(arguments).status().unwrap();
+        assert!(status.success(), "{program} {arguments:?}");
+    };
+    run(
+        "nft",
+        &["add table inet t; add chain inet t p { type filter hook prerouting priority raw; }; \
+           add rule inet t p tcp dport 8080 drop"],
+    );
+    assert_eq!(probe(&bed)["result"], "ok", "{}", probe(&bed));
+    run(
+        "nft",
+        &["add rule inet t p tcp dport { 30080, 31000-31005 } drop; \
+           add chain inet t f { type filter hook forward priority 0; policy drop; }; \
+           add rule inet t f ct status dnat accept"],
+    );
+    let marks =
+        ["-t", "mangle", "-A", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CONNMARK"];
+    run("iptables", &[&marks[..], &["--set-xmark", "0x80/0x80"]].concat());
+    let named = ["nft inet t p, rule with handle", "nft inet t f, rule with handle", "--dst-type LOCAL"];
+    let found = probe(&bed);
+    assert_eq!(found["result"], "degraded");
+    let detail = found["detail"].as_str().unwrap();
+    assert_eq!(detail.lines().count(), named.len(), "{detail}");
+    assert!(named.iter().all(|rule| detail.contains(rule)), "{detail}");
+
+    bed.agent.take().unwrap().terminate().unwrap();
+    start(&mut bed, &[]);
+    let log = || bed.agent.as_ref().unwrap().log();
+    let all = || named.iter().all(|rule| log().contains(rule)).then_some(());
+    assert!(wait_for(lb_tests::client::PATIENCE, all).is_some(), "{}", log());
+}
+
+/// Replies are translated after the kernel has looked up xfrm policies.
+#[test]
+fn check_and_status_name_ipsec_policies_for_virtual_addresses() {
+    let bed = bed(ClientLink::Ethernet, &[]);
+    let policy = |source: &str| {
+        let command = format!(
+            "xfrm policy add src {source} dst 203.0.113.0/24 dir out \
+             tmpl src 172.18.0.1 dst 172.18.0.2 proto esp mode tunnel\n"
+        );
+        bed.cluster.node1.ip(&command).unwrap();
+    };
+    let find = |probes: &Value| {
+        probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPsec policies").cloned()
+    };
+    policy(&format!("{}/32", bed.cluster.pod("pod2").unwrap().addresses[0]));
+    assert_eq!(
+        find(&json(&bed, &["check", "-o", "json"])).unwrap()["result"],
+        "ok",
+        "endpoints are encrypted"
+    );
+    policy("10.96.0.0/12");
+    let expected = "src 10.96.0.0/12 dst 203.0.113.0/24 dir out: 10.96.0.10";
+    assert_eq!(find(&json(&bed, &["check", "-o", "json"])).unwrap()["detail"], expected);
+    assert_eq!(find(&json(&bed, &["status", "-o", "json"])["degraded"]).unwrap()["detail"], expected);
+}

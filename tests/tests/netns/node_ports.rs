@@ -171,11 +171,11 @@ fn node_address_serves_as_external_ip() {
     }
 }
 
-/// A pod that is the only backend of a service reaches itself through each of its addresses.
+/// Asserts that a pod that is the only backend of a service reaches itself through each of its addresses.
 fn assert_hairpins(lan: &Lan) {
     lan.apply(&[lan.service(4, &["pod1"])]);
     lan.check(&["pod1"], 4, &FRONTENDS, Expect::Answer(&["pod1"], Seen::Vip));
-    // Through the other node the pod is an ordinary client.
+    // Through the other node the pod's request arrives like that of any other client.
     lan.check(&["pod1"], 4, &[NodePort(2)], Expect::Answer(&["pod1"], Seen::Node(2)));
     for frontend in EXTERNAL {
         for family in [0, 1] {

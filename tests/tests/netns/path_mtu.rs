@@ -72,7 +72,7 @@ fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
             errno: Errno::EMSGSIZE,
             from_icmp: true,
             info: 1400,
-            // The client sends to the virtual address only; the hop is unknown to it.
+            // The client knows only the virtual address, so the error must come from that address, not from the hop.
             offender: Some(vip),
             destination: udp(vip),
         };

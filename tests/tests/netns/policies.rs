@@ -77,7 +77,7 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
     lan.check(&["client"], 2, &EXTERNAL, Expect::Silence);
     lan.check(&["client"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["pod1"], 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
-    // After the load balancer has found the node with endpoints:
+    // The load balancer has found the node with endpoints, and sends packets there.
     lan.cluster.route_services_to(2).unwrap();
     lan.check(&["client"], 2, &[LoadBalancer, ExternalIp], Expect::Answer(&["pod3"], Seen::Client));
 }

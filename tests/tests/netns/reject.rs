@@ -1,8 +1,16 @@
 //! A virtual address without backends rejects clients at once.
 
-use std::time::Duration;
+use std::{
+    fs, io,
+    net::{IpAddr, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
 
-use lb_tests::client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp};
+use lb_tests::{
+    client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp},
+    netns::Netns,
+};
 
 use crate::bed::{Bed, WEB, http, udp};
 
@@ -46,4 +54,56 @@ fn service_without_backends_rejects_fragmented_datagrams() {
         let error = ask_udp(&bed.cluster.client, udp(vip), 8_192).unwrap_err();
         assert_eq!(error.kind(), REFUSED, "{vip}: {error}");
     }
+}
+
+/// The kernel of a node has the same limit (`net.ipv4.icmp_msgs_per_sec`, `icmp_msgs_burst`).
+#[test]
+fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
+    const DATAGRAMS: u32 = 20_000;
+    let bed = Bed::with_web(&[]);
+    let client = &bed.cluster.client;
+    for vip in WEB {
+        let before = unreachables(client, vip);
+        let started = Instant::now();
+        client.run(|| flood(vip, DATAGRAMS)).unwrap();
+        // RSTs are not limited: a TCP client learns at once that no process listens.
+        let over_tcp = ask_http_by_first_syn(client, http(vip)).unwrap_err();
+        assert_eq!(over_tcp.kind(), REFUSED, "{vip}: {over_tcp}");
+        let errors = unreachables(client, vip) - before;
+        // The clock of the limit stands still between two timer interrupts.
+        let allowed = 50 + started.elapsed().as_millis() + 10;
+        assert!(errors > 0 && u128::from(errors) <= allowed, "{vip}: {errors} errors, {allowed} allowed");
+        thread::sleep(Duration::from_millis(100));
+        let afterwards = ask_udp(client, udp(vip), 64).unwrap_err();
+        assert_eq!(afterwards.kind(), REFUSED, "{vip}: {afterwards}");
+    }
+}
+
+/// Sends datagrams without waiting for answers.
+fn flood(vip: IpAddr, datagrams: u32) -> io::Result<()> {
+    let any = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    for _ in 0..datagrams {
+        match socket.send_to(b"?", udp(vip)) {
+            // The send returns the error that an earlier datagram has caused.
+            Err(error) if error.kind() == REFUSED => {}
+            sent => drop(sent?),
+        }
+    }
+    Ok(())
+}
+
+/// Number of ICMP messages "destination unreachable" of this family that the kernel of `netns` has received.
+fn unreachables(netns: &Netns, like: IpAddr) -> u64 {
+    let read = |path| netns.run(|| fs::read_to_string(path)).unwrap();
+    if like.is_ipv6() {
+        let counters = read("/proc/thread-self/net/snmp6");
+        let line = counters.lines().find(|line| line.starts_with("Icmp6InDestUnreachs")).unwrap();
+        return line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    }
+    let counters = read("/proc/thread-self/net/snmp");
+    let mut lines = counters.lines().filter(|line| line.starts_with("Icmp:"));
+    let [names, values] = [lines.next().unwrap(), lines.next().unwrap()];
+    let mut columns = names.split(' ').zip(values.split(' '));
+    columns.find(|(name, _)| *name == "InDestUnreachs").unwrap().1.parse().unwrap()
 }

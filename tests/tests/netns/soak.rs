@@ -27,7 +27,8 @@ const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
 /// Number of the virtual addresses of the first Service.
 const FIRST: u8 = 50;
 /// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so a client that uses the port
-/// of such a flow again would get an answer. When the range starts over, those flows have expired.
+/// of such a flow again would get an answer. When the range starts over, those flows have expired: their
+/// timeout is that of `Phase::Replied`.
 static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
 /// Limit, in bytes, for the growth of the agent's memory in the second half of the time, besides [`GC_INDEX`].
 const GROWTH: u64 = 8 << 20;

@@ -9,7 +9,7 @@ use std::{
 use lb_tests::{
     agent,
     client::{Connection, PATIENCE, REFUSED, any_address, ask_http, ask_udp, echo, udp_socket},
-    socket::begin_connect,
+    socket::{begin_connect, disconnect},
     wait_for,
 };
 
@@ -96,6 +96,20 @@ fn replies_of_a_shared_backend_come_from_the_last_used_virtual_address() {
         for vip in [one, other, one, other] {
             assert_eq!(exchange(&socket, udp(vip)).unwrap().1, udp(vip));
         }
+    }
+}
+
+#[test]
+fn replies_on_a_disconnected_socket_come_from_the_last_used_virtual_address() {
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("also-web", vips(11), &["pod2"]);
+    for (one, other) in WEB.into_iter().zip(vips(11)) {
+        wait_for(PATIENCE, || ask_http(&bed.cluster.node1, http(other)).ok()).unwrap();
+        let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
+        echo(&socket, b"?").unwrap();
+        disconnect(&socket).unwrap();
+        assert_eq!(exchange(&socket, udp(other)).unwrap().1, udp(other));
+        assert_eq!(exchange(&socket, udp(one)).unwrap().1, udp(one));
     }
 }
 

@@ -132,7 +132,7 @@ fn udp_flows_follow_a_replaced_endpoint() {
         lan.apply(&[lan.service(1, &[pod])]);
         senders.reach(&[pod]);
     }
-    // Flows whose backend stays do not move.
+    // Flows keep a backend that stays in the service.
     lan.apply(&[lan.service(1, &["pod2", "pod3"])]);
     senders.reach(&["pod2"]);
 }
@@ -146,7 +146,7 @@ fn udp_flows_follow_endpoint_readiness() {
     senders.get_no_replies();
     lan.apply(from_ref(&service));
     senders.reach(&["pod2"]);
-    // Without another endpoint the flows stay (as with kube-proxy).
+    // Without another endpoint the flows keep their backend (as with kube-proxy).
     lan.apply(&[unready(service)]);
     senders.reach(&["pod2"]);
     let mut other = lan.service(1, &["pod2", "pod3"]);
@@ -158,7 +158,7 @@ fn udp_flows_follow_endpoint_readiness() {
 #[test]
 fn udp_flows_reach_the_first_endpoint() {
     let lan = Lan::with(&CLUSTER_CIDR);
-    // Sent before the service exists, then before it has endpoints.
+    // The senders send before the service exists, and then before it has endpoints.
     let senders = Senders::everywhere(&lan, 1);
     senders.send();
     lan.apply(&[lan.service(1, &[])]);
@@ -196,7 +196,7 @@ fn udp_flows_follow_a_recreated_service() {
     senders.reach(&["pod2"]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     senders.reach(&["pod3"]);
-    // The same again, with a period without endpoints in between.
+    // The service is removed and created again, with a period without endpoints in between.
     lan.remove(1);
     lan.apply(&[lan.service(1, &[])]);
     senders.send();
@@ -224,7 +224,7 @@ fn udp_flows_follow_a_replaced_endpoint_under_local_policies() {
         outside.reach(&[pod]);
     }
     inside.reach(&["pod1"]);
-    // The policies change: the flows move accordingly.
+    // When the policies change, the flows move to a backend that the new policy allows.
     lan.apply(&[service(&["pod3"])]);
     lan.apply(&[lan.service(1, &["pod3"])]);
     outside.reach(&["pod3"]);

@@ -62,7 +62,7 @@ fn dropped_cluster_leaves_nothing_behind() {
     assert!(!folder.exists());
     let left = fs::read_dir("/run/netns").unwrap().any(|entry| entry.unwrap().file_name() == *name);
     assert!(!left);
-    // Creating it takes 80 ms on an idle machine.
+    // Creating a cluster takes 80 ms on an idle machine.
     assert!(made < Duration::from_secs(1), "making a cluster took {made:?}, without waits");
 }
 

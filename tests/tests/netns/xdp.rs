@@ -21,7 +21,8 @@ use crate::lan::{
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
 
-/// Nodes on wires that support XDP. Dropping it detaches the programs at the other ends.
+/// A LAN whose nodes can send frames by XDP: the router's end of each node's veth has an XDP program, too
+/// ([`passing_program`]). Dropping this value detaches those programs.
 pub(crate) struct Wires {
     lan: Lan,
     ends: Vec<Ebpf>,

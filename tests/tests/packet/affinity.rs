@@ -24,7 +24,7 @@ fn backends(family: Family, ports: std::ops::RangeInclusive<u16>) -> Vec<SocketA
     ports.map(|port| SocketAddr::new(family.backend().ip(), port)).collect()
 }
 
-/// Opens a flow; returns its backend.
+/// Opens a flow, and returns its backend.
 fn connect(bed: &mut Testbed, client: IpAddr, port: u16, vip: SocketAddr) -> SocketAddr {
     let packet = Packet::udp(SocketAddr::new(client, port), vip, b"x");
     let sent = bed.send(Hook::Ingress, &packet);
@@ -34,7 +34,8 @@ fn connect(bed: &mut Testbed, client: IpAddr, port: u16, vip: SocketAddr) -> Soc
     backend
 }
 
-/// The backends of 24 new flows. The probability that 24 random choices among 8 are all the same is one in 10^20.
+/// Opens 24 new flows and returns their backends. The probability that 24 random choices among 8 are all the same is
+/// one in 10^20.
 fn connect_often(bed: &mut Testbed, client: IpAddr, first: u16, vip: SocketAddr) -> BTreeSet<SocketAddr> {
     (first..first + 24).map(|port| connect(bed, client, port, vip)).collect()
 }
@@ -72,7 +73,7 @@ fn client_of_a_removed_backend_gets_another_and_keeps_it() {
         bed.service_with(vip, UDP, &others, with_affinity(1));
         let second = connect_often(bed, client, 2000, vip);
         assert_eq!(second.len(), 1);
-        // The client stays there after the first backend has returned.
+        // The client stays pinned to the second backend after the first one has returned.
         bed.service_with(vip, UDP, &backends(family, 8001..=8008), with_affinity(1));
         assert_eq!(connect_often(bed, client, 3000, vip), second);
     });

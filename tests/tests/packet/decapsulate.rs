@@ -35,6 +35,7 @@ fn arrives(kind: Kind, family: Family, packet: &Packet) -> Packet {
 
 fn node(bed: &mut Testbed, family: Family, protocol: u8, flags: u16) {
     bed.settings(&settings(Kind::Ipip));
+    bed.end_tunnels();
     // The slice is sorted; the tests' backend is the last one.
     let backends = [family.backend(), family.other_backend()];
     service(bed, family.vip(), protocol, &backends, flags);
@@ -54,7 +55,7 @@ fn tunnelled_connection_reaches_the_addressed_backend_and_replies_come_from_the_
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         node(bed, family, TCP, backend_flags::LOCAL);
         each_kind(bed, |bed, kind| {
-            // Many connections, so that a random choice of the backend would be visible.
+            // The test opens many connections, so that a random choice of the backend would be visible.
             for port in 40_000..40_010 {
                 let client = SocketAddr::new(client.ip(), port);
                 let syn = Packet::tcp(client, vip, 1000, b"").syn();
@@ -173,6 +174,7 @@ fn tunnels_that_do_not_end_here_pass_untouched() {
 fn service_on_the_tunnel_port_is_served() {
     each("a service on 6080", |bed, family| {
         bed.settings(&settings(Kind::Gue));
+        bed.end_tunnels();
         let vip = SocketAddr::new(family.vip().ip(), 6080);
         bed.service(vip, UDP, &[family.backend()]);
         let question = Packet::udp(family.client(), vip, b"E is a byte that begins IPv4");
@@ -187,6 +189,7 @@ fn tunnelled_packets_to_node_ports_of_peers_are_served() {
         let own = SocketAddr::new(family.node(), 30_080);
         let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
         bed.settings(&settings(Kind::Ipip));
+        bed.end_tunnels();
         service_of(bed, own, TCP, &[backend], backend_flags::LOCAL, record);
         each_kind(bed, |bed, kind| {
             let theirs = SocketAddr::new(peer(family), 30_080);
@@ -197,7 +200,7 @@ fn tunnelled_packets_to_node_ports_of_peers_are_served() {
                 .passes(Decapsulated, &ack.clone().to(backend));
             let answer = Packet::tcp(backend, client, 5001, b"y").ack(1002);
             bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(theirs));
-            // Not node ports: an address of no node, and another port of a node.
+            // Destinations that are no node ports: an address of no node, and another port of a node.
             for to in [SocketAddr::new(family.stranger().ip(), 30_080), SocketAddr::new(peer(family), 80)] {
                 let syn = Packet::tcp(client, to, 1000, b"").syn();
                 bed.send(Hook::Ingress, &arrives(kind, family, &syn)).passes_unchanged();
@@ -248,6 +251,7 @@ fn decapsulated_packet_never_enters_another_tunnel() {
     super::wire::each_on_wires("tunnel to tunnel", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.settings(&settings(Kind::Ipip));
+        bed.end_tunnels();
         each_kind(bed, |bed, kind| {
             service(bed, vip, TCP, &[family.other_backend()], backend_flags::PEER);
             let syn = Packet::tcp(client, vip, 1000, b"").syn();
@@ -318,7 +322,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
             bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes(IcmpError, &expected);
             let stranger = arrives_from(family.stranger().ip(), kind, family, &error);
             bed.send(Hook::Ingress, &stranger).drops(TunnelRefused);
-            // An error about another flow.
+            // The ICMP error is about another flow.
             bed.clear_flows();
             bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes_unchanged();
         });
@@ -331,6 +335,7 @@ fn tunnels_are_decapsulated_in_every_mode() {
     each_ethernet("decapsulated, SNAT here", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.settings(&settings(Kind::Ipip));
+        bed.end_tunnels();
         let (backends_base, backends_count) = bed.slice(&[backend], backend_flags::LOCAL);
         let key = lb_common::ServiceKey::new(vip.ip().into(), vip.port(), TCP);
         let flags = service_flags::MASQUERADE;

@@ -20,7 +20,7 @@ fn datagram(family: Family) -> Packet {
     Packet::udp(family.client(), family.vip(), b"a question")
 }
 
-/// The Services of all cases.
+/// Writes the Services of all cases.
 fn services(bed: &mut Testbed, family: Family) {
     for protocol in [TCP, UDP] {
         bed.service(family.vip(), protocol, &[family.backend()]);

@@ -99,7 +99,7 @@ fn fragments_after_ipv6_options_are_translated() {
         bed.service(vip, UDP, &[backend]);
         let with_options = |to: SocketAddr| {
             let datagram = Packet::udp(client, to, &PAYLOAD).network().split_off(40);
-            // Next header UDP, then padding.
+            // Destination options in front of the datagram: the next header is UDP, then padding follows.
             let bytes = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &datagram].concat();
             fragments(&Packet::raw(client.ip(), to.ip(), IpNumber::IPV6_DESTINATION_OPTIONS, &bytes), 77, 128)
         };

@@ -14,7 +14,7 @@ use super::{
 /// An existing flow continues. A flow that does not fit leaves no entry.
 #[test]
 fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
-    // 2 entries have no room for a second flow, 3 have none for its second entry.
+    // A map of 2 entries has no room for a second flow, one of 3 entries none for its second entry.
     for (entries, flows) in [(1, 0), (2, 1), (3, 1)] {
         let mut bed = Testbed::with_size("CONNTRACK", entries);
         for family in Family::BOTH {

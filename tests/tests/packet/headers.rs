@@ -33,17 +33,20 @@ fn translated(bed: &mut Testbed, family: Family, name: &str, mutation: Mutation)
     }
 }
 
+/// Requests come without tag, through the device of the VLAN (`tagged_frames_pass_untouched`); the device below it sends
+/// the replies with one.
 #[test]
-fn tagged_frames_are_translated() {
-    const TAGS: [(&str, Mutation); 4] = [
-        ("VLAN", |packet| *packet.tags() = vec![(VLAN, 5)]),
-        ("VLAN with priority", |packet| *packet.tags() = vec![(VLAN, 0xe005)]),
-        ("QinQ", |packet| *packet.tags() = vec![(QINQ, 6), (VLAN, 5)]),
-        ("two VLAN tags", |packet| *packet.tags() = vec![(VLAN, 6), (VLAN, 5)]),
-    ];
-    each_ethernet("tagged", |bed, family| {
-        for (name, mutation) in TAGS {
-            translated(bed, family, name, mutation);
+fn tagged_replies_are_translated() {
+    const TAGS: [&[(u16, u16)]; 4] =
+        [&[(VLAN, 5)], &[(VLAN, 0xe005)], &[(QINQ, 6), (VLAN, 5)], &[(VLAN, 6), (VLAN, 5)]];
+    each_ethernet("tagged replies", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        let question = Packet::udp(client, vip, b"?");
+        bed.send(Hook::Ingress, &question).passes(NewFlow, &question.clone().to(backend));
+        for tags in TAGS {
+            let answer = Packet::udp(backend, client, b"!").with(|packet| *packet.tags() = tags.to_vec());
+            bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(vip));
         }
     });
 }
@@ -157,8 +160,8 @@ fn tcp_options_and_flags_stay_unchanged() {
 /// RFC 768: 0 means no checksum, and it stays 0.
 #[test]
 fn missing_udp_checksum_stays_missing() {
-    // Not with CHECKSUM_COMPLETE: without a UDP checksum, no field compensates the new ports in the sum over the frame,
-    // and the kernel does not verify it.
+    // Runs without CHECKSUM_COMPLETE: without a UDP checksum, no field compensates the new ports in the sum over the
+    // frame, and the kernel does not verify it.
     each_kernel("UDP, no checksum", &[Device::Ethernet, Device::Bare], |bed, family| {
         let without: Mutation = |packet| {
             if let Transport::Udp { checksum, .. } = &mut packet.transport {
@@ -194,7 +197,7 @@ fn udp_checksum_never_becomes_zero() {
         let payload = find(&|payload| Packet::udp(vip, client, payload));
         let answer = Packet::udp(backend, client, &payload);
         bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(vip));
-        // The checksum may also change from 0xffff to another one.
+        // The opposite case: the checksum changes from 0xffff to another one.
         let payload = find(&|payload| Packet::udp(client, vip, payload));
         let sent = Packet::udp(client, vip, &payload);
         bed.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));

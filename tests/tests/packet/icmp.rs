@@ -54,7 +54,7 @@ fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
     }
 }
 
-/// A flow through `vip` to `backend`.
+/// Opens a flow through `vip` to `backend`.
 fn open(bed: &mut Testbed, protocol: u8, family: Family) {
     bed.service(family.vip(), protocol, &[family.backend()]);
     let first = packet(protocol, family.client(), family.vip());

@@ -2,15 +2,16 @@
 
 use std::net::SocketAddr;
 
+use bytemuck::Zeroable as _;
 use lb_common::{
-    Outcome,
+    FrontendKind, Outcome, Service,
     conntrack::{Flow, Phase, Tick},
 };
 
 use super::{
     packets::Packet,
     reject::our_own,
-    stage::{Family, each, each_on},
+    stage::{FIRST_PORT, Family, PORTS, each, each_on, masquerade_settings},
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
@@ -224,7 +225,7 @@ fn syn_is_rejected_after_the_last_backend_is_removed() {
         tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
         bed.service(family.vip(), TCP, &[]);
         bed.send(Hook::Ingress, &syn).redirects_any(Outcome::RejectTcp);
-        // An established connection stays.
+        // An established connection keeps its backend.
         bed.clear_flows();
         tcp.open(bed);
         bed.service(family.vip(), TCP, &[]);
@@ -389,6 +390,34 @@ fn taken_source_port_is_replaced() {
 }
 
 /// A pod reaches itself through its VIP: both directions are redirected to its device.
+#[test]
+fn hairpin_at_a_node_port_takes_no_port_that_sockets_of_the_node_have() {
+    for protocol in [TCP, UDP] {
+        each(&format!("hairpin at a node port, protocol {protocol}"), |bed, family| {
+            let (vip, backend) = (family.vip(), family.backend());
+            bed.settings(&masquerade_settings(PORTS));
+            let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
+            bed.service_with(vip, protocol, &[backend], record);
+            let client = SocketAddr::new(backend.ip(), 40_000);
+            let sent = match protocol {
+                TCP => Packet::tcp(client, vip, 1000, b"").syn(),
+                _ => Packet::udp(client, vip, b"question"),
+            };
+            let first = bed.send(Hook::Ingress, &sent);
+            let port = bed.flows()[&sent.tuple()].to.source_port;
+            assert!((FIRST_PORT..FIRST_PORT + PORTS).contains(&port), "{port}");
+            let seen = sent.clone().from((vip.ip(), port).into()).to(backend);
+            first.redirects(Outcome::Hairpin, &seen.swapped_macs());
+            let answer = match protocol {
+                TCP => Packet::tcp(backend, (vip.ip(), port).into(), 5000, b"").syn().ack(1001),
+                _ => Packet::udp(backend, (vip.ip(), port).into(), b"answer"),
+            };
+            let back = answer.clone().from(vip).to(client).swapped_macs();
+            bed.send(Hook::Ingress, &answer).redirects(Outcome::Hairpin, &back);
+        });
+    }
+}
+
 #[test]
 fn hairpin_flow_is_redirected_in_both_directions() {
     for protocol in [TCP, UDP] {

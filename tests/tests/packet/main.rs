@@ -31,6 +31,7 @@ mod full;
 mod headers;
 mod icmp;
 mod life;
+mod link_layer;
 mod masquerade;
 mod new_flow;
 mod next_hop;

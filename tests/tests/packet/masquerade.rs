@@ -34,7 +34,7 @@ fn each_without_routes(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each(case, test);
 }
 
-/// A Service that masquerades every client, with `ports` source ports.
+/// Writes a Service that masquerades every client, with `ports` source ports.
 fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports: u16) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(family.vip(), protocol, &[family.backend()], record);

@@ -93,6 +93,28 @@ fn stray_rst_is_dropped() {
     });
 }
 
+/// As netfilter has it: kube-proxy drops what it calls INVALID.
+#[test]
+fn segments_with_invalid_flags_are_dropped() {
+    each("invalid flags", |bed, family| {
+        let request = |seq| Packet::tcp(family.client(), family.vip(), seq, b"");
+        let reply = |seq| Packet::tcp(family.backend(), family.client(), seq, b"");
+        let invalid = [request(2), request(2).fin(), request(2).syn().fin(), request(2).syn().fin().ack(9)];
+        bed.service(family.vip(), TCP, &[family.backend()]);
+        for segment in &invalid {
+            dropped(bed, segment, Outcome::InvalidFlags);
+        }
+        let syn = request(1).syn();
+        bed.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &syn.clone().to(family.backend()));
+        for segment in &invalid {
+            bed.send(Hook::Ingress, segment).drops(Outcome::InvalidFlags);
+        }
+        for segment in [reply(5), reply(5).fin(), reply(5).syn().fin()] {
+            bed.send(Hook::Egress, &segment).drops(Outcome::InvalidFlags);
+        }
+    });
+}
+
 #[test]
 fn half_written_service_is_not_used() {
     each("torn record", |bed, family| {

@@ -1,6 +1,9 @@
-//! The cache of next hops: what flows share, when a lookup renews it, and what happens if two keys have one slot.
+//! Next hops: what a lookup depends on, what flows share, when a lookup renews the cache, and what happens if two keys
+//! have one slot.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     process::Command,
     thread::sleep,
@@ -9,27 +12,52 @@ use std::{
 
 use lb_common::{
     Outcome::*,
+    Settings,
     conntrack::{NextHopKey, Tuple},
+    settings_flags,
 };
+use lb_tests::skip;
 
 use super::{
     clock::{tick, within_a_tick},
     packets::{PEER, Packet},
-    stage::Family,
+    stage::{Family, PORTS, masquerade_settings},
     test_run::stay_on_one_cpu,
     testbed::{Testbed, UDP},
-    wire::{Mode, WIRE, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
+    wire::{Mode, TC_ACT_REDIRECT, WIRE, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
     xdp::{service, translated},
 };
 
 /// A MAC address that the next hop does not have at first.
 const MOVED: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 9];
 
+/// Runs `ip` with these arguments.
+fn ip(arguments: &str) {
+    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
+}
+
 /// Gives the backend this MAC address.
 fn set_neighbour(family: Family, mac: [u8; 6]) {
     let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
-    let arguments = format!("neighbour replace {} lladdr {mac} dev wire", family.backend().ip());
-    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
+    ip(&format!("neighbour replace {} lladdr {mac} dev wire", family.backend().ip()));
+}
+
+/// The routers behind the devices `wire` and `other`.
+fn routers(family: Family) -> [&'static str; 2] {
+    if family == Family::V4 {
+        return ["198.51.100.254", "203.0.113.194"];
+    }
+    ip("address replace 2001:db8:d::fd/64 dev other nodad");
+    ip("neighbour replace 2001:db8:d::1 lladdr 00:00:5e:00:53:01 dev other");
+    ["2001:db8:b::fe", "2001:db8:d::1"]
+}
+
+/// Sends packets that match `rule` to the router behind the device `other`.
+fn add_rule(family: Family, rule: &str) {
+    let [_, other] = routers(family);
+    let family = if family == Family::V4 { "-4" } else { "-6" };
+    ip(&format!("{family} route replace default via {other} dev other table 100"));
+    ip(&format!("{family} rule add {rule} lookup 100"));
 }
 
 /// The MAC address that a packet of an existing flow leaves to.
@@ -46,6 +74,8 @@ fn flows_to_one_destination_share_a_lookup_for_a_tick() {
     stay_on_one_cpu();
     each_on_wires("shared next hop", |bed, family| {
         service(bed, family.vip(), UDP, &[family.backend()]);
+        let flags = settings_flags::ROUTES_BY_DESTINATION;
+        bed.settings(&Settings { flags, ..masquerade_settings(PORTS) });
         let [one, other] =
             [family.client(), family.stranger()].map(|client| Packet::udp(client, family.vip(), b"?"));
         for packet in [&one, &other] {
@@ -99,4 +129,94 @@ fn destinations_with_one_slot_keep_their_own_next_hops() {
             }
         }
     });
+}
+
+#[test]
+fn policy_routing_by_source_selects_the_next_hop() {
+    stay_on_one_cpu();
+    each_on_wires("policy routing by source", |bed, family| {
+        service(bed, family.vip(), UDP, &[family.backend()]);
+        add_rule(family, &format!("from {}", family.stranger().ip()));
+        for outcome in [NewRoutedFlow, Routed, Routed] {
+            // One destination: neither client may get the next hop that was looked up for the other one.
+            for (client, action) in [(family.client(), XDP_TX), (family.stranger(), XDP_REDIRECT)] {
+                let packet = Packet::udp(client, family.vip(), b"?");
+                let run = bed.arrive(Mode::Native, &packet);
+                assert_eq!(run.action, action, "{client}");
+                run.check(action, &[(outcome, 1)]);
+            }
+        }
+    });
+}
+
+#[test]
+fn policy_routing_by_port_selects_the_next_hop() {
+    stay_on_one_cpu();
+    each_on_wires("policy routing by port", |bed, family| {
+        service(bed, family.vip(), UDP, &[family.backend()]);
+        let (client, mut chosen) = (family.client(), family.client());
+        chosen.set_port(50_000);
+        add_rule(family, "ipproto udp sport 50000 dport 8080");
+        for outcome in [NewRoutedFlow, Routed, Routed] {
+            for (client, action) in [(client, XDP_TX), (chosen, XDP_REDIRECT)] {
+                let packet = Packet::udp(client, family.vip(), b"?");
+                bed.arrive(Mode::Native, &packet).check(action, &[(outcome, 1)]);
+            }
+        }
+    });
+}
+
+/// `ip rule fwmark` applies to packets that another program has marked.
+#[test]
+fn policy_routing_by_mark_selects_the_next_hop() {
+    if skip::is_older_than(6, 10) {
+        return skip::whole("`bpf_fib_lookup` takes no mark before Linux 6.10");
+    }
+    each_on_wires("policy routing by mark", |bed, family| {
+        service(bed, family.vip(), UDP, &[family.backend()]);
+        add_rule(family, "fwmark 7");
+        let source = |bed: &Testbed, packet: &Packet| IpAddr::from(bed.flows()[&packet.tuple()].to.source);
+        let [plain, marked] =
+            [family.client(), family.stranger()].map(|client| Packet::udp(client, family.vip(), b"?"));
+        bed.arrive_at_tc_marked(&plain, 0).check(TC_ACT_REDIRECT, &[(NewRoutedFlow, 1)]);
+        bed.arrive_at_tc_marked(&marked, 7).check(TC_ACT_REDIRECT, &[(NewRoutedFlow, 1)]);
+        assert_eq!(source(bed, &plain), family.node());
+        let of_other = if family == Family::V4 { "203.0.113.253" } else { "2001:db8:d::fd" };
+        assert_eq!(source(bed, &marked).to_string(), of_other, "masqueraded by the address of its own route");
+    });
+}
+
+#[test]
+fn multipath_routes_spread_flows_and_keep_each_on_its_path() {
+    stay_on_one_cpu();
+    // 0: by addresses. 1: by addresses and ports.
+    for policy in ["0", "1"] {
+        each_on_wires("multipath", |bed, family| {
+            service(bed, family.vip(), UDP, &[family.backend()]);
+            let (backend, [wire, other]) = (family.backend().ip(), routers(family));
+            let version = if family == Family::V4 { 4 } else { 6 };
+            fs::write(format!("/proc/sys/net/ipv{version}/fib_multipath_hash_policy"), policy).unwrap();
+            ip(&format!("route replace {backend} nexthop via {wire} dev wire nexthop via {other} dev other"));
+            let packets: Vec<Packet> = (1..=32)
+                .map(|n| {
+                    let mut client = family.client();
+                    match policy {
+                        "0" if family == Family::V4 => client.set_ip(IpAddr::from([192, 0, 2, n])),
+                        "0" => client.set_ip(IpAddr::from([0x2001, 0xdb8, 0xc, 0, 0, 0, 0, u16::from(n)])),
+                        _ => client.set_port(40_000 + u16::from(n)),
+                    }
+                    Packet::udp(client, family.vip(), b"?")
+                })
+                .collect();
+            let round = |bed: &mut Testbed| -> Vec<u32> {
+                packets.iter().map(|packet| bed.arrive(Mode::Native, packet).action).collect()
+            };
+            let first = round(bed);
+            let used: BTreeSet<u32> = first.iter().copied().collect();
+            assert_eq!(used, BTreeSet::from([XDP_TX, XDP_REDIRECT]), "policy {policy}, {family:?}");
+            for _ in 0..2 {
+                assert_eq!(round(bed), first, "policy {policy}, {family:?}");
+            }
+        });
+    }
 }

@@ -135,7 +135,7 @@ impl Packet {
     }
 }
 
-/// Fields and changes.
+/// Methods that read and change fields.
 impl Packet {
     pub(crate) fn v4(&mut self) -> &mut Ipv4Header {
         match &mut self.ip {
@@ -277,7 +277,7 @@ impl Packet {
     }
 }
 
-/// Properties and bytes.
+/// Methods that compute properties and bytes of the packet.
 impl Packet {
     pub(crate) fn is_v4(&self) -> bool {
         matches!(self.ip, IpHeaders::Ipv4(..))

@@ -24,8 +24,8 @@ fn key(family: Family, protocol: u8) -> ServiceKey {
     ServiceKey::new(Address::from(family.vip().ip()), family.vip().port(), protocol)
 }
 
-/// A Service with `externalTrafficPolicy: Local`, with a backend on this node (if `local`), and one on another node for
-/// internal clients only.
+/// Writes a Service with `externalTrafficPolicy: Local`, with a backend on this node (if `local`), and one on another
+/// node for internal clients only.
 fn external_local(bed: &mut Testbed, family: Family, local: bool) {
     let outside: &[_] = if local { &[family.backend()] } else { &[] };
     let (backends_base, backends_count) = bed.slice(outside, 0);
@@ -53,7 +53,7 @@ fn external_clients_get_local_backends_and_internal_ones_all() {
         bed.send(Hook::Ingress, &inside).passes(NewFlow, &inside.clone().to(family.other_backend()));
         let outside = syn(family).from(family.stranger());
         bed.send(Hook::Ingress, &outside).passes(NewFlow, &outside.clone().to(family.backend()));
-        // A retransmission keeps its backend, which is one for its kind of client.
+        // A retransmission keeps the backend that serves this kind of client.
         bed.send(Hook::Ingress, &inside).passes(Forward, &inside.clone().to(family.other_backend()));
         bed.send(Hook::Ingress, &outside).passes(Forward, &outside.clone().to(family.backend()));
     });
@@ -146,5 +146,43 @@ fn loopback_node_ports_take_no_packets() {
         bed.service_with(family.vip(), TCP, &[family.backend()], record);
         bed.send(Hook::Ingress, &syn(family)).passes_untouched(NoService);
         bed.assert_flows(0);
+    });
+}
+
+/// `--deny-source`
+#[test]
+fn denied_external_clients_begin_no_flow_and_internal_ones_do() {
+    each("denied sources", |bed, family| {
+        let prefix = if family == Family::V4 { 32 } else { 128 };
+        let network = |ip| Network::new(Address::from(ip), prefix);
+        let (client, stranger) = (family.client(), family.stranger());
+        let settings = Settings {
+            internal: Networks::new([network(client.ip())]),
+            denied: Networks::new([network(client.ip()), network(stranger.ip())]),
+            ports: 1,
+            ..Settings::zeroed()
+        };
+        for (vip, protocol) in [(family.vip(), TCP), (family.vip(), UDP)] {
+            bed.service(vip, protocol, &[family.backend()]);
+        }
+        bed.service(family.empty_vip(), TCP, &[]);
+        bed.settings(&Settings { denied: Networks::new([]), ..settings });
+        let established = syn(family).from(stranger);
+        let reaches = established.clone().to(family.backend());
+        bed.send(Hook::Ingress, &established).passes(NewFlow, &reaches);
+        bed.settings(&settings);
+        bed.send(Hook::Ingress, &established).passes(Forward, &reaches);
+        for packet in [
+            syn(family),
+            Packet::udp(client, family.vip(), b"x"),
+            Packet::tcp(client, family.empty_vip(), 1000, b"").syn(),
+        ] {
+            let mut other = stranger;
+            other.set_port(stranger.port() + 1);
+            bed.send(Hook::Ingress, &packet.clone().from(other)).drops(SourceNotAllowed);
+        }
+        for packet in [syn(family), Packet::udp(client, family.vip(), b"x")] {
+            bed.send(Hook::Ingress, &packet).passes(NewFlow, &packet.clone().to(family.backend()));
+        }
     });
 }

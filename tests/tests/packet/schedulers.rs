@@ -80,7 +80,7 @@ fn random_and_hashes_follow_the_weights() {
         each(scheduler.as_str(), |bed, family| {
             bed.service_with_scheduler(family.vip(), UDP, scheduler, &backends(family, &[1, 3]));
             let shares = shares(&choices(bed, family, 200));
-            // 50, plus or minus 6 standard deviations of 6.1.
+            // 50 flows are expected; the range allows 6 standard deviations of 6.1.
             assert!((13..=87).contains(&shares[&8001]), "{scheduler}: {shares:?}");
         });
     }
@@ -269,7 +269,7 @@ fn connection_is_active_until_both_sides_finish() {
             bed.send(Hook::Egress, &fin).passes_any(Outcome::Reply);
             assert_eq!(bed.active_flows(1), [0], "counted once");
         }
-        // The same port again, replacing the ended connection.
+        // The client uses the same port again: the new connection replaces the ended one.
         connect(bed, client, vip);
         assert_eq!(bed.active_flows(1), [1]);
     });
@@ -312,7 +312,7 @@ fn replaced_flow_is_not_active() {
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::Forward);
         assert_eq!(bed.active_flows(2), [1, 0], "a retransmission opens no flow");
-        // The Service without the backend, which keeps its counter.
+        // Removes a backend, which keeps its counter, from the Service.
         let rest = &backends(family, &[1, 1])[1..];
         bed.service_with_scheduler(vip, TCP, Scheduler::LeastConnection, rest);
         bed.set_active_flows(&[1]);

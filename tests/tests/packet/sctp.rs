@@ -43,7 +43,7 @@ fn association_is_tracked_from_init_to_shutdown() {
         let phase = |bed: &Testbed, phase| bed.assert_flow(&sent, &sent.clone().to(backend), phase);
         there(bed, &sent, NewFlow);
         phase(bed, Phase::Opening);
-        // A retransmission.
+        // The client retransmits the INIT.
         there(bed, &sent, Forward);
         back(bed, chunk::INIT_ACK, &[9; 40]);
         phase(bed, Phase::Accepted);
@@ -56,7 +56,7 @@ fn association_is_tracked_from_init_to_shutdown() {
         phase(bed, Phase::HalfClosed);
         back(bed, chunk::SHUTDOWN_ACK, &[]);
         phase(bed, Phase::TimeWait);
-        // A second association from the same port.
+        // The client begins a second association from the same port.
         there(bed, &sent, NewFlow);
         phase(bed, Phase::Opening);
     });

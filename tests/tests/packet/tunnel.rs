@@ -50,7 +50,7 @@ pub(crate) fn settings(kind: Kind) -> Settings {
     }
 }
 
-/// A DSR Service whose backends have these flags.
+/// Writes a DSR Service whose backends have these flags.
 pub(crate) fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr], flags: u16) {
     service_of(bed, vip, protocol, backends, flags, Service { id: 1, ..Service::zeroed() });
 }
@@ -102,7 +102,7 @@ fn sent(bed: &Testbed, kind: Kind, family: Family, packet: &Packet) -> Packet {
 }
 
 impl Run {
-    /// Like `leaves`, at tc, where the kernel writes the MAC addresses later.
+    /// Like `leaves`, but at tc, where the kernel writes the MAC addresses later.
     #[track_caller]
     fn goes_out(self, outcome: Outcome, expected: &Packet) {
         self.check(TC_ACT_REDIRECT, &[(outcome, 1)]);
@@ -397,7 +397,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
             bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewTunnelledFlow, 1)]);
             let first = bed.backend_of(&syn).ip();
             both.insert(first);
-            // The other node has no flow.
+            // The node that takes over has no flow.
             bed.clear_flows();
             let middle = Packet::tcp(client, vip, 1001, b"more").ack(5001);
             let run = bed.arrive(Mode::Native, &middle);
@@ -435,7 +435,7 @@ fn tunnelled_flow_is_active_until_the_client_finishes() {
             bed.arrive(Mode::Native, packet).check(XDP_TX, &[(Tunnelled, 1)]);
         }
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 2);
-        // A flow that begins again is counted once.
+        // The SYN begins the ended flow of client 1 again, which is counted once.
         bed.arrive(Mode::Native, &Packet::tcp(client(1), vip, 1000, b"").syn())
             .check(XDP_TX, &[(NewTunnelledFlow, 1)]);
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 3);

@@ -92,7 +92,7 @@ fn unknown_address_passes_if_the_range_is_shared() {
         let syn = Packet::tcp(family.client(), to, 1000, b"").syn();
         bed.send(Hook::Ingress, &syn).passes_untouched(NoService);
         bed.send(Hook::Ingress, &echo_request(family, to.ip())).passes_untouched(NotTransport);
-        // A known cluster IP is rejected all the same.
+        // A known cluster IP is rejected nevertheless.
         let stray = Packet::tcp(family.client(), unlisted(family), 1000, b"").rst();
         bed.send(Hook::Ingress, &stray).drops(StrayReset);
     });
@@ -125,7 +125,7 @@ fn ping_of_a_vip_is_answered() {
         bed.send(Hook::Ingress, &request).redirects(Echo, &reply);
         // Only clients send echo requests, so the egress hook passes them.
         bed.send(Hook::Egress, &request).passes_untouched(NotTransport);
-        // An odd number of bytes.
+        // The payload has an odd number of bytes.
         let odd = request.clone().with(|packet| packet.payload.push(b'!'));
         let answered = reply.clone().with(|packet| packet.payload.push(b'!'));
         bed.send(Hook::Ingress, &odd).redirects(Echo, &answered);

@@ -29,6 +29,7 @@ pub(crate) const NARROW_MTU: u32 = 1300;
 /// Clients and backends of the stage are beyond [`WIRE`], and so is the default router. 203.0.113.192/26 is beyond
 /// [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .193 and .129 are routers there.
 const SETUP: &str = "
+link set lo address 00:00:5e:00:53:02
 link set lo up
 link add wire index 50 address 00:00:5e:00:53:02 type veth peer name far
 link add other index 52 address 00:00:5e:00:53:02 type veth peer name far2
@@ -168,9 +169,15 @@ impl Testbed {
     /// Runs a frame that arrives on [`WIRE`] through the tc program.
     #[track_caller]
     pub(crate) fn arrive_at_tc(&mut self, packet: &Packet) -> Run {
-        // `struct __sk_buff` up to `ifindex`
+        self.arrive_at_tc_marked(packet, 0)
+    }
+
+    /// Like [`Self::arrive_at_tc`], with this `skb->mark`.
+    #[track_caller]
+    pub(crate) fn arrive_at_tc_marked(&mut self, packet: &Packet, mark: u32) -> Run {
+        // The context is a `struct __sk_buff` up to `ifindex`.
         let mut context = [0; 11];
-        context[10] = WIRE;
+        (context[2], context[10]) = (mark, WIRE);
         self.run_with_context("tc_ingress", &packet.bytes(), &context)
     }
 

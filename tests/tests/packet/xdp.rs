@@ -1,4 +1,4 @@
-//! Routed flows: the packets that XDP sends on, those that it leaves to tc, and that both hooks do the same.
+//! Routed flows: which packets XDP sends on, which ones it leaves to tc, and that both hooks treat packets alike.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use super::{
     },
 };
 
-/// A Service that masquerades its clients, with these backends.
+/// Writes a Service that masquerades its clients, with these backends.
 pub(super) fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(vip, protocol, backends, record);
@@ -318,7 +318,7 @@ fn packet_that_became_too_large_is_answered_at_tc() {
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
         let run = bed.arrive(Mode::Native, &syn);
         begins(bed, family, &syn, run);
-        // The route to the backend gets a smaller MTU.
+        // Gives the route to the backend a smaller MTU.
         let to = family.backend().ip();
         let family_flag = if family == Family::V4 { "-4" } else { "-6" };
         let arguments = format!("{family_flag} route add {to} dev wire mtu lock {NARROW_MTU}");

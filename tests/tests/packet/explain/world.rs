@@ -103,8 +103,10 @@ impl World<'_> {
         let ranges = vec![ends("203.0.113.0", 30), ends("2001:db8:f::", 64)];
         let no_source = self.chance(10);
         let pick = |address: Address| if no_source { Address::from_v6([0; 16]) } else { address };
+        let denied = [ends("192.0.2.64", 26), ends("2001:db8:c::", 64)];
         Settings {
             internal: Networks::new(internal),
+            denied: Networks::new(denied.into_iter().filter(|_| self.chance(20))),
             service_ranges: Networks::new(if self.chance(70) { ranges } else { Vec::new() }),
             source_v4: pick(v4),
             source_v6: pick(v6),
@@ -354,7 +356,7 @@ impl World<'_> {
         }
     }
 
-    /// A random event between packets: time passes, a Service changes, or an entry is lost.
+    /// Causes a random event between packets: time passes, a Service changes, or an entry is lost.
     fn disturb(&mut self) {
         match self.dice.u8(..20) {
             0 => self.bed.age_affinity(3),

@@ -3,11 +3,12 @@
 //! ```text
 //! object    loads the object, or takes a spare one      services  writes Services, backends and settings
 //! flows     reads and changes CONNTRACK and counters    events    reads the event ring
-//! run       runs a packet and compares the result
+//! run       runs a packet and compares the result  namespace a device with a MAC address
 //! ```
 
 mod events;
 mod flows;
+mod namespace;
 mod object;
 mod run;
 mod services;
@@ -107,7 +108,7 @@ impl Testbed {
         Self::create("SERVICES", 64, globals)
     }
 
-    /// A testbed with a spare object if one fits, else with a new one.
+    /// Creates a testbed with a spare object if one fits, else with a new one.
     fn create(map: &str, entries: u32, globals: Globals) -> Self {
         Self::with_object(Object::take_or_load(map, entries, globals))
     }
@@ -124,6 +125,7 @@ impl Testbed {
 
     /// Empties all maps and starts a case; returns false if this kernel cannot run it.
     pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
+        namespace::prepare();
         (self.case, self.device, self.slot) = (case.to_owned(), device, 0);
         self.label("");
         self.clear_maps();

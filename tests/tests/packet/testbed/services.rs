@@ -15,7 +15,7 @@ use lb_common::{
 };
 use lb_core::tables::{self, Maglev, TableSize};
 
-use super::Testbed;
+use super::{super::packets::NODE, Testbed};
 
 /// First slot of the lookup table of the Service that has one.
 const TABLE: u32 = 100;
@@ -90,7 +90,7 @@ impl Testbed {
         (TABLE..).zip(&table).for_each(|(slot, entry)| map.set(slot, entry, 0).unwrap());
         let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
         let record = Service {
-            // Different in every case, so that no case uses the state of another.
+            // The id differs in every case, so that no case uses the state of another.
             id: self.slot + (u32::from(scheduler as u8) + 1) * 1000,
             backends_base: base,
             backends_count: self.slot - base,
@@ -114,6 +114,16 @@ impl Testbed {
             let backend = map.get(&slot, 0).unwrap();
             map.set(slot, Backend { flags, ..backend }, 0).unwrap();
         }
+        self.record(&key, &record.sealed(&key));
+    }
+
+    /// Adds bits of [`service_flags`] to the record of a Service.
+    pub(crate) fn add_flags(&mut self, vip: SocketAddr, protocol: u8, flags: u16) {
+        let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
+        let services: HashMap<_, ServiceKey, Service> =
+            self.object.map("SERVICES").unwrap().try_into().unwrap();
+        let mut record = services.get(&key, 0).unwrap();
+        record.flags |= flags;
         self.record(&key, &record.sealed(&key));
     }
 
@@ -152,10 +162,22 @@ impl Testbed {
             self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
         map.insert(
             index,
-            DeviceInfo { mtu, flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET },
+            DeviceInfo {
+                mtu,
+                flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET,
+                mac: NODE,
+                ..DeviceInfo::UNKNOWN
+            },
             0,
         )
         .unwrap();
+    }
+
+    /// Makes the loopback device, at which packets of the test runs arrive, one where tunnels of peers end.
+    pub(crate) fn end_tunnels(&mut self) {
+        let mut map: HashMap<_, u32, DeviceInfo> =
+            self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
+        map.insert(1, DeviceInfo { flags: device_flags::TUNNELS, ..DeviceInfo::UNKNOWN }, 0).unwrap();
     }
 
     /// Undoes [`Self::add_wire`].

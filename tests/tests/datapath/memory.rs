@@ -1,0 +1,72 @@
+//! Memory of the maps, as the kernel accounts for it.
+
+use std::{collections::BTreeMap, fs, os::fd::AsFd as _, os::fd::AsRawFd as _};
+
+use aya::{maps::MapInfo, util::nr_cpus};
+use lb_common::Vip;
+use lb_core::plan::Step;
+use lb_datapath::{Datapath, Options, Pinned};
+use lb_tests::{bench::machine::field, skip};
+
+use super::{
+    contents::{key, steps},
+    sandbox::Sandbox,
+};
+
+const SERVICES: u32 = 10_000;
+const ENDPOINTS: u32 = 5;
+/// Limit in bytes for all maps but those of flows.
+const LIMIT: u64 = 60_000_000;
+/// Maps of flows: their size is that of `--max-connections`.
+const OF_FLOWS: [&str; 2] = ["CONNTRACK", "FLOWS"];
+/// The map whose elements are allocated one by one: a kernel that does not count their memory shows its size unchanged.
+const NAMES: &str = "ENDPOINT_NAMES";
+/// Up to this many CPUs the maps that grow with CPUs have their smallest size.
+const MOST_CPUS: usize = 32;
+
+#[test]
+fn default_maps_stay_small_with_ten_thousand_services() {
+    if nr_cpus().unwrap() > MOST_CPUS {
+        return skip::whole("maps that are sized by the number of CPUs exceed the limit");
+    }
+    let sandbox = Sandbox::new();
+    let datapath = Datapath::open(&Options::new(sandbox.bpffs())).unwrap();
+    let empty = memory(&sandbox)[NAMES];
+    datapath.maps().apply(&steps(SERVICES, ENDPOINTS).0).unwrap();
+    let vips = (1..=SERVICES).map(|id| Step::PutVip(key(id).address.into(), Vip { flags: 0 }));
+    datapath.maps().apply(&vips.collect::<Vec<_>>()).unwrap();
+
+    let memory = memory(&sandbox);
+    if memory[NAMES] == empty {
+        return skip::whole("the kernel does not count the elements of a map (before Linux 6.4)");
+    }
+    let others = memory.iter().filter(|(name, _)| !OF_FLOWS.contains(&name.as_str()));
+    let total: u64 = others.map(|(_, bytes)| bytes).sum();
+    println!("{total} bytes: {memory:#?}");
+    assert!(total <= LIMIT, "{total} bytes: {memory:#?}");
+}
+
+/// Bytes of every map by name: the pinned ones, and those that only programs hold.
+fn memory(sandbox: &Sandbox) -> BTreeMap<String, u64> {
+    let mut maps = BTreeMap::new();
+    let mut pinned = Vec::new();
+    for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|pin| pin.unwrap()) {
+        if pin.file_type().unwrap().is_file() {
+            let info = MapInfo::from_pin(pin.path()).unwrap();
+            pinned.push(info.id());
+            maps.insert(pin.file_name().into_string().unwrap(), memory_of(&info));
+        }
+    }
+    let objects = Pinned::open(&sandbox.bpffs()).unwrap().objects().unwrap();
+    assert_eq!(objects.missing, Vec::<String>::new());
+    for map in objects.maps.into_iter().filter(|map| !pinned.contains(&map.id)) {
+        maps.insert(format!("{} ({})", map.name, map.id), map.memory.unwrap());
+    }
+    maps
+}
+
+fn memory_of(info: &MapInfo) -> u64 {
+    let fd = info.fd().unwrap();
+    let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd())).unwrap();
+    field(&text, "memlock").unwrap().parse().unwrap()
+}

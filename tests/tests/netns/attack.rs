@@ -1,0 +1,112 @@
+//! Attacks on connection tracking by senders who cannot see the replies: forged segments neither keep other clients out nor
+//! end other clients' connections.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{self, Connection, ask_udp},
+    cluster::{CLIENT, ClientLink},
+    netns::Netns,
+    patience, wait_for,
+};
+
+use crate::{
+    bed::{Bed, WEB, http, udp},
+    flood::{self, Forged, forge},
+};
+
+/// Connections that fit into the maps; every attack holds more.
+const ROOM: u32 = 400;
+/// `--masquerade-ports` for 200 connections to one backend.
+const FEW_PORTS: &str = "20000-20199";
+/// Unproven flows give way after 3 s without a packet, streams after 10 s; twice that for slow machines.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+/// A node with a backend, the forged addresses routed to the client.
+fn bed(arguments: &[&str]) -> Bed {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
+    bed.start_agent_with(arguments);
+    route_forged(&bed.cluster.node1);
+    bed
+}
+
+fn route_forged(node: &Netns) {
+    let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
+    flood::route_back(node, (v4, v6));
+}
+
+fn is_served(client: &Netns, to: SocketAddr) -> bool {
+    client.run(|| client::ask_here(to)).is_ok()
+}
+
+/// Lets a new client in within [`RECOVERY`] after the attack.
+#[track_caller]
+fn assert_recovers(client: &Netns, to: SocketAddr) {
+    assert!(
+        wait_for(RECOVERY, || is_served(client, to).then_some(())).is_some(),
+        "no new client gets in within {RECOVERY:?}"
+    );
+}
+
+#[test]
+fn forged_syn_and_fin_hold_no_entry_longer_than_a_syn() {
+    for fin in [Forged::BareFin, Forged::Fin] {
+        let bed = bed(&["--max-connections", &ROOM.to_string()]);
+        let client = &bed.cluster.client;
+        for first in (0..4 * ROOM).step_by(50) {
+            forge(client, http(WEB[0]), first..first + 50, Forged::Syn).unwrap();
+            thread::sleep(Duration::from_millis(10));
+            forge(client, http(WEB[0]), first..first + 50, fin).unwrap();
+        }
+        assert_recovers(client, http(WEB[0]));
+    }
+}
+
+/// 40 SYNs/s would hold 2,400 ports for a minute each.
+#[test]
+fn forged_syns_exhaust_no_source_ports() {
+    let bed = bed(&["--masquerade-all", "--masquerade-ports", FEW_PORTS]);
+    let client = &bed.cluster.client;
+    let to = http(WEB[0]);
+    let mut established = Connection::open(client, to).unwrap();
+    let seen = established.ask().unwrap().seen;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0.. {
+                forge(client, to, number..number + 1, Forged::Syn).unwrap();
+                forge(client, to, number..number + 1, Forged::BareFin).unwrap();
+                thread::sleep(Duration::from_millis(25));
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        thread::sleep(Duration::from_secs(7));
+        let served = (0..10).filter(|_| is_served(client, to)).count();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(served, 10, "clients that got in within {:?}", client::limit());
+    });
+    assert_eq!(established.ask().unwrap().seen, seen, "the established connection keeps its port");
+}
+
+#[test]
+fn forged_udp_streams_give_way_to_new_clients() {
+    let bed = bed(&["--max-connections", &ROOM.to_string()]);
+    let client = &bed.cluster.client;
+    for _ in 0..5 {
+        forge(client, udp(WEB[0]), 0..3 * ROOM, Forged::Datagram).unwrap();
+        thread::sleep(Duration::from_millis(1_200));
+    }
+    let since_flood = Instant::now();
+    let served = || ask_udp(client, udp(WEB[0]), 8).ok();
+    assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
+    // (Of the clock, because without pressure the streams expire by themselves, after 120 s.)
+    let recovered = since_flood.elapsed();
+    assert!(recovered < Duration::from_secs(60) * patience(), "{recovered:?}");
+}
