@@ -114,7 +114,7 @@ reaches() {
 refuses_at_once() {
     local status=0
     k exec client -- curl --silent --max-time 3 "$1" >/dev/null || status=$?
-    # 7: could not connect. 28 would be a timeout.
+    # curl exits with 7 if it could not connect; 28 would be a timeout.
     [ "$status" -eq 7 ]
 }
 

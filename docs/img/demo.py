@@ -58,7 +58,7 @@ def line(words, y):
         if piece.startswith("█"):
             parts.append(f'<rect x="{x:.1f}" y="{y - 10}" width="{len(piece) * WIDTH:.1f}" height="10" fill="{BAR}"/>')
         else:
-            # Columns are separated by several spaces: one text for each keeps them in place.
+            # Several spaces separate columns. Each column gets a text element of its own, which keeps it in place.
             parts += [cell(word[0], x + word.start() * WIDTH, y, colour) for word in re.finditer(r"\S+( \S+)*", piece)]
         column += len(piece)
     return parts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 INK = "#1f2328"
 FAINT = "#57606a"
-# name: (fill, border)
+# Colours of each kind of box: (fill, border).
 COLOURS = {
     "outside": ("#ffffff", "#8c959f"),
     "kernel": ("#f6f8fa", "#8c959f"),

@@ -35,7 +35,7 @@ enum Bench {
 }
 
 impl Bench {
-    /// What a run of all benchmarks includes.
+    /// The benchmarks that a run of all benchmarks includes.
     const ALL: [Self; 3] = [Self::ControlPlane, Self::EndToEnd, Self::Packets];
 
     /// Name of the stage, and of the bench target of `lb-tests`.

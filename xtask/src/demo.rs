@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     show(&report, args.json)?;
     if args.keep {
         kept::keep(&mut cluster)?;
-        // Dropping them would remove the cluster.
+        // Dropping cluster and agent would remove the cluster.
         std::mem::forget((cluster, agent));
     } else {
         say("removing everything");

@@ -40,7 +40,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 pub(crate) fn command_line(command: &Command) -> String {
     let settings = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let settings = settings.map(|(name, value)| format!("{}={}", name.display(), value.display()));
-    // Only the file name, because cargo's whole path is long and does not matter.
+    // Prints only the file name, because cargo's whole path is long and does not matter.
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words =
         [program].into_iter().chain(command.get_args()).map(OsStr::display).map(|word| word.to_string());

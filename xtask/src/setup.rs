@@ -52,7 +52,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     if !packages.is_empty() {
         install_packages(&packages)?;
     }
-    // An installed linker may have lacked only a package.
+    // An installed linker may only have lacked a package that was installed just now.
     let build_linker = ebpf_build::find_linker().is_err();
     if build_linker {
         install_linker()?;
@@ -109,7 +109,7 @@ fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
         packages.join(" "),
     );
     if let Err(error) = process::run(apt_get(&["update"])) {
-        // One unreachable package source is no reason to stop: if it matters, the installation fails.
+        // An unreachable package source does not stop the setup: if the source matters, the installation fails.
         eprintln!("setup: {error:#}; continuing with the existing package lists");
     }
     let mut install = apt_get(&["install", "--yes", "--no-install-recommends"]);

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     stages.finish()
 }
 
-/// The tests that need root. They run one at a time, because they share the kernel's programs and namespaces.
+/// Runs the tests that need root. They run one at a time, because they share the kernel's programs and namespaces.
 fn kernel_tests() -> anyhow::Result<()> {
     ensure!(
         is_root()?,

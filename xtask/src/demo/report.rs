@@ -44,7 +44,7 @@ pub(super) struct Traffic {
 pub(super) struct Check {
     /// The claim.
     pub(super) promise: String,
-    /// Whether it held.
+    /// Whether the observation agrees with the claim.
     pub(super) kept: bool,
     /// The observation.
     pub(super) seen: String,

@@ -21,7 +21,7 @@ const REQUESTS: u32 = 100;
 /// Bytes of a question of the size of a DNS query. With the first line of the answer it stays below 512.
 const QUESTION: usize = 400;
 
-/// Bytes of the long download, which is slow until the end of the scene.
+/// Bytes of the long download. The client reads it slowly, so that it still runs when its backend has been removed.
 const DOWNLOAD: u64 = 200_000_000;
 
 /// Time limit from an edit of a manifest until the maps hold the change.

@@ -109,7 +109,7 @@ fn newest_package(version: &str) -> anyhow::Result<Option<String>> {
     if found.is_some() {
         return Ok(found);
     }
-    // There are no package lists yet. Without a network the cache has to do.
+    // There are no package lists yet. Without a network the task uses the cache.
     if let Err(error) = process::run(apt_get(&["update"])) {
         eprintln!("vm: {error:#}; continuing with the existing package lists");
     }
