@@ -105,7 +105,8 @@ pub enum Outcome {
     LeftToEarlier = 38,
     /// Dropped without an answer: the node has reached its limit on ICMP errors.
     IcmpRateLimited = 39,
-    /// Dropped: a TCP segment of a Service or flow whose flags no TCP sends together, such as FIN without ACK.
+    /// Dropped: a TCP segment of a Service or flow with a combination of flags that no TCP implementation sends, such as FIN
+    /// without ACK.
     InvalidFlags = 40,
     /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
     /// the device of the VLAN, or drops it. (Counts as `no_service` if the filter excludes flow and Service.)

@@ -24,7 +24,7 @@ struct HostRule {
     flaw: Flaw,
 }
 
-/// What a rule expects of packets to Services.
+/// The property by which a rule matches packets to Services, and which they do not have when netfilter sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     /// A node port as destination, before the translation.

@@ -39,7 +39,7 @@ pub mod next_hop_flags {
     pub const OF_DESTINATION: u16 = 16;
 }
 
-/// What every route lookup depends on.
+/// The inputs of a route lookup that always matter. Policy routing may look at more: [`RouteInputs`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextHopKey {

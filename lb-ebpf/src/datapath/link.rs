@@ -25,8 +25,7 @@ pub(crate) fn takes(skb: &Skb) -> bool {
     // SAFETY: the context is valid for the whole run of the program.
     let (kind, tag) = unsafe { ((*skb.ctx.skb.skb).pkt_type, (*skb.ctx.skb.skb).vlan_tci) };
     // Before Linux 6.2 the tag that a VLAN device has taken out stays in `vlan_tci`.
-    // SAFETY: as above.
-    let is_of_vlan = tag & VLAN_ID != 0 && unsafe { (*skb.ctx.skb.skb).vlan_present } != 0;
+    let is_of_vlan = tag & VLAN_ID != 0 && skb.is_tagged();
     !is_of_vlan && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
 }
 
