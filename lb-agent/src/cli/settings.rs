@@ -95,7 +95,8 @@ settings! {
         /// default family of the health and metrics servers [default: 0.0.0.0]
         "bind-address" "LB_AGENT_BIND_ADDRESS" "bindAddress"
         bind_address: Option<String> | Option<String>, (value_name = "ADDR");
-        /// Interfaces towards other machines [default: those with a default route or a global address of the node]
+        /// Interfaces towards other machines [default: those with a default route or a global address of the node, and
+        /// network cards and tunnels without address]
         "wire-device" "LB_AGENT_WIRE_DEVICE" "wireDevice"
         wire_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
         /// Host-side interfaces of pods [default: veth devices whose other end is in another network namespace]

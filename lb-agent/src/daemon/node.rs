@@ -25,7 +25,7 @@ use crate::{
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
-use lb_datapath::{DatapathError, Network, PortReservation, SettingsMap, forwards};
+use lb_datapath::{DatapathError, Link, Network, PortReservation, SettingsMap, forwards};
 
 /// Interval between two checks of facts without events, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
@@ -163,6 +163,7 @@ impl Node {
         conditions.extend(self.reserve_ports());
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
         conditions.extend(not_forwarding(in_use));
+        conditions.extend(network.links.iter().filter(|link| link.is_unserved()).map(unserved));
         conditions.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
         let NodeOptions { name, detect, .. } = &self.options;
         let detects_inside = detect.families(&networks(&settings.internal));
@@ -281,6 +282,14 @@ fn not_forwarding(in_use: Families) -> Vec<String> {
         }
     }
     conditions
+}
+
+fn unserved(link: &Link) -> String {
+    let Link { name, hardware, .. } = link;
+    format!(
+        "device {name} gets no programs, because they cannot parse its link layer (hardware type {hardware}): its clients \
+         reach no Service; lead them to the node through an Ethernet device or a tunnel"
+    )
 }
 
 fn texts(list: &Networks) -> Vec<String> {

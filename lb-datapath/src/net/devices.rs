@@ -32,6 +32,21 @@ pub enum Layer {
     Ip,
 }
 
+impl Layer {
+    /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h); `None`
+    /// if the programs cannot parse it, such as that of InfiniBand.
+    pub(crate) fn of(hardware: u16) -> Option<Self> {
+        const ETHER: u16 = 1;
+        /// PPP, IPIP (both families), SIT, GRE (both families), RAWIP, and NONE: tun, WireGuard, xfrm.
+        const WITHOUT_LINK_LAYER: [u16; 8] = [512, 768, 769, 776, 778, 823, 519, 65534];
+        match hardware {
+            ETHER => Some(Self::Ethernet),
+            hardware if WITHOUT_LINK_LAYER.contains(&hardware) => Some(Self::Ip),
+            _ => None,
+        }
+    }
+}
+
 /// A device that gets programs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
@@ -65,14 +80,12 @@ pub struct DevicePatterns {
     pub workload: Vec<Pattern>,
 }
 
-const ARPHRD_ETHER: u16 = 1;
-
 /// The devices that get programs, sorted by index. Patterns take precedence over detection, and wire over workload. The
 /// loopback device never gets programs.
 pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;
-        let layer = if link.hardware == ARPHRD_ETHER { Layer::Ethernet } else { Layer::Ip };
+        let layer = Layer::of(link.hardware)?;
         let bridge = links.iter().find(|other| other.is_bridge && link.controller == Some(other.index));
         let mac = bridge.unwrap_or(link).mac.filter(|_| layer == Layer::Ethernet);
         let Link { index, mtu, controller, is_pair, peer_elsewhere, .. } = *link;
@@ -108,7 +121,7 @@ mod tests {
     use crate::LinkAddress;
 
     fn link(index: u32, name: &str) -> Link {
-        Link { index, name: name.to_owned(), hardware: ARPHRD_ETHER, up: true, ..Link::default() }
+        Link { index, name: name.to_owned(), hardware: 1, up: true, ..Link::default() }
     }
 
     fn address(text: &str, prefix: u8) -> Vec<LinkAddress> {
@@ -193,6 +206,46 @@ mod tests {
     fn loopback_never_gets_programs() {
         let everything = DevicePatterns { wire: globs(&["*"]), workload: globs(&["*"]) };
         assert!(found(&everything).iter().all(|(name, _)| name != "lo"));
+    }
+
+    /// Routes lead through such devices with addresses of other devices: BGP unnumbered, WireGuard, xfrm.
+    #[test]
+    fn cards_and_tunnels_without_address_are_wires() {
+        const NONE: u16 = 65534;
+        let is_card = true;
+        let links = [
+            Link { is_card, ..link(1, "eth1") },
+            Link { is_card, up: false, ..link(2, "down") },
+            Link { is_card, controller: Some(9), ..link(3, "port-of-bond") },
+            Link { hardware: NONE, ..link(4, "wg0") },
+            Link { hardware: 778, ..link(5, "gre1") },
+            Link { hardware: NONE, is_pair: true, peer_elsewhere: true, ..link(6, "netkit-of-pod") },
+            link(7, "virbr0"),
+        ];
+        let devices = classify(&links, &DevicePatterns::default());
+        let found: Vec<_> =
+            devices.iter().map(|device| (device.name.as_str(), device.kind, device.layer)).collect();
+        assert_eq!(
+            found,
+            [
+                ("eth1", Wire, Layer::Ethernet),
+                ("wg0", Wire, Layer::Ip),
+                ("gre1", Wire, Layer::Ip),
+                ("netkit-of-pod", Workload, Layer::Ip)
+            ]
+        );
+    }
+
+    #[test]
+    fn device_with_an_unknown_link_layer_is_unserved() {
+        const INFINIBAND: u16 = 32;
+        let infiniband = Link { hardware: INFINIBAND, addresses: address("192.0.2.1", 24), ..link(1, "ib0") };
+        assert!(infiniband.is_unserved());
+        assert_eq!(
+            classify(&[infiniband], &DevicePatterns { wire: globs(&["ib0"]), workload: Vec::new() }),
+            []
+        );
+        assert!(node().iter().all(|link| !link.is_unserved()));
     }
 
     #[test]

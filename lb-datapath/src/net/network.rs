@@ -9,7 +9,7 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
-use crate::net::{netlink::Netlink, routing};
+use crate::net::{devices::Layer, netlink::Netlink, routing};
 
 /// Devices with their addresses, and default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
+    /// Whether no driver in software made the device: a network card, real or emulated.
+    pub is_card: bool,
     /// Interface index of the device's bridge, bond or VRF.
     pub controller: Option<u32>,
     /// The device's addresses, in the kernel's order.
@@ -117,13 +119,28 @@ impl Network {
 }
 
 impl Link {
-    /// Whether the device has a default route or a global address of the node. A /32 or /128 address on a pair to
-    /// another namespace is not the node's: it is the gateway address that the ptp CNI plugin gives to each pod's
-    /// device.
+    /// Whether the device has a default route or a global address of the node, or can carry routes without one
+    /// ([`Self::is_unnumbered`]). A /32 or /128 address on a pair to another namespace is not the node's: it is the
+    /// gateway address that the ptp CNI plugin gives to each pod's device.
     pub fn leads_out(&self) -> bool {
         let is_whole = |address: &LinkAddress| address.prefix == if address.ip.is_ipv4() { 32 } else { 128 };
         let mut global = self.addresses.iter().filter(|address| address.global);
-        self.default_route || global.any(|address| !(self.peer_elsewhere && is_whole(address)))
+        self.default_route
+            || global.any(|address| !(self.peer_elsewhere && is_whole(address)))
+            || self.is_unnumbered()
+    }
+
+    /// Whether routes may lead through the device although it has no address of its own: a network card, or a tunnel
+    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. Routes are not asked: a node may have a million.
+    fn is_unnumbered(&self) -> bool {
+        let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
+        let is_lower = self.loopback || self.is_pair || self.controller.is_some();
+        self.up && !is_lower && (self.is_card || is_tunnel)
+    }
+
+    /// Whether the device leads out but gets no programs, which cannot parse its link layer.
+    pub fn is_unserved(&self) -> bool {
+        self.up && !self.loopback && self.leads_out() && Layer::of(self.hardware).is_none()
     }
 }
 
@@ -159,7 +176,7 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
 
 fn link(message: &LinkMessage) -> Option<Link> {
     let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
-    let (mut mtu, mut mac, mut is_bridge) = (0, None, false);
+    let (mut mtu, mut mac, mut is_bridge, mut is_card) = (0, None, false, true);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -172,6 +189,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         } else if let LinkAttribute::Address(address) = attribute {
             mac = address.as_slice().try_into().ok();
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
+            is_card = !infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
             is_bridge = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)));
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
@@ -189,6 +207,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_bridge,
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
+        is_card,
         controller,
         addresses: Vec::new(),
         default_route: false,

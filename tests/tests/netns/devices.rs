@@ -125,6 +125,21 @@ fn device_without_ethernet_header_is_served() {
     }
 }
 
+/// As with WireGuard, xfrm or BGP unnumbered: routes lead through the device, and the node's addresses are on another.
+#[test]
+fn tunnel_without_address_is_served() {
+    let mut bed = Bed::without_agent(ClientLink::Layer3, &["pod2", "pod3"]);
+    bed.cluster
+        .node1
+        .ip("address flush dev eth0\n\
+             address add 198.51.100.1/32 dev lo\naddress add fd00:198:51:100::1/128 dev lo nodad\n\
+             route add 198.51.100.0/24 dev eth0 src 198.51.100.1\n\
+             route add fd00:198:51:100::/64 dev eth0 src fd00:198:51:100::1\n")
+        .unwrap();
+    bed.start_agent_with(&[]);
+    assert_works_for_the_client(&bed);
+}
+
 /// Packets that a device has sent, from `/proc/net/dev`.
 fn sent_packets(netns: &Netns, device: &str) -> u64 {
     let devices = devices(netns);
