@@ -49,6 +49,9 @@ pub mod seen {
     pub const RST: u8 = 16;
     /// Datagrams over more than about 2 s: more than one query and its answer.
     pub const STREAM: u8 = 32;
+    /// A TCP segment without SYN: sequence numbers are no longer arbitrary, see
+    /// [`Flow::observe_segment`](super::Flow::observe_segment).
+    pub const SYNCHRONISED: u8 = 64;
 }
 
 /// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.

@@ -22,16 +22,41 @@ impl Flow {
         self.seen |= seen::PACKET;
     }
 
+    /// Distance of a sequence or acknowledgement number from the last one beyond which a segment is implausible: more
+    /// bytes than the buffers of Linux hold in flight (`tcp_rmem`, at most 32 MiB by default).
+    const PLAUSIBLE: u32 = 1 << 26;
+
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
+    ///
+    /// Once the direction is synchronised, an implausible segment changes nothing but the time of the last packet: a SYN,
+    /// or numbers far from the last ones. It is forged, or a receiver outside the window rejects it (RFC 9293 §3.10.7.4,
+    /// RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
+        if self.seen & seen::SYNCHRONISED != 0 && !self.is_plausible(segment) {
+            return;
+        }
         let end = segment.end();
         let first = self.seen & seen::PACKET == 0 || segment.flags & tcp_flags::SYN != 0;
         if first || is_after(end, self.next_seq) {
             self.next_seq = end;
         }
         self.note_flags(segment);
+        if segment.flags & tcp_flags::SYN == 0 {
+            self.seen |= seen::SYNCHRONISED;
+        }
+    }
+
+    /// Whether the next segment of a synchronised direction may have these numbers. A SYN begins a new connection only
+    /// after the end of this one.
+    #[inline(always)]
+    const fn is_plausible(&self, segment: &Segment) -> bool {
+        if segment.flags & tcp_flags::SYN != 0 {
+            return self.seen & (seen::FIN | seen::RST) != 0;
+        }
+        let has_two_acks = segment.flags & tcp_flags::ACK != 0 && self.seen & seen::ACK != 0;
+        is_near(segment.seq, self.next_seq) && (!has_two_acks || is_near(segment.ack, self.last_ack))
     }
 
     /// Records an SCTP packet of this direction other than an ABORT.
@@ -50,7 +75,7 @@ impl Flow {
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
             // A new connection: the FIN of the previous one is void.
-            self.seen = self.seen & !(seen::FIN | seen::RST) | seen::SYN;
+            self.seen = self.seen & !(seen::FIN | seen::RST | seen::SYNCHRONISED) | seen::SYN;
             self.syns = self.syns.saturating_add(1);
         }
         if segment.flags & tcp_flags::FIN != 0 {
@@ -104,9 +129,19 @@ pub(super) const fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
+/// Whether two sequence numbers are at most [`Flow::PLAUSIBLE`] apart.
+#[inline(always)]
+const fn is_near(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).wrapping_add(Flow::PLAUSIBLE) <= 2 * Flow::PLAUSIBLE
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{ACK, NOW, RST, SYN, established, pair, segment};
+    use super::super::{
+        Phase, Tick,
+        fixtures::{ACK, FIN, NOW, RST, SYN, established, pair, segment},
+    };
+    use super::{Flow, seen};
     use crate::protocol;
 
     #[test]
@@ -146,5 +181,60 @@ mod tests {
         assert_eq!(forward.next_seq, 89);
         forward.observe_segment(&segment(ACK, u32::MAX - 10, 5001, 50), NOW);
         assert_eq!(forward.next_seq, 89, "a retransmission takes nothing back");
+    }
+
+    /// A connection after data in both directions.
+    fn synchronised() -> (Flow, Flow) {
+        let (mut forward, mut reply) = established();
+        reply.observe_segment(&segment(ACK, 5001, 1001, 3000), NOW);
+        forward.observe_segment(&segment(ACK, 1001, 8001, 500), NOW);
+        (forward, reply)
+    }
+
+    /// Each of these ended or shortened an established connection, or widened the range of RSTs that do.
+    #[test]
+    fn forged_segments_far_from_the_window_change_nothing() {
+        const FAR: u32 = 1 << 30;
+        let later = Tick(NOW.0 + 9);
+        for (what, flags, seq, ack) in [
+            ("data", ACK, 1501 + FAR, 8001),
+            ("data from the past", ACK, 1501_u32.wrapping_sub(FAR), 8001),
+            ("acknowledgement", ACK, 1501, 8001 + FAR),
+            ("acknowledgement of the past", ACK, 1501, 8001_u32.wrapping_sub(FAR)),
+            ("end", FIN | ACK, 1501 + FAR, 8001),
+            ("end with a wrong acknowledgement", FIN | ACK, 1501, 8001 + FAR),
+            ("new connection", SYN, 77, 0),
+            ("answer to a new connection", SYN | ACK, 77, 8001),
+        ] {
+            let (before, reply) = synchronised();
+            let mut forward = before;
+            forward.observe_segment(&segment(flags, seq, ack, 10), later);
+            assert_eq!(forward, Flow { last_seen: later, ..before }, "{what}");
+            assert_eq!(Phase::of(&forward, &reply), Phase::Established, "{what}");
+            let reset = segment(RST, seq.wrapping_add(10), 0, 0);
+            assert!(!forward.accepts_reset(&reset, &reply), "{what}, and a RST after it");
+        }
+    }
+
+    #[test]
+    fn segments_near_the_window_are_recorded() {
+        for (flags, seq, ack) in
+            [(ACK, 1501 + (32 << 20), 8001), (ACK, 1501, 8001 + (32 << 20)), (FIN | ACK, 1501, 8001)]
+        {
+            let (mut forward, _) = synchronised();
+            forward.observe_segment(&segment(flags, seq, ack, 10), NOW);
+            assert_eq!((forward.last_ack, forward.seen & seen::FIN != 0), (ack, flags & FIN != 0));
+            assert_eq!(forward.next_seq, seq + 10 + u32::from(flags & FIN != 0));
+        }
+    }
+
+    #[test]
+    fn connection_may_begin_again_after_its_end() {
+        let (mut forward, _) = synchronised();
+        forward.observe_segment(&segment(FIN | ACK, 1501, 8001, 0), NOW);
+        forward.observe_segment(&segment(SYN, 1 << 30, 0, 0), NOW);
+        assert_eq!(forward.next_seq, (1 << 30) + 1);
+        forward.observe_segment(&segment(ACK, (1 << 30) + 1, 1 << 31, 0), NOW);
+        assert_eq!((forward.last_ack, forward.seen & seen::FIN), (1 << 31, 0));
     }
 }

@@ -126,7 +126,9 @@ mod tests {
         for (guess, phase) in
             [(5001, Phase::Established), (80_000, Phase::Accepted), (1 << 30, Phase::Accepted)]
         {
-            let (mut forward, reply) = established();
+            let (mut forward, mut reply) = pair(protocol::TCP);
+            forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+            reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), NOW);
             forward.observe_segment(&segment(ACK, 1001, guess, 0), NOW);
             assert_eq!(Phase::of(&forward, &reply), phase, "{guess}");
         }

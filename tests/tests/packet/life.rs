@@ -132,6 +132,40 @@ fn rst_closes_a_connection_only_within_the_window() {
     });
 }
 
+/// A sender that knows the client's port cannot see the connection, so its numbers are far from the window. Each of these
+/// segments ended an idle connection, made it unproven, or let a RST after it end the connection.
+#[test]
+fn forged_segments_far_from_the_window_end_no_connection() {
+    const FAR: u32 = 1 << 30;
+    each("TCP, forged segments", |bed, family| {
+        let tcp = Connection { family };
+        tcp.open(bed);
+        tcp.reply(bed, &tcp.backend(5001, b"greeting").ack(1001), Phase::Established);
+        for forged in [
+            tcp.client(1001 + FAR, b"data").ack(5009),
+            tcp.client(1001, &[]).ack(5009 + FAR),
+            tcp.client(1001 + FAR, &[]).fin().ack(5009),
+            tcp.client(1001, &[]).fin().ack(5009 + FAR),
+            tcp.client(1001 + FAR, &[]).syn(),
+        ] {
+            tcp.forward(bed, &forged, Outcome::Forward, Phase::Established);
+            for seq in [1002, FAR, 1001 + FAR, 1002 + FAR, 1005 + FAR] {
+                tcp.forward(bed, &tcp.client(seq, &[]).rst(), Outcome::Forward, Phase::Established);
+            }
+        }
+        for forged in [
+            tcp.backend(5009 + FAR, b"data").ack(1001),
+            tcp.backend(5009 + FAR, &[]).fin().ack(1001),
+            tcp.backend(5009, &[]).fin().ack(1001 + FAR),
+        ] {
+            tcp.reply(bed, &forged, Phase::Established);
+            tcp.reply(bed, &tcp.backend(FAR, &[]).rst(), Phase::Established);
+        }
+        tcp.forward(bed, &tcp.client(1001, &[]).fin().ack(5009), Outcome::Forward, Phase::HalfClosed);
+        tcp.reply(bed, &tcp.backend(5009, &[]).rst().ack(1002), Phase::Closed);
+    });
+}
+
 /// Ethernet pads short frames. If padding counted as payload, the RST would be outside the window.
 #[test]
 fn padding_does_not_count_as_payload() {
