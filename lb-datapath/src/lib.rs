@@ -63,6 +63,7 @@ pub use self::{
         network::{DefaultRoute, Link, LinkAddress, Network, device_name},
         ports::{DEFAULT_MASQUERADE_PORTS, PortReservation},
         route::{Route, Routes},
+        unreachable::UnreachableRoutes,
         watch::{DeviceWatcher, detect_devices},
     },
     state::{

@@ -25,7 +25,7 @@ use crate::{
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
-use lb_datapath::{DatapathError, Link, Network, PortReservation, SettingsMap, forwards};
+use lb_datapath::{DatapathError, Link, Network, PortReservation, SettingsMap, UnreachableRoutes, forwards};
 
 /// Interval between two checks of facts without events, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
@@ -104,6 +104,7 @@ impl Facts {
 pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
     pub(super) reservation: PortReservation,
+    pub(super) unreachable: UnreachableRoutes,
 }
 
 /// State of the task.
@@ -161,6 +162,7 @@ impl Node {
         };
         let (settings, mut conditions) = known.settings(&earlier);
         conditions.extend(self.reserve_ports());
+        conditions.extend(self.make_unreachable(&settings));
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
         conditions.extend(not_forwarding(in_use));
         conditions.extend(network.links.iter().filter(|link| link.is_unserved()).map(unserved));
@@ -225,6 +227,17 @@ impl Node {
              net.ipv4.ip_local_port_range",
             first = ports.start(),
             last = ports.end(),
+        ))
+    }
+
+    /// Keeps untranslated packets to cluster IPs on the node where they may be dropped; returns a condition if it cannot.
+    fn make_unreachable(&mut self, settings: &Settings) -> Option<String> {
+        let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
+        let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
+        let ranges: Vec<_> = ranges.iter().map(|net| (net.network(), net.prefix_len())).collect();
+        let error = self.kernel.unreachable.keep(&ranges).err()?;
+        Some(format!(
+            "packets of a pod that starts while no agent runs may leave the node untranslated: {error}"
         ))
     }
 

@@ -35,7 +35,8 @@ use crate::{
     zpages::{self, About},
 };
 use lb_datapath::{
-    BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, cgroup_root, detect_devices,
+    BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, UnreachableRoutes, cgroup_root,
+    detect_devices,
 };
 
 /// Batches of changes that may wait for the writer.
@@ -233,7 +234,11 @@ fn spawn_devices(
     let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
     let patterns = config.devices.clone();
     let mut devices = Devices::new(attachers, patterns, inside, Arc::clone(state), Arc::clone(metrics))?;
-    let kernel = Kernel { settings: datapath.settings()?, reservation: datapath.port_reservation() };
+    let kernel = Kernel {
+        settings: datapath.settings()?,
+        reservation: datapath.port_reservation(),
+        unreachable: UnreachableRoutes::default(),
+    };
     let sources = sources(devices.network());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;

@@ -9,7 +9,7 @@ use crate::{
     attach::clsact,
     bpf::bpffs::{self, Folder},
     error::DatapathError,
-    net::{netlink::Netlink, ports::PortReservation},
+    net::{netlink::Netlink, ports::PortReservation, unreachable::UnreachableRoutes},
 };
 
 /// The objects that [`cleanup`] has removed.
@@ -27,12 +27,13 @@ pub struct Removed {
     pub unmounted: bool,
 }
 
-/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices and reserved
-/// ports in this network namespace.
+/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports and
+/// routes in this network namespace.
 ///
 /// # Errors
 /// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
+    UnreachableRoutes::release()?;
     let Some(folder) = Folder::find(bpffs) else {
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };

@@ -6,5 +6,6 @@ pub(crate) mod network;
 pub(crate) mod ports;
 pub(crate) mod route;
 pub(crate) mod routing;
+pub(crate) mod unreachable;
 pub(crate) mod watch;
 pub(crate) mod xfrm;

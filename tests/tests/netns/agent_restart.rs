@@ -7,11 +7,12 @@ use lb_datapath::AttachMode;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, Transfer, ask_http, ask_udp, udp_socket},
+    cluster::ClientLink,
     netns::Netns,
     wait_for,
 };
 
-use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
+use crate::bed::{Bed, RANGES, WEB, ask_briefly, http, udp, vips};
 
 /// Bytes of a transfer that outlives several agents.
 const BYTES: u64 = 100_000_000;
@@ -70,6 +71,46 @@ fn sigterm_leaves_the_data_plane_working() {
         assert_eq!(transfer.join().unwrap(), server);
     }
     assert_served(&bed);
+}
+
+/// The number of unreachable networks on node1.
+fn unreachable_routes(bed: &Bed) -> usize {
+    let list = |family| {
+        let output =
+            run(bed.cluster.node1.command("ip").args([family, "route", "show", "type", "unreachable"]))
+                .unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().count()
+    };
+    list("-4") + list("-6")
+}
+
+/// The device of such a pod has no programs. Its packets would leave by the node's default route.
+#[test]
+fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
+    bed.start_agent_with(&RANGES);
+    bed.cluster
+        .node1
+        .ip("route add default via 198.51.100.2\nroute add default via fd00:198:51:100::2\n")
+        .unwrap();
+    wait_for(PATIENCE, || unreachable_routes(&bed).eq(&2).then_some(())).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.add_pod("pod5", 1, 5).unwrap();
+    for vip in WEB {
+        let error = ask_http(bed.netns("pod5"), http(vip)).unwrap_err();
+        assert!(
+            matches!(error.kind(), io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable),
+            "{vip}: {error}"
+        );
+    }
+    bed.start_agent_with(&RANGES);
+    for vip in WEB {
+        let ask = || ask_briefly(bed.netns("pod5"), vip);
+        assert_eq!(wait_for(PATIENCE, ask).as_deref(), Some("pod2"), "{vip}");
+    }
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
+    assert_eq!(unreachable_routes(&bed), 0);
 }
 
 #[test]
