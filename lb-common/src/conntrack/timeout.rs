@@ -9,7 +9,8 @@ impl Phase {
     /// `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two retransmissions
     /// of a SYN.
     ///
-    /// Tests compare `docs/maps.md` and other pages that name a timeout; CONTRIBUTING.md has the recipe for a change.
+    /// The test `documented_timeouts_match_the_code` compares `maps.md`, `datapath.md`, `dsr.md`, `kube-proxy.md` and
+    /// `reliability.md` in `docs/`; CONTRIBUTING.md has the recipe for a change.
     /// Besides flows, the UDP timeout of `Stream` applies to the backends that UDP sockets keep:
     /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid).
     pub const fn timeout_seconds(self) -> u32 {
