@@ -202,6 +202,20 @@ fn at_most_one_cluster_ip_range_per_family_is_accepted() {
 }
 
 #[test]
+fn at_most_sixteen_networks_are_denied() {
+    let networks = |count: u8| (0..count).map(|n| format!("192.0.{n}.0/25")).collect::<Vec<_>>();
+    let run = |denied| RunArgs { deny_source: Some(denied), ..minimal() };
+    let config = Config::new(KernelArgs::default(), run(networks(16))).unwrap();
+    assert_eq!(config.denied_sources.len(), 16);
+    let error = refusal(KernelArgs::default(), run(networks(17)));
+    assert!(error.starts_with("--deny-source: \"192.0.16.0/25\"") && error.contains("at most 16"), "{error}");
+    // Networks inside another one need no place of their own.
+    let config =
+        Config::new(KernelArgs::default(), run([networks(17), vec!["192.0.0.0/16".into()]].concat()));
+    assert_eq!(config.unwrap().denied_sources, ["192.0.0.0/16".parse().unwrap()]);
+}
+
+#[test]
 fn error_without_a_source_names_the_flags() {
     let error = check::source((None, None), false).unwrap_err().to_string();
     assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");

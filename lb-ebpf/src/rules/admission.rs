@@ -190,6 +190,19 @@ mod tests {
     }
 
     #[test]
+    fn denied_sources_are_external_clients_only() {
+        use Admission::{Admitted, SourceNotAllowed};
+        for (denied, internal, expected) in [
+            (false, false, Admitted),
+            (false, true, Admitted),
+            (true, false, SourceNotAllowed),
+            (true, true, Admitted),
+        ] {
+            assert_eq!(source(|| denied, || internal), expected, "denied {denied}, internal {internal}");
+        }
+    }
+
+    #[test]
     fn source_ranges_are_checked_per_packet_for_sockets_of_other_namespaces() {
         use service_flags::{DROP_WITHOUT_BACKENDS, SOCKETS_ONLY, SOURCE_RANGES};
         for (flags, left) in

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use lb_tests::{
     client::{Connection, ask_http},
+    cluster::{ClientLink, PodLink, Wiring},
     manifests::{Exposure, Type},
     server,
 };
@@ -164,5 +165,22 @@ fn denied_sources_reach_no_kind_of_address() {
             let served = Expect::Answer(if number == 1 { &["pod2"] } else { &["pod3"] }, Seen::Node(1));
             lan.check(&["client2"], number, &FRONTENDS, served);
         }
+    }
+}
+
+/// Without `--cluster-cidr`, or another way to recognise internal clients, pods count as external.
+#[test]
+fn denied_pods_are_served_only_if_recognised_as_internal() {
+    for detection in [&CLUSTER_CIDR[..], &[]] {
+        let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
+        let mut lan = Lan::without_agents(wiring);
+        let [v4, v6] = lan.cluster.pod("pod2").unwrap().addresses;
+        let denied = format!("{v4}/32,{v6}/128");
+        lan.start_agent(1, &[detection, &["--deny-source", &denied]].concat());
+        lan.apply(&[lan.service(1, &["pod3"])]);
+        let served = Expect::Answer(&["pod3"], Seen::Client);
+        let expected = if detection.is_empty() { Expect::Silence } else { served };
+        lan.check(&["pod2"], 1, &[ClusterIp], expected);
+        lan.check(&["pod1"], 1, &[ClusterIp], served);
     }
 }

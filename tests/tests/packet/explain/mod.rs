@@ -98,8 +98,16 @@ fn explain_agrees_with_the_programs() {
             NoRoute,
         ],
     );
-    let steps =
-        ["NewConnection", "Retransmission", "Affinity", "Client", "Scheduler", "SourceRanges", "PortTaken"];
+    let steps = [
+        "NewConnection",
+        "Retransmission",
+        "Affinity",
+        "Client",
+        "Scheduler",
+        "DeniedSource",
+        "SourceRanges",
+        "PortTaken",
+    ];
     for step in steps {
         assert!(
             is_emulated() || seen.steps.contains(step),
