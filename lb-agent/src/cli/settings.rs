@@ -110,7 +110,8 @@ settings! {
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
-        /// Pod networks, for --detect-local-mode ClusterCIDR [default: none, and every client is internal]
+        /// Pod networks, for --detect-local-mode ClusterCIDR [default: none: pods count as external, and external clients of
+        /// cluster IPs are not masqueraded]
         "cluster-cidr" "LB_AGENT_CLUSTER_CIDR" "clusterCIDR"
         cluster_cidr: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Bridge of the pods' interfaces, for --detect-local-mode BridgeInterface
@@ -129,8 +130,8 @@ settings! {
         /// [default: all]
         "nodeport-addresses" "LB_AGENT_NODEPORT_ADDRESSES" "nodePortAddresses"
         nodeport_addresses: Option<Vec<String>> | Option<List>, (value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',');
-        /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16
-        /// [default: none]
+        /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16. Pods in them
+        /// are denied, too, unless --cluster-cidr or another --detect-local-mode recognises them as internal [default: none]
         "deny-source" "LB_AGENT_DENY_SOURCE" "denySource"
         deny_source: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or mh

@@ -163,7 +163,7 @@ pub(super) struct Detect {
     pub(super) prefix: Option<String>,
 }
 
-/// As in kube-proxy, settings of other modes are ignored, and without pod networks every client is internal.
+/// As in kube-proxy, settings of other modes are ignored, and without pod networks no client is recognised as internal.
 pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
     let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
     match given.mode.unwrap_or(DetectLocalMode::ClusterCidr) {
