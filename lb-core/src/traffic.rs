@@ -133,7 +133,7 @@ impl<S: BuildHasher> Ledger<S> {
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
         let before = self.seen.insert(self.hasher.hash_one(key), now);
-        let backend = self.backends.entry(counted(key, flow)).or_default();
+        let backend = self.backends.entry(endpoint_of(key, flow)).or_default();
         backend.last_walk = self.walk;
         let is_first_look = before.is_none_or(|seen| seen.walk != self.walk);
         if is_first_look && !flow.is_reply() && is_active(flow, peer) {
@@ -149,33 +149,33 @@ impl<S: BuildHasher> Ledger<S> {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
         let is_silent = |backend: &Backend| walk.wrapping_sub(backend.last_walk) >= SILENCE;
-        for (counted, backend) in self.backends.extract_if(.., |_, backend| is_silent(backend)) {
-            *self.expired.entry(counted.service).or_default() += backend.tally.total;
+        for (endpoint, backend) in self.backends.extract_if(.., |_, backend| is_silent(backend)) {
+            *self.expired.entry(endpoint.service).or_default() += backend.tally.total;
         }
         if !self.expired.is_empty() {
-            let left: BTreeSet<u32> = self.backends.keys().map(|counted| counted.service).collect();
+            let left: BTreeSet<u32> = self.backends.keys().map(|endpoint| endpoint.service).collect();
             self.expired.retain(|service, _| left.contains(service));
         }
     }
 
     /// The sums of each backend that had a flow recently.
     pub fn backends(&self) -> impl Iterator<Item = (&ServiceEndpoint, &Tally)> {
-        self.backends.iter().map(|(counted, backend)| (counted, &backend.tally))
+        self.backends.iter().map(|(endpoint, backend)| (endpoint, &backend.tally))
     }
 
     /// The sums of each service port, by its id.
     pub fn services(&self) -> BTreeMap<u32, Tally> {
         let of_expired = |(id, total): (&u32, &Traffic)| (*id, Tally { total: *total, active: 0 });
         let mut services: BTreeMap<u32, Tally> = self.expired.iter().map(of_expired).collect();
-        for (counted, tally) in self.backends() {
-            *services.entry(counted.service).or_default() += *tally;
+        for (endpoint, tally) in self.backends() {
+            *services.entry(endpoint.service).or_default() += *tally;
         }
         services
     }
 }
 
-/// The backend of an entry.
-const fn counted(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
+/// The backend of an entry, and its service port.
+const fn endpoint_of(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     let (address, port) = if flow.is_reply() {
         (key.source, key.source_port)
     } else {

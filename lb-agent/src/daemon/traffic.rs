@@ -56,9 +56,9 @@ impl ServiceTraffic {
         let mut sums: Vec<_> = services.collect();
         if self.of_backends {
             let backends = ledger.backends();
-            sums.extend(backends.map(|(counted, tally)| {
-                let backend = SocketAddr::new(counted.address.into(), counted.port);
-                (counted.service, Some(backend), *tally)
+            sums.extend(backends.map(|(endpoint, tally)| {
+                let backend = SocketAddr::new(endpoint.address.into(), endpoint.port);
+                (endpoint.service, Some(backend), *tally)
             }));
         }
         sums
