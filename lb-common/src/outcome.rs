@@ -68,7 +68,8 @@ pub enum Outcome {
     NoLocalBackend = 22,
     /// Dropped: an address in the range of cluster IPs that no Service has.
     UnknownVip = 23,
-    /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`.
+    /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`, or it is an external client in
+    /// `--deny-source`.
     SourceNotAllowed = 24,
     /// Dropped: an ICMP redirect about a translated packet, which would make its sender bypass the VIP.
     IcmpRedirect = 25,

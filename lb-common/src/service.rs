@@ -28,7 +28,7 @@ impl ServiceKey {
 }
 
 /// The kind of a frontend's address. The agent derives flags from it; programs read it only in
-/// [`Service::requires_syn`] and for packets that leave a tunnel.
+/// [`Service::requires_syn`], for the source port of hairpin flows, and for packets that leave a tunnel.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {

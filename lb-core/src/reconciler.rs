@@ -1,4 +1,4 @@
-//! The state machine that computes every write to the kernel; one task drives it.
+//! The state machine that computes every write to the maps of Services; one task drives it.
 
 use std::{
     borrow::Cow,

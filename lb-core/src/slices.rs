@@ -33,7 +33,7 @@ impl Slices {
         }
     }
 
-    /// Adopts a slice of an earlier run; false if a service port other than `id` uses part of it.
+    /// Adopts a slice of an earlier run, perhaps once more; false if a different slice uses part of it.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {

@@ -140,7 +140,7 @@ impl<T: Tables> Walk<'_, T> {
     /// Adds the reason why a flow may not begin: ends the walk, or returns false if the packet is for no Service.
     fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
-            // `admit` has added the step about source ranges.
+            // The caller has added the step: `source` for `--deny-source`, `admit` for source ranges.
             Admission::Admitted | Admission::SourceNotAllowed => {}
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
             Admission::InvalidFlags => self.steps.push(TraceStep::InvalidFlags),

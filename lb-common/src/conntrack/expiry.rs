@@ -49,7 +49,8 @@ pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now:
         if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
     let full = phase.timeout_seconds() + extra;
-    // A handshake of which only one side is seen may be forged.
+    // A tunnelled flow counts as evictable even when established: this node sees only the client's side, so the handshake
+    // may be forged.
     let timeout = if phase.is_evictable() || forward.is_tunnelled() {
         pressure.shorten(full, phase.least_timeout_seconds())
     } else {

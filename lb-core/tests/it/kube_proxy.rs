@@ -338,7 +338,8 @@ fn health_checks_and_missing_local_endpoints() {
     }
 }
 
-/// A Service changes from each type to each other type: only fields that the last type needs remain in the maps.
+/// After a Service has changed from any type to any other, the maps are those of a Service that had the last type from
+/// the start.
 #[test]
 fn type_transitions() {
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "headless"];

@@ -1,4 +1,4 @@
-//! Small random worlds, and the expected contents of the kernel, computed in the simplest way.
+//! Random sets of API objects, and what the kernel's maps must hold for them, computed in the simplest way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

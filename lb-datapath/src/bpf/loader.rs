@@ -37,7 +37,7 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// Last lines of the verifier's log to show in an error: they contain the reason.
 const LOG_LINES: usize = 15;
 
-/// The log of the programs; the caller flushes it.
+/// The log of the programs. Its owner must call `flush` whenever its descriptor is readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
 /// The object that [`load`] has loaded.

@@ -49,7 +49,7 @@ pub struct Filter {
 pub struct FilterFill {
     /// Bits that are set.
     pub bits: u32,
-    /// The share of packets without a flow that look like one of a flow, from 0 to 1.
+    /// The false-positive rate, from 0 to 1: the share of packets without a flow that look as if they had one.
     pub false_positives: f64,
 }
 

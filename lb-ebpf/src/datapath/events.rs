@@ -73,7 +73,8 @@ pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) 
 #[inline(never)]
 fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
-        // The fast path stores no packet, and drops one only if its rewrite fails.
+        // After `RewriteFailed` the stored packet may be an earlier one: the fast path stores none that it decides about,
+        // and drops one only for this reason.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
             emit_rejected(&packet.tuple, device, outcome, hook);
         }
@@ -84,7 +85,7 @@ fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     }
 }
 
-/// Emits an event about a packet that is rejected, or a system call that fails.
+/// Emits an event about a packet that is rejected.
 #[inline(always)]
 pub(crate) fn rejected(context: &HookContext, from: &Tuple, outcome: Outcome, hook: EventHook) {
     if is_watched() {
@@ -92,6 +93,8 @@ pub(crate) fn rejected(context: &HookContext, from: &Tuple, outcome: Outcome, ho
     }
 }
 
+/// Emits an event about a packet that is rejected or dropped, or a system call that fails; `origin` as in
+/// [`Event::origin`].
 #[inline(never)]
 pub(crate) fn emit_rejected(from: &Tuple, origin: u32, outcome: Outcome, hook: EventHook) {
     emit(|event| {

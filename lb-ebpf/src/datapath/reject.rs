@@ -23,7 +23,7 @@ use super::{
 /// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
 const ECHO_REPLY_V6: u8 = 129;
 
-/// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP.
+/// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP and SCTP.
 #[inline(never)]
 pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
     outcome_of(|| {

@@ -10,8 +10,8 @@ use lb_common::{Address, Endpoint, Outcome, ServiceKey, SocketConnection, Socket
 
 use super::maps::{NODE_NETNS, SERVE_PODS, SOCKETS};
 
-/// The family of the address of a call. An AF_INET6 socket uses IPv4 through v4-mapped addresses, which [`Address`]
-/// holds in the same form.
+/// The family of the fields that hold the address of a call. Those for IPv6 hold an IPv4 address in v4-mapped form, as
+/// [`Address`] does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,

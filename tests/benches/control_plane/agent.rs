@@ -37,7 +37,8 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 pub(crate) const POLL: Duration = Duration::from_micros(100);
 /// Time limit of an edit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// The histogram of the writer's time; the benchmark uses its sum and count.
+/// The histogram of the time from the arrival of a change to its presence in the kernel; the benchmark uses its sum and
+/// count.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// Limit on the agent's memory in bytes.

@@ -71,7 +71,7 @@ const ACTIVE: u32 = 300_000;
 /// A small table, to tell the memory of flows from that of other maps.
 const SMALL: u32 = 100_000;
 
-/// Measures all numbers of idle flows.
+/// Runs the benchmark without a load balancer, and with each number of idle flows in `plan`.
 pub(crate) fn measure(plan: &Plan) -> Result<Report> {
     let machine = Machine::read()?;
     let apart = Cpus::choose(true)?;

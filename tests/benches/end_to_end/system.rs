@@ -47,7 +47,7 @@ impl System {
     /// All load balancers.
     pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
-    /// Whether the system differs from the other systems on this path.
+    /// Whether the system is measured on this path: on the others it would do the same as [`Self::Tc`].
     pub(crate) fn serves(self, way: Way) -> bool {
         match self {
             Self::Xdp => way == Way::Outside,

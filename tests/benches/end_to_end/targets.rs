@@ -34,7 +34,7 @@ impl Target {
     }
 }
 
-/// The targets of all measured candidates.
+/// The targets of this project's own candidates.
 pub(crate) fn all(comparisons: &[Comparison]) -> Vec<Target> {
     let ours: Vec<&Comparison> =
         comparisons.iter().filter(|comparison| comparison.candidate.system.is_ours()).collect();

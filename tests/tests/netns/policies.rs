@@ -153,7 +153,7 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod2", 2, ClusterIp), names(&["pod1", "pod3"]), "one has no hint");
     assert_eq!(lan.servers("pod2", 3, ClusterIp), names(&["pod1", "pod3"]), "none is for this node");
     assert_eq!(lan.servers("client", 4, NodePort(1)), names(&["pod1", "pod2"]), "Local knows no hints");
-    // The last hinted endpoint becomes unready: the other endpoints of the cluster serve.
+    // The only endpoint with a hint for node 2 becomes unready: the other endpoints of the cluster serve.
     lan.apply(&[unready(service, &["pod3"])]);
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }

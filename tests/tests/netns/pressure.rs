@@ -164,7 +164,7 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
         traffic.progresses().unwrap();
     }
 
-    // The Services that did not fit are served once they need fewer slots, or other Services free some.
+    // A Service that did not fit is served once it needs less room and others have freed some.
     bed.cluster.manifests.remove("a-big").unwrap();
     bed.cluster.manifests.put(&too_many(&bed, 4)).unwrap();
     let still_short = wait_for(client::PATIENCE, || shortage(&bed, "BACKENDS").is_none().then_some(()));

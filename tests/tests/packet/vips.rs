@@ -17,7 +17,8 @@ use super::{
     testbed::{Device, Hook, TCP, Testbed},
 };
 
-/// Makes `vip()` a cluster IP and `other_vip()` an address of this node. No other address of the range is allocated.
+/// Declares a range of cluster IPs whose unallocated addresses are dropped. In it `vip()` is the cluster IP of a Service
+/// and `other_vip()` an address of this node; no other address is allocated.
 fn with_range(bed: &mut Testbed, family: Family) {
     with_flags(bed, family, settings_flags::DROP_UNKNOWN_VIPS);
 }

@@ -343,7 +343,7 @@ fn insert_succeeds_against_a_remove_only_after_it() {
         let expected: &[u64] = match (inserted, removed) {
             (false, true) => &[],
             (false, false) => &[1],
-            // The remove took either the first entry, before the insert, or none of them.
+            // The insert succeeded, so it came after the remove of the first entry.
             (true, _) => &[2],
         };
         assert!(removed);

@@ -36,7 +36,7 @@ pub(crate) enum Begin {
 }
 
 impl Begin {
-    /// The hook that events about such flows name.
+    /// The hook to report in events about new flows.
     #[inline(always)]
     const fn hook(self) -> EventHook {
         match self {
