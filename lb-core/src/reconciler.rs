@@ -78,7 +78,8 @@ pub struct Reconciler {
     in_flight: InFlight,
 }
 
-/// Up to this many Services of a plan have their ports in memory at once.
+/// If at most this many Services are dirty, a plan keeps their ports in memory; else it computes those of each Service
+/// again when it needs them.
 const FEW: usize = 4096;
 
 /// The Services of the last plan, until all of its steps are applied.

@@ -1,4 +1,5 @@
-//! State that the tasks of the agent share: the progress of synchronisation. Health, metrics and `status` read it.
+//! State that the tasks of the agent share: the progress of synchronisation, devices, settings, conditions and shortages.
+//! Health checks and `status` read it.
 
 use std::{
     net::IpAddr,
