@@ -99,8 +99,9 @@ impl Flow {
     /// Whether the receiver will accept a RST of this direction, so that the flow is over.
     ///
     /// Its sequence number must lie between what the other direction has acknowledged and what this direction has sent:
-    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. A RST
-    /// that answers a SYN must acknowledge exactly that SYN.
+    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. The number
+    /// that the receiver expects is always accepted, also when a SYN has begun another count meanwhile: a client that has
+    /// forgotten the connection so resets it. A RST that answers a SYN must acknowledge exactly that SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
     /// §8.5.1); any answer to an INIT is accepted.
@@ -113,7 +114,7 @@ impl Flow {
             return segment.flags & tcp_flags::ACK != 0 && segment.ack == reverse.next_seq;
         }
         let oldest = if reverse.seen & seen::ACK != 0 { reverse.last_ack } else { self.next_seq };
-        !is_after(oldest, segment.seq) && !is_after(segment.seq, self.next_seq)
+        segment.seq == oldest || !is_after(oldest, segment.seq) && !is_after(segment.seq, self.next_seq)
     }
 
     /// [`Self::accepts_reset`] for a flow without reverse entry: the RST must have the next sequence number exactly.
@@ -171,6 +172,18 @@ mod tests {
         forward.observe_segment(&segment(SYN, u32::MAX, 0, 0), NOW);
         assert!(forward.accepts_reset(&segment(RST, 0, 0, 0), &reply));
         assert!(!forward.accepts_reset(&segment(RST, 1, 0, 0), &reply));
+    }
+
+    /// RFC 9293 §3.5.1: the server answers the SYN with an ACK, and the client answers that with a RST.
+    #[test]
+    fn client_that_has_forgotten_a_connection_resets_it() {
+        for first in [0, 900, 4_000_000_000] {
+            let (mut forward, mut reply) = established();
+            forward.observe_segment(&segment(SYN, first, 0, 0), NOW);
+            reply.observe_segment(&segment(ACK, 5001, 1001, 0), NOW);
+            assert!(forward.accepts_reset(&segment(RST, 1001, 0, 0), &reply), "{first}");
+            assert!(!forward.accepts_reset(&segment(RST, 1002, 0, 0), &reply) || first > 1 << 31, "{first}");
+        }
     }
 
     #[test]
