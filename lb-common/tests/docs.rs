@@ -177,12 +177,12 @@ fn files_and_functions_that_documents_name_exist() {
     assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
 }
 
-#[test]
-fn tests_that_guard_invariants_exist() {
-    let page = read("docs/invariants.md");
+/// Checks that the last cell of every row names tests or files that exist. `header` is how the other rows begin.
+fn assert_rows_name_tests(page: &str, header: &str, least: usize) {
+    let text = read(page);
     let rows: Vec<&str> =
-        page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| invariant ")).collect();
-    assert!(rows.len() > 80, "the tables of invariants have another form");
+        text.lines().filter(|line| line.starts_with("| ") && !line.starts_with(header)).collect();
+    assert!(rows.len() > least, "the tables of {page} have another form");
     let sources = sources(repository());
     for row in rows {
         let (_, guards) = row.trim_end_matches(" |").rsplit_once(" | ").expect("two cells");
@@ -196,6 +196,23 @@ fn tests_that_guard_invariants_exist() {
             };
             assert!(exists, "no test is called {name}");
         }
+    }
+}
+
+#[test]
+fn tests_that_guard_invariants_exist() {
+    assert_rows_name_tests("docs/invariants.md", "| invariant ", 80);
+}
+
+#[test]
+fn tests_that_the_security_page_names_exist() {
+    assert_rows_name_tests("docs/security.md", "| attempt ", 40);
+    let page = read("docs/security.md");
+    let (_, trusted) = page.split_once("\n## What is trusted\n").expect("the section");
+    let section = trusted.split("\n## ").next().unwrap_or_default();
+    let sources = sources(repository());
+    for name in code_spans(section).into_iter().filter(|span| span.contains('_')) {
+        assert!(sources.contains(&format!("fn {name}(")), "no test is called {name}");
     }
 }
 
