@@ -8,6 +8,7 @@ mod agent;
 mod bench;
 mod build_ebpf;
 mod demo;
+mod fuzz;
 mod process;
 mod setup;
 mod soak;
@@ -41,6 +42,8 @@ enum Task {
     VmGuest(vm::guest::Args),
     /// Run the benchmarks (needs root)
     Bench(bench::Args),
+    /// Run what reads input from outside with inputs that reach ever more of its code (libFuzzer)
+    Fuzz(fuzz::Args),
     /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),
 }
@@ -75,6 +78,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             prepare_agent()?;
             bench::run(&args)
         }
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Soak(args) => {
             prepare_agent()?;
             soak::run(&args)

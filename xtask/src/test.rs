@@ -3,6 +3,7 @@
 use anyhow::ensure;
 
 use crate::agent::{build_agent, build_next_agent};
+use crate::fuzz;
 use crate::process::{cargo, run as run_command};
 use crate::setup;
 use crate::stages::Stages;
@@ -22,6 +23,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
+        stages.run("fuzz targets", || fuzz::run(&fuzz::Args::of_ci()));
         if stages.run("agent with another map layout", build_next_agent)
             && stages.run("agent", || run_command(build_agent()))
         {

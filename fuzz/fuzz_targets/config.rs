@@ -1,0 +1,39 @@
+//! The reader of the configuration file, ours and kube-proxy's KubeProxyConfiguration: it never panics, and gives either a
+//! configuration, always the same, or an error that names the file, after which the agent goes on as it was started.
+#![no_main]
+
+use std::{fs::File, io::Write as _, os::fd::AsRawFd as _, path::PathBuf};
+
+use lb_agent::{
+    cli::{KernelArgs, RunArgs},
+    config::{Config, ConfigError},
+};
+use libfuzzer_sys::fuzz_target;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+fuzz_target!(|text: &[u8]| {
+    let file = file(text);
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    match (read(&path), read(&path)) {
+        (Ok(config), Ok(again)) => assert_eq!(config, again),
+        (Err(error), Err(again)) => {
+            let message = error.to_string();
+            assert!(!message.is_empty() && message == again.to_string(), "{message}");
+        }
+        (first, second) => panic!("{first:?}, then {second:?}"),
+    }
+});
+
+/// A file in memory.
+fn file(text: &[u8]) -> File {
+    let mut file = File::from(memfd_create("config", MemfdFlags::CLOEXEC).expect("a file in memory"));
+    file.write_all(text).expect("memory");
+    file
+}
+
+/// Reads the file as `lb-agent run --config FILE --manifests /` does. (The folder is fixed, so that no other path of the
+/// file is opened.)
+fn read(path: &std::path::Path) -> Result<Config, ConfigError> {
+    let kernel = KernelArgs { config: Some(path.to_owned()), ..KernelArgs::default() };
+    Config::new(kernel, RunArgs { manifests: Some("/".into()), ..RunArgs::default() })
+}

@@ -1,0 +1,367 @@
+//! Connection tracking between two ends of RFC 9293 ([`peer`]): segments are lost before and after this node, delayed,
+//! repeated, and forged by somebody who does not see the others.
+#![no_main]
+
+use std::collections::VecDeque;
+
+use lb_common::{
+    Address,
+    conntrack::{
+        Flow, Phase, Pressure, Segment, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen,
+        tcp_flags::{ACK, RST, SYN},
+    },
+    protocol,
+};
+use lb_ebpf::rules::flow;
+use libfuzzer_sys::{
+    arbitrary::{self, Arbitrary},
+    fuzz_target,
+};
+
+mod peer;
+
+use self::peer::{Peer, State, segment};
+
+#[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Act {
+    Send(u16),
+    Close,
+    Abort,
+    Retransmit,
+}
+
+/// What happens to a segment on its way.
+#[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    /// It arrives, and a copy of it will.
+    Twice,
+    /// The node sees it, and the other end does not.
+    LostAfterNode,
+    /// Nobody sees it.
+    LostBeforeNode,
+    /// Others overtake it.
+    Later,
+}
+
+/// A sequence number that somebody guesses.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Guess {
+    Any(u32),
+    /// Relative to what that end has sent.
+    Near(i32),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Open { first: u32 },
+    Act(Side, Act),
+    Move(Fate),
+    Forge { from: Side, flags: u8, seq: Guess, ack: Guess, payload: u16 },
+    Wait { ticks: u16, under_pressure: bool },
+}
+
+/// What the other end of a sender's segments would know of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passed {
+    any: bool,
+    /// After the last byte that passed the node.
+    end: u32,
+    /// The last acknowledgement that passed the node, if there was one.
+    ack: Option<u32>,
+}
+
+struct World {
+    client: Peer,
+    server: Peer,
+    wire: VecDeque<(Side, Segment)>,
+    /// The two entries of the flow.
+    entries: Option<(Flow, Flow)>,
+    now: Tick,
+    idle_since: Tick,
+    server_first: u32,
+    /// What has passed of either end's own segments.
+    passed: [Passed; 2],
+    /// Whether a forged segment was one that either end might have sent, so that nobody can tell them apart; or any but a
+    /// RST, because the node does not track windows (docs/limits.md).
+    is_mixed: bool,
+    /// Whether a forged segment was a lucky guess, or in the name of the server, or nobody saw the RST that refuses it.
+    is_guessed: bool,
+    client_is_real: bool,
+}
+
+fuzz_target!(|steps: Vec<Step>| {
+    let mut world = World::new();
+    for step in steps.iter().take(64) {
+        world.step(step);
+        world.check();
+    }
+    world.settle();
+});
+
+fn tuples() -> (Tuple, Tuple) {
+    let from = Tuple::new(
+        Address::from_v4([192, 0, 2, 1]),
+        Address::from_v4([10, 96, 0, 1]),
+        40_000,
+        80,
+        protocol::TCP,
+    );
+    (from, Tuple { destination: Address::from_v4([198, 51, 100, 7]), destination_port: 8080, ..from })
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            client: Peer::new(State::Closed),
+            server: Peer::new(State::Listen),
+            wire: VecDeque::new(),
+            entries: None,
+            now: Tick(1000),
+            idle_since: Tick(1000),
+            server_first: 0xffff_fff0,
+            passed: [Passed::default(); 2],
+            is_mixed: false,
+            is_guessed: false,
+            client_is_real: false,
+        }
+    }
+
+    fn peer(&mut self, side: Side) -> &mut Peer {
+        match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Open { first } => self.open(first),
+            Step::Act(side, act) => {
+                let peer = self.peer(side);
+                let sent = match act {
+                    Act::Send(payload) => peer.send(payload),
+                    Act::Close => peer.close(),
+                    Act::Abort => peer.abort(),
+                    Act::Retransmit => peer.retransmit(),
+                };
+                self.wire.extend(sent.map(|sent| (side, sent)));
+            }
+            Step::Move(fate) => self.move_one(fate),
+            Step::Forge { from, flags, seq, ack, payload } => self.forge(from, flags, seq, ack, payload),
+            Step::Wait { ticks, under_pressure } => self.wait(ticks, under_pressure),
+        }
+        if self.server.state == State::Closed || self.server.state == State::TimeWait {
+            // The port still listens.
+            self.server.state = State::Listen;
+            self.server_first = self.server_first.wrapping_mul(0x9e37_79b1).wrapping_add(1);
+        }
+    }
+
+    /// The client connects, after its last connection is over and nothing of it is on its way any more.
+    fn open(&mut self, first: u32) {
+        if matches!(self.client.state, State::Closed | State::TimeWait) {
+            self.wire.clear();
+            self.client_is_real = true;
+            let syn = self.client.connect(first);
+            self.wire.push_back((Side::Client, syn));
+        }
+    }
+
+    fn move_one(&mut self, fate: Fate) {
+        let Some((from, segment)) = self.wire.pop_front() else { return };
+        match fate {
+            Fate::Later => self.wire.push_back((from, segment)),
+            Fate::LostBeforeNode => {
+                // Nobody has refused the forged connection.
+                self.is_guessed |= segment.flags & RST != 0;
+            }
+            Fate::LostAfterNode => self.pass(from, &segment, false),
+            Fate::Arrives => self.pass(from, &segment, true),
+            Fate::Twice => {
+                self.pass(from, &segment, true);
+                self.wire.push_back((from, segment));
+            }
+        }
+    }
+
+    /// An end's own segment reaches the node, and then perhaps the other end.
+    fn pass(&mut self, from: Side, segment: &Segment, arrives: bool) {
+        if !self.observe(from, segment) {
+            return;
+        }
+        let sent = self.peer(from).next;
+        let passed = &mut self.passed[from as usize];
+        let is_first = !passed.any || segment.flags & SYN != 0;
+        // A SYN that arrives after what its sender sent later looks like that of a new connection.
+        let later = passed.end.wrapping_sub(segment.end());
+        let is_late = later != 0 && later <= sent.wrapping_sub(segment.end());
+        self.is_mixed |= passed.any && segment.flags & SYN != 0 && is_late;
+        if segment.flags & RST == 0 {
+            if is_first || segment.end().wrapping_sub(passed.end) < 1 << 31 {
+                passed.end = segment.end();
+            }
+            passed.any = true;
+            passed.ack = (segment.flags & ACK != 0).then_some(segment.ack).or(passed.ack);
+        }
+        if arrives {
+            self.arrive(from, segment);
+        }
+    }
+
+    fn arrive(&mut self, from: Side, segment: &Segment) {
+        let (to, first) = match from {
+            Side::Client => (Side::Server, self.server_first),
+            Side::Server => (Side::Client, 0),
+        };
+        let receiver = self.peer(to);
+        let was_synchronized = receiver.state.is_synchronized();
+        let answer = receiver.receive(segment, first);
+        let is_reset = was_synchronized && segment.flags & RST != 0 && receiver.state == State::Closed;
+        self.wire.extend(answer.map(|answer| (to, answer)));
+        if is_reset && !self.is_mixed {
+            assert_ne!(self.phase(), Some(Phase::Established), "the receiver took this RST: {segment:x?}");
+        }
+    }
+
+    /// Does what the programs do with a segment of this direction: see `datapath/flow/conntrack.rs` and `flow/new.rs`.
+    /// Returns whether it passes.
+    fn observe(&mut self, from: Side, segment: &Segment) -> bool {
+        if !segment.is_valid() {
+            return false;
+        }
+        let is_over = self.entries.as_ref().is_none_or(|(forward, reply)| flow::has_ended(forward, reply));
+        if from == Side::Client && segment.is_syn() && is_over {
+            let (tuple, to) = tuples();
+            let forward = Flow::new(&tuple, &to, 1, 0, self.now);
+            let reply = Flow::new(&to.reversed(), &tuple.reversed(), 1, flow_flags::reverse(0), self.now);
+            self.entries = Some((forward, reply));
+            self.passed = [Passed::default(); 2];
+        }
+        let Some((forward, reply)) = &mut self.entries else { return false };
+        if from == Side::Server && flow::is_syn_ack_of_backend(segment, reply) && is_over {
+            self.entries = None;
+            return false;
+        }
+        let (own, reverse) = match from {
+            Side::Client => (forward, &*reply),
+            Side::Server => (reply, &*forward),
+        };
+        if !segment.is_rst() {
+            own.observe_segment(segment, self.now);
+        } else if own.accepts_reset(segment, reverse) {
+            own.seen |= seen::RST;
+            own.last_seen = self.now;
+        } else {
+            return true;
+        }
+        self.idle_since = self.now;
+        true
+    }
+
+    fn forge(&mut self, from: Side, flags: u8, seq: Guess, ack: Guess, payload: u16) {
+        let number = |guess, near: u32| match guess {
+            Guess::Any(number) => number,
+            Guess::Near(offset) => near.wrapping_add_signed(offset),
+        };
+        let (next, expected) = (self.peer(from).next, self.peer(from).expected);
+        let forged = segment(flags, number(seq, next), number(ack, expected), payload.into());
+        let before = self.phase();
+        let may_reset = self.may_reset(from, &forged);
+        if !forged.is_rst() || may_reset {
+            self.is_mixed = true;
+        }
+        self.is_guessed |= from == Side::Server || self.is_lucky(&forged);
+        if !self.observe(from, &forged) {
+            assert_eq!(self.phase(), before, "it was dropped: {forged:x?}");
+            return;
+        }
+        if forged.is_rst() && !may_reset && !self.is_mixed {
+            assert_eq!(self.phase(), before, "outside the window: {forged:x?}");
+        }
+        self.arrive(from, &forged);
+    }
+
+    /// Whether a RST lies between what has been acknowledged and what has been sent, by unsigned distances. The RST that
+    /// answers a SYN has no sequence number, but acknowledges the SYN.
+    fn may_reset(&self, from: Side, rst: &Segment) -> bool {
+        let (own, other) = match from {
+            Side::Client => (&self.passed[0], &self.passed[1]),
+            Side::Server => (&self.passed[1], &self.passed[0]),
+        };
+        if !own.any {
+            return rst.flags & ACK != 0 && rst.ack == other.end;
+        }
+        let oldest = other.ack.unwrap_or(own.end);
+        rst.seq.wrapping_sub(oldest) <= own.end.wrapping_sub(oldest)
+    }
+
+    /// Whether a forged segment acknowledges what the server is about to send, or a little more: fragments and segments
+    /// that another path took may have carried that, so the node cannot know better.
+    fn is_lucky(&self, forged: &Segment) -> bool {
+        let is_listening = self.server.state == State::Listen;
+        let sent = if is_listening { self.server_first.wrapping_add(1) } else { self.server.next };
+        forged.ack.wrapping_sub(sent) <= 1 << 16
+    }
+
+    fn wait(&mut self, ticks: u16, under_pressure: bool) {
+        self.now.0 += u32::from(ticks);
+        let pressure = if under_pressure { Pressure::MOST } else { Pressure::NONE };
+        let Some((forward, reply)) = &self.entries else { return };
+        assert!(
+            seconds_left_under(pressure, forward, reply, self.now) <= seconds_left(forward, reply, self.now)
+        );
+        if seconds_left_under(pressure, forward, reply, self.now) == 0 {
+            // Unless that was wrong: what the node still hears of the connection are fragments.
+            self.check_gone();
+            self.entries = None;
+            self.is_mixed = true;
+        }
+    }
+
+    /// Whatever the pressure, a connection expires only after a day without a segment.
+    fn check_gone(&self) {
+        let established = [self.client.state, self.server.state] == [State::Established; 2];
+        let idle = self.now.seconds_since(self.idle_since);
+        assert!(self.is_mixed || !established || idle >= 86_000, "expired after {idle} s");
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        self.entries.as_ref().map(|(forward, reply)| Phase::of(forward, reply))
+    }
+
+    /// The phase of the flow fits to the states of its ends.
+    fn check(&self) {
+        if self.is_mixed {
+            return;
+        }
+        let (client, server) = (self.client.state, self.server.state);
+        if client == State::Established && server == State::Established {
+            assert_eq!(self.phase(), Some(Phase::Established));
+        }
+        let both = client.is_synchronized() && server.is_synchronized();
+        if both && (client.can_send() || server.can_send()) && self.entries.is_some() {
+            assert!(self.phase().is_some_and(|phase| !phase.is_over()), "{client:?}, {server:?}");
+        }
+        if self.client.ended_orderly && self.server.ended_orderly && self.entries.is_some() {
+            assert!(self.phase().is_some_and(Phase::is_over), "both ends are done: {:?}", self.phase());
+        }
+    }
+
+    /// Everything arrives. A connection that nobody opened is not established then: the server has refused it.
+    fn settle(&mut self) {
+        for _ in 0..1000 {
+            self.move_one(Fate::Arrives);
+            self.check();
+        }
+        if !self.client_is_real && !self.is_guessed {
+            assert_ne!(self.phase(), Some(Phase::Established), "nobody has opened this connection");
+        }
+    }
+}
