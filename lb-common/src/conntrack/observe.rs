@@ -28,13 +28,13 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// Once the direction is synchronised, an implausible segment changes nothing but the time of the last packet: a SYN,
-    /// or numbers far from the last ones. It is forged, or a receiver outside the window rejects it (RFC 9293 §3.10.7.4,
+    /// An implausible segment changes nothing but the time of the last packet: numbers far from the last ones or, once the
+    /// direction is synchronised, a SYN. It is forged, or a receiver outside the window rejects it (RFC 9293 §3.10.7.4,
     /// RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
-        if self.seen & seen::SYNCHRONISED != 0 && !self.is_plausible(segment) {
+        if self.seen & seen::PACKET != 0 && !self.is_plausible(segment) {
             return;
         }
         let end = segment.end();
@@ -48,15 +48,37 @@ impl Flow {
         }
     }
 
-    /// Whether the next segment of a synchronised direction may have these numbers. A SYN begins a new connection only
-    /// after the end of this one.
+    /// Whether the segment is a backend's first answer to a SYN, rather than a repetition of the last one. If this
+    /// direction or the client's has sent other segments before, both ends have forgotten a connection without the node
+    /// seeing it, and begin another one. No client can forge such a segment.
+    #[inline(always)]
+    pub const fn accepts_connection(&self, segment: &Segment) -> bool {
+        let is_new = self.seen & seen::PACKET == 0 || segment.end() != self.next_seq;
+        self.is_reply() && segment.is_syn_ack() && is_new
+    }
+
+    /// Counts on from the SYN that `answer` [accepts](Self::accepts_connection), if this direction, the client's, has
+    /// ignored that SYN.
+    pub const fn begin_again(&mut self, answer: &Segment) {
+        if self.seen & seen::SYNCHRONISED != 0 {
+            self.next_seq = answer.ack;
+            self.seen &= !(seen::SYNCHRONISED | seen::ACK);
+        }
+    }
+
+    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN begins
+    /// a new connection only after the end of this one, or if the backend accepts it.
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
+        let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
         if segment.flags & tcp_flags::SYN != 0 {
-            return self.seen & (seen::FIN | seen::RST) != 0;
+            let is_over = self.seen & (seen::FIN | seen::RST) != 0;
+            return !is_synchronised || is_over || self.accepts_connection(segment);
         }
-        let has_two_acks = segment.flags & tcp_flags::ACK != 0 && self.seen & seen::ACK != 0;
-        is_near(segment.seq, self.next_seq) && (!has_two_acks || is_near(segment.ack, self.last_ack))
+        // The client's SYN acknowledges nothing, the backend's does.
+        let has_acknowledged = self.seen & seen::ACK != 0 && (is_synchronised || self.is_reply());
+        let acknowledges = has_acknowledged && segment.flags & tcp_flags::ACK != 0;
+        is_near(segment.seq, self.next_seq) && (!acknowledges || is_near(segment.ack, self.last_ack))
     }
 
     /// Records an SCTP packet of this direction other than an ABORT.
@@ -238,6 +260,26 @@ mod tests {
             forward.observe_segment(&segment(flags, seq, ack, 10), NOW);
             assert_eq!((forward.last_ack, forward.seen & seen::FIN != 0), (ack, flags & FIN != 0));
             assert_eq!(forward.next_seq, seq + 10 + u32::from(flags & FIN != 0));
+        }
+    }
+
+    /// The client has reused a port, and the node has not seen the end of the earlier connection.
+    #[test]
+    fn connection_that_both_ends_have_forgotten_begins_again() {
+        let (before, mut reply) = synchronised();
+        for first in [1 << 30, 1_400] {
+            let mut forward = before;
+            forward.observe_segment(&segment(SYN, first, 0, 0), NOW);
+            assert_eq!(forward, before, "the backend decides");
+            let answer = segment(SYN | ACK, 77, first + 1, 0);
+            assert!(reply.accepts_connection(&answer) && !forward.accepts_connection(&answer));
+            forward.begin_again(&answer);
+            reply.observe_segment(&answer, NOW);
+            assert!(!reply.accepts_connection(&answer), "a repetition");
+            forward.observe_segment(&segment(ACK, first + 1, 78, 5), NOW);
+            assert_eq!((forward.next_seq, forward.last_ack, reply.next_seq), (first + 6, 78, 78));
+            assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+            reply.observe_segment(&segment(ACK, 78, first + 6, 9), NOW);
         }
     }
 

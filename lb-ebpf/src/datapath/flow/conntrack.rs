@@ -132,6 +132,7 @@ fn delete_first_flow(keys: &mut Keys) {
 /// Updates the flow with this packet.
 #[inline(always)]
 pub(crate) fn observe(packet: &Packet, flow: &mut Flow) {
+    observe_answer(packet, flow);
     observe_at(packet, flow, now());
 }
 
@@ -148,6 +149,22 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
     if matches!(packet.body, Body::Tcp | Body::Sctp) {
         observe_end(&packet.segment, flow);
+    }
+}
+
+/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed.
+#[inline(always)]
+pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
+    if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {
+        accept_connection(&packet.segment, flow);
+    }
+}
+
+/// Lets the client's direction begin again with the SYN that the backend's segment accepts.
+#[inline(never)]
+fn accept_connection(answer: &Segment, reply: &Flow) {
+    if let Some(forward) = lookup(&reply.to.reversed()) {
+        forward.begin_again(answer);
     }
 }
 

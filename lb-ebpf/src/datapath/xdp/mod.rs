@@ -139,6 +139,7 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
         return Ok(tunnel::forward(xdp, packet, flow, hop, outcome));
     }
     check(xdp, packet, u32::from(hop.mtu))?;
+    conntrack::observe_answer(packet, flow);
     conntrack::observe_at(packet, flow, now);
     // The flow has counted the packet and parts of it may be written: tc must not see it.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use lb_common::{
     Outcome,
-    conntrack::{Flow, NextHop},
+    conntrack::{Flow, NextHop, Tick},
 };
 use lb_ebpf::{
     forward::tunnel::{self as headers, Outer},
@@ -30,12 +30,18 @@ pub(crate) fn forward(
     if let Err(early) = check(xdp, packet, room) {
         return early;
     }
-    conntrack::observe_at(packet, flow, hop.resolved_at);
+    observe(packet, flow, hop.resolved_at);
     match encapsulate(xdp, flow, hop) {
         Ok(()) => tunnel::outcome(outcome),
         // The flow has counted the packet and parts of it may be written: tc must not see it.
         Err(_) => Outcome::RewriteFailed,
     }
+}
+
+/// Updates the flow. (A subprogram: its stack frame is freed before [`encapsulate`] begins.)
+#[inline(never)]
+fn observe(packet: &Packet, flow: &mut Flow, now: Tick) {
+    conntrack::observe_at(packet, flow, now);
 }
 
 /// Adds the headers of the tunnel. (A subprogram, to have a stack frame of its own.)
