@@ -166,6 +166,20 @@ fn forged_segments_far_from_the_window_end_no_connection() {
     });
 }
 
+/// Both ends have crashed, and the client uses the port again. The backend's answer shows that its SYN is not forged.
+#[test]
+fn connection_that_both_ends_have_forgotten_begins_again() {
+    const FAR: u32 = 1 << 30;
+    each("TCP, both ends have forgotten", |bed, family| {
+        let tcp = Connection { family };
+        tcp.open(bed);
+        tcp.forward(bed, &tcp.client(FAR, &[]).syn(), Outcome::Forward, Phase::Established);
+        tcp.reply(bed, &tcp.backend(77, &[]).syn().ack(FAR + 1), Phase::Accepted);
+        tcp.forward(bed, &tcp.client(FAR + 1, &[]).ack(78), Outcome::Forward, Phase::Established);
+        tcp.forward(bed, &tcp.client(FAR + 1, &[]).rst(), Outcome::Forward, Phase::Closed);
+    });
+}
+
 /// Ethernet pads short frames. If padding counted as payload, the RST would be outside the window.
 #[test]
 fn padding_does_not_count_as_payload() {
