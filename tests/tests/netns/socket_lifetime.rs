@@ -16,7 +16,7 @@ use aya::{
 use lb_common::capacity;
 use lb_tests::{
     agent::{self, run},
-    client::{Connection, PATIENCE, ask_http, ask_udp, echo, udp_socket},
+    client::{Connection, PATIENCE, ask_http, ask_udp, echo, limit, udp_socket},
     wait_for,
 };
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
@@ -46,6 +46,7 @@ fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
         };
         wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: the socket got no error"));
         // The application can reconnect the socket.
+        socket.set_read_timeout(Some(limit())).unwrap();
         socket.connect(to).unwrap();
         assert_eq!(echo(socket, b"?").unwrap().server, "pod3", "{to}");
     }
