@@ -83,6 +83,8 @@ fn probe_table(probes: &[Probe]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::commands::output::render;
 
@@ -100,5 +102,22 @@ tcx           ok       there    -
 BPF programs  missing  refused  do this
 ";
         assert_eq!(render(&probe_table(&probes)), expected);
+    }
+
+    /// `cargo xtask vm` writes the table itself, and compares it.
+    #[test]
+    fn kernels_page_has_a_row_for_each_probe() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernels.md");
+        let page = fs::read_to_string(page).unwrap();
+        let rows: Vec<&str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "))
+            .map(|(name, _)| name)
+            .filter(|name| !name.starts_with('|'))
+            .collect();
+        let probes = probes(Path::new("/nowhere"));
+        let names: Vec<&str> =
+            probes.iter().map(|probe| probe.name).filter(|name| *name != "kernel").collect();
+        assert_eq!(rows, names, "write it by `cargo xtask vm --write-docs`");
     }
 }
