@@ -110,9 +110,11 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
     }
 }
 
-/// Rewrites a packet and sends it on, as the fast path does; also remembers the ports of a first fragment.
+/// Rewrites a packet and sends it on, as the fast path does; also remembers the ports of a first fragment, and observes
+/// the answer to a SYN.
 #[inline(never)]
 fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
     fragments::remember(packet);
+    conntrack::observe_answer(packet, flow);
     forward::packet(skb, packet, flow, hook)
 }

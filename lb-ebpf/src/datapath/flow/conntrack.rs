@@ -132,7 +132,6 @@ fn delete_first_flow(keys: &mut Keys) {
 /// Updates the flow with this packet.
 #[inline(always)]
 pub(crate) fn observe(packet: &Packet, flow: &mut Flow) {
-    observe_answer(packet, flow);
     observe_at(packet, flow, now());
 }
 
@@ -152,7 +151,8 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
 }
 
-/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed.
+/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed. Only the
+/// slow path sees such a packet.
 #[inline(always)]
 pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {

@@ -106,6 +106,7 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
 fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
+        conntrack::observe_answer(packet, flow);
         forward(xdp, packet, flow, outcome)
     })
 }
@@ -139,7 +140,6 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
         return Ok(tunnel::forward(xdp, packet, flow, hop, outcome));
     }
     check(xdp, packet, u32::from(hop.mtu))?;
-    conntrack::observe_answer(packet, flow);
     conntrack::observe_at(packet, flow, now);
     // The flow has counted the packet and parts of it may be written: tc must not see it.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
