@@ -7,6 +7,8 @@ pub mod frame;
 mod ip;
 mod packet;
 mod plain;
+#[cfg(any(test, feature = "properties"))]
+pub mod properties;
 mod transport;
 
 pub(crate) use self::ip::{Ip, network_offset};
