@@ -1,5 +1,5 @@
 //! Connection tracking between two ends of RFC 9293 ([`peer`]): segments are lost before and after this node, delayed,
-//! repeated, and forged by somebody who does not see the others.
+//! repeated, and forged by an attacker who does not see the others.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ enum Act {
     Retransmit,
 }
 
-/// What happens to a segment on its way.
+/// Whether a segment arrives, and who sees it.
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
@@ -44,7 +44,7 @@ enum Fate {
     Twice,
     /// The node sees it, and the other end does not.
     LostAfterNode,
-    /// Nobody sees it.
+    /// Lost before it reaches the node: neither the node nor the other end sees it.
     LostBeforeNode,
     /// Others overtake it.
     Later,
