@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use lb_common::{capacity, hash::DEFAULT_SEED};
+use lb_common::{capacity, conntrack::flow_slots, hash::DEFAULT_SEED};
 
 use crate::{
     bpf::layout::{self, MapSpec},
@@ -71,6 +71,7 @@ impl Capacities {
             "VIPS" => self.services.max(capacity::MIN_VIPS),
             "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => self.backends,
             "TABLES" => self.tables,
+            "FLOWS" => flow_slots(self.conntrack.div_ceil(2)),
             "CONNTRACK" => self.conntrack,
             "AFFINITY" => self.affinity,
             "FRAGMENTS" | "SOCKET_BACKENDS" | "SOCKET_VIPS" | "CONNECTED_SOCKETS" => {
