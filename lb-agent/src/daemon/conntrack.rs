@@ -215,15 +215,16 @@ async fn sweep(
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
     };
-    let GcReport { entries, expired, evicted, restored, orphans, pressure, .. } = sweep;
+    let GcReport { entries, expired, evicted, restored, orphans, pressure, overflowed, .. } = sweep;
     let left = sweep.entries_left();
-    observers.metrics.set_map("CONNTRACK", left, capacity);
+    observers.metrics.set_map("FLOWS", left.saturating_sub(overflowed), capacity);
+    observers.metrics.set_map("CONNTRACK", overflowed, capacity);
     observers.metrics.swept(sweep.flows_left(), expired, evicted);
     debug!(entries, expired, evicted, restored, orphans, "garbage collection of connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
-            "CONNTRACK is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and new \
-             ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
+            "the flow table is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and \
+             new ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
              the clients that open so many (`lb-agent conntrack list`)"
         )
     });

@@ -98,8 +98,9 @@ impl Control {
         self.tag() & AGENT != 0
     }
 
+    /// Whether nobody uses the slot.
     #[inline(always)]
-    pub(super) const fn is_free(self) -> bool {
+    pub const fn is_free(self) -> bool {
         self.tag() == FREE
     }
 
