@@ -9,7 +9,7 @@ pub(crate) mod setup;
 
 use self::{
     route::Route,
-    setup::{FlowSetup, Request},
+    setup::{FlowSetup, Keys, Request},
 };
 
 /// The value of this CPU, looked up once and borrowed field by field.
@@ -55,6 +55,8 @@ fields! {
     request: Request,
     /// The flow that is being created.
     setup: FlowSetup,
+    /// Keys of a connection that ends.
+    keys: Keys,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
     /// The tunnel that the current packet came through.
