@@ -24,7 +24,7 @@ use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Routes, UdpSockets, grace};
 
-/// Interval between two GC runs: normally, and while the map is nearly full.
+/// Interval between two GC runs: normally, and while the flow table is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
@@ -52,7 +52,7 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC; runs it early if `flow_counts` shows that the map may be nearly full. `addresses` are the node's own.
+/// Runs GC; runs it early if `flow_counts` shows that the table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
