@@ -110,19 +110,21 @@ fn table_of_another_size_takes_over_all_flows() {
     }
 }
 
-/// Layouts before the flow table have all flows in `CONNTRACK`.
+/// Leaves the data plane of a version that had no flow table: all flows are in `CONNTRACK`.
+fn leave_without_flow_table(sandbox: &Sandbox, flows: &[(Tuple, Flow)]) {
+    drop(open(sandbox, 1024));
+    let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
+    let mut conntrack = aya::maps::HashMap::<_, Tuple, Flow>::try_from(map).unwrap();
+    flows.iter().for_each(|(key, flow)| conntrack.insert(key, flow, 0).unwrap());
+    ["FLOWS", "FLOW_TABLE"].iter().for_each(|name| fs::remove_file(sandbox.pin(name)).unwrap());
+}
+
 #[test]
 fn flows_of_a_layout_without_flow_table_are_taken_over() {
     let sandbox = Sandbox::new();
-    let old = open(&sandbox, 1024);
-    drop(old);
     let all = entries(90);
-    let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
-    let mut earlier = aya::maps::HashMap::<_, Tuple, Flow>::try_from(map).unwrap();
-    all.iter().for_each(|(key, flow)| earlier.insert(key, flow, 0).unwrap());
-    let folder = sandbox.bpffs().join("lb/v0");
-    fs::rename(sandbox.pin(""), &folder).unwrap();
-    ["FLOWS", "FLOW_TABLE"].iter().for_each(|name| fs::remove_file(folder.join(name)).unwrap());
+    leave_without_flow_table(&sandbox, &all);
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
     let mut datapath = open(&sandbox, 1024);
     datapath.finish_handover().unwrap();
     let conntrack = datapath.conntrack();
@@ -130,6 +132,20 @@ fn flows_of_a_layout_without_flow_table_are_taken_over() {
     for (key, flow) in all {
         assert_eq!(conntrack.table().get(&key).unwrap(), Some(flow));
     }
+}
+
+#[test]
+fn flows_of_a_build_without_flow_table_are_its_overflow() {
+    let sandbox = Sandbox::new();
+    let all = entries(90);
+    leave_without_flow_table(&sandbox, &all);
+    let conntrack = open(&sandbox, 1024).conntrack();
+    assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (90, 90));
+    for (key, flow) in all {
+        assert_eq!(conntrack.table().get(&key).unwrap(), Some(flow));
+        assert!(conntrack.table().remove(&key).unwrap());
+    }
+    assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (0, 0));
 }
 
 /// Of several inserts of one key at the same time, one succeeds; and no entry is lost.

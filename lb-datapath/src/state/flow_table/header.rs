@@ -62,9 +62,4 @@ impl SharedHeader {
     pub(super) fn takes_all(&self) -> bool {
         self.word(TAKES_ALL).load(Ordering::SeqCst) != 0
     }
-
-    /// Sets whether new entries go to the overflow even if the table has a place for them.
-    pub(super) fn set_takes_all(&self, yes: bool) {
-        self.word(TAKES_ALL).store(u64::from(yes), Ordering::SeqCst);
-    }
 }

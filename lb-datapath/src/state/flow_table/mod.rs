@@ -80,7 +80,6 @@ impl FlowTable {
             // Programs that were built before this table existed may have left entries.
             self.header.begin(self.overflow.count()? as u64);
         }
-        self.header.set_takes_all(false);
         let slots = self.shared();
         for slot in self.indices().filter_map(|index| slots.slot(index)) {
             release_abandoned(&slots, slot);
