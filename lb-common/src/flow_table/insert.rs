@@ -44,11 +44,13 @@ pub fn insert_free<M: Overflow>(
     key: &M::Key,
     value: &M::Value,
 ) -> Option<Insert<M::Slot>> {
-    let Some(free) = first_free(table, places, key) else { return Some(Insert::Exists) };
+    if has_entry(table, places, key) {
+        return Some(Insert::Exists);
+    }
     if table.takes_all() {
         return Some(insert_into_overflow(table, places, key, value));
     }
-    let claim = claim_free(table, places, free)?;
+    let claim = claim_free(table, places)?;
     table.write_key(claim.slot, key);
     table.write_value(claim.slot, value);
     let is_new = publish(table, places, key, &claim);
@@ -75,24 +77,20 @@ pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Place
     }
 }
 
-/// The first free place, or [`PLACES`]; `None` if the table has an entry with this key.
+/// Whether the table has an entry with this key.
 #[inline(always)]
-fn first_free<M: Memory>(table: &M, places: &Places, key: &M::Key) -> Option<u32> {
-    let mut free = PLACES;
+fn has_entry<M: Memory>(table: &M, places: &Places, key: &M::Key) -> bool {
     for place in 0..PLACES {
         let Some(slot) = table.slot(places.slot(place)) else { break };
         let control = table.control(slot);
-        if control.is_free() && free == PLACES {
-            free = place;
-        }
         if control == Control::NEVER_USED {
             break;
         }
         if is_entry(table, slot, control, places, key) {
-            return None;
+            return true;
         }
     }
-    Some(free)
+    false
 }
 
 /// Whether the slot, whose control word was just loaded, holds an entry with this key.
@@ -120,10 +118,10 @@ impl<S: Copy> Claim<S> {
     }
 }
 
-/// Claims the first free place from `first` on.
+/// Claims the first free place.
 #[inline(always)]
-fn claim_free<M: Memory>(table: &M, places: &Places, first: u32) -> Option<Claim<M::Slot>> {
-    for place in first..PLACES {
+fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
+    for place in 0..PLACES {
         let slot = table.slot(places.slot(place))?;
         let control = table.control(slot);
         if control.is_free()

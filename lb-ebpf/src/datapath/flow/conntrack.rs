@@ -151,7 +151,9 @@ pub(crate) fn observe(packet: &Packet, flow: &mut Flow) {
 pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     flow.count_packet(packet.length);
     match packet.body {
-        Body::Tcp | Body::Sctp if packet.segment.is_rst() => observe_reset(packet, flow),
+        Body::Tcp | Body::Sctp if packet.segment.is_rst() => {
+            flow_observe_reset(&packet.segment, flow);
+        }
         Body::Sctp => flow.observe_chunk(&packet.segment, now),
         Body::Tcp => flow.observe_segment(&packet.segment, now),
         Body::Udp | Body::LaterFragment => flow.observe_datagram(now),
@@ -162,42 +164,50 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
 }
 
+/// Records a RST if the receiver will accept it; returns whether. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn observe_reset(packet: &Packet, flow: &mut Flow) {
-    if flow.is_tunnelled() {
-        if flow.accepts_reset_alone(&packet.segment) {
-            flow.seen |= seen::RST;
-            flow.last_seen = now();
-        }
-        return;
-    }
-    if let Some(reverse) = lookup(&flow.to.reversed())
-        && flow.accepts_reset(&packet.segment, reverse)
-    {
+extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(segment), Some(flow)) = (unsafe { (segment.as_ref(), flow.as_mut()) }) else { return 0 };
+    let accepted = if flow.is_tunnelled() {
+        flow.accepts_reset_alone(segment)
+    } else {
+        lookup(&flow.to.reversed()).is_some_and(|reverse| flow.accepts_reset(segment, reverse))
+    };
+    if accepted {
         flow.seen |= seen::RST;
         flow.last_seen = now();
     }
+    u32::from(accepted)
 }
 
 /// Subtracts the flow from the active ones of its backend if it ends with this segment.
 #[inline(always)]
 fn observe_end(segment: &Segment, flow: &mut Flow) {
     if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
-        end_if_over(flow);
+        flow_end_if_over(flow);
     }
 }
 
+/// Ends the flow if it is over; returns whether it is. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn end_if_over(flow: &mut Flow) {
+extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Flow`, or is null.
+    let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
     if flow.is_tunnelled() {
-        if Phase::of_one_way(flow).is_over() {
+        let is_over = Phase::of_one_way(flow).is_over();
+        if is_over {
             active_flows::end(flow);
         }
-        return;
+        return u32::from(is_over);
     }
-    let Some(reverse) = lookup(&flow.to.reversed()) else { return };
+    let Some(reverse) = lookup(&flow.to.reversed()) else { return 0 };
     let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
-    if Phase::of(forward, reply).is_over() {
+    let is_over = Phase::of(forward, reply).is_over();
+    if is_over {
         active_flows::end(forward);
     }
+    u32::from(is_over)
 }

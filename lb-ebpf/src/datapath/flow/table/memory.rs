@@ -203,7 +203,7 @@ impl Overflow for Table {
 
     #[inline(always)]
     fn has(&self, key: &Tuple) -> bool {
-        CONNTRACK.get_ptr(key).is_some()
+        super::is_in_overflow(key)
     }
 
     #[inline(always)]

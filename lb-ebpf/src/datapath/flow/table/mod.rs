@@ -65,6 +65,12 @@ fn in_overflow(key: &Tuple) -> Option<&'static mut Flow> {
     CONNTRACK.get_ptr_mut(key).map(|flow| unsafe { &mut *flow })
 }
 
+/// Whether the overflow has the entry with this key.
+#[inline(always)]
+pub(crate) fn is_in_overflow(key: &Tuple) -> bool {
+    CONNTRACK.get_ptr(key).is_some()
+}
+
 /// The entry with this key.
 #[inline(always)]
 pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
