@@ -6,6 +6,7 @@ use aya::maps::{Array, HashMap, MapData};
 use bytemuck::Zeroable as _;
 use lb_common::{
     conntrack::{Flow, Tuple},
+    filter::Mark,
     flow_table::{Control, Header, PLACES, Places, Seed, Slot},
 };
 
@@ -111,6 +112,12 @@ impl Testbed {
         let is_new = self.overflow().get(key, 0).is_err();
         self.overflow_mut().insert(key, flow, 0).unwrap();
         self.put("FLOW_TABLE", 0, Header { overflow: header.overflow + u64::from(is_new), ..header });
+    }
+
+    /// Writes an entry into this slot, whatever is there.
+    pub(crate) fn put_into_slot(&mut self, index: u32, key: &Tuple, flow: &Flow) {
+        Mark::of_entry(key, flow.flags).set(&self.filter);
+        self.put("FLOWS", index, Slot::with_entry(&self.places_of(key), *key, *flow));
     }
 
     /// Removes an entry.
