@@ -1,7 +1,11 @@
 //! `SCRATCH`: memory for values that do not fit on the stack, which has 512 bytes for a whole call chain.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use lb_common::{Outcome, conntrack::Tuple, crc32c::Change};
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, Tuple},
+    crc32c::Change,
+};
 use lb_ebpf::{forward::tunnel::Tunnel, reject::MESSAGE};
 
 pub(crate) mod route;
@@ -57,6 +61,10 @@ fields! {
     setup: FlowSetup,
     /// Keys of a connection that ends.
     keys: Keys,
+    /// Key of an entry of the overflow.
+    overflow_key: Tuple,
+    /// The flow of an entry of the overflow.
+    overflow_flow: Flow,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
     /// The tunnel that the current packet came through.

@@ -2,20 +2,15 @@
 
 use core::arch::asm;
 
-use aya_ebpf::{
-    Global,
-    bindings::{BPF_EXIST, BPF_NOEXIST},
-};
+use aya_ebpf::Global;
 use lb_common::{
     capacity,
     conntrack::{Flow, Tuple},
     flow_table::{Control, Header, Memory, Overflow, OverflowInsert, Places, Slot},
 };
 
-use crate::datapath::{
-    maps::{CONNTRACK, FLOW_TABLE},
-    scratch::setup::EEXIST,
-};
+use super::overflow;
+use crate::datapath::maps::FLOW_TABLE;
 
 /// The number of slots. The agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
@@ -203,25 +198,21 @@ impl Overflow for Table {
 
     #[inline(always)]
     fn has(&self, key: &Tuple) -> bool {
-        super::is_in_overflow(key)
+        overflow::has(key)
     }
 
     #[inline(always)]
     fn insert(&self, key: &Tuple, flow: &Flow) -> OverflowInsert {
-        match CONNTRACK.insert(key, flow, u64::from(BPF_NOEXIST)) {
-            Ok(()) => OverflowInsert::Inserted,
-            Err(EEXIST) => OverflowInsert::Exists,
-            Err(_) => OverflowInsert::Full,
-        }
+        overflow::insert(key, flow)
     }
 
     #[inline(always)]
     fn replace(&self, key: &Tuple, flow: &Flow) -> bool {
-        CONNTRACK.insert(key, flow, u64::from(BPF_EXIST)).is_ok()
+        overflow::replace(key, flow)
     }
 
     #[inline(always)]
     fn remove(&self, key: &Tuple) -> bool {
-        CONNTRACK.remove(key).is_ok()
+        overflow::remove(key)
     }
 }

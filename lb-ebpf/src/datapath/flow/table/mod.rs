@@ -5,6 +5,7 @@
 
 mod evict;
 mod memory;
+mod overflow;
 
 use core::arch::asm;
 
@@ -14,12 +15,10 @@ use lb_common::{
 };
 
 use self::{evict::Eviction, memory::Table};
-use crate::datapath::{
-    filter,
-    maps::{CONNTRACK, FLOWS},
-};
+use crate::datapath::{filter, maps::FLOWS};
 
 pub(super) use self::evict::{end_first_flow, end_other, remove_other};
+pub(crate) use self::overflow::has as is_in_overflow;
 
 /// The result of [`flow_find`], if the table does not have the entry: it is nowhere.
 const ABSENT: u32 = 0;
@@ -58,26 +57,13 @@ pub(crate) fn in_slot(index: u32) -> Option<&'static mut Flow> {
     slot(index).map(|slot| unsafe { &mut (*slot).flow })
 }
 
-/// The flow with this key in the overflow.
-#[inline(always)]
-fn in_overflow(key: &Tuple) -> Option<&'static mut Flow> {
-    // SAFETY: as in `in_slot`; the memory of a deleted element stays mapped while the program runs.
-    CONNTRACK.get_ptr_mut(key).map(|flow| unsafe { &mut *flow })
-}
-
-/// Whether the overflow has the entry with this key.
-#[inline(always)]
-pub(crate) fn is_in_overflow(key: &Tuple) -> bool {
-    CONNTRACK.get_ptr(key).is_some()
-}
-
 /// The entry with this key.
 #[inline(always)]
 pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
     match find(key) {
         Found::Absent => None,
         Found::Slot(index) => in_slot(index),
-        Found::Overflow => in_overflow(key),
+        Found::Overflow => overflow::get(key),
     }
 }
 
