@@ -99,15 +99,16 @@ pub(crate) fn load(
     check_object()?;
     // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
-    let flow_slots = entries_of(&folder.map(layout::FLOWS.name), &layout::FLOWS, capacities)?;
-    let constants = Constants::new(options, flow_slots)?;
+    let paths = MAPS.map(|spec| folder.map(spec.name));
+    let sizes =
+        MAPS.iter().zip(&paths).map(|(spec, path)| Ok((spec.name, entries_of(path, spec, capacities)?)));
+    let sizes = sizes.collect::<Result<BTreeMap<&str, u32>, DatapathError>>()?;
+    let constants = Constants::new(options, sizes[layout::FLOWS.name])?;
     let mut loader = EbpfLoader::new();
     loader.btf(btf.as_ref());
     constants.set(&mut loader);
-    let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
-        let max_entries = entries_of(path, spec, capacities)?;
-        loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
+        loader.map_max_entries(spec.name, sizes[spec.name]).map_pin_path(spec.name, path);
     }
     let mut ebpf = loader.load(linked_object())?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
