@@ -76,7 +76,7 @@ mod tests {
         Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
         SourceRangeKey, Vip,
         conntrack::{Flow, Tuple},
-        flow_table::Slot,
+        flow_table::{Header, Slot},
     };
 
     /// How many bytes the fields cover without gaps, and the size of the struct.
@@ -95,6 +95,7 @@ mod tests {
             covered::<Tuple>(),
             covered::<Flow>(),
             covered::<Slot>(),
+            covered::<Header>(),
             covered::<ServiceKey>(),
             covered::<Service>(),
             covered::<Backend>(),

@@ -91,8 +91,11 @@ pub mod capacity {
     /// Slots of the arena of scheduler tables (`TABLES`), all allocated at start: 8 bytes each, as the kernel rounds
     /// them.
     pub const TABLES: usize = 524_288;
-    /// Entries of `CONNTRACK`, two for each connection, all allocated at start: 168 bytes each.
-    pub const CONNTRACK: usize = 524_288;
+    /// Slots of the flow table (`FLOWS`), all allocated at start, 128 bytes each: see
+    /// [`flow_slots`](super::conntrack::flow_slots).
+    pub const FLOWS: usize = 524_288;
+    /// Entries of `CONNTRACK`, two for each connection: 16 bytes each at start, the rest for those that exist.
+    pub const CONNTRACK: usize = 262_144;
     /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one address,
     /// so this is the number of frontends.
     pub const VIPS: usize = SERVICES;

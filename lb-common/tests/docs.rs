@@ -333,7 +333,7 @@ fn documented_timeouts_match_the_code() {
         ("docs/datapath.md", format!("at most {stream} s old")),
         ("docs/dsr.md", format!("FIN ({time_wait} s)")),
         ("docs/dsr.md", format!("after {opening} s of silence")),
-        ("docs/kube-proxy.md", format!("[{opening} s](maps.md#conntrack)")),
+        ("docs/kube-proxy.md", format!("[{opening} s](maps.md#flows-and-conntrack)")),
         ("docs/reliability.md", format!("after {least_stream} s without a packet, not after {stream} s")),
     ] {
         if !page(name).contains(&words) {

@@ -72,6 +72,7 @@ impl Datapath {
         let Loaded { programs, logger } = loader::load(&folder, options, &capacities)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
+        filter.flows().prepare()?;
         // The filter is turned off until the agent has rebuilt it: programs of another build may have inserted entries
         // that the filter does not know.
         filter.turn_off();

@@ -72,6 +72,7 @@ pub use self::{
         conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},
+        flow_table::FlowTable,
         internal_devices::InternalDevices,
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,

@@ -198,8 +198,8 @@ settings! {
         /// [default: 524288]
         "max-table-slots" "LB_AGENT_MAX_TABLE_SLOTS" "maxTableSlots"
         max_table_slots: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
-        /// Capacity for connections; one that is masqueraded through the stack counts as two. At capacity new ones are
-        /// dropped until others end [default: 262144]
+        /// Capacity for connections; one that is masqueraded through the stack counts as two. Near it, unproven ones are
+        /// evicted early [default: 32768 for each CPU, from 131072 to 1048576]
         "max-connections" "LB_AGENT_MAX_CONNECTIONS" "maxConnections"
         max_connections: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30));
         /// Capacity for clients of Services with session affinity; beyond it, the client idle for longest is evicted and

@@ -24,7 +24,7 @@ use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Routes, UdpSockets, grace};
 
-/// Interval between two GC runs: normally, and while the map is nearly full.
+/// Interval between two GC runs: normally, and while the flow table is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
@@ -52,7 +52,7 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC; runs it early if `flow_counts` shows that the map may be nearly full. `addresses` are the node's own.
+/// Runs GC; runs it early if `flow_counts` shows that the table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
     udp: Udp,
@@ -215,15 +215,16 @@ async fn sweep(
         Ok(sweep) => sweep,
         Err(error) => return Ok(Err(error)),
     };
-    let GcReport { entries, expired, evicted, restored, orphans, pressure, .. } = sweep;
+    let GcReport { entries, expired, evicted, restored, orphans, pressure, overflowed, .. } = sweep;
     let left = sweep.entries_left();
-    observers.metrics.set_map("CONNTRACK", left, capacity);
+    observers.metrics.set_map("FLOWS", left.saturating_sub(overflowed), capacity);
+    observers.metrics.set_map("CONNTRACK", overflowed, capacity);
     observers.metrics.swept(sweep.flows_left(), expired, evicted);
     debug!(entries, expired, evicted, restored, orphans, "garbage collection of connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
-            "CONNTRACK is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and new \
-             ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
+            "the flow table is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and \
+             new ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
              the clients that open so many (`lb-agent conntrack list`)"
         )
     });

@@ -19,12 +19,12 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Interval between two garbage collections of `AFFINITY`.
 const AFFINITY: Duration = Duration::from_secs(5);
 
-/// Counters of flows that start a garbage collection of CONNTRACK early.
+/// Counters of flows that start a garbage collection of flows early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
     /// New flows since the maps were created.
     pub(super) begun: u64,
-    /// Packets dropped because CONNTRACK was full.
+    /// Packets dropped because the flow table was full.
     pub(super) refused: u64,
 }
 
@@ -43,8 +43,8 @@ const DROPS: [(Outcome, &str, &str); 2] = [
     (
         Outcome::ConntrackFull,
         "CONNTRACK",
-        "CONNTRACK is full: new connections are dropped, established ones stay. Run `lb-agent cleanup` and restart with a larger \
-         --max-connections, or find the clients that open so many (`lb-agent conntrack list`)",
+        "the flow table is full: new connections are dropped, established ones stay. Run `lb-agent cleanup` and restart with a \
+         larger --max-connections, or find the clients that open so many (`lb-agent conntrack list`)",
     ),
     (
         Outcome::NoSourcePort,

@@ -43,7 +43,7 @@ impl ServiceTraffic {
         Ok(Some(Self { ledger: Arc::new(Mutex::new(ledger)), maps: datapath.maps().clone(), of_backends }))
     }
 
-    /// The sums, for the walk through the entries of CONNTRACK.
+    /// The sums, for the walk through the flow table.
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // A panic while the lock is held leaves the sums valid.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)

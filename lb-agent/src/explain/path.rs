@@ -148,7 +148,7 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// Whether `CONNTRACK` has no room for the entries of the flow. (One that replaces an earlier flow needs fewer;
+    /// Whether the flow table has no room for the entries of the flow. (One that replaces an earlier flow needs fewer;
     /// this is not considered.)
     fn has_no_room(&mut self, way: ForwardingPath, earlier: bool) -> WalkResult<bool> {
         let entries = match way {

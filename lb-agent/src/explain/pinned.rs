@@ -38,12 +38,13 @@ impl PinnedTables {
 
 impl Tables for PinnedTables {
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
-        self.maps.conntrack.get(tuple)
+        self.maps.flows.get(tuple)
     }
 
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
-        let entries = self.maps.conntrack.count()?;
-        Ok((self.maps.conntrack.capacity() as usize).saturating_sub(entries))
+        let flows = &self.maps.flows;
+        let room = flows.slots() as usize + flows.capacity() as usize;
+        Ok(room.saturating_sub(flows.count()?))
     }
 
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {

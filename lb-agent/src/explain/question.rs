@@ -39,7 +39,7 @@ pub struct Question {
     /// Addresses and ports of the packet.
     pub tuple: Tuple,
     /// Whether the source port is known. Without it the packet counts as the first one of a connection, without a
-    /// lookup in `CONNTRACK`.
+    /// lookup in the flow table.
     pub knows_port: bool,
     /// The packet's role in its connection.
     pub kind: PacketKind,

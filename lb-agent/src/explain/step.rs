@@ -14,11 +14,11 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TraceStep {
-    /// `--from` names no source port, so `CONNTRACK` is not looked up.
+    /// `--from` names no source port, so the flow table is not looked up.
     NoPort,
-    /// `CONNTRACK` has no entry.
+    /// The flow table has no entry.
     NoFlow,
-    /// `CONNTRACK` has an entry.
+    /// The flow table has an entry.
     Flow {
         /// Whether this is the reverse entry, from the backend to the client.
         reply: bool,
@@ -139,7 +139,7 @@ pub enum TraceStep {
         /// The client's port.
         port: u16,
     },
-    /// `CONNTRACK` is full.
+    /// The flow table is full.
     Full,
     /// A packet of a routed or tunnelled flow has no route.
     NoRoute,

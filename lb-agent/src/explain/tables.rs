@@ -10,9 +10,9 @@ use lb_datapath::{DatapathError, Globals, Route};
 /// The maps of the data plane and the routes of the node. Each call reads the kernel's current state; none changes it.
 #[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]
 pub trait Tables {
-    /// An entry of `CONNTRACK`.
+    /// An entry of the flow table: of `FLOWS` or `CONNTRACK`.
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
-    /// How many more entries `CONNTRACK` can hold.
+    /// How many more entries `FLOWS` and `CONNTRACK` can hold together.
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError>;
     /// An entry of `SERVICES`.
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;

@@ -102,7 +102,7 @@ fn conntrack(step: &TraceStep) -> String {
                 "conntrack: another flow to this backend uses source port {port}, so this flow gets another source port"
             )
         }
-        _ => "conntrack: the CONNTRACK map is full".into(),
+        _ => "conntrack: the flow table is full".into(),
     }
 }
 

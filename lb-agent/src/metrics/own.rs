@@ -89,7 +89,7 @@ impl Own {
         );
         let help = "Connections that expired";
         registry.register("conntrack_expired", help, self.flows_expired.clone());
-        let help = "Connections evicted before their timeout because the map was nearly full";
+        let help = "Connections evicted before their timeout because the flow table was nearly full";
         registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
         let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());

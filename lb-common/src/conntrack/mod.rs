@@ -28,7 +28,7 @@ mod timeout;
 mod tuple;
 
 pub use self::{
-    capacity::default_connections,
+    capacity::{default_connections, flow_slots},
     expiry::{Pressure, seconds_left, seconds_left_under},
     flow::{Flow, flow_flags, seen},
     next_hop::{CachedNextHop, NextHop, NextHopKey, RouteInputs, next_hop_flags},

@@ -10,10 +10,10 @@
 /// | state | meaning | next |
 /// |---|---|---|
 /// | free | no flow; the lower half of the word is 0 | claimed |
-/// | claimed | one CPU (or the agent) writes a flow | tentative |
+/// | claimed | one CPU (or the agent) writes a flow, or evicts one | tentative, free |
 /// | tentative | the flow is complete; its key may be in another place as well | live, killed, free |
 /// | killed | another insert of the same key won; the owner frees the slot | free |
-/// | live | an entry of the table | changing, claimed (evicted), free (removed) |
+/// | live | an entry of the table | changing, claimed (to evict it), free (removed) |
 /// | changing | one CPU writes another flow for the same key | live |
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +98,9 @@ impl Control {
         self.tag() & AGENT != 0
     }
 
+    /// Whether nobody uses the slot.
     #[inline(always)]
-    pub(super) const fn is_free(self) -> bool {
+    pub const fn is_free(self) -> bool {
         self.tag() == FREE
     }
 

@@ -20,8 +20,8 @@ pub enum Insert<S> {
 /// Number of attempts to claim a slot that changes during each attempt.
 pub(super) const ATTEMPTS: u32 = 3;
 
-/// Inserts an entry if its key is new. If several CPUs insert the same key at once, at most one succeeds.
-#[inline(always)]
+/// Inserts an entry if its key is new: into a free place, else into one that it evicts an entry from, else into the
+/// overflow. If several CPUs insert the same key at once, at most one succeeds.
 pub fn insert_new<M: Overflow>(
     table: &M,
     evict: &mut impl Evict<M>,
@@ -29,36 +29,68 @@ pub fn insert_new<M: Overflow>(
     key: &M::Key,
     value: &M::Value,
 ) -> Insert<M::Slot> {
-    let Some(free) = first_free(table, places, key) else { return Insert::Exists };
-    if table.takes_all() {
-        return insert_into_overflow(table, places, key, value);
-    }
-    let Some(claim) = claim_free(table, places, free).or_else(|| claim_occupied(table, evict, places)) else {
-        return insert_into_overflow(table, places, key, value);
-    };
-    table.write_key(claim.slot, key);
-    table.write_value(claim.slot, value);
-    if publish(table, places, key, &claim) { Insert::Inserted(claim.slot) } else { Insert::Exists }
+    insert_free(table, places, key, value).unwrap_or_else(|| {
+        make_room(table, evict, places);
+        insert_free(table, places, key, value)
+            .unwrap_or_else(|| insert_into_overflow(table, places, key, value))
+    })
 }
 
-/// The first free place, or [`PLACES`]; `None` if the table has an entry with this key.
+/// The first part of [`insert_new`], which evicts nothing: `None` if every place has an entry.
 #[inline(always)]
-fn first_free<M: Memory>(table: &M, places: &Places, key: &M::Key) -> Option<u32> {
-    let mut free = PLACES;
+pub fn insert_free<M: Overflow>(
+    table: &M,
+    places: &Places,
+    key: &M::Key,
+    value: &M::Value,
+) -> Option<Insert<M::Slot>> {
+    if has_entry(table, places, key) {
+        return Some(Insert::Exists);
+    }
+    if table.takes_all() {
+        return Some(insert_into_overflow(table, places, key, value));
+    }
+    let claim = claim_free(table, places)?;
+    table.write_key(claim.slot, key);
+    table.write_value(claim.slot, value);
+    let is_new = publish(table, places, key, &claim);
+    Some(if is_new { Insert::Inserted(claim.slot) } else { Insert::Exists })
+}
+
+/// The second part of [`insert_new`]: evicts an expired entry, or else an unproven one, from one of the places.
+#[inline(always)]
+pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Places) {
+    // (One loop, because LLVM would unroll the outer one of two.)
+    for turn in 0..2 * PLACES {
+        let wanted = if turn < PLACES { Verdict::Expired } else { Verdict::Unproven };
+        let place = turn % PLACES;
+        let Some(slot) = table.slot(places.slot(place)) else { return };
+        let control = table.control(slot);
+        if control.is_live()
+            && evict.verdict(table.acquire(slot, control)) == wanted
+            && let Some(claim) = Claim::make(table, place, slot, control)
+        {
+            evict.evicted(slot);
+            table.set(slot, claim.control.freed());
+            return;
+        }
+    }
+}
+
+/// Whether the table has an entry with this key.
+#[inline(always)]
+fn has_entry<M: Memory>(table: &M, places: &Places, key: &M::Key) -> bool {
     for place in 0..PLACES {
         let Some(slot) = table.slot(places.slot(place)) else { break };
         let control = table.control(slot);
-        if control.is_free() && free == PLACES {
-            free = place;
-        }
         if control == Control::NEVER_USED {
             break;
         }
         if is_entry(table, slot, control, places, key) {
-            return None;
+            return true;
         }
     }
-    Some(free)
+    false
 }
 
 /// Whether the slot, whose control word was just loaded, holds an entry with this key.
@@ -86,39 +118,16 @@ impl<S: Copy> Claim<S> {
     }
 }
 
-/// Claims the first free place from `first` on.
+/// Claims the first free place.
 #[inline(always)]
-fn claim_free<M: Memory>(table: &M, places: &Places, first: u32) -> Option<Claim<M::Slot>> {
-    for place in first..PLACES {
+fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
+    for place in 0..PLACES {
         let slot = table.slot(places.slot(place))?;
         let control = table.control(slot);
         if control.is_free()
             && let Some(claim) = Claim::make(table, place, slot, control)
         {
             return Some(claim);
-        }
-    }
-    None
-}
-
-/// Claims the place of an expired entry, or else of an unproven one.
-#[inline(always)]
-fn claim_occupied<M: Memory>(
-    table: &M,
-    evict: &mut impl Evict<M>,
-    places: &Places,
-) -> Option<Claim<M::Slot>> {
-    for wanted in [Verdict::Expired, Verdict::Unproven] {
-        for place in 0..PLACES {
-            let slot = table.slot(places.slot(place))?;
-            let control = table.control(slot);
-            if control.is_live()
-                && evict.verdict(table.acquire(slot, control)) == wanted
-                && let Some(claim) = Claim::make(table, place, slot, control)
-            {
-                evict.evicted(slot);
-                return Some(claim);
-            }
         }
     }
     None
@@ -139,9 +148,9 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
     wins
 }
 
-/// Inserts into the overflow. An entry there takes precedence over every tentative entry of the same key.
+/// The last part of [`insert_new`]: inserts into the overflow. An entry there takes precedence over every tentative entry of the same key.
 #[inline(always)]
-fn insert_into_overflow<M: Overflow>(
+pub fn insert_into_overflow<M: Overflow>(
     table: &M,
     places: &Places,
     key: &M::Key,

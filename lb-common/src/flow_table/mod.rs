@@ -8,6 +8,7 @@
 //! slot     what the array holds                  find     lookup, and reading a flow whole
 //! control  the first word of a slot: its state   insert   a flow whose key must be new
 //! place    seed, hash and places of a tuple      change   replacing and removing flows
+//! header   what all slots share (`FLOW_TABLE`)
 //! memory   what these algorithms need of the     shared   the memory of the agent: a mapped array
 //!          memory and of the overflow
 //! ```
@@ -18,6 +19,7 @@
 mod change;
 mod control;
 mod find;
+mod header;
 mod insert;
 mod memory;
 mod place;
@@ -33,7 +35,8 @@ pub use self::{
     change::{Replace, release_abandoned, remove, remove_entry, replace},
     control::Control,
     find::{Copied, Entry, find, read},
-    insert::{Insert, insert_new},
+    header::Header,
+    insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room},
     memory::{Evict, Memory, Overflow, OverflowInsert, Snapshot, Verdict},
     place::{PLACES, Places, Seed},
     slot::Slot,

@@ -1,5 +1,7 @@
 use bytemuck::{Pod, Zeroable};
 
+#[cfg(feature = "user")]
+use super::{Control, Places};
 use crate::{
     conntrack::{Flow, Tuple},
     layout::describe,
@@ -58,6 +60,15 @@ describe!(Slot {
     flow.packets,
     flow.traffic,
 });
+
+impl Slot {
+    /// A slot with a live entry, for a tuple with these places.
+    #[cfg(feature = "user")]
+    pub const fn with_entry(places: &Places, key: Tuple, flow: Flow) -> Self {
+        let Control(control) = Control::NEVER_USED.claimed(false).tentative(places.fingerprint()).live();
+        Self { control, key, flow }
+    }
+}
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).

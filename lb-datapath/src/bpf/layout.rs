@@ -12,6 +12,7 @@ use lb_common::{
     SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
+    flow_table::{Header, Slot},
     layout::Described,
     monitor,
 };
@@ -134,6 +135,10 @@ pub(crate) const BACKENDS: MapSpec =
 pub(crate) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
 pub(crate) const ACTIVE_FLOWS: MapSpec =
     MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
+/// The flow table: see [`lb_common::flow_table`].
+pub(crate) const FLOWS: MapSpec = MapSpec::new::<u32, Slot>("FLOWS", MapType::Array, capacity::FLOWS);
+pub(crate) const FLOW_TABLE: MapSpec = MapSpec::new::<u32, Header>("FLOW_TABLE", MapType::Array, 1);
+/// The overflow of the flow table.
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
 /// The filter that programs ask before they look up anything: see [`lb_common::filter`].
@@ -175,11 +180,13 @@ pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::Rin
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
 /// Every map that is pinned.
-pub(crate) const MAPS: [MapSpec; 24] = [
+pub(crate) const MAPS: [MapSpec; 26] = [
     SERVICES,
     BACKENDS,
     TABLES,
     ACTIVE_FLOWS,
+    FLOWS,
+    FLOW_TABLE,
     CONNTRACK,
     FILTER,
     AFFINITY,

@@ -56,10 +56,11 @@ struct Constants {
     syn_retries: u16,
     hash_seed: u64,
     random_seed: u64,
+    flow_slots: u32,
 }
 
 impl Constants {
-    fn new(options: &Options) -> Result<Self, DatapathError> {
+    fn new(options: &Options, flow_slots: u32) -> Result<Self, DatapathError> {
         let serves_pods = options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All);
         Ok(Self {
             // By default the object logs everything. With 0 the verifier removes the code that only logs.
@@ -71,6 +72,7 @@ impl Constants {
             syn_retries: options.syn_retries,
             hash_seed: options.hash_seed,
             random_seed: RandomState::new().hash_one(0),
+            flow_slots,
         })
     }
 
@@ -83,7 +85,8 @@ impl Constants {
             .override_global("DECAPSULATE", &self.decapsulate, true)
             .override_global("SYN_RETRIES", &self.syn_retries, true)
             .override_global("HASH_SEED", &self.hash_seed, true)
-            .override_global("CHANCE_SEED", &self.random_seed, true);
+            .override_global("CHANCE_SEED", &self.random_seed, true)
+            .override_global("FLOW_SLOTS", &self.flow_slots, true);
     }
 }
 
@@ -96,14 +99,16 @@ pub(crate) fn load(
     check_object()?;
     // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
     let btf = Btf::from_sys_fs().ok();
-    let constants = Constants::new(options)?;
+    let paths = MAPS.map(|spec| folder.map(spec.name));
+    let sizes =
+        MAPS.iter().zip(&paths).map(|(spec, path)| Ok((spec.name, entries_of(path, spec, capacities)?)));
+    let sizes = sizes.collect::<Result<BTreeMap<&str, u32>, DatapathError>>()?;
+    let constants = Constants::new(options, sizes[layout::FLOWS.name])?;
     let mut loader = EbpfLoader::new();
     loader.btf(btf.as_ref());
     constants.set(&mut loader);
-    let paths = MAPS.map(|spec| folder.map(spec.name));
     for (spec, path) in MAPS.iter().zip(&paths) {
-        let max_entries = entries_of(path, spec, capacities)?;
-        loader.map_max_entries(spec.name, max_entries).map_pin_path(spec.name, path);
+        loader.map_max_entries(spec.name, sizes[spec.name]).map_pin_path(spec.name, path);
     }
     let mut ebpf = loader.load(linked_object())?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));

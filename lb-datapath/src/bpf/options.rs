@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use lb_common::{capacity, hash::DEFAULT_SEED};
+use lb_common::{
+    capacity,
+    conntrack::{default_connections, flow_slots},
+    hash::DEFAULT_SEED,
+};
 
 use crate::{
     bpf::layout::{self, MapSpec},
@@ -46,7 +50,7 @@ impl Default for Capacities {
             services: layout::SERVICES.shape.max_entries,
             backends: layout::BACKENDS.shape.max_entries,
             tables: layout::TABLES.shape.max_entries,
-            conntrack: layout::CONNTRACK.shape.max_entries,
+            conntrack: 2 * default_connections(online_cpus()),
             affinity: layout::AFFINITY.shape.max_entries,
         }
     }
@@ -71,6 +75,7 @@ impl Capacities {
             "VIPS" => self.services.max(capacity::MIN_VIPS),
             "BACKENDS" | "ACTIVE" | "ENDPOINT_NAMES" => self.backends,
             "TABLES" => self.tables,
+            "FLOWS" => flow_slots(self.conntrack.div_ceil(2)),
             "CONNTRACK" => self.conntrack,
             "AFFINITY" => self.affinity,
             "FRAGMENTS" | "SOCKET_BACKENDS" | "SOCKET_VIPS" | "CONNECTED_SOCKETS" => {
@@ -79,6 +84,11 @@ impl Capacities {
             _ => spec.shape.max_entries,
         }
     }
+}
+
+/// CPUs that run. (Those that may be added are many on some virtual machines.)
+fn online_cpus() -> u32 {
+    aya::util::online_cpus().map_or(1, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 
 /// The smallest size of an LRU map on a machine with that many CPUs.

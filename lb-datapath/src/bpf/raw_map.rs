@@ -7,16 +7,18 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
 
+use aya::maps::MapType;
 use bytemuck::Zeroable as _;
 
 use crate::{
     bpf::{
         layout::Shape,
+        mapped::Mapped,
         sys::{self, Batch, Command, Element, is_unsupported},
     },
     error::DatapathError,
@@ -26,6 +28,8 @@ use crate::{
 pub(crate) const ANY: u64 = 0;
 /// `BPF_NOEXIST`: create only.
 pub(crate) const NO_EXIST: u64 = 1;
+/// `BPF_EXIST`: replace only.
+pub(crate) const EXIST: u64 = 2;
 /// Elements in each batch call: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
 /// How often a call that failed for lack of memory is repeated, and the pause between two attempts: the kernel refills
@@ -92,6 +96,15 @@ impl RawMap {
         self.fd.as_fd()
     }
 
+    /// Maps all elements of an array whose values are multiples of eight bytes: the kernel then leaves no gap between
+    /// them.
+    pub(crate) fn mapped(&self) -> Result<Mapped<AtomicU64>, DatapathError> {
+        let is_dense = self.shape.kind == MapType::Array && self.value_size().is_multiple_of(8);
+        self.check_sizes(is_dense)
+            .and_then(|()| Mapped::new(self.fd(), self.shape.max_entries as usize * self.value_size() / 8))
+            .map_err(|error| self.error("map", error))
+    }
+
     pub(crate) fn error(&self, action: &'static str, source: io::Error) -> DatapathError {
         DatapathError::Map { action, map: self.name, source }
     }
@@ -149,7 +162,7 @@ impl RawMap {
         found(unsafe { sys::bpf(command, &mut attr) })
     }
 
-    /// Writes one element; `flags` are [`ANY`] or [`NO_EXIST`].
+    /// Writes one element; `flags` are [`ANY`], [`NO_EXIST`] or [`EXIST`].
     pub(crate) fn update(&self, key: &[u8], value: &[u8], flags: u64) -> io::Result<()> {
         self.check_sizes(key.len() == self.key_size() && value.len() == self.value_size())?;
         retry_while_busy(|| {

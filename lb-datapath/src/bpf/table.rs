@@ -7,7 +7,7 @@ use bytemuck::{Pod, bytes_of, bytes_of_mut, cast_slice, cast_slice_mut, pod_read
 use crate::{
     bpf::{
         layout::MapSpec,
-        raw_map::{ANY, BatchError, CHUNK, Cursor, NO_EXIST, RawMap},
+        raw_map::{ANY, BatchError, CHUNK, Cursor, EXIST, NO_EXIST, RawMap},
         sys::is_unsupported,
     },
     error::DatapathError,
@@ -65,6 +65,15 @@ impl<K: Pod, V: Pod> Table<K, V> {
         match self.map.update(bytes_of(key), bytes_of(value), NO_EXIST) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(self.map.error("write to", error)),
+        }
+    }
+
+    /// Replaces the value of `key`. Returns whether there was one.
+    pub(crate) fn replace(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
+        match self.map.update(bytes_of(key), bytes_of(value), EXIST) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(self.map.error("write to", error)),
         }
     }

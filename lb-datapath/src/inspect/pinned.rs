@@ -220,13 +220,15 @@ impl Pinned {
             Ok(())
         })?;
         let used = |slices: &BTreeMap<u32, u32>| slices.values().map(|count| *count as usize).sum();
-        let conntrack = self.conntrack.table();
+        let flows = self.conntrack.table();
+        let overflowed = flows.overflowed();
         let fill = |name, entries, capacity| MapFill { name, entries, capacity };
         Ok(vec![
             fill("SERVICES", frontends, services.capacity()),
             fill("BACKENDS", used(&slices), backends.capacity()),
             fill("TABLES", used(&used_tables), tables.capacity()),
-            fill("CONNTRACK", conntrack.count()?, conntrack.capacity()),
+            fill("FLOWS", flows.count()?.saturating_sub(overflowed), flows.capacity()),
+            fill("CONNTRACK", overflowed, flows.capacity()),
             fill("AFFINITY", self.affinity.count()?, self.affinity.capacity()),
             fill("SERVICE_NAMES", service_names.count()?, service_names.capacity()),
             fill("VIPS", vips.count()?, vips.capacity()),

@@ -1,16 +1,16 @@
 //! The maps and constants that the programs use, one lookup at a time: `lb-agent explain` follows a packet with them.
 
-use lb_common::{
-    Address, Affinity, AffinityKey, DeviceInfo, Settings,
-    conntrack::{Flow, Tuple},
-    from_fixed,
-};
 use std::sync::Arc;
+
+use lb_common::{Address, Affinity, AffinityKey, DeviceInfo, Settings, from_fixed};
 
 use crate::{
     bpf::{bpffs::Folder, globals::Globals, layout, table::Table},
     error::DatapathError,
-    state::{active_flows::ActiveFlows, filter::Filter, maps::ServiceMaps, settings::SettingsMap},
+    state::{
+        active_flows::ActiveFlows, filter::Filter, flow_table::FlowTable, maps::ServiceMaps,
+        settings::SettingsMap,
+    },
 };
 
 /// Everything that a program reads when it decides about a packet. Lookups return the present contents of the maps;
@@ -19,8 +19,8 @@ use crate::{
 pub struct ProgramView {
     /// Services, backends, tables and their names.
     pub service_maps: ServiceMaps,
-    /// Entries of `CONNTRACK`.
-    pub conntrack: Table<Tuple, Flow>,
+    /// Entries of `FLOWS` and `CONNTRACK`.
+    pub flows: Arc<FlowTable>,
     /// Numbers of active flows, by slot of `ACTIVE`.
     pub active_flows: Arc<ActiveFlows>,
     /// Entries of `AFFINITY`.
@@ -45,7 +45,7 @@ impl ProgramView {
         };
         Ok(Self {
             service_maps: ServiceMaps::open(folder, filter)?,
-            conntrack: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+            flows: Arc::clone(filter.flows()),
             active_flows: Arc::new(ActiveFlows::open(folder)?),
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,

@@ -1,7 +1,7 @@
 //! The agent's part of connection tracking: listing flows, expiry (GC), and restoring lost entries.
 //!
-//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change `CONNTRACK` at any time. So
-//! the agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
+//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change the table at any time. So the
+//! agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
 //! pass repairs it.
 
 use std::{
@@ -22,21 +22,22 @@ use lb_core::{active_flow_slots::ServiceEndpoint, traffic};
 use tracing::debug;
 
 use crate::{
-    bpf::{bpffs::Folder, layout, table::Table},
+    bpf::bpffs::Folder,
     error::DatapathError,
     state::{
         active_flows::{ActiveFlows, Recount},
         filter::Filter,
+        flow_table::FlowTable,
     },
 };
 
 /// Traffic of Services and backends, with a hasher whose seed clients do not know.
 pub type Ledger = traffic::Ledger<RandomState>;
 
-/// The map `CONNTRACK`. Clones share it.
+/// Connection tracking: the flow table and the numbers of active flows. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
-    table: Table<Tuple, Flow>,
+    table: Arc<FlowTable>,
     active_flows: Arc<ActiveFlows>,
     filter: Arc<Filter>,
 }
@@ -67,8 +68,10 @@ pub struct GcReport {
     pub expired_tunnelled: usize,
     /// How many of the deleted flows were evicted: deleted before they expired, to make room.
     pub evicted: usize,
-    /// How full the map was.
+    /// How full the table was.
     pub pressure: Pressure,
+    /// Entries of the overflow, `CONNTRACK`, after the pass.
+    pub overflowed: usize,
     /// Flows whose lost entry was restored.
     pub restored: usize,
     /// Expired entries without their counterpart that were deleted.
@@ -95,16 +98,19 @@ impl GcReport {
 
 impl Conntrack {
     pub(crate) fn open(folder: &Folder, filter: &Arc<Filter>) -> Result<Self, DatapathError> {
-        let table = Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?;
-        Ok(Self { table, active_flows: Arc::new(ActiveFlows::open(folder)?), filter: Arc::clone(filter) })
+        Ok(Self {
+            table: Arc::clone(filter.flows()),
+            active_flows: Arc::new(ActiveFlows::open(folder)?),
+            filter: Arc::clone(filter),
+        })
     }
 
-    /// The map: entries by tuple.
-    pub const fn table(&self) -> &Table<Tuple, Flow> {
+    /// The flow table: entries by tuple.
+    pub fn table(&self) -> &FlowTable {
         &self.table
     }
 
-    /// The filter that programs ask before `CONNTRACK`.
+    /// The filter that programs ask before the flow table.
     pub fn filter(&self) -> &Filter {
         &self.filter
     }
@@ -140,7 +146,11 @@ impl Conntrack {
 
     /// All flows, sorted by [`Connection::from`].
     pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
-        let entries = self.table.entries()?;
+        let mut entries = BTreeMap::new();
+        self.table.for_each(|key, flow| {
+            entries.insert(*key, *flow);
+            Ok(())
+        })?;
         // The other end of a tunnel has no entry on this node: an entry with that tuple belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
@@ -169,7 +179,7 @@ impl Conntrack {
             Ok(())
         })?;
         // Entries that programs have inserted since the walk belong to new flows and stay.
-        self.table.delete_all(&keys)?;
+        self.table.remove_all(&keys)?;
         self.count_down(&slots);
         Ok(keys.len())
     }
@@ -188,7 +198,7 @@ impl Conntrack {
             }
             Ok(())
         })?;
-        self.table.delete_all(&keys)?;
+        self.table.remove_all(&keys)?;
         self.count_down(&slots);
         Ok(flows)
     }
@@ -235,7 +245,7 @@ impl Conntrack {
         Ok(())
     }
 
-    /// Deletes the flows that have expired at `now`, evicts flows if the map is nearly full, and restores lost entries.
+    /// Deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and restores lost entries.
     pub fn expire(&self, now: Tick) -> Result<GcReport, DatapathError> {
         self.expire_and_recount(now, &mut Recount::default(), None)
     }
@@ -289,6 +299,7 @@ impl Conntrack {
         for key in alone {
             self.restore_or_delete(&key, now, &mut report)?;
         }
+        report.overflowed = self.table.overflowed();
         Ok(report)
     }
 
@@ -301,7 +312,7 @@ impl Conntrack {
         Ok(index)
     }
 
-    /// Reads the entry of the opposite direction from the map.
+    /// Reads the entry of the opposite direction from the table.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
         let reverse = self.table.get(&flow.to.reversed())?;
         Ok(reverse.filter(|reverse| reverse.to.reversed() == *key))

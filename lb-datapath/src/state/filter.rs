@@ -6,14 +6,13 @@ use std::{
     mem::offset_of,
     os::fd::BorrowedFd,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use lb_common::{
     Service, ServiceKey,
-    conntrack::{Flow, Tuple},
     filter::{self, Mark, Memory, OFF, ServiceRanges, WORDS, activated, copy_of, words_of},
     handover::OVER,
 };
@@ -21,6 +20,7 @@ use lb_common::{
 use crate::{
     bpf::{bpffs::Folder, grace, layout, mapped::Mapped, raw_map::RawMap, table::Table},
     error::DatapathError,
+    state::flow_table::FlowTable,
 };
 
 /// Indices of the fields of the map's value, in words of 64 bits.
@@ -38,7 +38,7 @@ const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 pub struct Filter {
     memory: FilterMemory,
     services: Table<ServiceKey, Service>,
-    flows: Table<Tuple, Flow>,
+    flows: Arc<FlowTable>,
     handover: Table<u32, u32>,
     /// Held during each insertion with its marks, and while a copy is zeroed.
     insertion: Mutex<()>,
@@ -141,10 +141,15 @@ impl Filter {
         Ok(Self {
             memory: FilterMemory::map(map.fd()).map_err(|error| map.error("map", error))?,
             services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
-            flows: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+            flows: Arc::new(FlowTable::open(folder)?),
             handover: Table::open(&layout::HANDOVER, &folder.map("HANDOVER"))?,
             insertion: Mutex::new(()),
         })
+    }
+
+    /// The flow table, whose entries have marks.
+    pub(crate) const fn flows(&self) -> &Arc<FlowTable> {
+        &self.flows
     }
 
     fn insertion(&self) -> MutexGuard<'_, ()> {

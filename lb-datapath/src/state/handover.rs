@@ -47,7 +47,10 @@ use crate::{
         table::Table,
     },
     error::DatapathError,
-    state::filter::Filter,
+    state::{
+        filter::Filter,
+        flow_table::{EarlierSlots, FlowTable},
+    },
 };
 
 /// Name of the map that holds the description of the others.
@@ -55,9 +58,11 @@ const DESCRIPTION: &str = "LAYOUT";
 /// Number of elements in each write.
 const CHUNK: usize = 4096;
 
-/// Maps that programs write, and whose contents must survive.
-const STATE: [&MapSpec; 8] = [
-    &layout::CONNTRACK,
+/// The maps of flows. They are shared together or not at all: one that has entries of the others is of no use alone.
+const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
+
+/// Other maps that programs write, and whose contents must survive.
+const STATE: [&MapSpec; 7] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
@@ -232,16 +237,28 @@ impl Handover {
     }
 
     fn share(&mut self) -> Result<(), DatapathError> {
+        if self.resumed {
+            return Ok(());
+        }
+        self.share_all(&FLOW_MAPS)?;
+        STATE.into_iter().try_for_each(|spec| self.share_all(&[spec]))
+    }
+
+    /// Pins the earlier maps in our folder too, if all of them exist and have our form and size.
+    fn share_all(&mut self, specs: &[&'static MapSpec]) -> Result<(), DatapathError> {
         let own = own_description();
-        for spec in STATE {
-            let Some(map) = self.earlier.map(spec)? else { continue };
+        let mut maps = Vec::new();
+        for spec in specs {
+            let Some(map) = self.earlier.map(spec)? else { return Ok(()) };
             let fits = map.shape.max_entries == self.capacities.of(spec);
-            let path = self.folder.map(spec.name);
-            if self.resumed || !fits || !own.agrees(&self.earlier.description, spec.name) {
-                continue;
+            if !fits || !own.agrees(&self.earlier.description, spec.name) {
+                return Ok(());
             }
-            map.pin(&path)?;
-            self.shared.insert(spec.name);
+            maps.push((spec.name, map));
+        }
+        for (name, map) in maps {
+            map.pin(&self.folder.map(name))?;
+            self.shared.insert(name);
         }
         Ok(())
     }
@@ -371,24 +388,27 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// Copies entries that our map lacks. Returns how many.
+    /// The slots of the earlier flow table; `None` if they are shared, or that layout has none.
+    fn slots(&self) -> Result<Option<EarlierSlots>, DatapathError> {
+        let source = self.source(&layout::FLOWS)?;
+        source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
+    }
+
+    /// Copies entries that our table lacks. Returns how many.
     fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
-        let spec = &layout::CONNTRACK;
-        let Some((old, (keys, values))) = self.source(spec)? else { return Ok(0) };
-        let table = Table::<Tuple, Flow>::open(spec, &self.folder.map(spec.name))?;
+        let table = filter.flows();
         let (before, mut refused) = (self.copied.len(), None);
-        old.for_each(&mut |key, value| {
-            let (key, flow): (Tuple, Flow) = (converted(&keys, key), converted(&values, value));
+        for_each_flow(self.slots()?, self.source(&layout::CONNTRACK)?, &mut |key, flow| {
             let lives = flow.seen & (seen::FIN | seen::RST) == 0;
             if pass == Pass::Living && !lives {
                 return Ok(());
             }
             let digest = self.hasher.hash_one(key);
             let is_copy = self.copied.contains(&digest) || self.resumed && lives;
-            let mark = Mark::of_entry(&key, flow.flags);
-            match filter.insert_after([mark], || table.insert_new(&key, &flow)) {
+            let mark = Mark::of_entry(key, flow.flags);
+            match filter.insert_after([mark], || table.insert_new(key, flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
-                Ok(false) if pass == Pass::Rest && is_copy => absorb(&table, &key, &flow)?,
+                Ok(false) if pass == Pass::Rest && is_copy => absorb(table, key, flow)?,
                 Ok(false) => {}
                 Err(error) => refused = Some(error),
             }
@@ -401,15 +421,28 @@ impl Handover {
     }
 }
 
+/// Calls `see` for every entry of an earlier flow table, and of its overflow.
+fn for_each_flow(
+    slots: Option<EarlierSlots>,
+    overflow: Option<(RawMap, Conversions)>,
+    see: &mut dyn FnMut(&Tuple, &Flow) -> Result<(), DatapathError>,
+) -> Result<(), DatapathError> {
+    if let Some(slots) = slots {
+        slots.for_each(see)?;
+    }
+    let Some((map, (keys, values))) = overflow else { return Ok(()) };
+    map.for_each(&mut |key, value| see(&converted(&keys, key), &converted(&values, value)))
+}
+
 /// Merges the progress of the original flow into its copy.
-fn absorb(table: &Table<Tuple, Flow>, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
+fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;
     whole.merge(original);
     if whole == copy {
         return Ok(());
     }
-    table.update_all(&[*key], &[whole])
+    table.replace(key, &whole).map(drop)
 }
 
 /// Sets which flows our programs create: one of the modes of [`lb_common::handover`].

@@ -10,7 +10,7 @@ use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 use super::{
     context::Hook,
     filter::Filter,
-    flow::conntrack,
+    flow::table::{self, Found},
     forward::{self, Forwarded, decapsulate},
     maps, service, settings,
     skb::Skb,
@@ -42,7 +42,15 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
         return FastPath::NotPlain;
     }
     let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
-    match conntrack::lookup(&plain.tuple) {
+    let known = match table::find(&plain.tuple) {
+        Found::Slot(index) => table::in_slot(index),
+        // Few flows are there. The slow path has them, or the verifier would check this code twice.
+        Found::Overflow if table::is_in_overflow(&plain.tuple) => {
+            return stored(&plain, FastPath::HasFlow);
+        }
+        Found::Overflow | Found::Absent => None,
+    };
+    match known {
         Some(flow) if plain.continues_flow() => match forward::packet(skb, &plain, flow, hook) {
             Forwarded::Done(outcome) => FastPath::Done(outcome),
             Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),

@@ -2,7 +2,7 @@
 //! `EVENTS`, `MONITOR`, `ACTIVE`, `FILTER` and `TURNS` are defined next to the code that uses them.
 
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
     macros::btf_map,
 };
@@ -10,10 +10,12 @@ use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentPorts, Outcome,
     Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
+    flow_table::{Header, Slot},
 };
 use lb_ebpf::parse::Packet;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 
 /// Frontends: address, port and protocol of a service → its backends.
 #[btf_map]
@@ -28,10 +30,17 @@ pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new(
 #[btf_map]
 pub(super) static TABLES: Array<u32, { capacity::TABLES }> = Array::new();
 
-/// Flows, with one entry for each direction. Not an LRU map: a flood of new flows must not evict an established one.
-/// All memory is allocated at the start: allocating an element would double the time that a new flow takes.
+/// The flow table: flows, with one entry for each direction. The agent maps it.
 #[btf_map]
-pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }> = HashMap::new();
+pub(super) static FLOWS: Array<Slot, { capacity::FLOWS }, MMAPABLE> = Array::new();
+
+/// The seed and the state of the flow table. The agent maps it.
+#[btf_map]
+pub(super) static FLOW_TABLE: Array<Header, 1, MMAPABLE> = Array::new();
+
+/// Flows for which the flow table had no place. Not an LRU map: a flood of new flows must not evict an established one.
+#[btf_map]
+pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
 
 /// Ports of datagrams whose first fragment was translated.
 #[btf_map]

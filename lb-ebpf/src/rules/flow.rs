@@ -1,8 +1,9 @@
-//! Whether an entry of `CONNTRACK` applies to a packet, and whether another flow may replace it.
+//! Whether an entry applies to a packet, and whether another flow may replace or evict it.
 
 use lb_common::{
     Outcome,
-    conntrack::{Flow, Phase, Segment, Tick, flow_flags},
+    conntrack::{Flow, Phase, Pressure, Segment, Tick, flow_flags, seconds_left_under},
+    flow_table::Verdict,
 };
 
 /// Whether an entry is stale for a SYN, and why.
@@ -164,6 +165,20 @@ pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOn
     }
 }
 
+/// Whether a new flow may take the place of this one, if all other places are occupied: an idle flow that would have
+/// expired, or would have under the most pressure.
+#[inline(always)]
+pub fn eviction(forward: &Flow, reply: &Flow, now: Tick) -> Verdict {
+    let has_expired = |pressure| seconds_left_under(pressure, forward, reply, now) == 0;
+    if !has_expired(Pressure::MOST) {
+        Verdict::Keep
+    } else if has_expired(Pressure::NONE) {
+        Verdict::Expired
+    } else {
+        Verdict::Unproven
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use lb_common::{
@@ -282,6 +297,34 @@ mod tests {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
             assert_eq!((translated(&flow), is_translated_at(&flow, true)), (outcome, egress), "{flags}");
             assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
+        }
+    }
+
+    #[test]
+    fn flows_give_way_to_new_ones_once_idle_unless_established() {
+        use Verdict::{Expired, Keep, Unproven};
+        const DAY: u32 = 24 * 60 * 60;
+        for (protocol, seen, keeps, unproven) in [
+            (TCP, OPENING, 3, 60),
+            (TCP, TIME_WAIT, 3, 120),
+            (TCP, CLOSED, 3, 10),
+            (TCP, ESTABLISHED, DAY, DAY),
+            (UDP, [seen::PACKET, 0], 3, 30),
+            (UDP, [seen::PACKET | seen::STREAM, seen::PACKET], 10, 120),
+        ] {
+            let (forward, reply) = pair(protocol, seen);
+            let after = |seconds: u32| {
+                eviction(
+                    &forward,
+                    &reply,
+                    Tick::from_nanos((u64::from(NOW.0) << 30) + u64::from(seconds) * 1_000_000_000),
+                )
+            };
+            assert_eq!(after(keeps - 2), Keep, "{seen:?}");
+            if unproven > keeps {
+                assert_eq!((after(keeps + 2), after(unproven - 2)), (Unproven, Unproven), "{seen:?}");
+            }
+            assert_eq!(after(unproven + 2), Expired, "{seen:?}");
         }
     }
 

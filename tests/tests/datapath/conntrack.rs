@@ -199,16 +199,13 @@ fn purge_deletes_matching_flows_and_flush_deletes_all() {
 fn gc_of_200_000_entries_costs_little_cpu_time() {
     let sandbox = Sandbox::new();
     let conntrack = Datapath::open(&Options::new(sandbox.bpffs())).unwrap().conntrack();
-    let (mut keys, mut entries) = (Vec::new(), Vec::new());
-    for number in 0..100_000u32 {
-        let port = u16::try_from(number % 50_000 + 1).unwrap();
-        for (key, entry) in flow(if number < 50_000 { protocol::TCP } else { protocol::UDP }, port, ago(1)) {
-            keys.push(key);
-            entries.push(entry);
-        }
-    }
-    let (filled, reference) = cpu_time(|| conntrack.table().update(&keys, &entries));
-    filled.map_err(|(_, error)| error).unwrap();
+    let entries: Vec<_> = (0..100_000u32)
+        .flat_map(|number| {
+            let port = u16::try_from(number % 50_000 + 1).unwrap();
+            flow(if number < 50_000 { protocol::TCP } else { protocol::UDP }, port, ago(1))
+        })
+        .collect();
+    let ((), reference) = cpu_time(|| insert(&conntrack, &entries));
     let (gc, cost) = cpu_time(|| conntrack.expire(NOW).unwrap());
     assert_eq!((gc.entries, gc.expired), (200_000, 0));
     let (gc_of_all, cost_of_all) = cpu_time(|| conntrack.expire(Tick(NOW.0 + 100_000)).unwrap());

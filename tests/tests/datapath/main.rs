@@ -10,6 +10,7 @@
 
 mod contents;
 mod cost;
+mod flow_table;
 mod flows;
 mod sandbox;
 

@@ -90,7 +90,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let since_flood = Stopwatch::start();
     let refused =
         wait_for(Duration::from_secs(5), || shortage(&bed, "CONNTRACK").filter(|(refused, _)| *refused > 0));
-    let (refused, text) = refused.expect("CONNTRACK was full");
+    let (refused, text) = refused.expect("the flow table was full");
     assert!(text.contains("--max-connections"), "{text}");
     assert!(metric(&bed, "lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
 
@@ -106,7 +106,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     assert!(again.eq(servers), "a connection has moved to another server");
     traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
-    assert_eq!(said(&bed, "CONNTRACK is"), 1, "once a minute");
+    assert_eq!(said(&bed, "the flow table is"), 1, "once a minute");
     println!("{} SYNs, {refused} dropped, others get in after {recovered:?}", TIMES * ROOM);
 }
 

@@ -63,9 +63,16 @@ pub(crate) fn wires(mode: &str) -> Wires {
 /// one itself. (The program is a copy of ours: with empty maps it passes every packet.)
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
-    for map in
-        ["SERVICES", "BACKENDS", "CONNTRACK", "AFFINITY", "FRAGMENTS", "SOCKET_BACKENDS", "SOCKET_VIPS"]
-    {
+    for map in [
+        "SERVICES",
+        "BACKENDS",
+        "FLOWS",
+        "CONNTRACK",
+        "AFFINITY",
+        "FRAGMENTS",
+        "SOCKET_BACKENDS",
+        "SOCKET_VIPS",
+    ] {
         loader.map_max_entries(map, 16);
     }
     let mut ebpf = loader.load(lb_datapath::OBJECT).unwrap();

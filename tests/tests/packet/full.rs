@@ -1,14 +1,14 @@
-//! A full `CONNTRACK`, and no free source port.
+//! A full flow table, a full overflow, and no free source port.
 
 use lb_common::{
     Outcome,
-    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
 };
 
 use super::{
     packets::Packet,
     stage::Family,
-    testbed::{Device, Hook, Testbed, UDP},
+    testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
 /// An existing flow continues. A flow that does not fit leaves no entry.
@@ -19,6 +19,7 @@ fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
         let mut bed = Testbed::with_size("CONNTRACK", entries);
         for family in Family::BOTH {
             bed.start(&format!("room for {entries} entries, {family:?}"), Device::Ethernet);
+            bed.take_all_into_overflow(true);
             bed.service(family.vip(), UDP, &[family.backend()]);
             let packet = Packet::udp(family.client(), family.vip(), b"x");
             let translated = packet.clone().to(family.backend());
@@ -35,6 +36,101 @@ fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
                 bed.assert_flow(&packet, &translated, Phase::Unreplied);
             }
         }
+    }
+}
+
+const ESTABLISHED: u8 = seen::PACKET | seen::SYN | seen::ACK;
+
+/// Fills all places of the tuple with forward entries of other TCP connections, of which both directions have `seen`
+/// this, each idle for as many ticks as `idle` says for its place.
+fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(usize) -> u32) -> Vec<Tuple> {
+    let (now, places) = (lb_datapath::Conntrack::now(), bed.places(tuple));
+    let fill = |(nth, index): (usize, u32)| {
+        let port = 50_000 + u16::try_from(nth).unwrap();
+        let from = Tuple { source_port: port, protocol: TCP, ..*tuple };
+        let to = Tuple { destination_port: 9999, ..from };
+        let last_seen = Tick(now.0 - idle(nth));
+        let flow = Flow::new(&from, &to, 1, 0, last_seen);
+        let flags = flow_flags::reverse(0);
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 1, flags, last_seen);
+        bed.put_into_slot(index, &from, &Flow { seen: seen[0], ..flow });
+        bed.insert_entry(&to.reversed(), &Flow { seen: seen[1], ..reply });
+        from
+    };
+    places.into_iter().enumerate().map(fill).collect()
+}
+
+/// A flow whose places have established connections goes to the overflow, and works as any other.
+#[test]
+fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
+    let mut bed = Testbed::new();
+    for family in Family::BOTH {
+        bed.start(&format!("no place, {family:?}"), Device::Ethernet);
+        bed.service(family.vip(), UDP, &[family.backend()]);
+        let packet = Packet::udp(family.client(), family.vip(), b"x");
+        let translated = packet.clone().to(family.backend());
+        fill_places(&mut bed, &packet.tuple(), [ESTABLISHED; 2], |_| 1000);
+        let before = bed.flows();
+        bed.send(Hook::Ingress, &packet).passes(Outcome::NewFlow, &translated);
+        assert!(bed.overflow().get(&packet.tuple(), 0).is_ok(), "the entry is in the overflow");
+        bed.send(Hook::Ingress, &packet).passes(Outcome::Forward, &translated);
+        bed.assert_flow(&packet, &translated, Phase::Unreplied);
+        let reply = Packet::udp(family.backend(), family.client(), b"y");
+        let from_vip = Packet::udp(family.vip(), family.client(), b"y");
+        bed.send(Hook::Egress, &reply).passes(Outcome::Reply, &from_vip);
+        bed.assert_flow(&packet, &translated, Phase::Replied);
+        let after = bed.flows();
+        assert_eq!(after.len(), before.len() + 2);
+        assert!(before.iter().all(|(key, flow)| after.get(key) == Some(flow)), "all connections stay");
+    }
+}
+
+/// Which entry a new flow evicts: an expired one, else one that only a full table gives up, both with its reverse
+/// entry.
+#[test]
+fn flow_without_a_place_evicts_an_expired_or_else_an_unproven_connection() {
+    const OPENING: [u8; 2] = [seen::PACKET | seen::SYN, 0];
+    for (case, idle, expected) in [
+        ("the fifth has expired, all others are unproven", [20, 20, 20, 20, 70, 20, 20, 20], 4),
+        ("the seventh alone is unproven", [0, 0, 0, 0, 0, 0, 20, 0], 6),
+    ] {
+        let mut bed = Testbed::new();
+        for family in Family::BOTH {
+            bed.start(&format!("{case}, {family:?}"), Device::Ethernet);
+            bed.service(family.vip(), UDP, &[family.backend()]);
+            let packet = Packet::udp(family.client(), family.vip(), b"x");
+            let translated = packet.clone().to(family.backend());
+            let others = fill_places(&mut bed, &packet.tuple(), OPENING, |nth| idle[nth]);
+            let before = bed.flows();
+            bed.send(Hook::Ingress, &packet).passes(Outcome::NewFlow, &translated);
+            bed.assert_flow(&packet, &translated, Phase::Unreplied);
+            assert_eq!(bed.header().overflow, 0, "{case}");
+            let after = bed.flows();
+            let evicted: Vec<_> = before.keys().filter(|key| !after.contains_key(key)).copied().collect();
+            let reverse = before[&others[expected]].to.reversed();
+            let mut wanted = vec![others[expected], reverse];
+            wanted.sort();
+            assert_eq!(evicted, wanted, "{case}");
+        }
+    }
+}
+
+/// Without room in the overflow either, the packet is dropped and leaves no entry.
+#[test]
+fn flow_without_place_and_overflow_is_dropped() {
+    let mut bed = Testbed::with_size("CONNTRACK", 1);
+    for family in Family::BOTH {
+        bed.start(&format!("no place and no overflow, {family:?}"), Device::Ethernet);
+        bed.service(family.vip(), UDP, &[family.backend()]);
+        let packet = Packet::udp(family.client(), family.vip(), b"x");
+        fill_places(&mut bed, &packet.tuple(), [ESTABLISHED; 2], |_| 0);
+        let unrelated = Tuple { source_port: 1, ..packet.tuple() };
+        bed.take_all_into_overflow(true);
+        bed.insert_entry(&unrelated, &Flow::new(&unrelated, &unrelated, 1, 0, Tick(0)));
+        bed.take_all_into_overflow(false);
+        let before = bed.flows();
+        bed.send(Hook::Ingress, &packet).drops(Outcome::ConntrackFull);
+        assert_eq!(bed.flows(), before);
     }
 }
 

@@ -352,7 +352,7 @@ fn lost_forward_entry_is_rebuilt() {
         let tcp = Connection { family };
         tcp.open(bed);
         let data = tcp.client(1001, b"still here").ack(5001);
-        bed.conntrack().remove(&data.tuple()).unwrap();
+        bed.remove_entry(&data.tuple());
         let translated = data.clone().to(family.backend());
         bed.send(Hook::Ingress, &data).passes(Outcome::NewFlow, &translated);
         bed.assert_flows(1);
@@ -368,7 +368,7 @@ fn syn_rebuilds_a_lost_reverse_entry() {
         let syn = tcp.client(1000, &[]).syn();
         bed.service(family.vip(), TCP, &[family.backend()]);
         tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
-        bed.conntrack().remove(&syn.clone().to(family.backend()).tuple().reversed()).unwrap();
+        bed.remove_entry(&syn.clone().to(family.backend()).tuple().reversed());
         tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
         tcp.reply(bed, &tcp.backend(5000, &[]).syn().ack(1001), Phase::Accepted);
     });

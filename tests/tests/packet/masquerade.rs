@@ -328,7 +328,7 @@ fn ports_of_idle_udp_flows_are_taken_when_none_is_free() {
         bed.send(Hook::Ingress, &packet).drops(NoSourcePort);
         for (key, mut flow) in bed.flows() {
             flow.last_seen = Tick(flow.last_seen.0 - IDLE_TICKS);
-            bed.conntrack().insert(key, flow, 0).unwrap();
+            bed.insert_entry(&key, &flow);
         }
         there(bed, family, &packet, true);
         bed.assert_flows(2);

@@ -1,7 +1,7 @@
 //! The reverse entry of a new flow. Its key must be free: inserting it claims the source port towards the backend,
 //! atomically against all other CPUs.
 
-use aya_ebpf::{bindings::BPF_EXIST, btf_maps::Array, helpers::generated::bpf_loop, macros::btf_map};
+use aya_ebpf::{btf_maps::Array, helpers::generated::bpf_loop, macros::btf_map};
 use lb_common::{
     Outcome,
     conntrack::{Tuple, flow_flags},
@@ -10,13 +10,12 @@ use lb_common::{
 use lb_ebpf::rules::source_port;
 
 use super::{
-    conntrack::lookup,
-    entry::{insert, put, replace},
+    entry::{insert, replace},
     masquerade,
+    table::{self, lookup},
 };
 use crate::datapath::{
     clock::now,
-    maps::CONNTRACK,
     scratch::{
         scratch,
         setup::{Claim, FlowSetup},
@@ -131,7 +130,7 @@ fn reclaim(setup: &mut FlowSetup) -> bool {
     match lookup(&setup.key) {
         Some(existing) if existing.to == setup.flow.to => {
             setup.flow.continue_counters(existing);
-            put(&setup.key, &setup.flow, BPF_EXIST).is_ok()
+            table::replace(&setup.key, &setup.flow)
         }
         _ => false,
     }
@@ -141,7 +140,7 @@ fn reclaim(setup: &mut FlowSetup) -> bool {
 #[inline(always)]
 pub(super) fn release(setup: &mut FlowSetup) {
     setup.key = setup.to.reversed();
-    CONNTRACK.remove(&setup.key).unwrap_or_default();
+    table::remove(&setup.key);
     if setup.is_masqueraded() {
         masquerade::release(setup);
     }

@@ -1,5 +1,5 @@
-//! The entries of `CONNTRACK`: lookup, observation, and deletion of flows that are over. Their life cycle is
-//! `lb_common::conntrack`; `create` inserts them.
+//! Observation of flows, and deletion of those that are over. Their life cycle is `lb_common::conntrack`; `create`
+//! inserts them, `table` finds them.
 
 use aya_ebpf::Global;
 use lb_common::conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags};
@@ -9,21 +9,18 @@ use lb_ebpf::{
     service::schedule,
 };
 
-use super::active_flows;
+use super::{
+    active_flows,
+    table::{self, end_first_flow, end_other, remove_other},
+};
 use crate::datapath::{
-    clock::now, context::HookContext, maps::CONNTRACK, scratch::setup::Keys, service, settings,
+    clock::now,
+    context::HookContext,
+    scratch::{scratch, setup::Keys},
+    service, settings,
 };
 
-/// The entry with this key.
-#[inline(always)]
-pub(crate) fn lookup(tuple: &Tuple) -> Option<&'static mut Flow> {
-    // SAFETY: the pointer is that of an element, whose memory stays mapped while the program runs, and every bit
-    // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any recent
-    // value will do. The map may reuse a deleted element for another flow at once. Flows are deleted when they are
-    // expired, replaced, or purged, so that takes a deletion and an insertion within the nanoseconds of this use. The
-    // packet then gets a wrong checksum, and its receiver drops it.
-    CONNTRACK.get_ptr_mut(tuple).map(|flow| unsafe { &mut *flow })
-}
+pub(crate) use super::table::lookup;
 
 /// Whether the packet opens a new connection although its five-tuple has an entry: a SYN after the end of the last
 /// connection, or one that its backend no longer answers. Any other SYN is a retransmission and goes to the same
@@ -83,8 +80,8 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
         Some(forward) if flow::has_ended(forward, reply) => {
             active_flows::end(forward);
             // Another CPU may have been faster.
-            CONNTRACK.remove(&key).unwrap_or_default();
-            CONNTRACK.remove(&packet.tuple).unwrap_or_default();
+            table::remove(&key);
+            table::remove(&packet.tuple);
             true
         }
         _ => false,
@@ -97,36 +94,50 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 ///
 /// A backend may still expect stray segments of a closed connection, and UDP has no end, so those ports are taken
 /// only if `eager`.
-#[inline(never)]
-pub(crate) fn delete_if_over(key: &Tuple, eager: bool, keys: &mut Keys) -> bool {
-    let Some(reply) = lookup(key) else { return true };
-    let masqueraded = reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0;
-    *keys = Keys { forward: reply.to.reversed(), first_reply: reply.to };
-    // If the forward entry is missing, another CPU may be creating it.
-    let Some(forward) = lookup(&keys.forward) else { return false };
-    if !flow::may_be_replaced(forward, reply, eager, now) || CONNTRACK.remove(key).is_err() {
+#[inline(always)]
+pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
+    let over = flow_over(key, u32::from(eager));
+    if over == NO_FLOW {
+        return true;
+    }
+    if over == NOT_OVER || !table::remove(key) {
         return false;
     }
-    active_flows::end(forward);
-    CONNTRACK.remove(&keys.forward).unwrap_or_default();
-    if masqueraded {
-        delete_first_flow(keys);
+    end_other();
+    remove_other();
+    if over == SECOND_IS_OVER {
+        end_first_flow();
     }
     true
 }
 
-/// Deletes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves
-/// with the client address.
+/// Results of [`flow_over`]: the port stays.
+const NOT_OVER: u32 = 0;
+/// There is no such entry any more.
+const NO_FLOW: u32 = 1;
+/// The flow is over. `SCRATCH` has the key of its forward entry.
+const OVER: u32 = 2;
+/// As `OVER`, and the flow was the second one of a masqueraded connection; `SCRATCH` names the first one.
+const SECOND_IS_OVER: u32 = 3;
+
+/// Whether the flow whose reverse entry has this key is over, as a global function: the verifier checks it once.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn delete_first_flow(keys: &mut Keys) {
-    let Some(reply) = lookup(&keys.first_reply) else { return };
-    keys.forward = reply.to.reversed();
-    if let Some(forward) = lookup(&keys.forward) {
-        active_flows::end(forward);
+extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Ok(scratch)) = (unsafe { key.as_ref() }, scratch()) else { return NOT_OVER };
+    let Some(reply) = lookup(key) else { return NO_FLOW };
+    let keys = scratch.keys();
+    *keys = Keys { other: reply.to.reversed(), first_reply: reply.to };
+    // If the forward entry is missing, another CPU may be creating it.
+    let Some(forward) = lookup(&keys.other) else { return NOT_OVER };
+    if !flow::may_be_replaced(forward, reply, eager != 0, now) {
+        NOT_OVER
+    } else if reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
+        SECOND_IS_OVER
+    } else {
+        OVER
     }
-    // They may be gone already.
-    CONNTRACK.remove(&keys.forward).unwrap_or_default();
-    CONNTRACK.remove(&keys.first_reply).unwrap_or_default();
 }
 
 /// Updates the flow with this packet.
@@ -140,7 +151,9 @@ pub(crate) fn observe(packet: &Packet, flow: &mut Flow) {
 pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     flow.count_packet(packet.length);
     match packet.body {
-        Body::Tcp | Body::Sctp if packet.segment.is_rst() => observe_reset(packet, flow),
+        Body::Tcp | Body::Sctp if packet.segment.is_rst() => {
+            flow_observe_reset(&packet.segment, flow);
+        }
         Body::Sctp => flow.observe_chunk(&packet.segment, now),
         Body::Tcp => flow.observe_segment(&packet.segment, now),
         Body::Udp | Body::LaterFragment => flow.observe_datagram(now),
@@ -156,54 +169,66 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
 #[inline(always)]
 pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {
-        accept_connection(&packet.segment, flow);
+        flow_accept_connection(&packet.segment, flow);
     }
 }
 
-/// Lets the client's direction begin again with the SYN that the backend's segment accepts.
+/// Lets the client's direction begin again with the SYN that the backend's segment accepts; returns whether the flow has
+/// that direction. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn accept_connection(answer: &Segment, reply: &Flow) {
-    if let Some(forward) = lookup(&reply.to.reversed()) {
-        forward.begin_again(answer);
-    }
+extern "C" fn flow_accept_connection(answer: *const Segment, reply: *const Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(answer), Some(reply)) = (unsafe { (answer.as_ref(), reply.as_ref()) }) else { return 0 };
+    let Some(forward) = lookup(&reply.to.reversed()) else { return 0 };
+    forward.begin_again(answer);
+    1
 }
 
+/// Records a RST if the receiver will accept it; returns whether. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn observe_reset(packet: &Packet, flow: &mut Flow) {
-    if flow.is_tunnelled() {
-        if flow.accepts_reset_alone(&packet.segment) {
-            flow.seen |= seen::RST;
-            flow.last_seen = now();
-        }
-        return;
-    }
-    if let Some(reverse) = lookup(&flow.to.reversed())
-        && flow.accepts_reset(&packet.segment, reverse)
-    {
+extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(segment), Some(flow)) = (unsafe { (segment.as_ref(), flow.as_mut()) }) else { return 0 };
+    let accepted = if flow.is_tunnelled() {
+        flow.accepts_reset_alone(segment)
+    } else {
+        lookup(&flow.to.reversed()).is_some_and(|reverse| flow.accepts_reset(segment, reverse))
+    };
+    if accepted {
         flow.seen |= seen::RST;
         flow.last_seen = now();
     }
+    u32::from(accepted)
 }
 
 /// Subtracts the flow from the active ones of its backend if it ends with this segment.
 #[inline(always)]
 fn observe_end(segment: &Segment, flow: &mut Flow) {
     if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
-        end_if_over(flow);
+        flow_end_if_over(flow);
     }
 }
 
+/// Ends the flow if it is over; returns whether it is. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn end_if_over(flow: &mut Flow) {
+extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Flow`, or is null.
+    let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
     if flow.is_tunnelled() {
-        if Phase::of_one_way(flow).is_over() {
+        let is_over = Phase::of_one_way(flow).is_over();
+        if is_over {
             active_flows::end(flow);
         }
-        return;
+        return u32::from(is_over);
     }
-    let Some(reverse) = lookup(&flow.to.reversed()) else { return };
+    let Some(reverse) = lookup(&flow.to.reversed()) else { return 0 };
     let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
-    if Phase::of(forward, reply).is_over() {
+    let is_over = Phase::of(forward, reply).is_over();
+    if is_over {
         active_flows::end(forward);
     }
+    u32::from(is_over)
 }

@@ -1,6 +1,5 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use lb_common::{Backend, FrontendKind, Outcome, conntrack::flow_flags, settings_flags};
 use lb_ebpf::{
     forward::tunnel::source_port,
@@ -8,14 +7,16 @@ use lb_ebpf::{
     rules::forwarding::{Forwarding, forwarding},
 };
 
-use super::{active_flows, affinity, claim, conntrack::lookup, entry::put, masquerade};
+use super::{
+    active_flows, affinity, claim, masquerade,
+    table::{self, Inserted, lookup},
+};
 use crate::datapath::{
     clock::now,
     context::HookContext,
-    maps::CONNTRACK,
     scratch::{
         scratch,
-        setup::{EEXIST, FlowSetup, NO_ADDRESS, Ports},
+        setup::{FlowSetup, NO_ADDRESS, Ports},
     },
     service, settings,
 };
@@ -136,7 +137,7 @@ fn delete_earlier(setup: &mut FlowSetup) {
         setup.key = earlier.to.reversed();
         if setup.key != setup.to.reversed() {
             // Nothing is lost if another CPU was faster.
-            CONNTRACK.remove(&setup.key).unwrap_or_default();
+            table::remove(&setup.key);
         }
     }
 }
@@ -145,23 +146,32 @@ fn delete_earlier(setup: &mut FlowSetup) {
 /// this flow, that one stands and our reverse entries are released.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
+    prepare_forward(setup, replace);
+    let inserted = if replace && table::replace(&setup.from, &setup.flow) {
+        Inserted::New
+    } else {
+        table::insert(&setup.from, &setup.flow)
+    };
+    if inserted != Inserted::New && !setup.is_tunnelled() && !has_same_target(setup) {
+        claim::release(setup);
+    }
+    match inserted {
+        Inserted::New => {
+            active_flows::begin(setup.active_flows_slot);
+            Ok(())
+        }
+        Inserted::Exists => Ok(()),
+        Inserted::Full => Err(Outcome::ConntrackFull),
+    }
+}
+
+/// Prepares the entry of the direction from the client. (A subprogram, to have a stack frame of its own.)
+#[inline(never)]
+fn prepare_forward(setup: &mut FlowSetup, replace: bool) {
     setup.flow.init(&setup.from, &setup.to, setup.service, setup.flags, now());
     setup.flow.active_flows_slot = setup.active_flows_slot;
     if replace && let Some(earlier) = lookup(&setup.from) {
         setup.flow.continue_counters(earlier);
-    }
-    let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-    let result = put(&setup.from, &setup.flow, flags);
-    if result.is_err() && !setup.is_tunnelled() && !has_same_target(setup) {
-        claim::release(setup);
-    }
-    match result {
-        Ok(()) => {
-            active_flows::begin(setup.active_flows_slot);
-            Ok(())
-        }
-        Err(EEXIST) => Ok(()),
-        Err(_) => Err(Outcome::ConntrackFull),
     }
 }
 

@@ -7,18 +7,20 @@
 //! connection is two flows. The first one gives the packets of the client a source port that the second one owns on
 //! the node address.
 
-use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC, BPF_NOEXIST};
+use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
     Address, Outcome,
     conntrack::{Tuple, flow_flags},
 };
 use lb_ebpf::rules::forwarding;
 
-use super::entry::{insert, put, replace};
+use super::{
+    entry::{insert, replace},
+    table,
+};
 use crate::datapath::{
     clock::now,
     context::HookContext,
-    maps::CONNTRACK,
     route::{self, ANY_LENGTH, Found, next_hop},
     scratch::setup::{Claim, FlowSetup, NO_ADDRESS, Ports},
     settings,
@@ -89,10 +91,10 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
         return reverse;
     }
     prepare_forward(setup);
-    let forward = Claim::of(put(&setup.to, &setup.flow, BPF_NOEXIST));
+    let forward = Claim::of(table::insert(&setup.to, &setup.flow));
     if forward != Claim::Made {
         // Only our own: the entry of the other direction may be that of a flow that leaves by another address.
-        CONNTRACK.remove(&setup.key).unwrap_or_default();
+        table::remove(&setup.key);
     }
     forward
 }
@@ -125,7 +127,7 @@ fn from_backend(setup: &FlowSetup) -> Tuple {
 #[inline(never)]
 pub(super) fn release(setup: &mut FlowSetup) {
     // They may be gone already.
-    CONNTRACK.remove(&setup.to).unwrap_or_default();
+    table::remove(&setup.to);
     setup.key = from_backend(setup);
-    CONNTRACK.remove(&setup.key).unwrap_or_default();
+    table::remove(&setup.key);
 }

@@ -1,4 +1,4 @@
-//! Flows: the entries of `CONNTRACK`, the choice of a backend, and the affinity and counters that go with them.
+//! Flows: their entries, the choice of a backend, and the affinity and counters that go with them.
 
 mod active_flows;
 pub(crate) mod affinity;
@@ -9,3 +9,4 @@ mod create;
 mod entry;
 pub(crate) mod masquerade;
 pub(crate) mod new;
+pub(crate) mod table;

@@ -13,11 +13,11 @@ use lb_ebpf::{
 use super::{
     choose, conntrack,
     create::{self, Created},
+    table,
 };
 use crate::datapath::{
     context::HookContext,
     events, log,
-    maps::CONNTRACK,
     scratch::{scratch, setup::Request},
     service::{self, admit},
     settings,
@@ -125,7 +125,7 @@ fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), 
     request_service(context, packet).inspect_err(|reason| {
         if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
             // The old entry does not describe the packets that follow. There may be no such entry.
-            CONNTRACK.remove(&packet.tuple).unwrap_or_default();
+            table::remove(&packet.tuple);
         }
     })?;
     let request = scratch()?.request();

@@ -1,7 +1,11 @@
 //! `SCRATCH`: memory for values that do not fit on the stack, which has 512 bytes for a whole call chain.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use lb_common::{Outcome, conntrack::Tuple, crc32c::Change};
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, Tuple},
+    crc32c::Change,
+};
 use lb_ebpf::{forward::tunnel::Tunnel, reject::MESSAGE};
 
 pub(crate) mod route;
@@ -9,7 +13,7 @@ pub(crate) mod setup;
 
 use self::{
     route::Route,
-    setup::{FlowSetup, Request},
+    setup::{FlowSetup, Keys, Request},
 };
 
 /// The value of this CPU, looked up once and borrowed field by field.
@@ -55,6 +59,12 @@ fields! {
     request: Request,
     /// The flow that is being created.
     setup: FlowSetup,
+    /// Keys of a connection that ends.
+    keys: Keys,
+    /// Key of an entry of the overflow.
+    overflow_key: Tuple,
+    /// The flow of an entry of the overflow.
+    overflow_flow: Flow,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
     /// The tunnel that the current packet came through.

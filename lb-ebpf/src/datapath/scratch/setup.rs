@@ -7,6 +7,8 @@ use lb_common::{
 };
 use lb_ebpf::{rules::source_port, service::schedule};
 
+use crate::datapath::flow::table::Inserted;
+
 /// A flow that a packet asks for.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
@@ -55,8 +57,6 @@ pub(crate) struct FlowSetup {
     pub(crate) flow: Flow,
     /// Whether the reverse entries are inserted.
     pub(crate) claim: Claim,
-    /// Keys of a connection whose port is being taken.
-    pub(crate) replaced: Keys,
 }
 
 impl FlowSetup {
@@ -117,24 +117,26 @@ pub(crate) enum Claim {
     Taken = 0,
     /// The reverse entries are inserted.
     Made = 1,
-    /// `CONNTRACK` is full.
+    /// The flow table and its overflow are full.
     NoRoom = 2,
 }
 
 impl Claim {
-    /// Reads the result of an insertion with `BPF_NOEXIST`.
+    /// Reads the result of an insertion.
     #[inline(always)]
-    pub(crate) const fn of(inserted: Result<(), i32>) -> Self {
+    pub(crate) const fn of(inserted: Inserted) -> Self {
         match inserted {
-            Ok(()) => Self::Made,
-            Err(EEXIST) => Self::Taken,
-            Err(_) => Self::NoRoom,
+            Inserted::New => Self::Made,
+            Inserted::Exists => Self::Taken,
+            Inserted::Full => Self::NoRoom,
         }
     }
 }
 
-/// Keys of entries that are deleted together; the stack has no room for them.
+/// Keys of entries that are deleted together. The stack has no room for them.
 pub(crate) struct Keys {
-    pub(crate) forward: Tuple,
+    /// The entry of the other direction than the one that was found.
+    pub(crate) other: Tuple,
+    /// The reverse entry of the first flow, if the connection is masqueraded.
     pub(crate) first_reply: Tuple,
 }

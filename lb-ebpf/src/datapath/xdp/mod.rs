@@ -23,6 +23,7 @@ use super::{
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
+        table::{self, Found},
     },
     link, maps,
     route::next_hop,
@@ -66,7 +67,16 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
-    match conntrack::lookup(&plain.tuple) {
+    let known = match table::find(&plain.tuple) {
+        Found::Slot(index) => table::in_slot(index),
+        // Few flows are there. The slow path has them, or the verifier would check this code twice.
+        Found::Overflow if table::is_in_overflow(&plain.tuple) => {
+            *packet = plain;
+            return FastPath::HasFlow;
+        }
+        Found::Overflow | Found::Absent => None,
+    };
+    match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
             FastPath::Done(either(forward(xdp, &plain, flow, Outcome::Routed)))
         }

@@ -1,9 +1,9 @@
-//! Conntrack entries, affinity, counts of active flows, and the packet counters.
+//! Flows, affinity, counts of active flows, and the packet counters.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use aya::{
-    maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
+    maps::{Array, HashMap, PerCpuArray, PerCpuValues},
     util::nr_cpus,
 };
 use bytemuck::Zeroable as _;
@@ -18,20 +18,14 @@ use super::{super::packets::Packet, Testbed, services::COUNTER};
 impl Testbed {
     /// The backend of the flow of the packet `sent`.
     pub(crate) fn backend_of(&self, sent: &Packet) -> SocketAddr {
-        let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
-        let to = map.get(&sent.tuple(), 0).unwrap().to;
+        let to = self.flow(&sent.tuple()).unwrap().to;
         SocketAddr::new(to.destination.into(), to.destination_port)
     }
 
-    pub(crate) fn conntrack(&mut self) -> HashMap<&mut MapData, Tuple, Flow> {
-        self.object.map_mut("CONNTRACK").unwrap().try_into().unwrap()
-    }
-
-    /// The entries of `CONNTRACK`, after an assertion that both copies of the filter have the mark of each.
+    /// The entries of all flows, after an assertion that both copies of the filter have the mark of each.
     #[track_caller]
     pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
-        let map: HashMap<_, Tuple, Flow> = self.object.map("CONNTRACK").unwrap().try_into().unwrap();
-        let flows: BTreeMap<Tuple, Flow> = map.iter().map(Result::unwrap).collect();
+        let flows = self.entries();
         for (key, flow) in &flows {
             let mark = Mark::of_entry(key, flow.flags);
             for copy in [0, 1] {
@@ -41,23 +35,19 @@ impl Testbed {
         flows
     }
 
-    /// Inserts an entry, with its mark.
+    /// Inserts an entry, or replaces its flow, with its mark.
     pub(crate) fn insert_entry(&mut self, key: &Tuple, flow: &Flow) {
         Mark::of_entry(key, flow.flags).set(&self.filter);
-        self.conntrack().insert(key, flow, 0).unwrap();
+        self.put_entry(key, flow);
     }
 
-    pub(crate) fn clear_flows(&mut self) {
-        self.clear::<Tuple, Flow>("CONNTRACK");
-    }
-
-    /// Deletes the `nth` entry of `CONNTRACK`, if it exists.
+    /// Deletes the `nth` entry, if it exists.
     pub(crate) fn delete_nth_entry(&mut self, nth: usize) {
         let key = self.flows().into_keys().nth(nth);
-        key.into_iter().for_each(|key| self.conntrack().remove(&key).unwrap());
+        key.into_iter().for_each(|key| self.remove_entry(&key));
     }
 
-    /// Replaces the contents of `CONNTRACK`.
+    /// Replaces all entries.
     pub(crate) fn restore_flows(&mut self, flows: &BTreeMap<Tuple, Flow>) {
         self.clear_flows();
         for (key, flow) in flows {
@@ -78,7 +68,7 @@ impl Testbed {
         }
     }
 
-    /// Asserts that `CONNTRACK` holds exactly this number of flows, with two entries each.
+    /// Asserts that there is exactly this number of flows, with two entries each.
     #[track_caller]
     pub(crate) fn assert_flows(&self, count: usize) {
         let flows = self.flows();

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! object    loads the object, or takes a spare one      services  writes Services, backends and settings
-//! flows     reads and changes CONNTRACK and counters    events    reads the event ring
-//! run       runs a packet and compares the result  namespace a device with a MAC address
+//! flows     reads and changes flows and counters        events    reads the event ring
+//! table     the flow table                              namespace a device with a MAC address
+//! run       runs a packet and compares the result
 //! ```
 
 mod events;
@@ -12,6 +13,7 @@ mod namespace;
 mod object;
 mod run;
 mod services;
+mod table;
 
 use std::os::fd::AsFd as _;
 
@@ -22,9 +24,7 @@ use aya::{
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Affinity, AffinityKey, DeviceInfo, FragmentKey, FragmentPorts, Service, ServiceKey, Settings,
-    Vip,
-    conntrack::{Flow, Tuple},
-    monitor,
+    Vip, monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -152,7 +152,8 @@ impl Testbed {
 
     fn clear_maps(&mut self) {
         self.clear::<ServiceKey, Service>("SERVICES");
-        self.clear::<Tuple, Flow>("CONNTRACK");
+        self.take_all_into_overflow(false);
+        self.clear_flows();
         self.expire_next_hops();
         self.clear_filter();
         self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");

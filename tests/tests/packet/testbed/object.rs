@@ -16,11 +16,12 @@ pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// Sizes of the maps whose defaults are larger than the tests need.
-const SIZES: [(&str, u32); 11] = [
+const SIZES: [(&str, u32); 12] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
     ("TABLES", 512),
     ("ACTIVE", 64),
+    ("FLOWS", 256),
     ("CONNTRACK", 256),
     ("FRAGMENTS", 1024),
     ("VIPS", 16),
@@ -85,6 +86,9 @@ fn load(object: &[u8], map: &str, entries: u32, globals: Globals) -> Ebpf {
     loader.override_global("AYA_LOG_LEVEL", &0u8, true);
     loader.override_global("SYN_RETRIES", &globals.syn_retries, true);
     loader.override_global("DIRECT", &direct, true);
+    let slots = SIZES.into_iter().find(|(name, _)| *name == "FLOWS").unwrap().1;
+    let slots = if map == "FLOWS" { entries } else { slots };
+    loader.override_global("FLOW_SLOTS", &slots, true);
     for (name, default) in SIZES {
         loader.map_max_entries(name, if name == map { entries } else { default });
     }

@@ -1,0 +1,209 @@
+//! The flow table: the array `FLOWS`, mapped into memory, and its overflow, the hash map `CONNTRACK`.
+//!
+//! Programs and the agent run the same algorithms, [`lb_common::flow_table`], at the same time.
+
+mod earlier;
+mod header;
+mod view;
+
+use std::{io, ops::Range, sync::atomic::AtomicU64, thread, time::Duration};
+
+use lb_common::{
+    conntrack::{Flow, Tuple},
+    flow_table::{self, Copied, Insert, Memory, Places, Replace, SharedSlots, read, release_abandoned},
+};
+
+pub(crate) use self::earlier::EarlierSlots;
+use self::{
+    header::SharedHeader,
+    view::{KeepAll, View},
+};
+use crate::{
+    bpf::{
+        bpffs::Folder,
+        layout::{self, MapSpec},
+        mapped::Mapped,
+        raw_map::RawMap,
+        table::Table,
+    },
+    error::DatapathError,
+};
+
+/// Number of attempts to read an entry that changes during each attempt, and the pause before an attempt that must not
+/// fail: a program writes for less than a microsecond, but a hypervisor may suspend its CPU.
+const READS: u32 = 16;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The flows of the node: one entry for each direction.
+#[derive(Debug)]
+pub struct FlowTable {
+    slots: Mapped<AtomicU64>,
+    header: SharedHeader,
+    overflow: Table<Tuple, Flow>,
+}
+
+/// Maps all elements of an array of this layout.
+fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathError> {
+    let path = folder.map(spec.name);
+    let map = RawMap::open(spec.name, &path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
+    spec.check(&path, &map.shape)?;
+    map.mapped()
+}
+
+/// The entry in a slot that a program is writing; `None` if it writes none, or does not end.
+fn read_busy<'a>(
+    slots: &SharedSlots<'a>,
+    slot: <SharedSlots<'a> as Memory>::Slot,
+) -> Option<Copied<<SharedSlots<'a> as Memory>::Slot, Tuple, Flow>> {
+    for _ in 0..READS {
+        match read(slots, slot) {
+            None if !slots.control(slot).is_free() => thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+    None
+}
+
+impl FlowTable {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self {
+            slots: map(&layout::FLOWS, folder)?,
+            header: SharedHeader::new(map(&layout::FLOW_TABLE, folder)?),
+            overflow: Table::open(&layout::CONNTRACK, &folder.map("CONNTRACK"))?,
+        })
+    }
+
+    /// Makes a new table usable, and frees the slots that an earlier agent had claimed when it was killed. Only the
+    /// agent of the node may call this, before it changes the table and before programs are attached to a new one.
+    pub(crate) fn prepare(&self) -> Result<(), DatapathError> {
+        if self.header.is_new() {
+            // Programs that were built before this table existed may have left entries.
+            self.header.begin(self.overflow.count()? as u64);
+        }
+        let slots = self.shared();
+        for slot in self.indices().filter_map(|index| slots.slot(index)) {
+            release_abandoned(&slots, slot);
+        }
+        Ok(())
+    }
+
+    /// The number of entries that the table was made for: two for each connection of `--max-connections`. It has room
+    /// for more, but with more it is *nearly full*: [`lb_common::conntrack::Pressure`].
+    pub fn capacity(&self) -> u32 {
+        self.overflow.capacity()
+    }
+
+    /// The number of slots of `FLOWS`.
+    #[expect(clippy::cast_possible_truncation, reason = "an array has fewer than 2^32 elements")]
+    pub fn slots(&self) -> u32 {
+        self.shared().len() as u32
+    }
+
+    /// The entries of `CONNTRACK`, for which `FLOWS` had no place.
+    pub fn overflowed(&self) -> usize {
+        usize::try_from(self.header.overflow()).unwrap_or(usize::MAX)
+    }
+
+    /// The number of entries, of `FLOWS` and of `CONNTRACK`. Reads every slot.
+    pub fn count(&self) -> Result<usize, DatapathError> {
+        let mut count = 0;
+        self.for_each(|_, _| {
+            count += 1;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+
+    /// Sets whether to use the kernel's batch commands for `CONNTRACK`; on by default.
+    pub fn use_batches(&self, yes: bool) {
+        self.overflow.use_batches(yes);
+    }
+
+    /// The entry of a tuple, if there is one. While a program replaces the entry, there is none.
+    pub fn get(&self, key: &Tuple) -> Result<Option<Flow>, DatapathError> {
+        let (slots, places) = (self.shared(), self.places(key));
+        for _ in 0..READS {
+            let Some(entry) = flow_table::find(&slots, &places, key) else { break };
+            // The slot may have another entry by now.
+            if let Some(copied) = read(&slots, entry.slot)
+                && copied.key == *key
+            {
+                return Ok(Some(copied.value));
+            }
+        }
+        if self.header.overflow() == 0 { Ok(None) } else { self.overflow.get(key) }
+    }
+
+    /// Inserts an entry unless the tuple has one. Returns whether it did.
+    pub fn insert_new(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
+        let view = self.view();
+        let inserted = flow_table::insert_new(&view, &mut KeepAll, &self.places(key), key, flow);
+        view.result()?;
+        match inserted {
+            Insert::Inserted(_) | Insert::Overflowed => Ok(true),
+            Insert::Exists => Ok(false),
+            Insert::Full => {
+                let source = io::Error::from_raw_os_error(libc::E2BIG);
+                Err(DatapathError::Map { action: "write to", map: layout::CONNTRACK.name, source })
+            }
+        }
+    }
+
+    /// Replaces the entry of a tuple. Returns whether there was one.
+    pub(crate) fn replace(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
+        let view = self.view();
+        let replaced = flow_table::replace(&view, &self.places(key), key, flow);
+        view.result()?;
+        Ok(!matches!(replaced, Replace::Absent))
+    }
+
+    /// Removes the entry of a tuple. Returns whether there was one.
+    pub fn remove(&self, key: &Tuple) -> Result<bool, DatapathError> {
+        let view = self.view();
+        let removed = flow_table::remove(&view, &self.places(key), key);
+        view.result().map(|()| removed)
+    }
+
+    /// Removes the entries of these tuples, as far as they exist.
+    pub(crate) fn remove_all(&self, keys: &[Tuple]) -> Result<(), DatapathError> {
+        keys.iter().try_for_each(|key| self.remove(key).map(drop))
+    }
+
+    /// Calls `see` for every entry; entries that exist during the whole walk are seen at least once. `see` may change
+    /// the table.
+    pub fn for_each(
+        &self,
+        mut see: impl FnMut(&Tuple, &Flow) -> Result<(), DatapathError>,
+    ) -> Result<(), DatapathError> {
+        let slots = self.shared();
+        let mut busy = Vec::new();
+        for slot in self.indices().filter_map(|index| slots.slot(index)) {
+            if let Some(copied) = read(&slots, slot) {
+                see(&copied.key, &copied.value)?;
+            } else if !slots.control(slot).is_free() {
+                busy.push(slot);
+            }
+        }
+        self.overflow.for_each(&mut see)?;
+        for copied in busy.into_iter().filter_map(|slot| read_busy(&slots, slot)) {
+            see(&copied.key, &copied.value)?;
+        }
+        Ok(())
+    }
+
+    const fn shared(&self) -> SharedSlots<'_> {
+        SharedSlots::new(self.slots.values())
+    }
+
+    fn indices(&self) -> Range<u32> {
+        0..self.slots()
+    }
+
+    fn places(&self, key: &Tuple) -> Places {
+        Places::new(self.header.seed().hash(key), self.slots())
+    }
+
+    const fn view(&self) -> View<'_> {
+        View::new(self.shared(), &self.header, &self.overflow)
+    }
+}

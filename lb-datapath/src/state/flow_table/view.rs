@@ -1,0 +1,128 @@
+use std::cell::RefCell;
+
+use lb_common::{
+    conntrack::{Flow, Tuple},
+    flow_table::{Control, Evict, Memory, Overflow, OverflowInsert, SharedSlots, Verdict},
+};
+
+use super::header::SharedHeader;
+use crate::{bpf::table::Table, error::DatapathError};
+
+/// The table during one operation of the agent. It keeps the error of the overflow, because the algorithms have none.
+pub(super) struct View<'a> {
+    slots: SharedSlots<'a>,
+    header: &'a SharedHeader,
+    overflow: &'a Table<Tuple, Flow>,
+    error: RefCell<Option<DatapathError>>,
+}
+
+impl<'a> View<'a> {
+    pub(super) const fn new(
+        slots: SharedSlots<'a>,
+        header: &'a SharedHeader,
+        overflow: &'a Table<Tuple, Flow>,
+    ) -> Self {
+        Self { slots, header, overflow, error: RefCell::new(None) }
+    }
+
+    /// The error of the overflow, if an operation on it has failed.
+    pub(super) fn result(self) -> Result<(), DatapathError> {
+        self.error.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn or<T>(&self, result: Result<T, DatapathError>, otherwise: T) -> T {
+        result.unwrap_or_else(|error| {
+            *self.error.borrow_mut() = Some(error);
+            otherwise
+        })
+    }
+}
+
+impl<'a> Memory for View<'a> {
+    type Slot = <SharedSlots<'a> as Memory>::Slot;
+    type Key = Tuple;
+    type Value = Flow;
+
+    const IS_AGENT: bool = SharedSlots::IS_AGENT;
+
+    fn slot(&self, index: u32) -> Option<Self::Slot> {
+        self.slots.slot(index)
+    }
+
+    fn control(&self, slot: Self::Slot) -> Control {
+        self.slots.control(slot)
+    }
+
+    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot {
+        self.slots.acquire(slot, control)
+    }
+
+    fn control_after(&self, slot: Self::Slot) -> Control {
+        self.slots.control_after(slot)
+    }
+
+    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool {
+        self.slots.compare_exchange(slot, from, to)
+    }
+
+    fn set(&self, slot: Self::Slot, to: Control) {
+        self.slots.set(slot, to);
+    }
+
+    fn has_key(&self, slot: Self::Slot, key: &Tuple) -> bool {
+        self.slots.has_key(slot, key)
+    }
+
+    fn write_key(&self, slot: Self::Slot, key: &Tuple) {
+        self.slots.write_key(slot, key);
+    }
+
+    fn write_value(&self, slot: Self::Slot, flow: &Flow) {
+        self.slots.write_value(slot, flow);
+    }
+}
+
+impl Overflow for View<'_> {
+    fn takes_all(&self) -> bool {
+        self.header.takes_all()
+    }
+
+    fn count(&self) -> u64 {
+        self.header.overflow()
+    }
+
+    fn add_to_count(&self, difference: i64) {
+        self.header.add_to_overflow(difference);
+    }
+
+    fn has(&self, key: &Tuple) -> bool {
+        self.or(self.overflow.get(key), None).is_some()
+    }
+
+    fn insert(&self, key: &Tuple, flow: &Flow) -> OverflowInsert {
+        let inserted = self
+            .overflow
+            .insert_new(key, flow)
+            .map(|is_new| if is_new { OverflowInsert::Inserted } else { OverflowInsert::Exists });
+        self.or(inserted, OverflowInsert::Full)
+    }
+
+    fn replace(&self, key: &Tuple, flow: &Flow) -> bool {
+        self.or(self.overflow.replace(key, flow), false)
+    }
+
+    fn remove(&self, key: &Tuple) -> bool {
+        self.or(self.overflow.remove(key), false)
+    }
+}
+
+/// The agent evicts no flow to make room for another: the few that it inserts belong to flows that exist.
+pub(super) struct KeepAll;
+
+impl<M: Memory> Evict<M> for KeepAll {
+    fn verdict(&mut self, _slot: M::Slot) -> Verdict {
+        Verdict::Keep
+    }
+
+    fn evicted(&mut self, _slot: M::Slot) {}
+}

@@ -1,0 +1,161 @@
+//! Which entries a new flow may evict, and what goes with them.
+
+use lb_common::{
+    conntrack::{Flow, Tuple, flow_flags},
+    flow_table::{Evict, Slot, Verdict},
+};
+use lb_ebpf::rules::flow;
+
+use super::{lookup, memory::Element, memory::Table, remove, slot};
+use crate::datapath::{clock::now, flow::active_flows, scratch::scratch};
+
+/// The decision of the programs.
+pub(super) struct Eviction;
+
+impl Evict<Table> for Eviction {
+    #[inline(always)]
+    fn verdict(&mut self, slot: Element) -> Verdict {
+        const EXPIRED: u32 = Verdict::Expired as u32;
+        const UNPROVEN: u32 = Verdict::Unproven as u32;
+        match flow_verdict(slot.index) {
+            EXPIRED => Verdict::Expired,
+            UNPROVEN => Verdict::Unproven,
+            _keep => Verdict::Keep,
+        }
+    }
+
+    #[inline(always)]
+    fn evicted(&mut self, slot: Element) {
+        let evicted = flow_evicted(slot.index);
+        if evicted & HAS_REVERSE == 0 {
+            return;
+        }
+        if evicted & IS_REPLY != 0 {
+            end_other();
+        }
+        remove_other();
+        if evicted & IS_SECOND != 0 {
+            end_first_flow();
+        }
+    }
+}
+
+/// The [`Verdict`] on the entry in this slot.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_verdict(index: u32) -> u32 {
+    let Some(slot) = slot(index) else { return Verdict::Keep as u32 };
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Other CPUs may change
+    // the entry; the caller evicts it only if its control word is still the same.
+    verdict(unsafe { &*slot }) as u32
+}
+
+#[inline(always)]
+fn verdict(Slot { key, flow, .. }: &Slot) -> Verdict {
+    if flow.is_tunnelled() {
+        return flow::eviction(flow, flow, now());
+    }
+    let Some(reverse) = lookup(&flow.to.reversed()).filter(|reverse| leads_back(reverse, key)) else {
+        // The flow begins or ends just now. (If its other entry is lost, the agent restores it.)
+        return Verdict::Keep;
+    };
+    let (forward, reply) = if flow.is_reply() { (&*reverse, flow) } else { (flow, &*reverse) };
+    flow::eviction(forward, reply, now())
+}
+
+/// Bits of the result of [`flow_evicted`]: the entry has a reverse entry, whose key is in `SCRATCH`.
+const HAS_REVERSE: u32 = 1;
+/// It is the entry of the direction from the backend.
+const IS_REPLY: u32 = 2;
+/// The flow is the second one of a masqueraded connection; `SCRATCH` names the first one.
+const IS_SECOND: u32 = 4;
+
+/// Ends the flow of the evicted entry in this slot, if that is the entry that counts. Returns what else there is to do.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_evicted(index: u32) -> u32 {
+    let (Some(slot), Ok(scratch)) = (slot(index), scratch()) else { return 0 };
+    let keys = scratch.keys();
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs. This CPU has claimed
+    // the slot.
+    let Slot { key, flow, .. } = unsafe { &mut *slot };
+    if !flow.is_reply() {
+        active_flows::end(flow);
+    }
+    if flow.is_tunnelled() {
+        return 0;
+    }
+    keys.other = flow.to.reversed();
+    keys.first_reply = if flow.is_reply() { flow.to } else { key.reversed() };
+    if !lookup(&keys.other).is_some_and(|reverse| leads_back(reverse, key)) {
+        return 0;
+    }
+    let mut rest = HAS_REVERSE;
+    if flow.is_reply() {
+        rest |= IS_REPLY;
+    }
+    if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
+        rest |= IS_SECOND;
+    }
+    rest
+}
+
+/// Whether `reverse` is the reverse entry of the one with this key.
+#[inline(always)]
+fn leads_back(reverse: &Flow, key: &Tuple) -> bool {
+    let Tuple { source, destination, source_port, destination_port, .. } = &reverse.to;
+    *source == key.destination
+        && *destination == key.source
+        && *source_port == key.destination_port
+        && *destination_port == key.source_port
+}
+
+/// Deletes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves with
+/// the client address. `SCRATCH` has the key of its reverse entry.
+#[inline(always)]
+pub(in crate::datapath::flow) fn end_first_flow() {
+    if flow_find_first() != 0 {
+        end_other();
+        remove_other();
+    }
+    if let Ok(scratch) = scratch() {
+        // It may be gone already.
+        remove(&scratch.keys().first_reply);
+    }
+}
+
+/// Ends the flow whose forward entry has the other key in `SCRATCH`.
+#[inline(always)]
+pub(in crate::datapath::flow) fn end_other() {
+    flow_end();
+}
+
+/// Removes the entry with the other key in `SCRATCH`. It may be gone already.
+#[inline(always)]
+pub(in crate::datapath::flow) fn remove_other() {
+    if let Ok(scratch) = scratch() {
+        remove(&scratch.keys().other);
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_end() -> u32 {
+    let Ok(scratch) = scratch() else { return 0 };
+    if let Some(forward) = lookup(&scratch.keys().other) {
+        active_flows::end(forward);
+    }
+    1
+}
+
+/// Writes the key of the first flow's forward entry into `SCRATCH`, given that of its reverse entry there; returns 0 if
+/// there is none.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_find_first() -> u32 {
+    let Ok(scratch) = scratch() else { return 0 };
+    let keys = scratch.keys();
+    let Some(reply) = lookup(&keys.first_reply) else { return 0 };
+    keys.other = reply.to.reversed();
+    1
+}

@@ -1,0 +1,218 @@
+//! The memory of the flow table: elements of maps, and the atomic operations of BPF.
+
+use core::arch::asm;
+
+use aya_ebpf::Global;
+use lb_common::{
+    capacity,
+    conntrack::{Flow, Tuple},
+    flow_table::{Control, Header, Memory, Overflow, OverflowInsert, Places, Slot},
+};
+
+use super::overflow;
+use crate::datapath::maps::FLOW_TABLE;
+
+/// The number of slots. The agent sets it when it loads the programs.
+#[unsafe(no_mangle)]
+static FLOW_SLOTS: Global<u32> = Global::new(capacity::FLOWS as u32);
+
+/// The pointer to the header of the table, looked up once.
+#[derive(Clone, Copy)]
+pub(super) struct Table(*mut Header);
+
+/// A slot: its index, and its element of `FLOWS`.
+#[derive(Clone, Copy)]
+pub(super) struct Element {
+    pub(super) index: u32,
+    slot: *mut Slot,
+}
+
+impl Table {
+    /// The table. (An array always has its element; the verifier knows that since Linux 6.14.)
+    #[inline(always)]
+    pub(super) fn get() -> Option<Self> {
+        FLOW_TABLE.get_ptr_mut(0).map(Self)
+    }
+
+    /// The places of the entry with this key.
+    #[inline(always)]
+    pub(super) fn places(&self, key: &Tuple) -> Places {
+        // SAFETY: the pointer is that of an array element, which lives as long as the program runs. The agent writes
+        // the seed before it attaches a program, and never again.
+        let hash = unsafe { &(*self.0).seed }.hash(key);
+        Places::new(hash, FLOW_SLOTS.load())
+    }
+
+    /// Whether the overflow may have entries.
+    #[inline(always)]
+    pub(super) fn has_overflow(&self) -> bool {
+        self.count() != 0
+    }
+}
+
+/// Adds to a word and returns what it was, fully ordered. (`core` has no such operation for BPF.)
+///
+/// # Safety
+/// The pointer leads to an aligned word of a map value, which is changed atomically only.
+#[inline(always)]
+unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
+    let mut value = difference;
+    // SAFETY: see above.
+    unsafe {
+        asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
+    }
+    value
+}
+
+impl Element {
+    #[inline(always)]
+    const fn control(self) -> *mut u64 {
+        // SAFETY: the pointer is that of an element of the array, which lives as long as the program runs.
+        unsafe { &raw mut (*self.slot).control }
+    }
+}
+
+// The pointers of all functions below are those of elements of arrays, which live as long as the program runs. Control
+// words are aligned, and all CPUs and the agent change them atomically.
+impl Memory for Table {
+    type Slot = Element;
+    type Key = Tuple;
+    type Value = Flow;
+
+    const IS_AGENT: bool = false;
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> Option<Element> {
+        super::slot(index).map(|slot| Element { index, slot })
+    }
+
+    #[inline(always)]
+    fn control(&self, slot: Element) -> Control {
+        // SAFETY: see above. Aligned 64-bit loads are atomic on 64-bit CPUs, and volatile ones are not split.
+        Control(unsafe { slot.control().read_volatile() })
+    }
+
+    #[inline(always)]
+    fn acquire(&self, slot: Element, control: Control) -> Element {
+        let Element { index, mut slot } = slot;
+        // SAFETY: only registers change, and the pointer remains the same: 0 is added to it. The CPU knows that 0 only
+        // once `control` is loaded, so it loads through the pointer afterwards. The compiler moves no load across.
+        unsafe {
+            asm!(
+                "{zero} &= 0",
+                "{slot} += {zero}",
+                zero = inout(reg) control.0 => _,
+                slot = inout(reg) slot,
+                options(nostack),
+            );
+        }
+        Element { index, slot }
+    }
+
+    #[inline(always)]
+    fn control_after(&self, slot: Element) -> Control {
+        // An atomic operation, because BPF has no other barrier before Linux 6.15.
+        // SAFETY: see above.
+        Control(unsafe { fetch_add(slot.control(), 0) })
+    }
+
+    #[inline(always)]
+    fn compare_exchange(&self, slot: Element, from: Control, to: Control) -> bool {
+        let mut found = from.0;
+        // SAFETY: see above.
+        unsafe {
+            asm!(
+                "r0 = cmpxchg_64({word} + 0, r0, {to})",
+                word = in(reg) slot.control(),
+                to = in(reg) to.0,
+                inout("r0") found,
+                options(nostack),
+            );
+        }
+        found == from.0
+    }
+
+    #[inline(always)]
+    fn set(&self, slot: Element, to: Control) {
+        // SAFETY: see above.
+        unsafe {
+            asm!(
+                "{value} = xchg_64({word} + 0, {value})",
+                word = in(reg) slot.control(),
+                value = inout(reg) to.0 => _,
+                options(nostack),
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn has_key(&self, slot: Element, key: &Tuple) -> bool {
+        // SAFETY: see above. A key may be written meanwhile, words at a time; then the caller finds another control
+        // word afterwards, or ends up with a packet of another flow as described at `in_slot`.
+        let (left, right) = (words(unsafe { &(*slot.slot).key }), words(key));
+        // One branch instead of ten, for the verifier and the CPU.
+        let mut difference = 0;
+        for (left, right) in left.into_iter().zip(right) {
+            difference |= left ^ right;
+        }
+        difference == 0
+    }
+
+    #[inline(always)]
+    fn write_key(&self, slot: Element, key: &Tuple) {
+        // SAFETY: see above. This CPU has claimed the slot, so it alone writes key and value.
+        unsafe { (*slot.slot).key = *key };
+    }
+
+    #[inline(always)]
+    fn write_value(&self, slot: Element, flow: &Flow) {
+        // SAFETY: as in `write_key`.
+        unsafe { (*slot.slot).flow = *flow };
+    }
+}
+
+/// The tuple as words.
+#[inline(always)]
+fn words(key: &Tuple) -> [u32; 10] {
+    bytemuck::must_cast(*key)
+}
+
+impl Overflow for Table {
+    #[inline(always)]
+    fn takes_all(&self) -> bool {
+        // SAFETY: the pointer is that of an array element, which lives as long as the program runs.
+        unsafe { (&raw const (*self.0).takes_all).read_volatile() != 0 }
+    }
+
+    #[inline(always)]
+    fn count(&self) -> u64 {
+        // SAFETY: as in `takes_all`.
+        unsafe { (&raw const (*self.0).overflow).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn add_to_count(&self, difference: i64) {
+        // SAFETY: as in `takes_all`; all CPUs and the agent change the number atomically.
+        unsafe { fetch_add(&raw mut (*self.0).overflow, difference.cast_unsigned()) };
+    }
+
+    #[inline(always)]
+    fn has(&self, key: &Tuple) -> bool {
+        overflow::has(key)
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: &Tuple, flow: &Flow) -> OverflowInsert {
+        overflow::insert(key, flow)
+    }
+
+    #[inline(always)]
+    fn replace(&self, key: &Tuple, flow: &Flow) -> bool {
+        overflow::replace(key, flow)
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &Tuple) -> bool {
+        overflow::remove(key)
+    }
+}

@@ -1,0 +1,188 @@
+//! The flow table and its overflow, as the programs use them: see [`lb_common::flow_table`].
+//!
+//! Each operation is a global function, which the verifier checks once, not in every path to it. Its arguments are
+//! numbers or pointers to values of a known size. It returns a number.
+
+mod evict;
+mod memory;
+mod overflow;
+
+use core::arch::asm;
+
+use lb_common::{
+    conntrack::{Flow, Tuple},
+    flow_table::{self, Insert, Replace, Slot},
+};
+
+use self::{evict::Eviction, memory::Table};
+use crate::datapath::{filter, maps::FLOWS};
+
+pub(super) use self::evict::{end_first_flow, end_other, remove_other};
+pub(crate) use self::overflow::has as is_in_overflow;
+
+/// The result of [`flow_find`], if the table does not have the entry: it is nowhere.
+const ABSENT: u32 = 0;
+/// The result of [`flow_find`], if the table does not have the entry: the overflow may have it.
+const MAY_BE_IN_OVERFLOW: u32 = u32::MAX;
+
+/// The place of an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// There is no such entry.
+    Absent,
+    /// This slot of the table.
+    Slot(u32),
+    /// The overflow, if there is such an entry.
+    Overflow,
+}
+
+/// Finds the entry with this key.
+#[inline(always)]
+pub(crate) fn find(key: &Tuple) -> Found {
+    match flow_find(key) {
+        ABSENT => Found::Absent,
+        MAY_BE_IN_OVERFLOW => Found::Overflow,
+        number => Found::Slot(number - 1),
+    }
+}
+
+/// The flow in this slot.
+#[inline(always)]
+pub(crate) fn in_slot(index: u32) -> Option<&'static mut Flow> {
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and every bit pattern
+    // is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any recent value
+    // will do. Another flow may take the slot at once. Flows are deleted when they are expired, evicted, replaced or
+    // purged, so that takes a deletion and an insertion within the nanoseconds of this use. The packet then gets a
+    // wrong checksum, and its receiver drops it.
+    slot(index).map(|slot| unsafe { &mut (*slot).flow })
+}
+
+/// The entry with this key.
+#[inline(always)]
+pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
+    match find(key) {
+        Found::Absent => None,
+        Found::Slot(index) => in_slot(index),
+        Found::Overflow => overflow::get(key),
+    }
+}
+
+/// The slot that holds the entry with this key, plus one; else [`ABSENT`] or [`MAY_BE_IN_OVERFLOW`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_find(key: *const Tuple) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return ABSENT };
+    match flow_table::find(&table, &table.places(key), key) {
+        Some(entry) => entry.slot.index + 1,
+        None if table.has_overflow() => MAY_BE_IN_OVERFLOW,
+        None => ABSENT,
+    }
+}
+
+/// The result of [`insert`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Inserted {
+    /// The entry is new.
+    New = 0,
+    /// The key has an entry.
+    Exists = 1,
+    /// Neither the table nor the overflow has room, or the kernel has no memory.
+    Full = 2,
+}
+
+/// Inserts an entry if its key is new, and marks it in the filter before: no other code of the programs inserts
+/// entries.
+#[inline(always)]
+pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
+    filter::mark(key, flow.flags);
+    let mut inserted = flow_insert(key, flow, 0);
+    if inserted == NO_PLACE {
+        flow_make_room(key);
+        inserted = flow_insert(key, flow, 1);
+    }
+    match inserted {
+        0 => Inserted::New,
+        1 => Inserted::Exists,
+        _full => Inserted::Full,
+    }
+}
+
+/// The result of [`flow_insert`] if every place has an entry; all others are those of [`Inserted`].
+const NO_PLACE: u32 = 3;
+
+/// Inserts an entry if its key is new. Without `anywhere`, it does not use the overflow if every place has an entry.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(key), Some(flow)) = (unsafe { (key.as_ref(), flow.as_ref()) }) else {
+        return Inserted::Full as u32;
+    };
+    let Some(table) = Table::get() else { return Inserted::Full as u32 };
+    let places = table.places(key);
+    let inserted = match flow_table::insert_free(&table, &places, key, flow) {
+        None if anywhere != 0 => flow_table::insert_into_overflow(&table, &places, key, flow),
+        None => return NO_PLACE,
+        Some(inserted) => inserted,
+    };
+    let inserted = match inserted {
+        Insert::Inserted(_) | Insert::Overflowed => Inserted::New,
+        Insert::Exists => Inserted::Exists,
+        Insert::Full => Inserted::Full,
+    };
+    inserted as u32
+}
+
+/// Evicts an entry from a place of the entry with this key, if one gives way.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_make_room(key: *const Tuple) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
+    flow_table::make_room(&table, &mut Eviction, &table.places(key));
+    1
+}
+
+/// Replaces the flow of an entry; returns false if there is no such entry.
+#[inline(always)]
+pub(crate) fn replace(key: &Tuple, flow: &Flow) -> bool {
+    filter::mark(key, flow.flags);
+    flow_replace(key, flow) != 0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_replace(key: *const Tuple, flow: *const Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(key), Some(flow)) = (unsafe { (key.as_ref(), flow.as_ref()) }) else { return 0 };
+    let Some(table) = Table::get() else { return 0 };
+    u32::from(!matches!(flow_table::replace(&table, &table.places(key), key, flow), Replace::Absent))
+}
+
+/// Removes the entry with this key; returns whether this call did. Of several at once only one does.
+#[inline(always)]
+pub(crate) fn remove(key: &Tuple) -> bool {
+    flow_remove(key) != 0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_remove(key: *const Tuple) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
+    u32::from(flow_table::remove(&table, &table.places(key), key))
+}
+
+/// The element of `FLOWS` with this index; the only function that looks one up.
+#[inline(always)]
+fn slot(index: u32) -> Option<*mut Slot> {
+    FLOWS.get_ptr_mut(index).map(|mut slot| {
+        // SAFETY: the pointer stays the same. LLVM must not compute the address of a field before it knows that there is
+        // a slot: the verifier refuses that. (A block without instruction yields line numbers that the kernel refuses.)
+        unsafe { asm!("{0} += 0", inout(reg) slot, options(nomem, nostack, preserves_flags)) };
+        slot
+    })
+}
