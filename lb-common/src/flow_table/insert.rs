@@ -138,7 +138,7 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
     table.set(claim.slot, tentative);
-    let wins = wins_all_places(table, places, key, Some(claim.place))
+    let wins = table.wins_all_places(places, key, Some(claim.place))
         && !(table.count() != 0 && table.has(key))
         && table.compare_exchange(claim.slot, tentative, tentative.live());
     if !wins {
@@ -148,7 +148,8 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
     wins
 }
 
-/// The last part of [`insert_new`]: inserts into the overflow. An entry there takes precedence over every tentative entry of the same key.
+/// The last part of [`insert_new`]: inserts into the overflow. An entry there takes precedence over every tentative entry
+/// of the same key.
 #[inline(always)]
 pub fn insert_into_overflow<M: Overflow>(
     table: &M,
@@ -160,7 +161,7 @@ pub fn insert_into_overflow<M: Overflow>(
     // its entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
-        OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
+        OverflowInsert::Inserted if table.wins_all_places(places, key, None) => return Insert::Overflowed,
         OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
         // Another CPU has removed the entry, and its count.
         OverflowInsert::Inserted => return Insert::Exists,
@@ -174,7 +175,7 @@ pub fn insert_into_overflow<M: Overflow>(
 /// Whether no other place has an entry with this key. Kills tentative entries that take second place to this insert.
 /// `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
-fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
+pub fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
     for place in 0..PLACES {
         if own == Some(place) {
             continue;

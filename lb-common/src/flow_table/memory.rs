@@ -1,4 +1,4 @@
-use super::Control;
+use super::{Control, Places, insert};
 
 /// The slots of a table, as one user of it (a program, the agent, a test) reaches them.
 ///
@@ -52,7 +52,7 @@ pub trait Snapshot: Memory {
 }
 
 /// The map that holds the entries for which the table had no place.
-pub trait Overflow: Memory {
+pub trait Overflow: Memory + Sized {
     /// Whether new entries go to the overflow even if the table has a place: before an agent of an earlier layout,
     /// which does not know the table, takes over.
     fn takes_all(&self) -> bool;
@@ -75,6 +75,12 @@ pub trait Overflow: Memory {
 
     /// Deletes an entry; returns whether there was one.
     fn remove(&self, key: &Self::Key) -> bool;
+
+    /// [`insert::wins_all_places`]. Programs call it as a global function, or the verifier would check its loops once
+    /// for each place that the new entry may have.
+    fn wins_all_places(&self, places: &Places, key: &Self::Key, own: Option<u32>) -> bool {
+        insert::wins_all_places(self, places, key, own)
+    }
 }
 
 /// The result of [`Overflow::insert`].

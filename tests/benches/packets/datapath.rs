@@ -17,6 +17,7 @@ use lb_common::{
     Address, Backend, DeviceInfo, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings, Vip,
     device_flags,
     filter::{Mark, ServiceRanges},
+    flow_table::{Header, Seed},
     settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev};
@@ -64,7 +65,10 @@ impl Datapath {
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        // An object of an earlier version has no filter.
+        // An object of an earlier version has no flow table, or no filter.
+        if let Some(map) = ebpf.map_mut("FLOW_TABLE") {
+            seed_flow_table(map)?;
+        }
         let filter = ebpf.map("FILTER").map(map_filter).transpose()?;
         Ok(Self { name: name.to_owned(), ebpf, filter, slot: 0, id: 1, table: 0, empty: None })
     }
@@ -194,6 +198,15 @@ fn layout_differs<K, V>(name: &str) -> String {
         size_of::<K>(),
         size_of::<V>()
     )
+}
+
+/// Gives the flow table a random seed, as the agent does. Without a seed, flows share few places.
+fn seed_flow_table(map: &mut Map) -> anyhow::Result<()> {
+    let words = std::array::from_fn(|_| fastrand::u32(..));
+    let header = Header { seed: Seed { words, multiplier: fastrand::u64(1..) }, ..Header::zeroed() };
+    let mut table: Array<_, Header> =
+        Array::try_from(map).with_context(|| layout_differs::<u32, Header>("FLOW_TABLE"))?;
+    table.set(0, header, 0).context("seeding the flow table")
 }
 
 /// Maps the filter into memory.

@@ -6,7 +6,7 @@ use aya_ebpf::Global;
 use lb_common::{
     capacity,
     conntrack::{Flow, Tuple},
-    flow_table::{Control, Header, Memory, Overflow, OverflowInsert, Places, Slot},
+    flow_table::{self, Control, Header, Memory, Overflow, OverflowInsert, PLACES, Places, Slot},
 };
 
 use super::overflow;
@@ -215,4 +215,19 @@ impl Overflow for Table {
     fn remove(&self, key: &Tuple) -> bool {
         overflow::remove(key)
     }
+
+    #[inline(always)]
+    fn wins_all_places(&self, _places: &Places, key: &Tuple, own: Option<u32>) -> bool {
+        flow_wins_all_places(key, own.unwrap_or(PLACES)) != 0
+    }
+}
+
+/// Whether no other place than `own` has an entry with this key; `own` is [`PLACES`] for the overflow.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_wins_all_places(key: *const Tuple, own: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
+    let own = (own < PLACES).then_some(own);
+    u32::from(flow_table::wins_all_places(&table, &table.places(key), key, own))
 }
