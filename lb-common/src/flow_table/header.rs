@@ -12,7 +12,8 @@ pub struct Header {
     pub seed: Seed,
     /// Entries of the overflow, plus inserts into it that have not ended.
     pub overflow: u64,
-    /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0.
+    /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0. The agent leaves it 0; tests
+    /// set it.
     pub takes_all: u64,
 }
 

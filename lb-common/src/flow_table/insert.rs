@@ -138,7 +138,7 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
     table.set(claim.slot, tentative);
-    let wins = table.wins_all_places(places, key, Some(claim.place))
+    let wins = wins_all_places(table, places, key, Some(claim.place))
         && !(table.count() != 0 && table.has(key))
         && table.compare_exchange(claim.slot, tentative, tentative.live());
     if !wins {
@@ -161,7 +161,7 @@ pub fn insert_into_overflow<M: Overflow>(
     // its entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
-        OverflowInsert::Inserted if table.wins_all_places(places, key, None) => return Insert::Overflowed,
+        OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
         OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
         // Another CPU has removed the entry, and its count.
         OverflowInsert::Inserted => return Insert::Exists,
@@ -175,7 +175,7 @@ pub fn insert_into_overflow<M: Overflow>(
 /// Whether no other place has an entry with this key. Kills tentative entries that take second place to this insert.
 /// `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
-pub fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
+fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
     for place in 0..PLACES {
         if own == Some(place) {
             continue;
@@ -186,7 +186,7 @@ pub fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own:
             break;
         }
         if control.has_fingerprint(places.fingerprint())
-            && !wins_place(table, slot, places, key, own.is_none_or(|own| own < place))
+            && !table.wins_place(slot, places, key, own.is_none_or(|own| own < place))
         {
             return false;
         }
@@ -194,9 +194,16 @@ pub fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own:
     true
 }
 
-/// [`wins_all_places`] for one place; `comes_first` is whether the place of this insert comes before it.
+/// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative one that takes
+/// second place to this insert. `comes_first` is whether the place of this insert comes before it.
 #[inline(always)]
-fn wins_place<M: Memory>(table: &M, slot: M::Slot, places: &Places, key: &M::Key, comes_first: bool) -> bool {
+pub fn wins_place<M: Memory>(
+    table: &M,
+    slot: M::Slot,
+    places: &Places,
+    key: &M::Key,
+    comes_first: bool,
+) -> bool {
     for _ in 0..ATTEMPTS {
         let control = table.control(slot);
         if !control.has_fingerprint(places.fingerprint())

@@ -5,7 +5,7 @@ use super::{Control, Places, insert};
 /// *Fully ordered* means: on every CPU, all loads and stores before the operation in program order happen before all
 /// that follow it. BPF atomic operations that return a value are fully ordered, except a compare-and-swap that fails.
 /// Every other load and store may be reordered with its neighbours, unless the method's documentation excludes that.
-pub trait Memory {
+pub trait Memory: Sized {
     /// Refers to one slot.
     type Slot: Copy;
     /// The key of an entry.
@@ -43,6 +43,12 @@ pub trait Memory {
 
     /// Writes the value.
     fn write_value(&self, slot: Self::Slot, value: &Self::Value);
+
+    /// [`insert::wins_place`]. Programs make a global function of it, or the verifier would check its loop once for each
+    /// two places.
+    fn wins_place(&self, slot: Self::Slot, places: &Places, key: &Self::Key, comes_first: bool) -> bool {
+        insert::wins_place(self, slot, places, key, comes_first)
+    }
 }
 
 /// A memory from which entries can be copied.
@@ -52,9 +58,8 @@ pub trait Snapshot: Memory {
 }
 
 /// The map that holds the entries for which the table had no place.
-pub trait Overflow: Memory + Sized {
-    /// Whether new entries go to the overflow even if the table has a place: before an agent of an earlier layout,
-    /// which does not know the table, takes over.
+pub trait Overflow: Memory {
+    /// Whether new entries go to the overflow even if the table has a place: see [`Header::takes_all`](super::Header).
     fn takes_all(&self) -> bool;
 
     /// The number of entries, plus the inserts that have not ended. While it is 0, the algorithms do not search the
@@ -75,12 +80,6 @@ pub trait Overflow: Memory + Sized {
 
     /// Deletes an entry; returns whether there was one.
     fn remove(&self, key: &Self::Key) -> bool;
-
-    /// [`insert::wins_all_places`]. Programs call it as a global function, or the verifier would check its loops once
-    /// for each place that the new entry may have.
-    fn wins_all_places(&self, places: &Places, key: &Self::Key, own: Option<u32>) -> bool {
-        insert::wins_all_places(self, places, key, own)
-    }
 }
 
 /// The result of [`Overflow::insert`].

@@ -36,7 +36,7 @@ pub use self::{
     control::Control,
     find::{Copied, Entry, find, read},
     header::Header,
-    insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room, wins_all_places},
+    insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room, wins_place},
     memory::{Evict, Memory, Overflow, OverflowInsert, Snapshot, Verdict},
     place::{PLACES, Places, Seed},
     slot::Slot,

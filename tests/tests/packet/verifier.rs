@@ -61,7 +61,7 @@ fn every_program_loads() {
 /// Verified instructions on Linux 6.18, and some room. A start waits for the first ten programs: about 2 µs for each
 /// instruction.
 const BOUNDS: [(&str, u32); 14] = [
-    ("tc_ingress", 260_000),
+    ("tc_ingress", 195_000),
     ("tc_egress", 90_000),
     ("sock_connect4", 33_000),
     ("sock_connect6", 34_000),
@@ -71,10 +71,10 @@ const BOUNDS: [(&str, u32); 14] = [
     ("sock_recvmsg6", 200),
     ("sock_peername4", 100),
     ("sock_peername6", 100),
-    ("tc_ingress_l3", 235_000),
+    ("tc_ingress_l3", 170_000),
     ("tc_egress_l3", 75_000),
-    ("xdp_native", 280_000),
-    ("xdp_generic", 280_000),
+    ("xdp_native", 230_000),
+    ("xdp_generic", 230_000),
 ];
 
 /// The programs as the agent loads them without further options.

@@ -6,7 +6,7 @@ use aya_ebpf::Global;
 use lb_common::{
     capacity,
     conntrack::{Flow, Tuple},
-    flow_table::{self, Control, Header, Memory, Overflow, OverflowInsert, PLACES, Places, Slot},
+    flow_table::{self, Control, Header, Memory, Overflow, OverflowInsert, Places, Slot},
 };
 
 use super::overflow;
@@ -169,6 +169,21 @@ impl Memory for Table {
         // SAFETY: as in `write_key`.
         unsafe { (*slot.slot).flow = *flow };
     }
+
+    #[inline(always)]
+    fn wins_place(&self, slot: Element, _places: &Places, key: &Tuple, comes_first: bool) -> bool {
+        flow_wins_place(slot.index, key, u32::from(comes_first)) != 0
+    }
+}
+
+/// [`flow_table::wins_place`] for the slot with this index. (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_wins_place(index: u32, key: *const Tuple, comes_first: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
+    let Some(slot) = table.slot(index) else { return 0 };
+    u32::from(flow_table::wins_place(&table, slot, &table.places(key), key, comes_first != 0))
 }
 
 /// The tuple as words.
@@ -215,19 +230,4 @@ impl Overflow for Table {
     fn remove(&self, key: &Tuple) -> bool {
         overflow::remove(key)
     }
-
-    #[inline(always)]
-    fn wins_all_places(&self, _places: &Places, key: &Tuple, own: Option<u32>) -> bool {
-        flow_wins_all_places(key, own.unwrap_or(PLACES)) != 0
-    }
-}
-
-/// Whether no other place than `own` has an entry with this key; `own` is [`PLACES`] for the overflow.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn flow_wins_all_places(key: *const Tuple, own: u32) -> u32 {
-    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
-    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
-    let own = (own < PLACES).then_some(own);
-    u32::from(flow_table::wins_all_places(&table, &table.places(key), key, own))
 }
