@@ -152,7 +152,12 @@ fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
     } else {
         table::insert(&setup.from, &setup.flow)
     };
-    if inserted != Inserted::New && !setup.is_tunnelled() && !has_same_target(setup) {
+    let keeps_reverse = match inserted {
+        Inserted::New => true,
+        Inserted::Exists => has_same_target(setup),
+        Inserted::Full => false,
+    };
+    if !keeps_reverse && !setup.is_tunnelled() {
         claim::release(setup);
     }
     match inserted {
@@ -175,8 +180,9 @@ fn prepare_forward(setup: &mut FlowSetup, replace: bool) {
     }
 }
 
-/// Whether the existing forward entry translates to the same backend and source port.
+/// Whether the existing forward entry translates to the same backend and source port, and so may use our reverse entries.
+/// One that is not live yet may, too: reverse entries that nobody uses expire, but a flow without them would be cut.
 #[inline(always)]
 fn has_same_target(setup: &FlowSetup) -> bool {
-    lookup(&setup.from).is_some_and(|flow| flow.to == setup.to)
+    lookup(&setup.from).is_none_or(|flow| flow.to == setup.to)
 }

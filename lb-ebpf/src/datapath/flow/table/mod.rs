@@ -53,7 +53,7 @@ pub(crate) fn in_slot(index: u32) -> Option<&'static mut Flow> {
     // is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any recent value
     // will do. Another flow may take the slot at once. Flows are deleted when they are expired, evicted, replaced or
     // purged, so that takes a deletion and an insertion within the nanoseconds of this use. The packet then gets a
-    // wrong checksum, and its receiver drops it.
+    // wrong checksum, and its receiver drops it; and the other flow counts it, or takes it for its own end.
     slot(index).map(|slot| unsafe { &mut (*slot).flow })
 }
 
@@ -86,7 +86,7 @@ extern "C" fn flow_find(key: *const Tuple) -> u32 {
 pub(crate) enum Inserted {
     /// The entry is new.
     New = 0,
-    /// The key has an entry.
+    /// The key has an entry. A look-up finds it, unless another CPU has removed it or takes very long to insert it.
     Exists = 1,
     /// Neither the table nor the overflow has room, or the kernel has no memory.
     Full = 2,
@@ -112,8 +112,8 @@ pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
 /// The result of [`flow_insert`] if every place has an entry; all others are those of [`Inserted`].
 const NO_PLACE: u32 = 3;
 
-/// Inserts an entry if its key is new. Without `anywhere`, it does not use the overflow if every place has an entry.
-
+/// Inserts an entry if its key is new. If every place has an entry, it goes to the overflow if `anywhere` is not 0;
+/// otherwise the result is [`NO_PLACE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -> u32 {
@@ -130,10 +130,26 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
     };
     let inserted = match inserted {
         Insert::Inserted(_) | Insert::Overflowed => Inserted::New,
-        Insert::Exists => Inserted::Exists,
+        Insert::Exists => {
+            await_entry(key);
+            Inserted::Exists
+        }
         Insert::Full => Inserted::Full,
     };
     inserted as u32
+}
+
+/// Number of attempts to find an entry that another CPU is inserting: some microseconds, where it needs a tenth of one.
+const ATTEMPTS: u32 = 64;
+
+/// Waits until the entry whose insert has won is live, so that the caller's next look-up finds it.
+#[inline(always)]
+fn await_entry(key: &Tuple) {
+    for _ in 0..ATTEMPTS {
+        if flow_find(key) != ABSENT {
+            break;
+        }
+    }
 }
 
 /// Evicts an entry from a place of the entry with this key, if one gives way.
