@@ -113,3 +113,31 @@ fn forged_udp_streams_give_way_to_new_clients() {
     let recovered = last_wave.elapsed();
     assert!(recovered < Duration::from_secs(Phase::Stream.timeout_seconds().into()), "{recovered:?}");
 }
+
+/// Without an agent the programs alone evict what the floods have left.
+#[test]
+fn floods_keep_no_client_out_while_no_agent_runs() {
+    let mut bed = bed(&["--max-connections", &ROOM.to_string()]);
+    let client = bed.cluster.client.clone();
+    let to = http(WEB[0]);
+    let mut established = Connection::open(&client, to).unwrap();
+    let server = established.ask().unwrap().server;
+    bed.agent.take().unwrap().kill().unwrap();
+
+    const FLOOD: u32 = 10 * ROOM;
+    forge(&client, to, 0..FLOOD, Forged::Syn).unwrap();
+    assert_recovers(&client, to);
+    for first in (FLOOD..2 * FLOOD).step_by(50) {
+        forge(&client, to, first..first + 50, Forged::Syn).unwrap();
+        forge(&client, to, first..first + 50, Forged::BareFin).unwrap();
+    }
+    assert_recovers(&client, to);
+    for _ in 0..5 {
+        forge(&client, udp(WEB[0]), 0..3 * ROOM, Forged::Datagram).unwrap();
+        thread::sleep(Duration::from_millis(1_200));
+    }
+    let served = || ask_udp(&client, udp(WEB[0]), 8).ok();
+    assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
+    assert_recovers(&client, to);
+    assert_eq!(established.ask().unwrap().server, server, "the established connection keeps its backend");
+}

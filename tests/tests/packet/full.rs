@@ -143,11 +143,13 @@ fn flow_without_a_free_source_port_is_dropped() {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
         let from_other_vip = Packet::udp(family.other_vip(), client, b"").tuple();
+        // The entries have no forward entries, and do not expire during the test.
+        let later = Tick(lb_datapath::Conntrack::now().0 + 3600);
         for port in 1024..=u16::MAX {
             let reply = Packet::udp(backend, (client.ip(), port).into(), b"").tuple();
             let to = Tuple { destination_port: port, ..from_other_vip };
             let flags = flow_flags::REPLY | flow_flags::AT_EGRESS;
-            let flow = Flow::new(&reply, &to, 1, flags, Tick(0));
+            let flow = Flow::new(&reply, &to, 1, flags, later);
             bed.insert_entry(&reply, &flow);
         }
         let before = bed.flows();

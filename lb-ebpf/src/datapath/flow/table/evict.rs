@@ -27,13 +27,13 @@ impl Evict<Table> for Eviction {
     #[inline(always)]
     fn evicted(&mut self, slot: Element) {
         let evicted = flow_evicted(slot.index);
-        if evicted & HAS_REVERSE == 0 {
-            return;
+        if evicted & HAS_REVERSE != 0 {
+            if evicted & IS_REPLY != 0 {
+                end_other();
+            }
+            remove_other();
         }
-        if evicted & IS_REPLY != 0 {
-            end_other();
-        }
-        remove_other();
+        // Another CPU may have evicted the reverse entry just now, and then does not find this one.
         if evicted & IS_SECOND != 0 {
             end_first_flow();
         }
@@ -56,8 +56,8 @@ fn verdict(Slot { key, flow, .. }: &Slot) -> Verdict {
         return flow::eviction(flow, flow, now());
     }
     let Some(reverse) = lookup(&flow.to.reversed()).filter(|reverse| leads_back(reverse, key)) else {
-        // The flow begins or ends just now. (If its other entry is lost, the agent restores it.)
-        return Verdict::Keep;
+        // The flow begins or ends just now, or has lost its other entry. Then it expires like one that is all one-way.
+        return flow::eviction(flow, flow, now());
     };
     let (forward, reply) = if flow.is_reply() { (&*reverse, flow) } else { (flow, &*reverse) };
     flow::eviction(forward, reply, now())
@@ -87,10 +87,10 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
     }
     keys.other = flow.to.reversed();
     keys.first_reply = if flow.is_reply() { flow.to } else { key.reversed() };
-    if !lookup(&keys.other).is_some_and(|reverse| leads_back(reverse, key)) {
-        return 0;
+    let mut rest = 0;
+    if lookup(&keys.other).is_some_and(|reverse| leads_back(reverse, key)) {
+        rest |= HAS_REVERSE;
     }
-    let mut rest = HAS_REVERSE;
     if flow.is_reply() {
         rest |= IS_REPLY;
     }
