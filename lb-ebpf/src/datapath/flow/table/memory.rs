@@ -95,18 +95,22 @@ impl Memory for Table {
     #[inline(always)]
     fn acquire(&self, slot: Element, control: Control) -> Element {
         let Element { index, mut slot } = slot;
-        // SAFETY: only registers change, and the pointer remains the same: 0 is added to it. The CPU knows that 0 only
-        // once `control` is loaded, so it loads through the pointer afterwards. The compiler moves no load across.
+        let mut index = u64::from(index);
+        // SAFETY: only registers change, and pointer and index remain the same: 0 is added to them. The CPU knows that 0
+        // only once `control` is loaded, so it loads through the pointer, and through any pointer that is computed from
+        // the index, afterwards. The compiler moves no load across.
         unsafe {
             asm!(
                 "{zero} &= 0",
                 "{slot} += {zero}",
+                "{index} += {zero}",
                 zero = inout(reg) control.0 => _,
                 slot = inout(reg) slot,
+                index = inout(reg) index,
                 options(nostack),
             );
         }
-        Element { index, slot }
+        Element { index: index as u32, slot }
     }
 
     #[inline(always)]
