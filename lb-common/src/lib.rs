@@ -43,7 +43,7 @@ pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` builds a
 /// different layout, for tests of upgrades.
-pub const LAYOUT_VERSION: u32 = 6 + cfg!(feature = "next-layout") as u32;
+pub const LAYOUT_VERSION: u32 = 7 + cfg!(feature = "next-layout") as u32;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") that the data plane handles.
 pub mod protocol {
