@@ -102,7 +102,7 @@ def overview():
     picture.text(610, 97, "replies: backend → VIP", 12, FAINT)
 
     for number, (name, words) in enumerate((("SERVICES", "VIP:port → slice"), ("BACKENDS", "slices of endpoints"),
-                                            ("CONNTRACK", "flow → translation"))):
+                                            ("FLOWS", "flow → translation"))):
         picture.box(250 + 157 * number, 298, 147, 54, "map", name, words)
     picture.arrow((370, 258), (370, 298), colour=FAINT, dashed=True)
     picture.text(380, 283, "lookup in pinned maps", 12, FAINT, anchor="start")
@@ -167,7 +167,7 @@ def hooks():
     picture.text(620, 414, "outlive the agent.", 12, FAINT, anchor="start")
 
     for number, (name, words) in enumerate((("SERVICES", "VIP:port → slices"), ("BACKENDS", "arena of slices"),
-                                            ("CONNTRACK", "tuple → translation"), ("SETTINGS …", "node, policy"))):
+                                            ("FLOWS", "tuple → translation"), ("SETTINGS …", "node, policy"))):
         picture.box(150 + 165 * number, 448, 155, 48, "map", name, words)
 
     picture.box(10, 548, 190, 44, "outside", "API server or folder")

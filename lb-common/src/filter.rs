@@ -2,7 +2,7 @@
 //!
 //! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has those that clients send to, and
 //! programs ask it with the destination of a packet; [`Side::Back`] has those that answer, and programs ask it with the
-//! source. Every frontend of `SERVICES` is marked in `Front`; an entry of `CONNTRACK` by its key: [`Mark::of_entry`]. A
+//! source. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key: [`Mark::of_entry`]. A
 //! packet whose destination and source are both unmarked has neither a frontend nor a flow.
 //!
 //! A mark that is left over costs a lookup, a missing one would break a connection. So marks are only added, before the
@@ -170,7 +170,7 @@ impl Mark {
         Self::new(Side::Front, &key.address, key.port, key.protocol)
     }
 
-    /// The mark of an entry of `CONNTRACK` with these [`flow_flags`]: the destination of an entry of the client's
+    /// The mark of an entry of the flow table with these [`flow_flags`]: the destination of an entry of the client's
     /// direction, the source of one of the reply direction.
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> Self {

@@ -326,10 +326,10 @@ fn documented_timeouts_match_the_code() {
     );
     let [least, least_half_closed, least_stream] =
         [Phase::Opening, Phase::HalfClosed, Phase::Stream].map(Phase::least_timeout_seconds);
+    assert_eq!(least_half_closed, least_stream);
     for (name, words) in [
         ("docs/maps.md", format!("valid for {stream} s after the last use")),
-        ("docs/maps.md", format!("down to {least} seconds (half-closed: {least_half_closed})")),
-        ("docs/maps.md", format!("shrink to {least_stream} seconds")),
+        ("docs/maps.md", format!("idle for {least} seconds (half-closed, stream, tunnel: {least_stream})")),
         ("docs/datapath.md", format!("at most {stream} s old")),
         ("docs/dsr.md", format!("FIN ({time_wait} s)")),
         ("docs/dsr.md", format!("after {opening} s of silence")),

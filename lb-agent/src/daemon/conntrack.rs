@@ -223,8 +223,8 @@ async fn sweep(
     debug!(entries, expired, evicted, restored, orphans, "garbage collection of connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
-            "the flow table is nearly full, {entries} of {capacity} entries: half-open and closed connections are evicted, and \
-             new ones are dropped when it is full. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
+            "the flow table is nearly full, {entries} entries where --max-connections allows for {capacity}: half-open and \
+             closed connections are evicted, and new ones may be dropped. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
              the clients that open so many (`lb-agent conntrack list`)"
         )
     });

@@ -42,9 +42,9 @@ impl Tables for PinnedTables {
     }
 
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
+        // Programs drop new flows only if the overflow is full.
         let flows = &self.maps.flows;
-        let room = flows.slots() as usize + flows.capacity() as usize;
-        Ok(room.saturating_sub(flows.count()?))
+        Ok((flows.capacity() as usize).saturating_sub(flows.overflowed()))
     }
 
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError> {

@@ -3,7 +3,7 @@
 
 use super::{Flow, Phase, Tick, flow_flags};
 
-/// How full `CONNTRACK` is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
+/// How full the flow table is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
 ///
 /// The higher the pressure, the shorter the timeout of flows that may be evicted ([`Phase::is_evictable`]). A flood of
 /// connections without a completed handshake makes room within seconds, and no established flow is touched.

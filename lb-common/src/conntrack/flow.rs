@@ -54,7 +54,7 @@ pub mod seen {
     pub const SYNCHRONISED: u8 = 64;
 }
 
-/// Value of `CONNTRACK`: how packets of one direction are translated, and what this direction has sent.
+/// An entry of the flow table: how packets of one direction are translated, and what this direction has sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {

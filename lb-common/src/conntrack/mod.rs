@@ -1,4 +1,4 @@
-//! Connection tracking: the entries of `CONNTRACK` and the life cycle of a flow.
+//! Connection tracking: the entries of the flow table and the life cycle of a flow.
 //!
 //! A flow has two entries, one for each direction. An entry holds the whole translated tuple, so the key of its reverse
 //! entry can be computed (`entry.to.reversed()`), and only what *its own direction* has sent. So an established packet

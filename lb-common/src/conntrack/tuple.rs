@@ -2,7 +2,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{Address, layout::describe};
 
-/// The five values that name one direction of a flow; key of `CONNTRACK`.
+/// The five values that name one direction of a flow; key of the flow table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Tuple {

@@ -17,7 +17,7 @@ pub enum Insert<S> {
     Full,
 }
 
-/// Number of attempts to claim a slot that changes during each attempt.
+/// Number of attempts at a slot that changes during each attempt.
 pub(super) const ATTEMPTS: u32 = 3;
 
 /// Inserts an entry if its key is new: into a free place, else into one that it evicts an entry from, else into the

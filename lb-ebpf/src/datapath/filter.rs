@@ -60,7 +60,7 @@ impl Memory for Filter {
     }
 }
 
-/// Marks an entry of `CONNTRACK`, given its key and flags. Call it before the entry is inserted.
+/// Marks an entry of the flow table, given its key and flags. Call it before the entry is inserted.
 #[inline(always)]
 pub(crate) fn mark(key: &Tuple, flags: u8) {
     filter_mark(key, u32::from(flags));

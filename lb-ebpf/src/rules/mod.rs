@@ -7,7 +7,7 @@
 //! ```text
 //! admission   may a flow begin with this packet, from this client, for this service
 //! client      is the client internal to the cluster, and does its backend answer it directly
-//! flow        does an entry of CONNTRACK apply to the packet, may another flow replace it
+//! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
 //! icmp_limit  how many ICMP errors the node sends
 //! source_port how many ports a new connection tries

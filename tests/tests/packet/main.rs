@@ -2,7 +2,7 @@
 //!
 //! A case is a base packet, a mutation of the one property under test, and the result: the return code, the packet
 //! (built from scratch by etherparse with its own checksums, never with our checksum code), the counters (that of the
-//! outcome increases by one and *no other one changes*), and the `CONNTRACK` entries if they matter.
+//! outcome increases by one and *no other one changes*), and the entries of the flow table if they matter.
 //!
 //! ```text
 //! testbed   maps, programs, and a packet through one      packets   builds packets: input and expectation

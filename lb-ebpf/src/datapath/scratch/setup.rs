@@ -135,7 +135,7 @@ impl Claim {
 
 /// Keys of entries that are deleted together. The stack has no room for them.
 pub(crate) struct Keys {
-    /// The entry of the other direction than the one that was found.
+    /// The key of the reverse entry of the one that was found.
     pub(crate) other: Tuple,
     /// The reverse entry of the first flow, if the connection is masqueraded.
     pub(crate) first_reply: Tuple,
