@@ -1,4 +1,4 @@
-//! The filter: most packets of a node belong to no Service, and two loads suffice to find that out.
+//! The filter: most packets of a node belong to no Service, and two words of bit arrays suffice to find that out.
 //!
 //! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has those that clients send to, and
 //! programs ask it with the destination of a packet; [`Side::Back`] has those that answer, and programs ask it with the
@@ -76,8 +76,8 @@ const NO_V4: u64 = 1;
 const NO_V6: [u64; 4] = [1, 0, 0, 0];
 
 impl ServiceRanges {
-    /// Ranges that contain all addresses of these networks. Exact for up to two networks of a family; from the second
-    /// one on, more are replaced by the smallest network around them.
+    /// Ranges that contain all addresses of these networks. They are exact for up to two networks of a family. With
+    /// more, the second range is the smallest network that contains all networks but the first.
     pub fn covering(networks: &Networks) -> Self {
         let listed = || networks.networks.iter().take(networks.count as usize);
         let mut ranges = Self { v4: [NO_V4; 2], v6: [NO_V6; 2] };

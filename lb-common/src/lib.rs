@@ -94,7 +94,8 @@ pub mod capacity {
     /// Slots of the flow table (`FLOWS`), all allocated at start, 128 bytes each: see
     /// [`flow_slots`](super::conntrack::flow_slots).
     pub const FLOWS: usize = 524_288;
-    /// Entries of `CONNTRACK`, two for each connection: 16 bytes each at start, the rest for those that exist.
+    /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest for those that exist.
+    /// It alone can hold all connections, with two entries for each.
     pub const CONNTRACK: usize = 262_144;
     /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one address,
     /// so this is the number of frontends.
@@ -108,7 +109,7 @@ pub mod capacity {
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices that internal clients' packets enter through (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
-    /// Devices on which packets may bypass the stack (`DEVICES`).
+    /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 72 bytes each for every CPU, so 144
     /// KiB of its cache, and 18 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks

@@ -44,9 +44,11 @@ pub enum Outcome {
     /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
     /// one: translated and sent back.
     Hairpin = 11,
-    /// A TCP segment to a service without backends, answered with RST.
+    /// A TCP segment to a service without backends, or to a port of a cluster IP that no service has, answered with
+    /// RST.
     RejectTcp = 12,
-    /// A datagram to a service without backends, answered with ICMP port unreachable.
+    /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
+    /// answered with ICMP port unreachable.
     RejectUdp = 13,
     /// Dropped: a TCP RST to a VIP that belongs to no flow: there is no connection to reset.
     StrayReset = 14,

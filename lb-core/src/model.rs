@@ -265,7 +265,7 @@ pub struct Node {
 /// Addresses of this node; each list sorted, each address once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
-    /// All addresses of the node except those of loopback scope (`127.0.0.0/8`, `::1`).
+    /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
     pub own: Vec<IpAddr>,
     /// The address of each family by which other nodes know this one; it is one of `own`.
     pub primary: Vec<IpAddr>,

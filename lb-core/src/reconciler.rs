@@ -426,7 +426,7 @@ impl Reconciler {
         self.health_checks.take_changed()
     }
 
-    /// The service ports that drop packets because none of their endpoints is on this node, as of the last
+    /// The numbers of service ports that drop packets because none of their endpoints is on this node, as of the last
     /// [`Self::plan`].
     pub const fn no_local_endpoints(&self, family: Family) -> NoLocalEndpoints {
         self.health_checks.no_local_endpoints(family)

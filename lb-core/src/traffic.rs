@@ -1,10 +1,10 @@
 //! Sums of flows, packets and bytes of service ports and backends, from the counters of the flow entries.
 //!
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
-//! has counted since the previous walk to the sums of its backend, so sums only grow. An entry stays for at least ten
-//! seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are more frequent
-//! than that, only one thing is missed: packets after the last walk of an entry that is deleted at once (a masquerade
-//! port taken from a closed connection, a UDP flow to a removed backend).
+//! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
+//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are more
+//! frequent than that, the sums lack only packets after the last walk of an entry that is deleted at once (a masquerade
+//! port taken from a closed connection, a UDP flow to a removed backend, an entry that a program evicts).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,7 +16,7 @@ use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
 
 use crate::active_flow_slots::ServiceEndpoint;
 
-/// Walks without any entry of a backend after which its sums expire: one hour.
+/// Walks without any entry of a backend after which its sums expire: one hour, if walks are five seconds apart.
 const SILENCE: u32 = 720;
 
 /// Packets and bytes of one direction.

@@ -17,7 +17,7 @@ impl Pressure {
     pub const MOST: Self = Self(Self::STEPS);
     const STEPS: u8 = 48;
 
-    /// The pressure in a map with `entries` out of `capacity`.
+    /// The pressure in a flow table with `entries` out of `capacity`.
     pub fn of(entries: usize, capacity: u32) -> Self {
         let sixteenths = |count: u32| u64::from(capacity) * u64::from(count) / 16;
         let (begin, end) = (sixteenths(12), sixteenths(15));

@@ -208,7 +208,7 @@ impl Flow {
     }
 
     /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
-    /// misses packets of neither.
+    /// counts the packets of both. The counters start from 0 again when they have counted 65,535 earlier flows.
     #[inline(always)]
     pub const fn continue_counters(&mut self, earlier: &Self) {
         (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << BYTE_COUNT_BITS) {
@@ -217,9 +217,10 @@ impl Flow {
         };
     }
 
-    /// Merges what the programs have observed in an `other` copy of the same entry since the copy was made.
+    /// Merges into this copy of an entry what the programs have observed in the original, `other`, since the copy was
+    /// made.
     pub fn merge(&mut self, other: &Self) {
-        // A new connection has replaced this flow since the copy was made.
+        // In the copy, another connection has replaced this flow since the copy was made.
         if self.to != other.to || self.syns > other.syns {
             return;
         }

@@ -19,9 +19,10 @@ pub enum Phase {
     Closed,
     /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies this node does not see.
     Unreplied,
-    /// UDP: the backend has answered, and neither direction has sent for longer than about 2 s.
+    /// UDP: the backend has answered, and the datagrams of neither direction span more than about 2 s.
     Replied,
-    /// UDP: the backend has answered (unseen if tunnelled), and one direction has sent for longer than about 2 s.
+    /// UDP: the backend has answered (unseen if tunnelled), and the datagrams of one direction span more than about 2
+    /// s.
     Stream,
 }
 
@@ -77,9 +78,9 @@ impl Phase {
         }
     }
 
-    /// Whether a full map may evict the flow early, which is all but an established connection. Anyone can begin the
-    /// others, with any address: UDP has no handshake, and a stream is two datagrams and an answer. A connection that is
-    /// closing gives way as in nf_conntrack (`tcp_can_early_drop`).
+    /// Whether a nearly full flow table may evict the flow early: any but an established connection. Anyone can begin
+    /// the others, with any address: UDP has no handshake, and a stream is two datagrams and an answer. A connection
+    /// that is closing may be evicted as in nf_conntrack (`tcp_can_early_drop`).
     pub const fn is_evictable(self) -> bool {
         !matches!(self, Self::Established)
     }

@@ -98,7 +98,7 @@ impl Control {
         self.tag() & AGENT != 0
     }
 
-    /// Whether nobody uses the slot.
+    /// Whether the slot has no entry and no claim.
     #[inline(always)]
     pub const fn is_free(self) -> bool {
         self.tag() == FREE

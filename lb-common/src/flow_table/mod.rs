@@ -2,7 +2,8 @@
 //! without locks.
 //!
 //! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. A flow
-//! takes the first free one. A flow that finds none goes to the *overflow*, the hash map `CONNTRACK`.
+//! takes the first free one. If there is none, a program evicts an expired or unproven entry from one of the places;
+//! without such an entry, the flow goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts nothing.
 //!
 //! ```text
 //! slot     what the array holds                  find     lookup, and reading a flow whole
