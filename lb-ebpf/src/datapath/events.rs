@@ -73,8 +73,8 @@ pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) 
 #[inline(never)]
 fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
-        // After `RewriteFailed` the stored packet may be an earlier one: the fast path stores none that it decides about,
-        // and drops one only for this reason.
+        // After `RewriteFailed` the stored packet may be an earlier one: the fast path does not store a packet that it
+        // forwards, and `RewriteFailed` is its only reason to drop such a packet.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
             emit_rejected(&packet.tuple, device, outcome, hook);
         }

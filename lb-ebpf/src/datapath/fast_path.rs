@@ -28,8 +28,8 @@ pub(super) enum FastPath {
     NotPlain,
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
-    /// The fast path has parsed and stored the packet; the flow with its tuple begins or ends with it, or needs a
-    /// route.
+    /// The fast path has parsed and stored the packet; the flow with its tuple begins or ends with it, needs a route,
+    /// or is in the overflow.
     HasFlow,
 }
 

@@ -66,7 +66,8 @@ pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RA
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Devices with special properties for packets that bypass the stack, by interface index.
+/// The devices with programs, by interface index: which frames are for this node, and which packets may bypass the
+/// stack.
 #[btf_map]
 pub(super) static DEVICES: HashMap<u32, DeviceInfo, { capacity::DEVICES }, NO_PREALLOC> = HashMap::new();
 

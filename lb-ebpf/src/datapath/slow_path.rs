@@ -1,4 +1,5 @@
-//! The slow path: packets with unusual headers, and those that begin or end a flow.
+//! The slow path: packets with unusual headers, those that begin or end a flow, and those whose flow is in the overflow
+//! or needs a route.
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{

@@ -148,7 +148,8 @@ const PORT_REUSE_UNPROVEN: u32 = 3;
 
 /// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would have used
 /// all ports towards a backend long before the first of them expires. After an orderly end the backend may still expect
-/// late segments, and no datagram is known to be the last, so only an `eager` caller takes those ports.
+/// late segments, and a backend that has answered a datagram may get another one, so only an `eager` caller takes the
+/// ports of these two.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
     let idle_for = |ticks| {
@@ -165,7 +166,7 @@ pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOn
     }
 }
 
-/// Whether a new flow may take the place of this one, if all other places are occupied: an idle flow that would have
+/// Whether a new flow may take the place of this one, if all other places are occupied: it may if this flow has
 /// expired, or would have under the most pressure.
 #[inline(always)]
 pub fn eviction(forward: &Flow, reply: &Flow, now: Tick) -> Verdict {

@@ -16,7 +16,8 @@ use crate::datapath::{
     settings,
 };
 
-/// The service that the socket may use at this address; [`Outcome::NoService`] if there is none.
+/// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
+/// leaves the address as it is, any other outcome rejects the call.
 ///
 /// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
 /// the tc programs decide about their packets, which have a source address and can be dropped silently.

@@ -2,8 +2,8 @@
 //! or needs a translation.
 //!
 //! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the backend of
-//! each socket and virtual address is kept as long as the service has it. Replies are translated back only from
-//! backends that the same socket has sent to.
+//! each socket and virtual address is kept as long as the service has it and the socket keeps sending
+//! ([`SocketBackend::is_valid`]). Replies are translated back only from backends that the same socket has sent to.
 
 mod call;
 mod frontend;

@@ -1,8 +1,9 @@
 //! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
-//! A flow counts from its creation to its end: a RST, both FINs, or its replacement. The agent subtracts the flows that
-//! it deletes. The forward entry holds the number of the counter (`Flow::active_flows_slot`). The CPU that ends the
-//! flow clears the number in one atomic exchange, so each flow is subtracted once.
+//! A flow counts from its creation to its end: a RST, both FINs, its replacement, or its eviction by a program. The
+//! agent subtracts the flows that it deletes. The forward entry holds the number of the counter
+//! (`Flow::active_flows_slot`). The CPU that ends the flow clears the number in one atomic exchange, so each flow is
+//! subtracted once.
 
 use core::arch::asm;
 

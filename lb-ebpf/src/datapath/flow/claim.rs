@@ -22,8 +22,8 @@ use crate::datapath::{
     },
 };
 
-/// Backends whose source ports have run out: see [`source_port::exhausted`]. An array, because it only saves time: two
-/// backends with one element forget each other.
+/// Backends whose source ports have run out: see [`source_port::exhausted`]. An array suffices, because it only saves
+/// time: two backends with the same element overwrite each other.
 #[btf_map]
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;

@@ -88,12 +88,10 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     }
 }
 
-/// Deletes the connection whose reverse entry has this key, if it is over and its source port may be used again; else
-/// a busy client would run out of ports towards a backend long before entries expire. Returns true on the one CPU
-/// that did it.
-///
-/// A backend may still expect stray segments of a closed connection, and UDP has no end, so those ports are taken
-/// only if `eager`.
+/// Deletes the connection whose reverse entry has this key, if its source port may be used again:
+/// [`flow::may_be_replaced`]. Otherwise a busy client would run out of ports towards a backend long before entries
+/// expire. Returns whether the key is free for this CPU: it has deleted the entry, or found none. Of several CPUs that
+/// find an entry, only one deletes it.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     let over = flow_over(key, u32::from(eager));
@@ -120,7 +118,8 @@ const OVER: u32 = 2;
 /// As `OVER`, and the flow was the second one of a masqueraded connection; `SCRATCH` names the first one.
 const SECOND_IS_OVER: u32 = 3;
 
-/// Whether the flow whose reverse entry has this key is over, as a global function: the verifier checks it once.
+/// Whether a new flow may take the source port of the flow whose reverse entry has this key: [`NOT_OVER`] and the
+/// following values. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {

@@ -142,8 +142,9 @@ fn delete_earlier(setup: &mut FlowSetup) {
     }
 }
 
-/// Inserts the entry of the direction from the client. If another CPU has just inserted one for another packet of
-/// this flow, that one stands and our reverse entries are released.
+/// Inserts the entry of the direction from the client. If another CPU has just inserted one for another packet of this
+/// flow, that entry stands. Unless it has the same backend and source port, our reverse entries are released, as they
+/// are if there is no room.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
     prepare_forward(setup, replace);

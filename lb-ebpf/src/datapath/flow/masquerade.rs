@@ -4,8 +4,8 @@
 //! As in netfilter this is a translation of its own, after the one from the VIP to the backend: the source is
 //! exchanged where packets leave the node towards the backend, and back where packets of the backend enter. In
 //! between, the stack, its reverse path filter and any network policy see the client address. So a masqueraded
-//! connection is two flows. The first one gives the packets of the client a source port that the second one owns on
-//! the node address.
+//! connection is two flows, unless it is routed. The first one gives the packets of the client a source port that the
+//! second one owns on the node address.
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
@@ -33,8 +33,9 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
     Ok(Ports { first: u32::from(settings.first_port), count: u32::from(settings.ports) })
 }
 
-/// The source that packets get that come in as `from` and become `to`: the address from which the node itself would connect to the backend, as
-/// MASQUERADE does. Kernels before 6.7 do not report it; then it is the address that the agent sets.
+/// The source that packets get that come in as `from` and become `to`: the address from which the node itself would
+/// connect to the backend, as MASQUERADE does. Kernels before 6.7 do not report it; then it is the address that the
+/// agent sets.
 #[inline(never)]
 pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
     let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
@@ -44,9 +45,9 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
     }
 }
 
-/// The node's address for a flow whose packets come in as `from` and become `to`, if it can be routed: its packets come in and go out
-/// through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. The next hop
-/// that this lookup finds is cached for its first packet.
+/// The node's address for a flow whose packets come in as `from` and become `to`, if it can be routed: its packets come
+/// in and go out through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. The next
+/// hop that this lookup finds is cached for its first packet.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = next_hop::device(context.device);

@@ -221,7 +221,7 @@ fn target(context: &HookContext, packet: &Packet) -> Target {
     }
 }
 
-/// Whether the flow leads to the backend, and the backend is on this node.
+/// Whether the flow leads to the backend, and not through another tunnel.
 #[inline(always)]
 fn leads_to(flow: &Flow, backend: &Address) -> bool {
     !flow.is_reply() && !flow.is_tunnelled() && flow.to.destination == *backend

@@ -1,8 +1,8 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
 //! Packets of routed flows always may; all others only with `--forwarding direct`, because then the stack, above all
-//! netfilter, does not see them between ingress and egress. Packets still go through the stack if their next hop is
-//! unknown, they exceed the MTU, have no hops left, or have to be inspected.
+//! netfilter, does not see them between ingress and egress. If its next hop is unknown, or if it exceeds the MTU, has
+//! no hops left or has unusual headers, a packet takes the stack, or [`super::routed`] if its flow is routed.
 
 use aya_ebpf::Global;
 use lb_common::{

@@ -62,8 +62,8 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
 }
 
 /// The fast path of XDP. It handles plain packets of routed flows that neither begin nor end with the packet, as nearly
-/// all are. It parses such a packet into registers and never stores it; it stores any other plain packet for the slow
-/// path.
+/// all are, and leaves plain packets without flow and Service to tc. It parses such packets into registers and never
+/// stores them; it stores any other plain packet for the slow path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
@@ -88,7 +88,7 @@ fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
     }
 }
 
-/// Decides about a packet with which a routed flow begins or ends, or that is not plain.
+/// Decides about a packet that is not plain, with which a routed flow begins or ends, or whose flow is in the overflow.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
