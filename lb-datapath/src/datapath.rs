@@ -149,7 +149,8 @@ impl Datapath {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
-    /// The devices on which packets may bypass the stack; an independent handle. Use one instance at a time.
+    /// The map of devices: which frames are for the node, and on which devices packets may bypass the stack; an
+    /// independent handle. Use one instance at a time.
     pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
         DeviceMap::open(&self.folder, self.forwarding)
     }
@@ -176,9 +177,9 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// Removes data planes of other versions that have no description of their maps (before version 5). Call it when
-    /// the maps are complete and our programs attached, so that no packet passes without a program. Connections that
-    /// only the old data plane tracks are cut.
+    /// Removes all data planes of other versions: those that have no description of their maps (before version 5), and
+    /// any other that was not taken over. Call it when the maps are complete and our programs attached, so that no
+    /// packet passes without a program. Connections that only the old data plane tracks are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {

@@ -4,7 +4,7 @@
 //! DIR/lb/v1/SERVICES …             maps
 //! DIR/lb/v1/LAYOUT                 a map that describes them, see `state/handover.rs`
 //! DIR/lb/v1/programs/tc_ingress …  programs, so that commands can read them while no device runs them
-//! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction
+//! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction; also XDP and socket links
 //! DIR/lb/clsact/7                  a folder: an agent created the clsact qdisc of device 7
 //! DIR/lb/ports/10000-29999         a folder: an agent added these ports to ip_local_reserved_ports
 //! ```

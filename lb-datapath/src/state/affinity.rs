@@ -1,4 +1,5 @@
-//! The agent's part of session affinity: deleting the clients of deleted Services, and counting evicted clients.
+//! The agent's part of session affinity: deleting the clients of Service ports that were deleted or no longer have
+//! affinity, and counting evicted clients.
 //!
 //! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been idle for the longest time, and
 //! reports nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and
@@ -46,7 +47,7 @@ trait Clients {
 pub struct AffinityReport {
     /// Clients that are pinned to a backend.
     pub clients: usize,
-    /// Clients that were deleted because their Service is deleted.
+    /// Clients that were deleted because their Service port was deleted or no longer has affinity.
     pub removed: usize,
     /// Clients that were evicted since the last pass.
     pub evicted: usize,
@@ -63,7 +64,7 @@ impl AffinityTable {
         self.table.capacity()
     }
 
-    /// Deletes the clients of deleted Services, and counts the others.
+    /// Deletes the clients of Service ports that were deleted or no longer have affinity, and counts the others.
     pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
         self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }
@@ -80,7 +81,8 @@ impl Clients for Table<AffinityKey, Affinity> {
 }
 
 impl Census {
-    /// Deletes the clients of deleted Services. Reads `timeouts` only if there are clients: there may be many Services.
+    /// Deletes the clients of Service ports that are not in `timeouts`. Reads `timeouts` only if there are clients:
+    /// there may be many Services.
     fn collect_garbage(
         &mut self,
         clients: &impl Clients,
@@ -99,9 +101,9 @@ impl Census {
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
         let mut removed = 0;
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // A client whose Service exists may connect again at this moment, and the kernel cannot delete an entry
-            // only if it is unchanged. So the entry stays: the kernel evicts first the clients that have been idle for
-            // longest.
+            // A client whose Service has affinity may connect again at this moment, and the kernel cannot delete an
+            // entry only if it is unchanged. So the entry stays: the kernel evicts first the clients that have been
+            // idle for longest.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
             }

@@ -51,7 +51,8 @@ pub struct Connection {
     pub forward: Flow,
     /// The reverse entry. A flow in a tunnel has none; for other flows it is missing only for moments.
     pub reply: Option<Flow>,
-    /// The tuple with which packets of a masqueraded connection leave the node.
+    /// The tuple with which packets of a masqueraded connection leave the node, if a second flow masquerades them. A
+    /// routed flow has no second one: if it is masqueraded, its forward entry replaces the source as well.
     pub masqueraded: Option<Tuple>,
 }
 
@@ -74,7 +75,8 @@ pub struct GcReport {
     pub overflowed: usize,
     /// Flows whose lost entry was restored.
     pub restored: usize,
-    /// Expired entries without their counterpart that were deleted.
+    /// Entries without their counterpart that were deleted: expired ones, and reverse entries of a client port that now
+    /// has a flow to another backend.
     pub orphans: usize,
 }
 
@@ -178,7 +180,7 @@ impl Conntrack {
             slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
             Ok(())
         })?;
-        // Entries that programs have inserted since the walk belong to new flows and stay.
+        // Entries that programs have inserted under other keys since the walk belong to new flows and stay.
         self.table.remove_all(&keys)?;
         self.count_down(&slots);
         Ok(keys.len())
@@ -403,8 +405,9 @@ impl Conntrack {
     }
 }
 
-/// A digest of every entry, so that a GC pass finds reverse entries without a system call for each, which would take
-/// many times as long. It shows only which flows may have expired: the agent reads the entries again before a deletion.
+/// A digest of every entry, so that a GC pass finds reverse entries without a lookup of each in the flow table: a
+/// lookup in the overflow takes a system call. The index shows only which flows may have expired: the agent reads the
+/// entries again before a deletion.
 #[derive(Default)]
 struct EntryIndex {
     hasher: RandomState,

@@ -3,11 +3,11 @@
 //! Each version pins a description of its maps next to them ([`lb_core::layout`]). An agent that finds a described data
 //! plane of another version, newer or older, takes it over:
 //!
-//! 1. Maps that programs write and that both layouts define alike (flows, affinity, sockets) are shared: pinned by
-//!    both.
+//! 1. Maps that programs write, that both layouts define alike and that keep their size (flows, affinity, sockets) are
+//!    shared: pinned by both.
 //! 2. All other maps are copied, field by field, after the verifier has accepted the new programs. The old programs
 //!    serve meanwhile.
-//! 3. The programs of both versions are on every hook, the new ones first. If both have a flow, both translate it
+//! 3. The programs of both versions are on every tc hook, the new ones first. If both have a flow, both translate it
 //!    alike. The new programs leave packets of unknown flows to the old ones: all such packets, until the new programs
 //!    are on all hooks and the flows that began meanwhile are copied; after that only packets from the middle of a
 //!    connection.
@@ -394,7 +394,8 @@ impl Handover {
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
     }
 
-    /// Copies entries that our table lacks. Returns how many.
+    /// Copies the entries of this pass that our table lacks; with [`Pass::Rest`], also merges the progress of flows
+    /// that were copied before into their copies. Returns how many entries were copied.
     fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
         let table = filter.flows();
         let (before, mut refused) = (self.copied.len(), None);

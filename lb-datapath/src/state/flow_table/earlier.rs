@@ -30,7 +30,7 @@ impl EarlierSlots {
         Ok(Self { memory: map.mapped()?, words: map.shape.value_size as usize / 8, conversion })
     }
 
-    /// Calls `see` for every entry; entries that nobody replaces during the walk are seen.
+    /// Calls `see` for every entry that no program replaces during the walk, and for some of the others.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         for slot in self.memory.values().chunks_exact(self.words) {
             if let Some(Slot { key, flow, .. }) = self.read(slot) {

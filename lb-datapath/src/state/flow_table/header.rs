@@ -35,7 +35,7 @@ impl SharedHeader {
         self.word(MULTIPLIER).load(Ordering::SeqCst) == 0
     }
 
-    /// Gives a new table a random seed, and an overflow of that many entries.
+    /// Gives a new table a random seed, and records the number of entries that its overflow already has.
     pub(super) fn begin(&self, overflow: u64) {
         self.word(OVERFLOW).store(overflow, Ordering::SeqCst);
         let random = RandomState::new();

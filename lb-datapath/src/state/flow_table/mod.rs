@@ -88,7 +88,7 @@ impl FlowTable {
     }
 
     /// The number of entries that the table was made for: two for each connection of `--max-connections`. It has room
-    /// for more, but with more it is *nearly full*: [`lb_common::conntrack::Pressure`].
+    /// for more, but counts as *nearly full* from three quarters of this number on: [`lb_common::conntrack::Pressure`].
     pub fn capacity(&self) -> u32 {
         self.overflow.capacity()
     }
