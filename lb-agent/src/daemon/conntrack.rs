@@ -175,7 +175,7 @@ impl ErrorLog {
     }
 }
 
-/// Fill of the map after the last GC run.
+/// Fill of the flow table after the last GC run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Fill {
     pressure: Pressure,
@@ -185,8 +185,8 @@ struct Fill {
 }
 
 impl Fill {
-    /// Whether new flows may have nearly filled the map since the last GC run: a flood does so long before the next
-    /// one. False while the map is nearly full, because GC then runs often enough.
+    /// Whether new flows may have nearly filled the flow table since the last GC run: a flood does so long before the
+    /// next run. False while the table is nearly full, because GC then runs often enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);

@@ -230,7 +230,8 @@ impl Node {
         ))
     }
 
-    /// Keeps untranslated packets to cluster IPs on the node where they may be dropped; returns a condition if it cannot.
+    /// If packets to unassigned cluster IPs may be dropped, adds routes that keep untranslated packets to cluster IPs
+    /// on the node; else removes them. Returns a condition if that fails.
     fn make_unreachable(&mut self, settings: &Settings) -> Option<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
@@ -309,8 +310,8 @@ fn texts(list: &Networks) -> Vec<String> {
     networks(list).iter().map(ToString::to_string).collect()
 }
 
-/// The preferred primary addresses: those of the Node object, or those of the previous agent while the API server is
-/// unreachable.
+/// The preferred primary addresses: those of the Node object. If Services come from an API server and the agent has no
+/// addresses of the Node object yet, those in the settings that an earlier agent has left.
 fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<IpAddr> {
     if info.internal_ips.is_empty() && has_api_server {
         let sources: [Address; 2] = [earlier.source_v4, earlier.source_v6];

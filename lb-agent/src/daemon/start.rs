@@ -90,7 +90,7 @@ impl Opened {
 
 /// The sending ends of the channels between tasks.
 struct Senders {
-    /// From the API server to the node task.
+    /// From the API server to the node task, `/healthz` and the status socket.
     node_info: watch::Sender<NodeInfo>,
     service_cidrs: watch::Sender<Vec<IpNet>>,
     /// From the writer to the node task.

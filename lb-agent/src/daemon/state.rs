@@ -27,8 +27,8 @@ pub struct Report {
     pub started: Timestamp,
     /// Whether all objects that existed at the start are in the kernel.
     pub synchronised: bool,
-    /// Whether the kernel is up to date, or no change has waited for too long. If the node is also eligible, `/healthz`
-    /// answers 200.
+    /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
+    /// eligible, `/healthz` answers 200.
     pub healthy: bool,
     /// Whether load balancers may send traffic to the node: it is neither being deleted nor about to be removed.
     #[serde(default = "yes")]
@@ -39,7 +39,7 @@ pub struct Report {
     pub services: usize,
     /// Backends of all service ports in the kernel.
     pub endpoints: usize,
-    /// Changes that are not in the kernel yet.
+    /// Map updates that the last synchronisation left undone, plus Services that wait for room.
     pub pending: usize,
     /// When the oldest pending change arrived.
     pub pending_since: Option<Timestamp>,
@@ -60,7 +60,7 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// All addresses of the node except those of loopback scope.
+    /// All addresses of the node except loopback and IPv6 link-local ones.
     pub addresses: Vec<IpAddr>,
     /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
     #[serde(rename = "nodePortAddresses")]
@@ -113,7 +113,7 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Number of map updates that the kernel refused, plus number of Services that wait for room.
+    /// Number of map updates that are left undone, plus number of Services that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,

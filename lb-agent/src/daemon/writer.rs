@@ -74,7 +74,7 @@ pub(super) struct Writer {
     source_ready: bool,
     /// Whether a plan was made; the first one is due even without a change.
     planned: bool,
-    /// Steps that the last synchronisation left undone.
+    /// Steps that the last synchronisation left undone, plus Services that wait for room.
     pending: usize,
     /// The Services that the next plan covers.
     next_extent: Extent,

@@ -148,8 +148,8 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// Whether the flow table has no room for the entries of the flow. (One that replaces an earlier flow needs fewer;
-    /// this is not considered.)
+    /// Whether the flow table has no room for the entries of the flow. A flow that replaces an `earlier` one needs
+    /// fewer new entries; the function assumes that it fits.
     fn has_no_room(&mut self, way: ForwardingPath, earlier: bool) -> WalkResult<bool> {
         let entries = match way {
             ForwardingPath::Tunnel => 1,

@@ -112,12 +112,13 @@ fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
     own.iter().any(|ip| ip.is_ipv4() == like.is_ipv4())
 }
 
-/// The addresses whose packets the kernel delivers locally.
+/// The addresses of the node, of all its devices.
 fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }
 
-/// The addresses of a device that other machines can use, in the kernel's order.
+/// The addresses of a device that is up, without loopback and IPv6 link-local ones, in the kernel's order. None for a
+/// device with leftovers of IPVS.
 pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
     let counts = link.up && !LEFT_BY_IPVS.contains(&&*link.name);
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
@@ -205,8 +206,8 @@ mod tests {
         Network { links, default_routes, ..Network::default() }
     }
 
-    /// A node with two default routes, a pod behind a single gateway address, and leftover interfaces of other
-    /// software.
+    /// A node without default routes, with a pod behind a single gateway address, an interface that is down, and a
+    /// leftover interface of other software.
     fn node() -> Network {
         let links = vec![
             link(1, "lo", &["~127.0.0.1/8", "~::1/128", "192.0.2.77/32"]),
