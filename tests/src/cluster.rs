@@ -163,7 +163,7 @@ pub struct Cluster {
     pub router: Option<Netns>,
     /// The node where the client's packets arrive.
     pub node1: Netns,
-    /// Another node, reached through node1.
+    /// Another node: connected to node1, or with [`ClientLink::Lan`] to the router.
     pub node2: Netns,
     /// Nodes from node3 on: see [`Self::add_node`].
     more_nodes: Vec<Netns>,
@@ -249,7 +249,7 @@ impl Cluster {
         &self.folder
     }
 
-    /// The pod called `name`.
+    /// Finds a pod of any node by its name; `None` if the cluster has no such pod.
     pub fn pod(&self, name: &str) -> Option<&Pod> {
         self.pods.iter().find(|pod| pod.name == name)
     }

@@ -63,7 +63,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// TCP connections of a namespace that this side has closed, and whose other side has not sent its FIN yet.
+/// The number of TCP connections of a namespace that this side has closed, and that have not reached TIME-WAIT yet.
 pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     /// `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` of include/net/tcp_states.h
     const CLOSING: [&str; 3] = ["04", "05", "0B"];

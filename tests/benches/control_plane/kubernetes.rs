@@ -236,7 +236,8 @@ impl Agent {
 }
 
 impl Drop for Agent {
-    /// Waits for the end: the next agent must find the pins unlocked, and a large process takes a while to end.
+    /// Kills the agent, and waits until its process has ended: the next agent must find the pins unlocked, and a large
+    /// process takes a while to end.
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
             eprintln!("cannot end the agent {}: {error}", self.child.id());

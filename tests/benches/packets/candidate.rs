@@ -58,7 +58,7 @@ pub(crate) struct Done {
 }
 
 impl Candidate {
-    /// Prepares `program`; `restore` is the path of the object with that name.
+    /// Prepares `program`; `restore` is the path of the BPF object that gives it fresh packets.
     pub(crate) fn new(
         restore: &Path,
         kind: Kind,

@@ -108,7 +108,8 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
         // While other endpoints are ready, terminating ones get no new connections.
         terminating(lan.service(1, &pods), &["pod1", "pod3"]),
         terminating(lan.service(2, &pods), &pods),
-        // Each policy has its own fallback: on node 1 it applies to the local policy, not to the cluster policy.
+        // Each policy has its own fallback: on node 1 the policy `Local` falls back to the terminating pod1, although
+        // pod3 is ready on another node.
         external_local(internal_local(terminating(lan.service(3, &["pod1", "pod3"]), &["pod1"]))),
         // An endpoint that no longer serves is not used.
         external_local(unready(lan.service(4, &["pod1", "pod3"]), &["pod1"])),

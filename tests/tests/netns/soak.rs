@@ -34,9 +34,9 @@ static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
 const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];
-/// Bytes for each entry of a flow that the index of a garbage collection may take: 32 and a byte of the hash
-/// table, at most half empty, and twice while it grows. The heap keeps them. An agent that started shortly before the
-/// middle has not run one yet.
+/// Bytes that the index of a garbage collection may take for each entry of the flow table: 32 for key and value and a
+/// control byte, twice that because the hash table may be half empty, and twice again while it grows. The heap keeps
+/// the memory. An agent that started shortly before the middle of the test may have run no garbage collection by then.
 const GC_INDEX: u64 = 128;
 
 fn number(name: &str, default: u64) -> u64 {

@@ -12,8 +12,8 @@ use super::{
 /// The TTL of packets that Linux sends.
 const HOP_LIMIT: u8 = 64;
 
-/// Kinds of devices for answers of another length, without CHECKSUM_COMPLETE: the kernel drops the sum over a frame
-/// whose length changes, but the test run verifies the sum.
+/// Devices for tests whose answer is longer or shorter than the packet. None has CHECKSUM_COMPLETE: when the length of
+/// a frame changes, the kernel drops the sum over the frame, but the test run still verifies it.
 const RESIZED: [Device; 2] = [Device::Ethernet, Device::Bare];
 
 fn empty_services(bed: &mut Testbed, family: Family) {

@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 const NODE: &str = "00:00:5e:00:53:02";
 
 thread_local! {
-    /// The namespace of this thread whose loopback device has the address; its inode number.
+    /// The inode number of this thread's network namespace, once its loopback device has the MAC address [`NODE`].
     static PREPARED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
