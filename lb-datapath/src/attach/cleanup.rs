@@ -33,11 +33,13 @@ pub struct Removed {
 /// # Errors
 /// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
-    UnreachableRoutes::release()?;
     let Some(folder) = Folder::find(bpffs) else {
+        UnreachableRoutes::release()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
+    // A running agent keeps its routes, too.
     let lock = folder.lock()?;
+    UnreachableRoutes::release()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
     remove_qdiscs(&folder)?;
     removed.ports = PortReservation::new(folder.clone()).release()?;

@@ -152,6 +152,19 @@ fn has_clsact(netns: &Netns) -> bool {
 }
 
 #[test]
+fn cleanup_beside_a_running_agent_removes_nothing() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
+    bed.start_agent_with(&RANGES);
+    let (node1, bpffs) = (bed.cluster.node1.clone(), bed.cluster.bpffs(1));
+    let (programs_before, routes_before) = (programs(&bed), unreachable_routes(&bed));
+    assert!(routes_before > 0);
+    agent::ask(&node1, &bpffs, &["cleanup"]).unwrap_err();
+    assert_eq!(unreachable_routes(&bed), routes_before);
+    assert_eq!(programs(&bed), programs_before);
+    assert_served(&bed);
+}
+
+#[test]
 fn cleanup_leaves_nothing_behind() {
     let mut bed = Bed::with_web(&["pod2"]);
     let node1 = bed.cluster.node1.clone();
