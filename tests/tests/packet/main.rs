@@ -36,6 +36,7 @@ mod masquerade;
 mod new_flow;
 mod next_hop;
 mod policies;
+mod races;
 mod random;
 mod reject;
 mod schedulers;

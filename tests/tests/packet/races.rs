@@ -1,0 +1,72 @@
+//! Packets of one flow on two CPUs at the same time.
+
+use std::{
+    hint, iter,
+    os::fd::AsFd as _,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use lb_common::Outcome;
+
+use super::{
+    packets::Packet,
+    stage::Family,
+    test_run::test_run,
+    testbed::{Device, Testbed, UDP},
+};
+
+/// Flows that begin on two CPUs, in one round: as many as the test's table has room for.
+const FLOWS: usize = 200;
+const ROUNDS: u32 = 20;
+/// Looks at the other thread before a thread gives way to it, which may need this CPU.
+const SPINS: u32 = 10_000;
+
+/// Runs each of these frames on two threads at once.
+fn run_twice(bed: &Testbed, frames: &[Vec<u8>]) {
+    let program = bed.program("tc_ingress").fd().unwrap();
+    let arrived = AtomicUsize::new(0);
+    let run_all = || {
+        for (nth, frame) in frames.iter().enumerate() {
+            arrived.fetch_add(1, Ordering::SeqCst);
+            for spin in iter::successors(Some(0u32), |spin| Some(spin.saturating_add(1))) {
+                if arrived.load(Ordering::SeqCst) >= 2 * (nth + 1) {
+                    break;
+                }
+                if spin < SPINS { hint::spin_loop() } else { thread::yield_now() }
+            }
+            test_run(program, frame, &mut vec![0; frame.len() + 512], &[], 0).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(run_all);
+        scope.spawn(run_all);
+    });
+}
+
+#[test]
+fn first_packets_on_two_cpus_begin_one_whole_flow() {
+    let mut bed = Testbed::new();
+    for family in Family::BOTH {
+        bed.start(&format!("two CPUs, {family:?}"), Device::Ethernet);
+        bed.service(family.vip(), UDP, &[family.backend(), family.other_backend()]);
+        let clients = (20_000..).map(|port| (family.client().ip(), port).into());
+        let packets: Vec<Packet> =
+            clients.take(FLOWS).map(|client| Packet::udp(client, family.vip(), b"x")).collect();
+        let frames: Vec<Vec<u8>> = packets.iter().map(Packet::bytes).collect();
+        let before = bed.counters();
+        run_twice(&bed, &frames);
+
+        let moved = bed.moved_since(&before);
+        let packets_of =
+            |wanted| moved.iter().find(|(outcome, _)| *outcome == wanted).map_or(0, |found| found.1);
+        let translated = packets_of(Outcome::NewFlow) + packets_of(Outcome::Forward);
+        assert_eq!(translated, 2 * FLOWS as u64, "{moved:?}");
+        let flows = bed.flows();
+        for packet in &packets {
+            let forward = flows.get(&packet.tuple()).unwrap_or_else(|| panic!("no flow of {packet:?}"));
+            let reply = flows.get(&forward.to.reversed());
+            assert_eq!(reply.map(|reply| reply.to), Some(packet.tuple().reversed()), "{packet:?}");
+        }
+    }
+}
