@@ -22,6 +22,7 @@ pub mod icmp;
 pub mod kube_proxy;
 pub mod manifests;
 pub mod netns;
+pub mod offload;
 pub mod pattern;
 pub mod pump;
 pub mod server;

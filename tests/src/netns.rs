@@ -3,8 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    net::{Ipv4Addr, UdpSocket},
-    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    os::unix::process::CommandExt as _,
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
@@ -15,10 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::{
-    libc,
-    sched::{CloneFlags, setns},
-};
+use nix::sched::{CloneFlags, setns};
 
 use crate::{
     cgroup::Cgroup,
@@ -161,30 +157,4 @@ fn feed(command: &mut Command, input: &str) -> Result<()> {
     let shown = shown.join("\n");
     ensure!(output.status.success(), "{command:?} failed: {reason}its input began with:\n{shown}");
     Ok(())
-}
-
-/// Switches TX checksum offload of a device on or off, as `ethtool -K DEVICE tx` does.
-/// Without it, frames of a veth carry valid checksums, as frames from a wire do.
-pub fn switch_send_checksums(netns: &Netns, device: &str, on: bool) -> io::Result<()> {
-    /// `struct ethtool_value` of include/uapi/linux/ethtool.h
-    #[repr(C)]
-    struct Value {
-        command: u32,
-        data: u32,
-    }
-    const ETHTOOL_STXCSUM: u32 = 0x17;
-    const SIOCETHTOOL: libc::Ioctl = 0x8946;
-    netns.run(|| {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let mut value = Value { command: ETHTOOL_STXCSUM, data: u32::from(on) };
-        // SAFETY: all zeros are a valid `ifreq`.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes().take(libc::IFNAMSIZ - 1)) {
-            *to = libc::c_char::from_ne_bytes([from]);
-        }
-        request.ifr_ifru.ifru_data = (&raw mut value).cast();
-        // SAFETY: the request names a device and points to the value that the command takes; both outlive the call.
-        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    })
 }

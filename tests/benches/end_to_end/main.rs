@@ -16,7 +16,6 @@ mod growth;
 mod idle;
 mod load;
 mod node;
-mod offload;
 mod prepare;
 mod report;
 mod rounds;

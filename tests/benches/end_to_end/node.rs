@@ -13,12 +13,16 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use lb_tests::{cgroup::Cgroup, cluster::veth, netns::Netns};
+use lb_tests::{
+    cgroup::Cgroup,
+    cluster::veth,
+    netns::Netns,
+    offload::{self, Offload},
+};
 
 use crate::{
     family::{Family, NODE},
     load::Servers,
-    offload::{self, Offload},
 };
 
 /// The node's wires.

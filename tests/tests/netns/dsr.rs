@@ -10,7 +10,8 @@ use lb_tests::{
     client::{Connection, PATIENCE, ask_udp, echo, udp_socket},
     cluster::{CLIENT, ClientLink, PodLink, Wiring},
     manifests::Service,
-    netns::{Netns, switch_send_checksums, unique_prefix},
+    netns::{Netns, unique_prefix},
+    offload::{self, Offload},
     pattern, pump,
     socket::{next_error, path_mtu, queue_errors},
     wait_for,
@@ -53,7 +54,7 @@ impl Nodes {
         }
         let router = lan.cluster.router.as_ref().unwrap();
         let end = |port| {
-            switch_send_checksums(router, port, false).unwrap();
+            router.run(|| offload::set(port, Offload::TransmitChecksum, false)).unwrap();
             passing_program(router, port)
         };
         let ends = if xdp { ["node1", "node2", "node3"].map(end).into() } else { Vec::new() };

@@ -10,7 +10,8 @@ use aya::{
 use lb_tests::{
     client::{Connection, ask_udp},
     cluster::{ClientLink, PodLink, Wiring},
-    netns::{Netns, switch_send_checksums},
+    netns::Netns,
+    offload::{self, Offload},
 };
 
 use crate::lan::{
@@ -49,7 +50,7 @@ pub(crate) fn wires(mode: &str) -> Wires {
     let mut lan = Lan::without_agents(WIRING);
     let router = lan.cluster.router.as_ref().unwrap();
     let ends = ["node1", "node2"].map(|port| {
-        switch_send_checksums(router, port, false).unwrap();
+        router.run(|| offload::set(port, Offload::TransmitChecksum, false)).unwrap();
         passing_program(router, port)
     });
     for node in [1, 2] {

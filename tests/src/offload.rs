@@ -17,7 +17,7 @@ nix::ioctl_readwrite_bad!(
 /// An offload.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
-pub(crate) enum Offload {
+pub enum Offload {
     /// Checksums of sent packets (`ETHTOOL_STXCSUM`).
     TransmitChecksum = 0x17,
     /// TCP segmentation (`ETHTOOL_STSO`).
@@ -36,7 +36,7 @@ struct Value {
 }
 
 /// Switches an offload on or off, for a device in the network namespace of this thread.
-pub(crate) fn set(device: &str, offload: Offload, on: bool) -> io::Result<()> {
+pub fn set(device: &str, offload: Offload, on: bool) -> io::Result<()> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut value = Value { command: offload as u32, data: u32::from(on) };
     // SAFETY: an ifreq is plain old data; all zeros are valid.
