@@ -39,6 +39,8 @@ pub mod device_flags {
     pub const REDIRECT_PEER: u32 = 4;
     /// Tunnels of peers may end here: a wire device that no pod is behind.
     pub const TUNNELS: u32 = 8;
+    /// The device transmits frames that its own XDP program sends back (XDP_TX).
+    pub const XDP_TX: u32 = 16;
 }
 
 #[cfg(feature = "user")]

@@ -58,6 +58,15 @@ pub enum DatapathError {
         /// The error and the end of the verifier's log.
         reason: String,
     },
+    /// A veth drops the frames that a native XDP program sends through it.
+    #[error(
+        "veth {device} loses the frames that a native XDP program sends through it, because its other end has \
+         neither an XDP program nor GRO: attach a program there (any that passes packets on), or use --xdp generic"
+    )]
+    NoWayOut {
+        /// The device.
+        device: String,
+    },
     /// An operation on a map failed.
     #[error("cannot {action} BPF map {map}: {source}{}", hint(source))]
     Map {

@@ -313,7 +313,7 @@ pub enum ServiceMetrics {
 pub enum Xdp {
     /// Those whose drivers support native mode, except veth: there the other end would need an XDP program as well
     Auto,
-    /// Those whose drivers support native mode, including veth
+    /// Those whose drivers support native mode, including veth whose other end has an XDP program or GRO
     Native,
     /// All: in native mode if the driver supports it, else in generic mode, which works on copies of packets
     Generic,

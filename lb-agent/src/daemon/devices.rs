@@ -74,7 +74,8 @@ impl Devices {
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
         // XDP is attached after tc, which handles the packets that XDP passes on.
         self.xdp.sync(&devices)?;
-        self.map.sync(&devices, |index| self.xdp.mode_of(index))?;
+        self.map.sync(&devices, &self.xdp)?;
+        self.state.set_device_conditions(self.xdp.conditions());
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
             if !places.is_empty() {
                 let places: Vec<_> = places.iter().map(ToString::to_string).collect();

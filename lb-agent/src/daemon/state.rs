@@ -133,9 +133,18 @@ struct Inner {
     progress: Progress,
     source_conditions: Vec<String>,
     node_conditions: Vec<String>,
+    device_conditions: Vec<String>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
     shortages: Shortages,
+}
+
+impl Inner {
+    /// Everything that needs attention.
+    fn conditions(&self) -> Vec<String> {
+        let Self { progress, source_conditions, node_conditions, device_conditions, .. } = self;
+        [&**source_conditions, &progress.conflicts, node_conditions, device_conditions].concat()
+    }
 }
 
 impl State {
@@ -167,6 +176,11 @@ impl State {
     /// Replaces the conditions of the node.
     pub(super) fn set_node_conditions(&self, conditions: Vec<String>) {
         self.lock().node_conditions = conditions;
+    }
+
+    /// Replaces the conditions of the interfaces that are served.
+    pub(super) fn set_device_conditions(&self, conditions: Vec<String>) {
+        self.lock().device_conditions = conditions;
     }
 
     /// Replaces the addresses and settings of the node.
@@ -216,7 +230,7 @@ impl State {
             pending: progress.pending,
             pending_since: freshness.waiting_since(),
             failures: progress.failures.clone(),
-            problems: [&*inner.source_conditions, &progress.conflicts, &inner.node_conditions].concat(),
+            problems: inner.conditions(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             shortages: inner.shortages.report(Instant::now()),

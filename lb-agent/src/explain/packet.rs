@@ -100,13 +100,14 @@ impl<T: Tables> Walk<'_, T> {
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 
-    /// Whether frames with the tuple `to` may leave from XDP: their next hop is known, and its device transmits
-    /// redirected frames.
+    /// Whether frames with the tuple `to` may leave from XDP: their next hop is known, and its device transmits frames
+    /// that are redirected to it, or sent back.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
-        let takes = info.is_some_and(|info| info.flags & device_flags::XDP_REDIRECT_TARGET != 0);
-        Ok(route.neighbour && (takes || route.device == self.question.device))
+        let is_back = route.device == self.question.device;
+        let needed = if is_back { device_flags::XDP_TX } else { device_flags::XDP_REDIRECT_TARGET };
+        Ok(route.neighbour && info.is_some_and(|info| info.flags & needed != 0))
     }
 
     /// The entry of the packet's direction.

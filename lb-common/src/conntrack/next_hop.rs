@@ -37,6 +37,8 @@ pub mod next_hop_flags {
     /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, those with the
     /// same [`RouteInputs`](super::RouteInputs), too.
     pub const OF_DESTINATION: u16 = 16;
+    /// The device transmits frames that its own XDP program sends back.
+    pub const XDP_TX: u16 = 32;
 }
 
 /// The inputs of a route lookup that always matter. Policy routing may look at more: [`RouteInputs`].

@@ -1,9 +1,12 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, as those of tc. tc serves a device that cannot run the program.
+//! Links are pinned, as those of tc. tc serves a device that cannot run the program, and a veth that would lose what the
+//! program sends: its far end takes such frames only if it has an XDP program, too, or GRO. With GRO alone it does not wake
+//! up for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel), only for redirected ones.
 
 use std::{
     collections::BTreeMap,
+    io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,7 +24,10 @@ use crate::{
         sys,
     },
     error::DatapathError,
-    net::devices::{Device, DeviceKind, Layer},
+    net::{
+        devices::{Device, DeviceKind, Layer},
+        xdp_features::{XdpFeatureReader, XdpFeatures},
+    },
 };
 
 /// How a device runs the XDP program.
@@ -71,14 +77,16 @@ pub struct XdpAttacher {
     refused: BTreeMap<XdpMode, String>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
-    /// Devices that cannot run the program, with the reason that the agent has logged.
-    logged: BTreeMap<u32, String>,
+    /// What the drivers of these devices do, as far as the kernel says it.
+    features: BTreeMap<u32, XdpFeatures>,
+    /// Devices that should run the program and cannot, with the reason that the agent has logged.
+    at_tc: BTreeMap<u32, DatapathError>,
 }
 
 impl XdpAttacher {
     pub(crate) fn new(folder: Folder, programs: Arc<Programs>, option: XdpOption) -> Self {
-        let (attached, logged) = (BTreeMap::new(), BTreeMap::new());
-        Self { folder, programs, refused: BTreeMap::new(), option, attached, logged }
+        let (attached, features, at_tc) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { folder, programs, refused: BTreeMap::new(), option, attached, features, at_tc }
     }
 
     /// How the program runs on a device; `None` if it is not attached.
@@ -86,47 +94,95 @@ impl XdpAttacher {
         self.attached.get(&index).copied()
     }
 
+    /// Whether frames leave through this device that the program on it sends back.
+    pub fn sends_back(&self, device: &Device) -> bool {
+        match self.mode_of(device.index) {
+            Some(XdpMode::Native) => !device.loses_xdp_tx,
+            Some(XdpMode::Generic) => true,
+            None => false,
+        }
+    }
+
+    /// Whether frames leave through this device that the program redirects to it on other devices. (Generic programs
+    /// redirect through the stack, so only native ones need the driver.)
+    pub fn is_redirect_target(&self, device: &Device) -> bool {
+        let Some(mode) = self.mode_of(device.index) else { return false };
+        let takes_from_native = match self.features.get(&device.index) {
+            Some(features) => features.sends_frames_of(device.mtu),
+            None => mode == XdpMode::Native,
+        };
+        takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
+    }
+
+    /// The conditions of devices that could run the program if the administrator changed something.
+    pub fn conditions(&self) -> Vec<String> {
+        let lossy = self.at_tc.values().filter(|why| matches!(why, DatapathError::NoWayOut { .. }));
+        lossy.map(ToString::to_string).collect()
+    }
+
     /// Attaches the program to the wire devices among `devices` that can run it, and detaches it from all others.
     pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
         let wires: Vec<&Device> = devices.iter().filter(|device| is_ethernet_wire(device)).collect();
-        let mut attached = BTreeMap::new();
+        let mut reader = self.feature_reader();
+        let (mut attached, mut features) = (BTreeMap::new(), BTreeMap::new());
         for device in &wires {
-            if let Some(mode) = self.ensure(device) {
+            if let Some(mode) = self.ensure(device, reader.as_mut()) {
                 attached.insert(device.index, mode);
+                // After it is attached: some drivers send frames only from then on.
+                features.extend(read(reader.as_mut(), device).map(|found| (device.index, found)));
             }
         }
-        self.attached = attached;
-        self.logged.retain(|index, _| wires.iter().any(|device| device.index == *index));
+        (self.attached, self.features) = (attached, features);
+        self.at_tc.retain(|index, _| wires.iter().any(|device| device.index == *index));
         self.release()
     }
 
     /// Attaches the program in the best allowed mode that the device supports. Returns the mode.
-    fn ensure(&mut self, device: &Device) -> Option<XdpMode> {
+    fn ensure(&mut self, device: &Device, mut reader: Option<&mut XdpFeatureReader>) -> Option<XdpMode> {
         let mut refused = None;
         for mode in modes(self.option, device) {
-            match self.attach(device, *mode) {
+            let attached = match check_way_out(device, *mode, reader.as_deref_mut()) {
+                Ok(()) => self.attach(device, *mode),
+                // A device can run no program in another mode until this one is detached.
+                Err(lossy) => self.detach(device, *mode).and(Err(lossy)),
+            };
+            match attached {
                 Ok(()) => {
                     if self.attached.get(&device.index) != Some(mode) {
                         info!(device = device.name, mode = mode.as_str(), "attached the XDP program");
                     }
-                    self.logged.remove(&device.index);
+                    self.at_tc.remove(&device.index);
                     return Some(*mode);
                 }
                 Err(error) => refused = Some(error),
             }
         }
-        self.log_once(device, refused.map(|error| error.to_string()));
+        if let Some(why) = refused {
+            self.leave_to_tc(device, why);
+        }
         None
     }
 
-    fn log_once(&mut self, device: &Device, why: Option<String>) {
-        let Some(why) = why else { return };
-        if self.logged.get(&device.index) == Some(&why) {
+    /// Records that tc serves the device, and logs each reason once.
+    fn leave_to_tc(&mut self, device: &Device, why: DatapathError) {
+        let known = self.at_tc.get(&device.index);
+        if known.is_some_and(|known| known.to_string() == why.to_string()) {
             debug!("{why}");
         } else {
             warn!("{why}; {} is served at tc", device.name);
-            self.logged.insert(device.index, why);
         }
+        self.at_tc.insert(device.index, why);
+    }
+
+    /// `None` if no device should run the program, or the kernel does not know the features of drivers.
+    fn feature_reader(&self) -> Option<XdpFeatureReader> {
+        if self.option == XdpOption::Off {
+            return None;
+        }
+        XdpFeatureReader::open().unwrap_or_else(|error| {
+            warn!("cannot ask the kernel for the XDP features of devices: {error}");
+            None
+        })
     }
 
     /// The program for this mode. If the verifier has refused it once, the agent does not load it again.
@@ -159,6 +215,16 @@ impl XdpAttacher {
         sys::pin(link.as_fd(), &path).map_err(|error| DatapathError::file("pin the link at", &path, error))
     }
 
+    fn detach(&self, device: &Device, mode: XdpMode) -> Result<(), DatapathError> {
+        let path = self.pin_of(device.index, mode);
+        let detached = sys::open_pin(&path).and_then(|link| sys::detach_link(link.as_fd()));
+        match detached {
+            Ok(()) => bpffs::unpin(&path).map(drop),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(DatapathError::file("detach the pinned link", &path, error)),
+        }
+    }
+
     fn pin_of(&self, index: u32, mode: XdpMode) -> PathBuf {
         self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
     }
@@ -174,6 +240,27 @@ impl XdpAttacher {
         }
         Ok(())
     }
+}
+
+/// The features of a device; `None` if they are unknown.
+fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFeatures> {
+    reader?.read(device.index).unwrap_or_else(|error| {
+        warn!(device = device.name, "cannot read the XDP features of the device: {error}");
+        None
+    })
+}
+
+/// Refuses a veth through which no native program can send frames. (Drivers of network cards send at least what their own
+/// program sends back.)
+fn check_way_out(
+    device: &Device,
+    mode: XdpMode,
+    reader: Option<&mut XdpFeatureReader>,
+) -> Result<(), DatapathError> {
+    let sends_nothing = mode == XdpMode::Native
+        && device.loses_xdp_tx
+        && read(reader, device).is_some_and(|features| !features.sends_frames());
+    if sends_nothing { Err(DatapathError::NoWayOut { device: device.name.clone() }) } else { Ok(()) }
 }
 
 /// The modes in which a device may run the program, the best one first.

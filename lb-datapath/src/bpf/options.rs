@@ -166,10 +166,10 @@ impl AttachMode {
 /// Which wire devices get the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Devices whose drivers run XDP, except veth devices: a veth drops redirected frames unless its other end has an
-    /// XDP program.
+    /// Devices whose drivers run XDP, except veth devices: a veth drops the frames of its program unless its other
+    /// end has an XDP program, too.
     Auto,
-    /// Devices whose drivers run XDP.
+    /// Devices whose drivers run XDP, except veth devices that drop all frames of their program.
     Native,
     /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,

@@ -37,6 +37,7 @@ pub(crate) enum Command {
     MapDeleteBatch = 27,
     LinkCreate = 28,
     LinkUpdate = 29,
+    LinkDetach = 34,
 }
 
 /// Attribute of the commands on one element of a map.
@@ -220,6 +221,12 @@ struct LinkUpdate {
     new_program: u32,
     flags: u32,
     old_program: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LinkDetach {
+    link: u32,
 }
 
 /// The prefix of `struct bpf_link_info` that links of all kinds share, and the first 16 bytes of the part that depends on
@@ -426,6 +433,13 @@ pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
     // SAFETY: the attribute holds no pointers.
     unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
+}
+
+/// Takes the program of a link off its hook at once. (After its last pin is gone, the kernel does so some time later.)
+pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkDetach { link: raw(link) };
+    // SAFETY: the attribute holds no pointers.
+    unsafe { bpf(Command::LinkDetach, &mut attr) }.map(drop)
 }
 
 /// The programs on a tcx hook, in the order in which they run. `EINVAL`: the kernel has no tcx (before 6.6); `ENODEV`:

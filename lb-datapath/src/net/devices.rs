@@ -69,6 +69,9 @@ pub struct Device {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
+    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other end
+    /// has no XDP program.
+    pub loses_xdp_tx: bool,
 }
 
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
@@ -88,9 +91,9 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
         let layer = Layer::of(link.hardware)?;
         let bridge = links.iter().find(|other| other.is_bridge && link.controller == Some(other.index));
         let mac = bridge.unwrap_or(link).mac.filter(|_| layer == Layer::Ethernet);
-        let Link { index, mtu, controller, is_pair, peer_elsewhere, .. } = *link;
+        let Link { index, mtu, controller, is_pair, peer_elsewhere, loses_xdp_tx, .. } = *link;
         let name = link.name.clone();
-        Some(Device { index, name, kind, layer, mtu, mac, controller, is_pair, peer_elsewhere })
+        Some(Device { index, name, kind, layer, mtu, mac, controller, is_pair, peer_elsewhere, loses_xdp_tx })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     devices.sort_unstable();

@@ -1,4 +1,4 @@
-//! The network namespace: devices, addresses, routes and ports, read and watched through rtnetlink.
+//! The network namespace: devices, addresses, routes and ports, read and watched through netlink.
 
 pub(crate) mod devices;
 pub(crate) mod netlink;
@@ -8,4 +8,5 @@ pub(crate) mod route;
 pub(crate) mod routing;
 pub(crate) mod unreachable;
 pub(crate) mod watch;
+pub(crate) mod xdp_features;
 pub(crate) mod xfrm;

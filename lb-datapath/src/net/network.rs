@@ -45,6 +45,9 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
+    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other end
+    /// has no XDP program.
+    pub loses_xdp_tx: bool,
     /// Whether no driver in software made the device: a network card, real or emulated.
     pub is_card: bool,
     /// Interface index of the device's bridge, bond or VRF.
@@ -174,9 +177,14 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
+/// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program. Then
+/// the kernel sets it to what that program takes.
+const ANY_MTU: u32 = 65_535;
+
 fn link(message: &LinkMessage) -> Option<Link> {
     let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
     let (mut mtu, mut mac, mut is_bridge, mut is_card) = (0, None, false, true);
+    let (mut is_veth, mut max_mtu) = (false, 0);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -186,11 +194,14 @@ fn link(message: &LinkMessage) -> Option<Link> {
             controller = Some(*index);
         } else if let LinkAttribute::Mtu(bytes) = attribute {
             mtu = *bytes;
+        } else if let LinkAttribute::MaxMtu(bytes) = attribute {
+            max_mtu = *bytes;
         } else if let LinkAttribute::Address(address) = attribute {
             mac = address.as_slice().try_into().ok();
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
             is_card = !infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
             is_bridge = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)));
+            is_veth = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth)));
             is_pair =
                 infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
         }
@@ -207,6 +218,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_bridge,
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
+        loses_xdp_tx: is_veth && max_mtu == ANY_MTU,
         is_card,
         controller,
         addresses: Vec::new(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lb_common::{DeviceInfo, device_flags};
 
 use crate::{
-    attach::xdp::XdpMode,
+    attach::xdp::XdpAttacher,
     bpf::{bpffs::Folder, layout, options::Forwarding, table::Table},
     error::DatapathError,
     net::devices::{Device, DeviceKind, Layer},
@@ -23,21 +23,20 @@ impl DeviceMap {
         Ok(Self { map: Table::open(&layout::DEVICES, &folder.map(layout::DEVICES.name))?, forwarding })
     }
 
-    /// Makes the map contain exactly these devices. `xdp` returns how a device, by interface index, runs the XDP
-    /// program.
-    pub fn sync(
-        &self,
-        devices: &[Device],
-        xdp: impl Fn(u32) -> Option<XdpMode>,
-    ) -> Result<(), DatapathError> {
+    /// Makes the map contain exactly these devices. `xdp` knows which of them run the XDP program.
+    pub fn sync(&self, devices: &[Device], xdp: &XdpAttacher) -> Result<(), DatapathError> {
         let bridges: BTreeSet<u32> = devices
             .iter()
             .filter(|device| device.kind == DeviceKind::Workload)
             .filter_map(|device| device.controller)
             .collect();
         let info = |device: &Device| {
-            let has_xdp = xdp(device.index).is_some();
-            info(device, has_xdp, bridges.contains(&device.index), self.forwarding)
+            let xdp = XdpRole {
+                runs_program: xdp.mode_of(device.index).is_some(),
+                sends_back: xdp.sends_back(device),
+                is_target: xdp.is_redirect_target(device),
+            };
+            info(device, xdp, bridges.contains(&device.index), self.forwarding)
         };
         let wanted: BTreeMap<u32, DeviceInfo> =
             devices.iter().map(|device| (device.index, info(device))).collect();
@@ -50,11 +49,30 @@ impl DeviceMap {
     }
 }
 
+/// What XDP programs do with frames of a device.
+#[derive(Clone, Copy, Debug)]
+struct XdpRole {
+    /// The program runs on the device.
+    runs_program: bool,
+    /// It sends frames back through the device.
+    sends_back: bool,
+    /// The programs of other devices redirect frames to it.
+    is_target: bool,
+}
+
+impl XdpRole {
+    fn flags(self) -> u32 {
+        let back = if self.sends_back { device_flags::XDP_TX } else { 0 };
+        let target = if self.is_target { device_flags::XDP_REDIRECT_TARGET } else { 0 };
+        back | target
+    }
+}
+
 /// The entry of a device. `leads_to_pods` is whether it is the bridge of a workload device.
-fn info(device: &Device, has_xdp: bool, leads_to_pods: bool, forwarding: Forwarding) -> DeviceInfo {
+fn info(device: &Device, xdp: XdpRole, leads_to_pods: bool, forwarding: Forwarding) -> DeviceInfo {
     let direct = forwarding == Forwarding::Direct;
     let bypass = match device.kind {
-        DeviceKind::Wire if has_xdp => device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET,
+        DeviceKind::Wire if xdp.runs_program => device_flags::WIRE | xdp.flags(),
         DeviceKind::Wire if direct && device.layer == Layer::Ethernet => device_flags::WIRE,
         DeviceKind::Workload if direct && device.peer_elsewhere => device_flags::REDIRECT_PEER,
         DeviceKind::Wire | DeviceKind::Workload => 0,
@@ -80,11 +98,16 @@ mod tests {
             controller: None,
             is_pair: peer_elsewhere,
             peer_elsewhere,
+            loses_xdp_tx: false,
         }
     }
 
-    fn flags(device: &Device, has_xdp: bool, forwarding: Forwarding) -> u32 {
-        info(device, has_xdp, false, forwarding).flags
+    const NO_XDP: XdpRole = XdpRole { runs_program: false, sends_back: false, is_target: false };
+    const BACK: XdpRole = XdpRole { runs_program: true, sends_back: true, is_target: false };
+    const TARGET: XdpRole = XdpRole { runs_program: true, sends_back: false, is_target: true };
+
+    fn flags(device: &Device, xdp: XdpRole, forwarding: Forwarding) -> u32 {
+        info(device, xdp, false, forwarding).flags
     }
 
     #[test]
@@ -92,24 +115,25 @@ mod tests {
         use DeviceKind::{Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};
-        use device_flags::{REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET};
+        use device_flags::{REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET, XDP_TX};
 
         let wire = device(Wire, Ethernet, false);
-        assert_eq!(flags(&wire, true, Stack), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
-        assert_eq!(flags(&wire, true, Direct), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
-        assert_eq!(flags(&wire, false, Stack), TUNNELS);
-        assert_eq!(flags(&wire, false, Direct), WIRE | TUNNELS);
-        assert_eq!(flags(&device(Wire, Ip, false), false, Direct), TUNNELS, "it has no MAC addresses");
+        assert_eq!(flags(&wire, TARGET, Stack), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
+        assert_eq!(flags(&wire, BACK, Stack), WIRE | XDP_TX | TUNNELS);
+        assert_eq!(flags(&wire, TARGET, Direct), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
+        assert_eq!(flags(&wire, NO_XDP, Stack), TUNNELS);
+        assert_eq!(flags(&wire, NO_XDP, Direct), WIRE | TUNNELS);
+        assert_eq!(flags(&device(Wire, Ip, false), NO_XDP, Direct), TUNNELS, "it has no MAC addresses");
         let pod = device(Workload, Ethernet, true);
-        assert_eq!(flags(&pod, false, Stack), 0);
-        assert_eq!(flags(&pod, false, Direct), REDIRECT_PEER);
-        assert_eq!(flags(&device(Workload, Ethernet, false), false, Direct), 0, "a bridge");
+        assert_eq!(flags(&pod, NO_XDP, Stack), 0);
+        assert_eq!(flags(&pod, NO_XDP, Direct), REDIRECT_PEER);
+        assert_eq!(flags(&device(Workload, Ethernet, false), NO_XDP, Direct), 0, "a bridge");
     }
 
     #[test]
     fn tunnels_end_at_wires_that_no_pod_is_behind() {
         let wire = device(DeviceKind::Wire, Layer::Ethernet, false);
-        assert_eq!(info(&wire, false, false, Forwarding::Stack).flags, device_flags::TUNNELS);
-        assert_eq!(info(&wire, false, true, Forwarding::Stack).flags, 0);
+        assert_eq!(info(&wire, NO_XDP, false, Forwarding::Stack).flags, device_flags::TUNNELS);
+        assert_eq!(info(&wire, NO_XDP, true, Forwarding::Stack).flags, 0);
     }
 }

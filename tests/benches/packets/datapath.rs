@@ -150,7 +150,7 @@ impl Datapath {
 
     /// Marks the device as a wire: one that leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
-        let flags = device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET;
+        let flags = device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET | device_flags::XDP_TX;
         let wire = DeviceInfo { mtu, flags, mac: NODE, ..DeviceInfo::UNKNOWN };
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }

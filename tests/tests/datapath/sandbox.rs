@@ -124,6 +124,7 @@ pub(crate) fn wire(name: &str, index: u32) -> Device {
         mtu: 1500,
         is_pair: true,
         peer_elsewhere: false,
+        loses_xdp_tx: false,
         mac: None,
         controller: None,
     }

@@ -1,11 +1,18 @@
 //! Tests of the XDP programs: devices, modes, and coexistence with foreign programs.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{fs, os::unix::fs::MetadataExt as _, slice::from_ref};
 
 use lb_datapath::{Datapath, Device, DeviceKind, Layer, Options, Pinned, XdpMode, XdpOption, cleanup};
+use lb_tests::{
+    offload::{self, Offload},
+    skip,
+};
 use nix::mount::{MntFlags, umount2};
 
 use super::sandbox::{Sandbox, eventually, ip, run, wire};
+
+/// Why a test is skipped.
+const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices before Linux 6.3";
 
 /// Mode and id of the XDP program of a device, as `ip` shows them.
 fn xdp_on(device: &str) -> Option<(String, u64)> {
@@ -69,10 +76,59 @@ fn xdp_programs_are_loaded_when_a_device_runs_them() {
     ] {
         let datapath = open_with(&sandbox, option);
         assert!(!is_loaded(XdpMode::Native), "{option:?}: no device is known yet");
-        datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+        datapath.xdp_attacher().sync(from_ref(&wire)).unwrap();
         assert_eq!(is_loaded(XdpMode::Native), native, "{option:?}");
         assert!(!is_loaded(XdpMode::Generic), "{option:?}: the driver runs the program");
         eventually(|| xdp_on("wire0").is_some() == native);
+    }
+}
+
+#[test]
+fn frames_are_redirected_only_to_devices_whose_drivers_send_them() {
+    if skip::is_older_than(6, 3) {
+        return skip::whole(NO_FEATURES);
+    }
+    let sandbox = Sandbox::new();
+    let pair = wire("wire0", 50);
+    ip("link add name br0 index 53 type bridge");
+    let bridge = Device { index: 53, name: "br0".to_owned(), is_pair: false, ..pair.clone() };
+    let datapath = open_with(&sandbox, XdpOption::Generic);
+    let mut attacher = datapath.xdp_attacher();
+    for takes in [false, true] {
+        // With GRO, the other end of the veth takes frames that are redirected to the veth.
+        offload::set("wire0-far", Offload::Reception, takes).unwrap();
+        attacher.sync(&[pair.clone(), bridge.clone()]).unwrap();
+        assert_eq!(attacher.mode_of(pair.index), Some(XdpMode::Native));
+        assert_eq!(attacher.is_redirect_target(&pair), takes);
+        assert!(
+            !attacher.is_redirect_target(&bridge),
+            "a bridge sends no frames of the veth's native program"
+        );
+    }
+}
+
+#[test]
+fn native_program_is_not_attached_to_a_veth_that_sends_none_of_its_frames() {
+    if skip::is_older_than(6, 3) {
+        return skip::whole(NO_FEATURES);
+    }
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    for (option, otherwise) in [(XdpOption::Native, None), (XdpOption::Generic, Some(XdpMode::Generic))] {
+        let datapath = open_with(&sandbox, option);
+        for (gro, loses_xdp_tx) in [(true, true), (false, false), (false, true)] {
+            offload::set("wire0-far", Offload::Reception, gro).unwrap();
+            let device = Device { loses_xdp_tx, ..wire.clone() };
+            let mut attacher = datapath.xdp_attacher();
+            attacher.sync(from_ref(&device)).unwrap();
+            let lost = !gro && loses_xdp_tx;
+            let expected = if lost { otherwise } else { Some(XdpMode::Native) };
+            assert_eq!(attacher.mode_of(device.index), expected);
+            assert_eq!(xdp_on("wire0").is_some(), expected.is_some());
+            assert_eq!(attacher.sends_back(&device), expected.is_some() && (lost || !loses_xdp_tx));
+            let named = attacher.conditions().iter().any(|condition| condition.contains("wire0"));
+            assert_eq!(named, lost && otherwise.is_none(), "{:?}", attacher.conditions());
+        }
     }
 }
 
@@ -82,7 +138,7 @@ fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     let wire = wire("wire0", 50);
     let open = || {
         let datapath = open_with(&sandbox, XdpOption::Native);
-        datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+        datapath.xdp_attacher().sync(from_ref(&wire)).unwrap();
     };
     open();
     let (mode, first) = xdp_on("wire0").expect("the link outlives its agent");
@@ -96,7 +152,7 @@ fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     ip("link del wire0");
     let wire = self::wire(&wire.name, wire.index);
     let datapath = open_with(&sandbox, XdpOption::Native);
-    datapath.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+    datapath.xdp_attacher().sync(from_ref(&wire)).unwrap();
     assert!(xdp_on("wire0").is_some());
     drop(datapath);
     cleanup(&sandbox.bpffs()).unwrap();
@@ -108,13 +164,13 @@ fn device_with_a_foreign_xdp_program_is_served_at_tc() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);
     let others = open_with(&sandbox, XdpOption::Native);
-    others.xdp_attacher().sync(std::slice::from_ref(&wire)).unwrap();
+    others.xdp_attacher().sync(from_ref(&wire)).unwrap();
     let (_, program) = xdp_on("wire0").unwrap();
     let second = Options { xdp: XdpOption::Native, bpffs: sandbox.folder.join("other"), ..sandbox.options() };
     fs::create_dir(&second.bpffs).unwrap();
     let ours = Datapath::open(&second).unwrap();
     let mut attacher = ours.xdp_attacher();
-    attacher.sync(std::slice::from_ref(&wire)).unwrap();
+    attacher.sync(from_ref(&wire)).unwrap();
     assert_eq!(attacher.mode_of(50), None);
     assert_eq!(xdp_on("wire0").unwrap().1, program, "the foreign program stays");
     drop(ours);

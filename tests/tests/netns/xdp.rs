@@ -8,19 +8,26 @@ use aya::{
 };
 
 use lb_tests::{
-    client::{Connection, ask_udp},
+    client::{Connection, PATIENCE, ask_udp},
     cluster::{ClientLink, PodLink, Wiring},
     netns::Netns,
     offload::{self, Offload},
+    skip, wait_for,
 };
 
 use crate::lan::{
-    EVERY, Expect,
+    EVERY, EXTERNAL, Expect,
     Frontend::{self, ExternalIp, LoadBalancer, NodePort},
     Lan, Protocol, Seen, node_addresses,
 };
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
+
+/// Why a test is skipped.
+const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices before Linux 6.3";
+
+/// The router's ends of the nodes' veths.
+const PORTS: [&str; 2] = ["node1", "node2"];
 
 /// A LAN whose nodes can send frames by XDP: the router's end of each node's veth has an XDP program, too
 /// ([`passing_program`]). Dropping this value detaches those programs.
@@ -47,17 +54,22 @@ impl Deref for Wires {
 /// Frames carry checksums, and the other ends accept frames that XDP sends. Service 1 has a backend on node 1, service
 /// 2 one on node 2.
 pub(crate) fn wires(mode: &str) -> Wires {
-    let mut lan = Lan::without_agents(WIRING);
+    let lan = Lan::without_agents(WIRING);
+    let ends = PORTS.map(|port| passing_program(lan.cluster.router.as_ref().unwrap(), port));
+    Wires { lan: with_checksums(lan, mode), ends: ends.into() }
+}
+
+/// Starts agents. All frames carry checksums: XDP may send every packet of a routed flow.
+fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
     let router = lan.cluster.router.as_ref().unwrap();
-    let ends = ["node1", "node2"].map(|port| {
+    for port in PORTS {
         router.run(|| offload::set(port, Offload::TransmitChecksum, false)).unwrap();
-        passing_program(router, port)
-    });
+    }
     for node in [1, 2] {
         lan.start_agent(node, &["--xdp", mode]);
     }
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    Wires { lan, ends: ends.into() }
+    lan
 }
 
 /// Attaches an XDP program to a veth, because a veth accepts frames of an XDP program at its other end only if it has
@@ -158,6 +170,77 @@ fn generic_xdp_forwards_to_remote_backends() {
     transfers(&lan, NodePort(1));
     let routed = counted(&lan, "routed");
     assert!(routed > 100, "{routed}: {:#}", status(&lan, 1)["outcomes"]);
+}
+
+/// Whether a condition of `status` names `eth0` of node 1.
+fn is_named(lan: &Lan) -> bool {
+    let conditions = &status(lan, 1)["agent"]["problems"];
+    let mut conditions = conditions.as_array().unwrap().iter().filter_map(serde_json::Value::as_str);
+    conditions.any(|text| text.contains("veth eth0") && text.contains("XDP program"))
+}
+
+/// Waits until the program runs natively on `eth0` of node 1, or does not run there.
+#[track_caller]
+fn becomes(lan: &Lan, native: bool) {
+    let is_so = || (mode(lan, "eth0") == "native") == native && is_named(lan) != native;
+    // Much less than the interval between two checks of the devices without an event.
+    assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
+}
+
+/// The far end of a veth decides whether it takes frames that XDP sends back.
+#[test]
+fn native_xdp_is_refused_on_a_veth_that_loses_its_frames() {
+    if skip::is_older_than(6, 3) {
+        return skip::whole(NO_FEATURES);
+    }
+    let lan = with_checksums(Lan::without_agents(WIRING), "native");
+    let serves = || {
+        lan.check(&["client"], 1, &EXTERNAL, Expect::Answer(&["pod2"], Seen::Node(1)));
+        lan.check(&["client"], 2, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Node(1)));
+    };
+    serves();
+    assert!(mode(&lan, "eth0").is_null());
+    assert!(is_named(&lan), "{:#}", status(&lan, 1)["agent"]);
+    let router = lan.cluster.router.as_ref().unwrap();
+    let mut connection = Connection::open(lan.netns("client"), NodePort(1).of(2, EVERY[0])).unwrap();
+    for _again in 0..2 {
+        let ends = PORTS.map(|port| passing_program(router, port));
+        becomes(&lan, true);
+        serves();
+        assert_eq!(connection.download(1 << 20).unwrap(), "pod3");
+        drop(ends);
+        becomes(&lan, false);
+        serves();
+        assert_eq!(connection.download(1 << 20).unwrap(), "pod3");
+    }
+    assert!(counted(&lan, "routed") > 100);
+}
+
+/// With GRO alone, the far end does not wake up for frames that XDP sends back.
+#[test]
+fn native_xdp_sends_no_frames_back_through_a_veth_whose_far_end_has_only_gro() {
+    let lan = Lan::without_agents(WIRING);
+    for port in PORTS {
+        let router = lan.cluster.router.as_ref().unwrap();
+        router.run(|| offload::set(port, Offload::Reception, true)).unwrap();
+    }
+    let lan = with_checksums(lan, "native");
+    assert_eq!(mode(&lan, "eth0"), "native");
+    lan.check(&["client"], 2, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Node(1)));
+    transfers(&lan, NodePort(1));
+}
+
+#[test]
+fn generic_xdp_serves_a_veth_whose_far_end_has_no_program() {
+    if skip::is_older_than(6, 3) {
+        return skip::whole(NO_FEATURES);
+    }
+    let lan = with_checksums(Lan::without_agents(WIRING), "generic");
+    assert_eq!(mode(&lan, "eth0"), "generic");
+    assert!(!is_named(&lan));
+    lan.check(&["client"], 2, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Node(1)));
+    transfers(&lan, NodePort(1));
+    assert!(counted(&lan, "routed") > 100);
 }
 
 #[test]

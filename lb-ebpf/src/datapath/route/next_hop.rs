@@ -85,6 +85,9 @@ fn note(result: Found, hop: &mut NextHop, now: Tick) {
         if flags & device_flags::XDP_REDIRECT_TARGET != 0 {
             hop.flags |= next_hop_flags::XDP_REDIRECT_TARGET;
         }
+        if flags & device_flags::XDP_TX != 0 {
+            hop.flags |= next_hop_flags::XDP_TX;
+        }
         if flags & device_flags::REDIRECT_PEER != 0 {
             hop.flags |= next_hop_flags::REDIRECT_PEER;
         }

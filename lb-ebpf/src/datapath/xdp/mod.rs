@@ -142,7 +142,9 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     let context = xdp.context();
     let hop =
         next_hop::find(&context, flow.routed_from(&packet.tuple), &flow.to, now).ok_or(Outcome::OtherHook)?;
-    if hop.device != context.device && hop.flags & next_hop_flags::XDP_REDIRECT_TARGET == 0 {
+    let is_back = hop.device == context.device;
+    let needed = if is_back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
+    if hop.flags & needed == 0 {
         return Err(Outcome::OtherHook);
     }
     xdp.exit = hop.device;

@@ -164,7 +164,7 @@ impl Testbed {
             index,
             DeviceInfo {
                 mtu,
-                flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET,
+                flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET | device_flags::XDP_TX,
                 mac: NODE,
                 ..DeviceInfo::UNKNOWN
             },
