@@ -2,7 +2,6 @@
 
 use std::{
     hint, iter,
-    os::fd::AsFd as _,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -54,19 +53,24 @@ fn first_packets_on_two_cpus_begin_one_whole_flow() {
         let packets: Vec<Packet> =
             clients.take(FLOWS).map(|client| Packet::udp(client, family.vip(), b"x")).collect();
         let frames: Vec<Vec<u8>> = packets.iter().map(Packet::bytes).collect();
-        let before = bed.counters();
-        run_twice(&bed, &frames);
-
-        let moved = bed.moved_since(&before);
-        let packets_of =
-            |wanted| moved.iter().find(|(outcome, _)| *outcome == wanted).map_or(0, |found| found.1);
-        let translated = packets_of(Outcome::NewFlow) + packets_of(Outcome::Forward);
-        assert_eq!(translated, 2 * FLOWS as u64, "{moved:?}");
-        let flows = bed.flows();
-        for packet in &packets {
-            let forward = flows.get(&packet.tuple()).unwrap_or_else(|| panic!("no flow of {packet:?}"));
-            let reply = flows.get(&forward.to.reversed());
-            assert_eq!(reply.map(|reply| reply.to), Some(packet.tuple().reversed()), "{packet:?}");
+        for round in 0..ROUNDS {
+            let before = bed.counters();
+            run_twice(&bed, &frames);
+            assert_whole(&bed, &packets, &bed.moved_since(&before), round);
+            bed.clear_flows();
         }
+    }
+}
+
+/// Asserts that both packets of each flow were translated, and that the flow has both entries.
+fn assert_whole(bed: &Testbed, packets: &[Packet], moved: &[(Outcome, u64)], round: u32) {
+    let is_translated = |outcome| matches!(outcome, Outcome::NewFlow | Outcome::Forward);
+    let translated: u64 = moved.iter().filter(|moved| is_translated(moved.0)).map(|moved| moved.1).sum();
+    assert_eq!(translated, 2 * packets.len() as u64, "round {round}: {moved:?}");
+    let flows = bed.flows();
+    for packet in packets {
+        let from = packet.tuple();
+        let reply = flows.get(&from).and_then(|forward| flows.get(&forward.to.reversed()));
+        assert_eq!(reply.map(|reply| reply.to), Some(from.reversed()), "round {round}");
     }
 }
