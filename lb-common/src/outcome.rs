@@ -52,8 +52,8 @@ pub enum Outcome {
     RejectUdp = 13,
     /// Dropped: a TCP RST to a VIP that belongs to no flow: there is no connection to reset.
     StrayReset = 14,
-    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, or the kernel has no memory
-    /// for another entry.
+    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no memory for
+    /// another entry, or another CPU was interrupted while it inserted the same flow.
     ConntrackFull = 15,
     /// Dropped: no source port was free towards the chosen backend.
     NoSourcePort = 16,
