@@ -329,7 +329,12 @@ fn documented_timeouts_match_the_code() {
     assert_eq!(least_half_closed, least_stream);
     for (name, words) in [
         ("docs/maps.md", format!("valid for {stream} s after the last use")),
-        ("docs/maps.md", format!("idle for {least} seconds (half-closed, stream, tunnel: {least_stream})")),
+        (
+            "docs/maps.md",
+            format!(
+                "idle for {least} seconds (half-closed, stream, established in a tunnel: {least_stream})"
+            ),
+        ),
         ("docs/datapath.md", format!("at most {stream} s old")),
         ("docs/dsr.md", format!("FIN ({time_wait} s)")),
         ("docs/dsr.md", format!("after {opening} s of silence")),
