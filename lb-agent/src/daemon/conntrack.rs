@@ -224,8 +224,9 @@ async fn sweep(
     let text = (pressure > Pressure::NONE).then(|| {
         format!(
             "the flow table is nearly full, {entries} entries where --max-connections allows for {capacity}: half-open and \
-             closed connections are evicted, and new ones may be dropped. Run `lb-agent cleanup` and restart with a larger --max-connections, or find \
-             the clients that open so many (`lb-agent conntrack list`)"
+             closed connections are evicted, and new ones may be dropped. Find the clients that open so many \
+             (`lb-agent conntrack list`), or run `lb-agent cleanup`, which cuts all connections, and restart with a larger \
+             --max-connections"
         )
     });
     let now = std::time::Instant::now();

@@ -25,13 +25,13 @@ impl Fill {
         }
         let advice = match *map {
             "SERVICES" | "VIPS" => {
-                "before it is full, run `lb-agent cleanup` and restart with a larger --max-frontends"
+                "before it is full, run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-frontends"
             }
             "BACKENDS" => {
-                "before it is full, run `lb-agent cleanup` and restart with a larger --max-backends"
+                "before it is full, run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-backends"
             }
             "TABLES" => {
-                "before it is full, give Services smaller tables, or run `lb-agent cleanup` and restart with a larger \
+                "before it is full, give Services smaller tables, or run `lb-agent cleanup`, which cuts all connections, and restart with a larger \
                  --max-table-slots"
             }
             _ => "Services that are created when it is full will wait",

@@ -43,8 +43,9 @@ const DROPS: [(Outcome, &str, &str); 2] = [
     (
         Outcome::ConntrackFull,
         "CONNTRACK",
-        "the flow table is full: new connections are dropped, established ones stay. Run `lb-agent cleanup` and restart with a \
-         larger --max-connections, or find the clients that open so many (`lb-agent conntrack list`)",
+        "the flow table is full: new connections are dropped, established ones stay. Find the clients that \
+         open so many (`lb-agent conntrack list`), or run `lb-agent cleanup`, which cuts all connections, and restart with a larger \
+         --max-connections",
     ),
     (
         Outcome::NoSourcePort,
@@ -55,7 +56,7 @@ const DROPS: [(Outcome, &str, &str); 2] = [
 ];
 
 const EVICTED: &str = "AFFINITY is full: clients of Services with session affinity are evicted before their timeout and rebalanced. \
-                       Run `lb-agent cleanup` and restart with a larger --max-affinity-clients";
+                       Run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-affinity-clients";
 
 /// Detects shortages and logs them.
 pub(super) async fn run(

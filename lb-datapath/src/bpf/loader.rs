@@ -204,7 +204,7 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
             map,
             keeps,
             wanted,
-            "a pinned map keeps its size: to change it, run `lb-agent cleanup` and start again"
+            "a pinned map keeps its size: to change it, run `lb-agent cleanup`, which cuts all connections, and start again"
         );
     }
     Ok(found.max_entries)
