@@ -23,8 +23,8 @@ impl ServiceEndpoint {
 }
 
 /// The counters of endpoints that need one, as slots of the map of counters; slot 0 means none. A counter outlives its
-/// endpoint as long as it counts flows, so that it is right when the endpoint returns. Only then another endpoint may
-/// get it.
+/// endpoint as long as it counts flows, so that it is right when the endpoint returns. Another endpoint may get it
+/// only after these flows have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveFlowSlots {
     capacity: u32,
@@ -36,7 +36,7 @@ pub(crate) struct ActiveFlowSlots {
 }
 
 impl ActiveFlowSlots {
-    /// Slots of a map `ACTIVE_FLOWS` of this capacity.
+    /// Slots of a map `ACTIVE` of this capacity.
     pub(crate) const fn new(capacity: u32) -> Self {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }

@@ -21,9 +21,10 @@ pub(crate) struct Adopted {
     pub(crate) tables: Slices,
     pub(crate) counters: ActiveFlowSlots,
     pub(crate) mirror: Mirror,
-    /// Frontends whose record is broken or refers to slots of another service port.
+    /// Frontends whose record is broken, has an unknown id, or refers to slots that are unwritten or of another service
+    /// port.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
-    /// Ids whose name already has another id.
+    /// Ids whose name already has another id, and the invalid id 0.
     pub(crate) stale_ids: BTreeSet<u32>,
     /// Networks of an unknown service port.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,

@@ -22,7 +22,8 @@ impl SlotRange {
     pub const NONE: Self = Self { base: 0, count: 0 };
 }
 
-/// Slots `0..slots`. Every slot is either free, in use, or in quarantine; all operations take O(log n).
+/// Slots `0..slots`. Every slot is either free, in use, or in quarantine. Allocating, releasing and freeing a range
+/// take O(log n).
 #[derive(Clone, Debug)]
 pub struct Arena {
     slots: u32,

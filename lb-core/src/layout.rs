@@ -141,7 +141,7 @@ impl Conversion {
         Self { moves: new.fields.iter().filter_map(one).collect() }
     }
 
-    /// Writes the converted `old` into `new`, which holds zeros. Bytes outside of either are left out.
+    /// Writes the converted `old` into `new`, which holds zeros. A field outside of either is left out.
     pub fn apply(&self, old: &[u8], new: &mut [u8]) {
         for &(from, to, size) in &self.moves {
             if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {

@@ -306,10 +306,11 @@ impl std::fmt::Display for Shown<'_> {
 /// 1. frontends that disappear, so that no record refers to the elements that are deleted with them;
 /// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks
 ///    that may use it, then the switch of its frontends, each in one atomic update;
-/// 3. the kind of an address, so that no port is rejected that is just about to be served;
+/// 3. addresses that no Service has any more are deleted, then kinds of addresses are set: after the frontends, so that
+///    no port is rejected that is just about to be served;
 /// 4. networks that may no longer use a service port: for a moment, both the old and the new ones may;
 /// 5. slots that no frontend refers to any more;
-/// 6. addresses and names that are no longer needed.
+/// 6. names that are no longer needed.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,

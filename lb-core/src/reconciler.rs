@@ -60,7 +60,8 @@ pub struct Reconciler {
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
-    /// Unknown ids that the agent found in the kernel: the first plan deletes their names.
+    /// Ids that the agent found in the kernel although their name has another id: the first plan deletes their
+    /// labels.
     stale_ids: BTreeSet<u32>,
     /// Source ranges of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
@@ -196,8 +197,8 @@ impl Reconciler {
         self.delete_unknown_services();
     }
 
-    /// Deletes addresses that no Service has. Addresses are not stored by Service: as long as one Service stays as the
-    /// agent found it, all addresses stay.
+    /// Lets the next plan delete addresses that no Service has. Addresses are not stored by Service: as long as one
+    /// Service stays as the agent found it, all addresses stay.
     fn delete_unknown_services(&mut self) {
         if self.complete && self.earlier.is_empty() {
             self.labels.mark_dirty(self.mirror.contents().endpoint_labels.keys());
@@ -210,8 +211,8 @@ impl Reconciler {
         &self.earlier
     }
 
-    /// Whether [`Self::plan`] may return steps: an object changed, a plan failed, or slots became free that a Service
-    /// waits for.
+    /// Whether [`Self::plan`] may return steps: an object changed, a plan failed, slots became free that a Service
+    /// waits for, or the agent has found invalid elements in the kernel.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.labels.is_dirty()
@@ -347,7 +348,7 @@ impl Reconciler {
     }
 
     /// Puts the slots that were released since the last call into quarantine. Returns the epoch to pass to
-    /// [`Self::grace_elapsed`] after a grace period that begins now; `None` if no slots are in quarantine.
+    /// [`Self::grace_elapsed`] after a grace period that begins now; `None` if no slots were released.
     pub fn end_epoch(&mut self) -> Option<Epoch> {
         if !self.slices.arena().has_released() && !self.tables.arena().has_released() {
             return None;

@@ -162,7 +162,7 @@ impl Interner {
         ObjectName { namespace: self.intern(&name.namespace), name: self.intern(&name.name) }
     }
 
-    /// Interns node and zone. Pod names are unique, so interning them would only cost memory.
+    /// Interns node, zone and hints. Pod names are unique, so interning them would only cost memory.
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));
