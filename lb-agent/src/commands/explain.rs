@@ -97,7 +97,7 @@ impl Attached {
         })
     }
 
-    /// Whether the program of the hook is attached; `None` if the hook has no interface.
+    /// Whether the program of the hook is attached; `None` for system calls, or if the interface is unknown.
     const fn at(&self, hook: HookPoint) -> Option<bool> {
         match hook {
             _ if !self.known => None,

@@ -30,7 +30,7 @@ pub(super) fn table(heads: &[&str]) -> Table {
     table
 }
 
-/// A number in three or four digits, such as `12.3k`.
+/// A number in at most three digits and a unit, such as `12.3k`.
 pub(super) fn scaled(value: u64) -> String {
     if value < 1000 {
         return value.to_string();

@@ -47,7 +47,7 @@ pub(super) struct ServiceView {
     pub(super) session_affinity: &'static str,
     /// Timeout of `ClientIP` affinity.
     pub(super) session_affinity_seconds: Option<u32>,
-    /// Scheduler.
+    /// Name of the scheduler, as in `--scheduler`.
     pub(super) scheduler: &'static str,
     /// The weights of backends other than 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -406,7 +406,8 @@ impl Writer {
     }
 }
 
-/// The steps in batches, the last one first: each has memory of its own, so that it can be freed alone.
+/// Splits the steps into batches, in reverse order. Each batch has its own allocation, which is freed as soon as the
+/// batch is applied.
 fn batches(mut steps: Vec<Step>) -> std::vec::IntoIter<Vec<Step>> {
     let mut batches = Vec::with_capacity(steps.len() / BATCH + 1);
     while !steps.is_empty() {

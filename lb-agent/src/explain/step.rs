@@ -71,7 +71,7 @@ pub enum TraceStep {
     NoFrontend,
     /// The record has a broken seal: the agent is replacing it.
     Torn,
-    /// The destination is no frontend.
+    /// No frontend has the destination: the kind of its address decides what happens to the packet.
     Address {
         /// The kind of the address.
         is: Unlisted,

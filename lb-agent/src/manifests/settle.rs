@@ -12,7 +12,7 @@ use std::{
 
 /// How long a file may be missing, or just created, before its state is read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long a file counts as open for writing after a write without a close.
+/// How long after the last write without a close a file is read.
 const QUIET: Duration = Duration::from_millis(400);
 /// The longest time for which continued writing can delay the read of a file.
 const PATIENCE: Duration = Duration::from_millis(700);

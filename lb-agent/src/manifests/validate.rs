@@ -328,7 +328,7 @@ fn port_number(field: impl Display, number: i32, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks that names are labels and differ; if names are `required`, only a single port may lack one.
+/// Checks that names are labels and differ. Every port needs a name if names are `required`; else one port may lack it.
 fn check_port_names<'a>(
     path: &str,
     names: impl Iterator<Item = Option<&'a str>>,

@@ -1,6 +1,6 @@
 //! kube-proxy's metrics: its names, types, labels and buckets (`pkg/proxy/metrics/metrics.go`).
 //!
-//! One task writes both address families together, so every measurement is recorded for both.
+//! One task writes both address families together, so durations and times of synchronisations are recorded for both.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 

@@ -26,7 +26,7 @@ pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 pub use self::{packets::PacketCounters, serve::router};
 
-/// All metrics of the tasks. Values in the kernel are read on each scrape.
+/// All metrics. Tasks set most values; each scrape reads the packet counters and the sums of traffic.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,

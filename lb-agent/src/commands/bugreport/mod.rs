@@ -1,7 +1,8 @@
 //! `bugreport`: an archive with the state of a node, for the maintainers.
 //!
-//! The command reads no environment, no credentials and no configuration file. The archive does contain names of
-//! machines and pods: addresses, Services, connections. `errors.txt` lists files that could not be collected.
+//! The archive contains no environment variables, no credentials and no configuration file, only the settings that a
+//! running agent shows at `/configz` and `/flagz`. It does name machines and pods: addresses, Services, connections.
+//! `errors.txt` lists files that could not be collected.
 
 mod archive;
 mod host;
@@ -133,7 +134,7 @@ fn services(pinned: &Pinned) -> anyhow::Result<Vec<service_view::ServiceView>> {
     Ok(service_view::services(&pinned.maps().contents()?))
 }
 
-/// The number of connections in each phase, and the first ones.
+/// Numbers of connections: all, those listed in the archive, and all by phase and by Service.
 #[derive(Debug, Serialize)]
 struct Summary {
     connections: usize,

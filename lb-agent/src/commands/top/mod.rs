@@ -24,7 +24,7 @@ use super::{
 use crate::cli::{TableOrJson, TopArgs};
 use lb_datapath::{Conntrack, DatapathError, Ledger, Pinned};
 
-/// Shows the traffic on the terminal until the user quits, or prints it once without a terminal.
+/// Shows the traffic on the terminal until the user quits. With `--once`, `-o json` or no terminal, prints it once.
 pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut source = Source { pinned, ledger: Ledger::default() };

@@ -39,7 +39,7 @@ pub(super) struct Row {
     pub(super) bytes: f64,
 }
 
-/// The sort column; the largest value comes first.
+/// The sort column: names in ascending order, numbers in descending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SortBy {
     Name,
