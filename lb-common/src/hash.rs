@@ -1,5 +1,5 @@
 //! The hash by which schedulers place flows and backends in tables: the same on every node with the same seed,
-//! independent of byte order.
+//! independent of byte order. (The programs also derive random choices and the source ports of tunnels from it.)
 
 use crate::Address;
 

@@ -34,8 +34,8 @@ pub mod next_hop_flags {
     pub const REDIRECT_PEER: u16 = 4;
     /// No packet has used this answer yet.
     pub const FRESH: u16 = 8;
-    /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, those with the
-    /// same [`RouteInputs`](super::RouteInputs), too.
+    /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, only those
+    /// that also have the same [`RouteInputs`](super::RouteInputs).
     pub const OF_DESTINATION: u16 = 16;
     /// The device transmits frames that its own XDP program sends back.
     pub const XDP_TX: u16 = 32;

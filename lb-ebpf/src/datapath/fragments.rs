@@ -6,7 +6,7 @@ use lb_ebpf::parse::{Packet, Part};
 
 use super::{clock::now, maps::FRAGMENTS};
 
-/// Gives a later fragment the ports of its datagram, and their protocol.
+/// Sets ports and transport protocol of a later fragment to those of the first fragment of its datagram.
 ///
 /// # Errors
 ///

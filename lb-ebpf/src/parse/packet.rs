@@ -31,7 +31,7 @@ pub struct Packet {
     pub fragment: Fragment,
     /// The kind of payload.
     pub body: Body,
-    /// The TCP segment, or the SCTP packet in its terms; zeros in anything else.
+    /// The TCP segment, or an SCTP packet expressed as one ([`Segment::of_chunk`]); all fields are 0 for other packets.
     pub segment: Segment,
     /// Length of the IP packet in bytes, from its header: without padding of the link layer; 0 if it is too large for
     /// the header field. For a packet from a tunnel, the length of the inner packet.

@@ -22,7 +22,7 @@ const SLOTS: usize = 16;
 const KEYS: u64 = 12;
 const WORDS: usize = SLOTS * size_of::<Slot>() / 8;
 
-/// Entries of one key in the overflow of the test: free, or a value.
+/// The overflow of the test has one element for each key. This is the value of a free element.
 const NONE: u64 = 0;
 
 /// The table, and the number of entries that the successful operations on each key have left: 0 or 1.

@@ -182,7 +182,8 @@ fn prepare_forward(setup: &mut FlowSetup, replace: bool) {
 }
 
 /// Whether the existing forward entry translates to the same backend and source port, and so may use our reverse entries.
-/// One that is not live yet may, too: reverse entries that nobody uses expire, but a flow without them would be cut.
+/// A missing entry counts as such: another CPU may be inserting it. Unused reverse entries expire, but a flow without
+/// them would be cut.
 #[inline(always)]
 fn has_same_target(setup: &FlowSetup) -> bool {
     lookup(&setup.from).is_none_or(|flow| flow.to == setup.to)
