@@ -104,37 +104,38 @@ impl Datapath {
         &self.maps
     }
 
-    /// Connection tracking; an independent handle.
+    /// Opens the flow table. The handle stays valid without this [`Datapath`].
     pub fn conntrack(&self) -> Conntrack {
         self.conntrack.clone()
     }
 
-    /// Session affinity; an independent handle. Use one instance at a time.
+    /// Opens the session affinity of clients. The handle stays valid without this [`Datapath`]. Use one at a time: each
+    /// compares the map with its own previous pass.
     pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
 
-    /// Connected UDP sockets of this network namespace; an independent handle.
+    /// Opens the connected UDP sockets of this network namespace. The handle stays valid without this [`Datapath`].
     pub fn udp_sockets(&self) -> Result<UdpSockets, DatapathError> {
         UdpSockets::open(&self.folder)
     }
 
-    /// The packet counters; an independent handle.
+    /// Opens the packet counters. The handle stays valid without this [`Datapath`].
     pub fn stats(&self) -> Result<Stats, DatapathError> {
         Stats::open(&self.folder)
     }
 
-    /// The settings of the node; an independent handle.
+    /// Opens the settings of the node. The handle stays valid without this [`Datapath`].
     pub fn settings(&self) -> Result<SettingsMap, DatapathError> {
         SettingsMap::open(&self.folder, &self.filter)
     }
 
-    /// The devices of internal clients; an independent handle.
+    /// Opens the devices of internal clients. The handle stays valid without this [`Datapath`].
     pub fn internal_devices(&self) -> Result<InternalDevices, DatapathError> {
         InternalDevices::open(&self.folder)
     }
 
-    /// Reserves the source ports of masqueraded packets; an independent handle.
+    /// A handle that reserves the source ports of masqueraded packets. It stays valid without this [`Datapath`].
     pub fn port_reservation(&self) -> PortReservation {
         PortReservation::new(self.folder.clone())
     }
@@ -149,8 +150,8 @@ impl Datapath {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
-    /// The map of devices: which frames are for the node, and on which devices packets may bypass the stack; an
-    /// independent handle. Use one instance at a time.
+    /// Opens the map of devices: which frames are for the node, and on which devices packets may bypass the stack. The
+    /// handle stays valid without this [`Datapath`]. Use one instance at a time.
     pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
         DeviceMap::open(&self.folder, self.forwarding)
     }

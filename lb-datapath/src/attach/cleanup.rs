@@ -37,7 +37,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
         UnreachableRoutes::release()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
-    // A running agent keeps its routes, too.
+    // The lock comes first: a running agent also keeps its routes.
     let lock = folder.lock()?;
     UnreachableRoutes::release()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };

@@ -40,10 +40,11 @@ pub(crate) struct Field {
 
 /// The types of a kernel.
 pub(crate) struct KernelTypes {
-    /// The file, as words: all its parts have multiples of four bytes, except the strings.
+    /// The content of the file. All its parts are sequences of 32-bit words, except the strings.
     bytes: Vec<u8>,
+    /// Offset of the strings in `bytes`.
     strings: usize,
-    /// The place of each type in `bytes`. The type with id 1 is the first.
+    /// Offset of each type in `bytes`. The type with id 1 is the first.
     places: Vec<usize>,
 }
 

@@ -167,7 +167,7 @@ impl AttachMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
     /// Devices whose drivers run XDP, except veth devices: a veth drops the frames of its program unless its other
-    /// end has an XDP program, too.
+    /// end also has an XDP program.
     Auto,
     /// Devices whose drivers run XDP, except veth devices that drop all frames of their program.
     Native,

@@ -64,7 +64,7 @@ impl Probe {
     }
 }
 
-/// The map types of the object.
+/// The basic map types of the object. Loading the programs ([`programs`]) creates all maps, also those of other types.
 const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::Hash, "hash"),
     (MapType::LruHash, "LRU hash"),

@@ -452,8 +452,8 @@ const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
-/// The address of the node that replaces the client's, given the forward entry that replaces it. Not the near end of a
-/// tunnel: its packets carry the client's address.
+/// The node's address that this forward entry writes in place of the client's; `None` if it does not masquerade. A flow
+/// through a tunnel does not: the packets in the tunnel keep the client's address.
 fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
     const EITHER: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::ROUTED;
     let replaces = flow.flags & EITHER != 0 && !flow.is_reply() && !flow.is_tunnelled();
