@@ -98,7 +98,7 @@ impl Folder {
             && slices.iter().all(|(name, slice)| self.slices.get(name) == Some(slice))
     }
 
-    /// Whether a document may define objects that nobody can read.
+    /// Whether a document may define objects that the source cannot read.
     fn has_unreadable_document(&self) -> bool {
         let unreadable = |severity, object: &Option<String>| severity == Severity::Error && object.is_none();
         self.update.problems.iter().any(|problem| unreadable(problem.severity, &problem.object))

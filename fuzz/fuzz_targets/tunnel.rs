@@ -1,5 +1,5 @@
-//! Tunnels: any frame may come in; a packet that goes into a tunnel is the same when it comes out, and etherparse takes
-//! the outer headers for right.
+//! Tunnels: the parser handles any frame; a packet that goes into a tunnel is the same when it comes out, and
+//! etherparse accepts its outer headers.
 #![no_main]
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};

@@ -98,7 +98,7 @@ impl Endpoint {
 pub struct Port {
     /// `name`
     pub name: &'static str,
-    /// `protocol`: `TCP` or `UDP`
+    /// `protocol`: `TCP`, `UDP` or `SCTP`
     pub protocol: &'static str,
     /// `port`, to which clients connect
     pub port: u16,

@@ -50,7 +50,7 @@ enum Fate {
     Later,
 }
 
-/// A sequence number that somebody guesses.
+/// A sequence number that an attacker guesses.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
@@ -88,10 +88,11 @@ struct World {
     server_first: u32,
     /// What has passed of either end's own segments.
     passed: [Passed; 2],
-    /// Whether a forged segment was one that either end might have sent, so that nobody can tell them apart; or any but a
-    /// RST, because the node accepts those near the window; or whether a SYN came late (docs/limits.md).
+    /// Whether a forged segment was one that either end might have sent, so that the node cannot tell them apart; or
+    /// any but a RST, because the node accepts those near the window; or whether a SYN came late (docs/limits.md).
     is_mixed: bool,
-    /// Whether a forged segment was a lucky guess, or in the name of the server, or nobody saw the RST that refuses it.
+    /// Whether a forged segment was a lucky guess, or in the name of the server, or the node never saw the RST that
+    /// refuses it.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -179,7 +180,7 @@ impl World {
         match fate {
             Fate::Later => self.wire.push_back((from, segment)),
             Fate::LostBeforeNode => {
-                // Nobody has refused the forged connection.
+                // The node never sees the RST that refuses the forged connection.
                 self.is_guessed |= segment.flags & RST != 0;
             }
             Fate::LostAfterNode => self.pass(from, &segment, false),
@@ -362,7 +363,7 @@ impl World {
         }
     }
 
-    /// Everything arrives. A connection that nobody opened is not established then: the server has refused it.
+    /// Everything arrives. A connection that no client opened is not established then: the server has refused it.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.move_one(Fate::Arrives);

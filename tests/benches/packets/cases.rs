@@ -188,8 +188,8 @@ impl Case {
         let server = if baselines == [Baseline::Miss] { world.v4.elsewhere } else { world.v4.vip };
         let flows = if section == Section::Reject { 1 } else { world.population.flows() };
         let frame = frame.flows(flows);
-        // The goal with many flows of no Service is a multiple of the baseline with one flow, whose lookup finds its
-        // bucket in the caches.
+        // For packets of no Service, the goal is a multiple of the baseline's time with a single flow, even if the case
+        // has many: with one flow the baseline's lookup finds its bucket in the CPU caches.
         let baseline_flows = if baselines == [Baseline::Miss] { 1 } else { flows };
         let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(baseline_flows);
         // The baselines support IPv4 only; those for IPv6 would cost more.

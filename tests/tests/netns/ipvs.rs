@@ -177,8 +177,8 @@ fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
     PORTS.map(|port| from(&bed.cluster.client, SocketAddr::new(any, port), udp(vip))).collect()
 }
 
-/// Deletes the flows: a reply to a port would otherwise be taken for one to an earlier request from the same port, to
-/// the same backend through another address.
+/// Deletes the agent's flows and waits until those of IPVS expire. Otherwise a client port that reaches one backend
+/// through two virtual addresses would meet its earlier flow: the replies of both have the same tuple.
 fn forget_flows(bed: &Bed) {
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
     // The UDP timeout of IPVS is one second, see `--set` below.

@@ -29,7 +29,7 @@ const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices 
 /// The router's ends of the nodes' veths.
 const PORTS: [&str; 2] = ["node1", "node2"];
 
-/// A LAN whose nodes can send frames by XDP: the router's end of each node's veth has an XDP program, too
+/// A LAN whose nodes can send frames by XDP: the router's end of each node's veth also has an XDP program
 /// ([`passing_program`]). Dropping this value detaches those programs.
 pub(crate) struct Wires {
     lan: Lan,
