@@ -69,7 +69,7 @@ fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
         bed.service(family.vip(), UDP, &[family.backend()]);
         let packet = Packet::udp(family.client(), family.vip(), b"x");
         let translated = packet.clone().to(family.backend());
-        fill_places(&mut bed, &packet.tuple(), [ESTABLISHED; 2], |_| 1000);
+        fill_places(&mut bed, &packet.tuple(), [ESTABLISHED; 2], |_| 20);
         let before = bed.flows();
         bed.send(Hook::Ingress, &packet).passes(Outcome::NewFlow, &translated);
         assert!(bed.overflow().get(&packet.tuple(), 0).is_ok(), "the entry is in the overflow");
