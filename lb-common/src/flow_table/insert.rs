@@ -148,8 +148,8 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
     wins
 }
 
-/// The last part of [`insert_new`]: inserts into the overflow. An entry there takes precedence over every tentative entry
-/// of the same key.
+/// The last part of [`insert_new`]: inserts into the overflow. If a slot holds a tentative entry with the same key, the
+/// entry in the overflow wins.
 #[inline(always)]
 pub fn insert_into_overflow<M: Overflow>(
     table: &M,

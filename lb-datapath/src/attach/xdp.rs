@@ -78,7 +78,7 @@ pub struct XdpAttacher {
     refused: BTreeMap<XdpMode, String>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
-    /// What the drivers of these devices do, as far as the kernel says it.
+    /// XDP features of drivers, by interface index. A device is missing if the kernel did not report its features.
     features: BTreeMap<u32, XdpFeatures>,
     /// Devices that should run the program and cannot, with the reason that the agent has logged.
     at_tc: BTreeMap<u32, DatapathError>,

@@ -1,4 +1,4 @@
-//! What drivers do for XDP, asked from the family `netdev` of generic netlink (Linux 6.3 and newer).
+//! The XDP features of drivers, read from the generic netlink family `netdev` (Linux 6.3 and newer).
 
 use std::io;
 
