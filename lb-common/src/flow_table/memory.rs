@@ -51,6 +51,64 @@ pub trait Memory: Sized {
     }
 }
 
+/// A memory that leaves its slots to another one: it only adds an overflow.
+#[cfg(any(test, feature = "user"))]
+pub trait OnSlots {
+    /// The other memory.
+    type Slots: Memory;
+
+    /// See [`Memory::IS_AGENT`].
+    const IS_AGENT: bool;
+
+    /// The other memory.
+    fn slots(&self) -> &Self::Slots;
+}
+
+#[cfg(any(test, feature = "user"))]
+impl<T: OnSlots> Memory for T {
+    type Slot = <T::Slots as Memory>::Slot;
+    type Key = <T::Slots as Memory>::Key;
+    type Value = <T::Slots as Memory>::Value;
+
+    const IS_AGENT: bool = T::IS_AGENT;
+
+    fn slot(&self, index: u32) -> Option<Self::Slot> {
+        self.slots().slot(index)
+    }
+
+    fn control(&self, slot: Self::Slot) -> Control {
+        self.slots().control(slot)
+    }
+
+    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot {
+        self.slots().acquire(slot, control)
+    }
+
+    fn control_after(&self, slot: Self::Slot) -> Control {
+        self.slots().control_after(slot)
+    }
+
+    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool {
+        self.slots().compare_exchange(slot, from, to)
+    }
+
+    fn set(&self, slot: Self::Slot, to: Control) {
+        self.slots().set(slot, to);
+    }
+
+    fn has_key(&self, slot: Self::Slot, key: &Self::Key) -> bool {
+        self.slots().has_key(slot, key)
+    }
+
+    fn write_key(&self, slot: Self::Slot, key: &Self::Key) {
+        self.slots().write_key(slot, key);
+    }
+
+    fn write_value(&self, slot: Self::Slot, value: &Self::Value) {
+        self.slots().write_value(slot, value);
+    }
+}
+
 /// A memory from which entries can be copied.
 pub trait Snapshot: Memory {
     /// Copies key and value, which may be those of two flows if the slot changes meanwhile.

@@ -30,8 +30,6 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-#[cfg(any(test, feature = "user"))]
-pub use self::shared::SharedSlots;
 pub use self::{
     change::{Replace, release_abandoned, remove, remove_entry, replace},
     control::Control,
@@ -42,3 +40,5 @@ pub use self::{
     place::{PLACES, Places, Seed},
     slot::Slot,
 };
+#[cfg(any(test, feature = "user"))]
+pub use self::{memory::OnSlots, shared::SharedSlots};

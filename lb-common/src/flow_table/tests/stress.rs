@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::super::{
-    Control, Evict, Insert, Memory, Overflow, OverflowInsert, Places, Replace, SharedSlots, Slot, Snapshot,
+    Evict, Insert, Memory, OnSlots, Overflow, OverflowInsert, Places, Replace, SharedSlots, Slot, Snapshot,
     Verdict, find, insert_new, read, remove, remove_entry, replace,
 };
 use crate::{
@@ -61,47 +61,13 @@ impl<'a, const AGENT: bool> View<'a, AGENT> {
     }
 }
 
-impl<'a, const AGENT: bool> Memory for View<'a, AGENT> {
-    type Slot = <SharedSlots<'a> as Memory>::Slot;
-    type Key = Tuple;
-    type Value = Flow;
+impl<'a, const AGENT: bool> OnSlots for View<'a, AGENT> {
+    type Slots = SharedSlots<'a>;
 
     const IS_AGENT: bool = AGENT;
 
-    fn slot(&self, index: u32) -> Option<Self::Slot> {
-        self.slots.slot(index)
-    }
-
-    fn control(&self, slot: Self::Slot) -> Control {
-        self.slots.control(slot)
-    }
-
-    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot {
-        self.slots.acquire(slot, control)
-    }
-
-    fn control_after(&self, slot: Self::Slot) -> Control {
-        self.slots.control_after(slot)
-    }
-
-    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool {
-        self.slots.compare_exchange(slot, from, to)
-    }
-
-    fn set(&self, slot: Self::Slot, to: Control) {
-        self.slots.set(slot, to);
-    }
-
-    fn has_key(&self, slot: Self::Slot, key: &Tuple) -> bool {
-        self.slots.has_key(slot, key)
-    }
-
-    fn write_key(&self, slot: Self::Slot, key: &Tuple) {
-        self.slots.write_key(slot, key);
-    }
-
-    fn write_value(&self, slot: Self::Slot, value: &Flow) {
-        self.slots.write_value(slot, value);
+    fn slots(&self) -> &SharedSlots<'a> {
+        &self.slots
     }
 }
 

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use lb_common::{
     conntrack::{Flow, Tuple},
-    flow_table::{Control, Evict, Memory, Overflow, OverflowInsert, SharedSlots, Verdict},
+    flow_table::{Evict, Memory, OnSlots, Overflow, OverflowInsert, SharedSlots, Verdict},
 };
 
 use super::header::SharedHeader;
@@ -38,47 +38,13 @@ impl<'a> View<'a> {
     }
 }
 
-impl<'a> Memory for View<'a> {
-    type Slot = <SharedSlots<'a> as Memory>::Slot;
-    type Key = Tuple;
-    type Value = Flow;
+impl<'a> OnSlots for View<'a> {
+    type Slots = SharedSlots<'a>;
 
     const IS_AGENT: bool = SharedSlots::IS_AGENT;
 
-    fn slot(&self, index: u32) -> Option<Self::Slot> {
-        self.slots.slot(index)
-    }
-
-    fn control(&self, slot: Self::Slot) -> Control {
-        self.slots.control(slot)
-    }
-
-    fn acquire(&self, slot: Self::Slot, control: Control) -> Self::Slot {
-        self.slots.acquire(slot, control)
-    }
-
-    fn control_after(&self, slot: Self::Slot) -> Control {
-        self.slots.control_after(slot)
-    }
-
-    fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool {
-        self.slots.compare_exchange(slot, from, to)
-    }
-
-    fn set(&self, slot: Self::Slot, to: Control) {
-        self.slots.set(slot, to);
-    }
-
-    fn has_key(&self, slot: Self::Slot, key: &Tuple) -> bool {
-        self.slots.has_key(slot, key)
-    }
-
-    fn write_key(&self, slot: Self::Slot, key: &Tuple) {
-        self.slots.write_key(slot, key);
-    }
-
-    fn write_value(&self, slot: Self::Slot, flow: &Flow) {
-        self.slots.write_value(slot, flow);
+    fn slots(&self) -> &SharedSlots<'a> {
+        &self.slots
     }
 }
 
