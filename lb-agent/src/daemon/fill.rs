@@ -23,18 +23,17 @@ impl Fill {
         if *capacity < SMALL || used * 100 < *capacity as usize * WARN_FROM {
             return None;
         }
+        let enlarge = |flag| {
+            format!("run `lb-agent cleanup`, which cuts all connections, and restart with a larger {flag}")
+        };
         let advice = match *map {
-            "SERVICES" | "VIPS" => {
-                "before it is full, run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-frontends"
-            }
-            "BACKENDS" => {
-                "before it is full, run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-backends"
-            }
+            "SERVICES" | "VIPS" => format!("before it is full, {}", enlarge("--max-frontends")),
+            "BACKENDS" => format!("before it is full, {}", enlarge("--max-backends")),
             "TABLES" => {
-                "before it is full, give Services smaller tables, or run `lb-agent cleanup`, which cuts all connections, and restart with a larger \
-                 --max-table-slots"
+                let larger = enlarge("--max-table-slots");
+                format!("before it is full, give Services smaller tables, or {larger}")
             }
-            _ => "Services that are created when it is full will wait",
+            _ => "Services that are created when it is full will wait".to_owned(),
         };
         Some(format!("{map} is nearly full: {used} of {capacity} entries are used; {advice}"))
     }
