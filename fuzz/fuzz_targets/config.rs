@@ -1,5 +1,5 @@
-//! The reader of the configuration file, ours and kube-proxy's KubeProxyConfiguration: it never panics, and gives either a
-//! configuration, always the same, or an error that names the file, after which the agent goes on as it was started.
+//! Fuzzes the reader of the configuration file, in our format and as kube-proxy's KubeProxyConfiguration: it never
+//! panics, and reading a text twice gives the same configuration or the same error.
 #![no_main]
 
 use std::{fs::File, io::Write as _, os::fd::AsRawFd as _, path::PathBuf};
@@ -31,8 +31,8 @@ fn file(text: &[u8]) -> File {
     file
 }
 
-/// Reads the file as `lb-agent run --config FILE --manifests /` does. (The folder is fixed, so that no other path of the
-/// file is opened.)
+/// Reads the file as `lb-agent run --config FILE --manifests /` does. (The flag overrides a folder that the file names:
+/// the target opens no path of the fuzzer's choice.)
 fn read(path: &std::path::Path) -> Result<Config, ConfigError> {
     let kernel = KernelArgs { config: Some(path.to_owned()), ..KernelArgs::default() };
     Config::new(kernel, RunArgs { manifests: Some("/".into()), ..RunArgs::default() })

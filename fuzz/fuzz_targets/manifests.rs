@@ -1,5 +1,6 @@
-//! The manifest reader: whatever a file of the folder holds, nothing panics, the objects of other files stay, objects of a
-//! file that cannot be read stay, and mending the file restores its objects. What is accepted can be planned.
+//! Fuzzes the manifest reader: for any text in one file of the folder, nothing panics, the objects of other files stay,
+//! the objects of a file that cannot be read stay, and mending the file restores its objects. The planner accepts every
+//! object that the reader accepts.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use lb_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// A file that is never changed, and sorts before the other one: of two definitions the first one counts.
+/// A file that never changes. Its name sorts before the other's, because the first of two definitions counts.
 const GOOD: (&str, &str) = ("a.yaml", include_str!("../corpus/manifests/good.yaml"));
 /// What the changed file holds at first and at last.
 const BASE: (&str, &str) = ("b.yaml", include_str!("../corpus/manifests/base.yaml"));
@@ -29,7 +30,7 @@ fuzz_target!(|text: &str| {
 
     folder.write((BASE.0, text));
     assert!(folder.holds(&good), "the other file has not changed");
-    // Whatever names an object (perhaps with an escape) may replace it, and by one that is not served.
+    // A text that names an object (perhaps with an escape) may rightly replace it, even by one that is not served.
     let may_name = text.contains("web") || text.contains('\\');
     if folder.has_unreadable_document() && !may_name {
         assert!(base.0.keys().all(|name| folder.services.contains_key(name)), "{:?}", folder.update);
@@ -113,7 +114,7 @@ impl Folder {
     }
 }
 
-/// Applies a change, which must be one.
+/// Applies a change; panics if it changes nothing.
 fn replace<T: PartialEq>(objects: &mut BTreeMap<ObjectName, T>, name: ObjectName, new: Option<T>) {
     assert!(objects.get(&name) != new.as_ref(), "{name} has not changed");
     match new {

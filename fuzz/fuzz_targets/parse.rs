@@ -1,4 +1,4 @@
-//! The parsers: see `lb_ebpf::parse::properties`.
+//! Fuzzes the packet parsers: `lb_ebpf::parse::properties` defines what must hold.
 #![no_main]
 
 use lb_ebpf::parse::{

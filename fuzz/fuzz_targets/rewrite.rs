@@ -1,5 +1,6 @@
-//! The rewriters: a packet with right checksums has right checksums afterwards, as etherparse computes them, and nothing
-//! but addresses, ports, hop limit and checksums has changed. Packets with partial checksums likewise.
+//! Fuzzes the rewriters: a packet with right checksums has right checksums afterwards, as etherparse computes them, and
+//! nothing but addresses, ports, hop limit and checksums has changed. The same holds for packets with partial
+//! checksums.
 #![no_main]
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -72,7 +73,7 @@ fn target(input: &Input<'_>, packet: &Packet) -> Option<Tuple> {
         .then(|| Tuple::new(source, destination, from, to, packet.tuple.protocol))
 }
 
-/// Adds the checksum that the packet would get to the source port.
+/// Adds the checksum that the packet would get to the source port, so that the packet's checksum becomes 0.
 fn aim_at_zero(before: &[u8], packet: &Packet, to: &mut Tuple) {
     let mut after = before.to_vec();
     write_tuple(&mut after, packet, to);
@@ -119,7 +120,8 @@ fn write_tuple(bytes: &mut [u8], packet: &Packet, to: &Tuple) {
     write(bytes, l4 + 2, &to.destination_port.to_be_bytes());
 }
 
-/// Writes the checksums that etherparse computes; false if it does not see a whole packet. A UDP checksum may be absent.
+/// Writes the checksums that etherparse computes; returns false if etherparse does not find a whole packet. `has_none`
+/// writes 0 for UDP: no checksum.
 fn set_checksums(bytes: &mut [u8], packet: &Packet, has_none: bool) -> bool {
     let Some((network, transport)) = checksums(bytes) else { return false };
     let transport = if has_none && packet.body == Body::Udp { 0 } else { transport };

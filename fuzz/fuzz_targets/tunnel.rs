@@ -1,4 +1,4 @@
-//! Tunnels: the parser handles any frame; a packet that goes into a tunnel is the same when it comes out, and
+//! Fuzzes tunnels: the parser handles any frame; a packet that goes into a tunnel is the same when it comes out, and
 //! etherparse accepts its outer headers.
 #![no_main]
 
@@ -60,7 +60,7 @@ fn go_through(input: &Input<'_>) {
     let Headers { l3, l4, is_v4 } = packet.headers;
     let moved = Packet { headers: Headers { l3: l3 + inner, l4: l4 + inner, is_v4 }, ..packet };
     let arrived = parse_at(sent.as_slice(), inner);
-    // Headers that lie so far in that the parser does not follow them are left alone.
+    // The tunnel may move long headers so far back that the parser gives up on them.
     assert!(arrived == Ok(moved) || l4 + inner > 1000, "{arrived:?} of {packet:?}");
     if whole != 0 && whole as usize == input.frame.len() && sent.len() <= usize::from(u16::MAX) {
         is_valid(&sent, &flow, input);
@@ -74,7 +74,7 @@ fn flow(input: &Input<'_>, packet: &Packet) -> Option<Flow> {
         [a, b, c, d, ..] if is_v4 => Address::from_v4([a, b, c, d]),
         bytes => Address::from_v6(bytes),
     });
-    // The source port tells whether the tunnel is GUE, so it is never 0 then.
+    // A GUE flow always has a source port: `Outer` takes 0 for a tunnel without UDP.
     if source.is_v4() != is_v4 || destination.is_v4() != is_v4 || input.is_gue && input.port == 0 {
         return None;
     }

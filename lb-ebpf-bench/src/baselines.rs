@@ -1,5 +1,6 @@
-//! Minimal baseline programs to compare with. They return at once, look up a missing flow, balance as simply as possible, or
-//! insert a new flow. IPv4 only, without options and fragments; all code is inlined, and only necessary checks are made.
+//! Minimal programs, with which the packet benchmark compares the load balancer. They return at once, look up a missing
+//! flow, balance as simply as possible, or insert a new flow. They accept only IPv4 without options and fragments, are
+//! inlined completely, and check only what the verifier requires.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
@@ -117,7 +118,6 @@ mod baselines {
         Some((packet, flow))
     }
 
-    /// Swaps the MAC addresses.
     #[inline(always)]
     fn swap_macs(packet: Bytes) {
         let (to, to_end) = (packet.load_32::<0>(), packet.load_16::<4>());

@@ -1,7 +1,7 @@
 //! Types that the packet benchmark shares with its BPF programs. Nothing of this crate is shipped.
 //!
-//! `restore` writes a fresh packet and tail-calls the measured program. `baselines` are minimal load balancers to compare
-//! with.
+//! The binary `restore` writes a fresh packet and tail-calls the measured program. The binary `baselines` has minimal
+//! load balancers, with which the benchmark compares ours.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
@@ -12,8 +12,8 @@ pub mod bytes;
 
 /// The packet that every repetition starts from: global `TEMPLATE` of `restore`.
 ///
-/// Packets of different flows differ in the client's address and port, and in 16 bits that compensate the difference, so
-/// that one checksum is correct for all: see [`Variation`].
+/// Packets of different flows differ in the client's address and port, and in 16 bits that compensate the difference,
+/// so that one checksum is correct for all: see [`Variation`].
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub struct Template {
@@ -23,12 +23,12 @@ pub struct Template {
     pub is_v6: u32,
     /// 1 if the client is the destination, 0 if it is the source.
     pub is_reply: u32,
-    /// Number of distinct flows of [`Variation`].
+    /// Number of distinct flows minus one, a mask of low bits: the packets rotate through flows 0 to `mask`.
     pub mask: u32,
     /// The first flow of the rotation; 0 unless two CPUs send packets of different flows.
     pub first: u32,
-    /// 1 for the order of [`mixed`], 0 for the flows' own order. Measured packets must not come in the order in which the
-    /// entries were created, or caches predict the next one.
+    /// 1 for the order of [`mixed`], 0 for the flows' own order. Measured packets must not come in the order in which
+    /// the entries were created, or caches predict the next one.
     pub is_mixed: u32,
     /// Always 0.
     pub zero: u32,
@@ -42,9 +42,9 @@ pub const RESTORED_V4: usize = 14 + 20 + 20;
 /// Bytes that `restore` writes for IPv6.
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
-/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the flipped
-/// bits of the address must be 0 in the second byte and 1 in the fourth; those of the port must be 0, and those of its
-/// compensation 1.
+/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the
+/// flipped bits of the address must be 0 in the second byte and 1 in the fourth; those of the port must be 0, and those
+/// of its compensation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
     /// Bits to flip in the last word of the client's address: the second byte increases as the fourth decreases. Both
@@ -65,8 +65,8 @@ impl Variation {
     }
 }
 
-/// A permutation of the numbers up to `mask`, which is a power of two (at most [`MAX_FLOWS`]) minus one: XOR with a shifted
-/// copy and multiplication by an odd number are both invertible.
+/// A permutation of the numbers up to `mask`, which is a power of two (at most [`MAX_FLOWS`]) minus one: XOR with a
+/// shifted copy and multiplication by an odd number are both invertible.
 #[inline(always)]
 pub const fn mixed(number: u32, mask: u32) -> u32 {
     let number = number ^ number >> 7;
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn no_two_flows_have_the_same_client() {
-        // A prime step covers all bits of the number.
+        // An odd step samples numbers that differ in every bit.
         let flows = (0..MAX_FLOWS).step_by(7);
         let clients = flows.clone().map(|flow| {
             let Variation { address, port } = Variation::of(flow);

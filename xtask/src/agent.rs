@@ -13,8 +13,9 @@ pub(crate) fn build_agent() -> Command {
     cargo(["build", "--release", "--package", "lb-agent"])
 }
 
-/// Builds an agent with another map layout, for tests of upgrades and downgrades. It uses the profile and dependencies of
-/// the unit tests, since only its data plane must be fast. The copy in `target/next-layout` is safe from other builds.
+/// Builds an agent with another map layout, for tests of upgrades and downgrades. The debug profile suffices: it shares
+/// dependencies with the unit tests, and every profile optimizes the BPF programs. Copies the agent to
+/// `target/next-layout`, because the next debug build overwrites the original.
 pub(crate) fn build_next_agent() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
     let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 
-/// Bytes of a BPF instruction (a 64-bit load takes two).
+/// Bytes of a BPF instruction. (Loading a 64-bit constant counts as two instructions.)
 const INSTRUCTION_SIZE: u64 = 8;
 
 /// Arguments of `build-ebpf`.

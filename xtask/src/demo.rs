@@ -27,19 +27,19 @@ pub(crate) struct Args {
     /// Only remove the cluster of an earlier `--keep`
     #[arg(long, conflicts_with_all = ["json", "keep"])]
     remove: bool,
-    /// Run the pods' servers; `--keep` leaves this process behind
+    /// Run the pods' servers; `--keep` starts this process and leaves it behind
     #[arg(long, hide = true, conflicts_with_all = ["json", "keep", "remove"])]
     serve: bool,
 }
 
 impl Args {
-    /// Whether it runs the agent: `--remove` and `--serve` do not.
+    /// Whether the demo starts the agent: `--remove` and `--serve` do not.
     pub(crate) fn needs_agent(&self) -> bool {
         !self.remove && !self.serve
     }
 }
 
-/// Runs the demo; fails when a promise is not kept.
+/// Runs the demo; fails if one of its checks fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     ensure!(is_root()?, "the demo makes network namespaces and loads BPF programs: run it as root");
     if args.remove {

@@ -22,13 +22,13 @@ pub(crate) struct Args {
     /// How long to run each target
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// Seed of the random changes, which the table names [default: another one each time]
+    /// Seed of libFuzzer's random changes; the table at the end prints it [default: another one each time]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     seed: Option<u32>,
 }
 
 impl Args {
-    /// All targets, about a minute together.
+    /// The arguments of `cargo xtask test`, which CI runs: all targets, about a minute together.
     pub(crate) fn of_ci() -> Self {
         Self { target: None, seconds: 8, seed: None }
     }
@@ -95,7 +95,7 @@ fn reproducer(log: &str) -> Option<PathBuf> {
     log.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| path.into())
 }
 
-/// What libFuzzer says at the end.
+/// Figures from the log of a run of libFuzzer.
 #[derive(Debug, PartialEq)]
 struct Summary {
     seed: String,

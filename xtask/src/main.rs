@@ -1,4 +1,4 @@
-//! `cargo xtask`: the development tasks that have side effects.
+//! `cargo xtask`: development tasks, from installing tools to benchmarks.
 
 use std::process::ExitCode;
 
@@ -37,12 +37,12 @@ enum Task {
     Test(test::Args),
     /// Run the kernel tests on other kernels, in qemu virtual machines
     Vm(vm::Args),
-    /// Run as process 1 of a virtual machine of `vm`
+    /// Run as process 1 of a virtual machine that `vm` boots
     #[command(hide = true)]
     VmGuest(vm::guest::Args),
     /// Run the benchmarks (needs root)
     Bench(bench::Args),
-    /// Run what reads input from outside with inputs that reach ever more of its code (libFuzzer)
+    /// Fuzz the code that reads input from outside, with libFuzzer
     Fuzz(fuzz::Args),
     /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),

@@ -14,7 +14,7 @@ use crate::user::is_root;
 const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 /// Packages needed to build bpf-linker.
 const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "g++"];
-/// The folder of LLVM in [`LINKER_PACKAGES`].
+/// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
 pub(crate) const TOOLS: [(&str, &str); 9] = [
@@ -52,7 +52,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     if !packages.is_empty() {
         install_packages(&packages)?;
     }
-    // An installed linker may only have lacked a package that was installed just now.
+    // Searched only now: an existing linker may have failed to start for lack of a library that has just been
+    // installed.
     let build_linker = ebpf_build::find_linker().is_err();
     if build_linker {
         install_linker()?;

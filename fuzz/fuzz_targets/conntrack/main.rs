@@ -1,5 +1,5 @@
-//! Connection tracking between two ends of RFC 9293 ([`peer`]): segments are lost before and after this node, delayed,
-//! repeated, and forged by an attacker who does not see the others.
+//! Fuzzes connection tracking on a node between two ends that follow RFC 9293 ([`peer`]): segments are lost before and
+//! after the node, delayed, repeated, and forged by an attacker who does not see the ends' segments.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -36,17 +36,17 @@ enum Act {
     Retransmit,
 }
 
-/// Whether a segment arrives, and who sees it.
+/// What happens to the first segment on the wire.
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
-    /// It arrives, and a copy of it will.
+    /// It arrives, and a copy follows.
     Twice,
     /// The node sees it, and the other end does not.
     LostAfterNode,
     /// Lost before it reaches the node: neither the node nor the other end sees it.
     LostBeforeNode,
-    /// Others overtake it.
+    /// The segments behind it overtake it.
     Later,
 }
 
@@ -54,7 +54,7 @@ enum Fate {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// Relative to what that end has sent.
+    /// Relative to the right number at this moment.
     Near(i32),
 }
 
@@ -67,13 +67,13 @@ enum Step {
     Wait { ticks: u16, under_pressure: bool },
 }
 
-/// What the other end of a sender's segments would know of them.
+/// What has passed the node of one end's own segments. Forged ones do not count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passed {
     any: bool,
-    /// After the last byte that passed the node.
+    /// The sequence number after the last byte that passed.
     end: u32,
-    /// The last acknowledgement that passed the node, if there was one.
+    /// The last acknowledgement number that passed.
     ack: Option<u32>,
 }
 
@@ -86,13 +86,14 @@ struct World {
     now: Tick,
     idle_since: Tick,
     server_first: u32,
-    /// What has passed of either end's own segments.
+    /// By sender: `Side as usize`.
     passed: [Passed; 2],
-    /// Whether a forged segment was one that either end might have sent, so that the node cannot tell them apart; or
-    /// any but a RST, because the node accepts those near the window; or whether a SYN came late (docs/limits.md).
+    /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
+    /// RST, or a RST that the node takes for an end's own; a SYN came late (docs/limits.md); or the flow expired. Most
+    /// checks stop then.
     is_mixed: bool,
-    /// Whether a forged segment was a lucky guess, or in the name of the server, or the node never saw the RST that
-    /// refuses it.
+    /// Whether a forged segment may have established a flow: it acknowledged what the server was about to send, it came
+    /// in the server's name, or the node never saw the RST by which the server refused it.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -159,13 +160,13 @@ impl World {
             Step::Wait { ticks, under_pressure } => self.wait(ticks, under_pressure),
         }
         if self.server.state == State::Closed || self.server.state == State::TimeWait {
-            // The port still listens.
+            // The server accepts the next connection on the same port.
             self.server.state = State::Listen;
             self.server_first = self.server_first.wrapping_mul(0x9e37_79b1).wrapping_add(1);
         }
     }
 
-    /// The client connects, after its last connection is over and nothing of it is on its way any more.
+    /// The client connects if its last connection is over. Segments of that connection disappear from the wire.
     fn open(&mut self, first: u32) {
         if matches!(self.client.state, State::Closed | State::TimeWait) {
             self.wire.clear();
@@ -234,8 +235,8 @@ impl World {
         }
     }
 
-    /// Does what the programs do with a segment of this direction: see `datapath/flow/conntrack.rs` and `flow/new.rs`.
-    /// Returns whether it passes.
+    /// Does what the programs do with a segment of this direction: see `conntrack.rs` and `new.rs` in
+    /// `lb-ebpf/src/datapath/flow`. Returns whether the segment passes.
     fn observe(&mut self, from: Side, segment: &Segment) -> bool {
         if !segment.is_valid() {
             return false;
@@ -288,7 +289,7 @@ impl World {
         if !self.observe(from, &forged) {
             // A SYN-ACK of the backend deletes a flow that is over.
             let is_deleted = self.entries.is_none() && before.is_none_or(Phase::is_over);
-            assert!(is_deleted || self.phase() == before, "it was dropped: {forged:x?}");
+            assert!(is_deleted || self.phase() == before, "dropped, but the phase changed: {forged:x?}");
             return;
         }
         if forged.is_rst() && !may_reset && !self.is_mixed {
@@ -297,8 +298,8 @@ impl World {
         self.arrive(from, &forged);
     }
 
-    /// Whether a RST lies between what has been acknowledged and what has been sent, by unsigned distances. The RST that
-    /// answers a SYN has no sequence number, but acknowledges the SYN.
+    /// Whether a RST lies between what has been acknowledged and what has been sent, by unsigned distances. The RST
+    /// that answers a SYN has no sequence number, but acknowledges the SYN.
     fn may_reset(&self, from: Side, rst: &Segment) -> bool {
         let (own, other) = match from {
             Side::Client => (&self.passed[0], &self.passed[1]),
@@ -311,8 +312,8 @@ impl World {
         rst.seq.wrapping_sub(oldest) <= own.end.wrapping_sub(oldest)
     }
 
-    /// Whether a forged segment acknowledges what the server is about to send, or a little more: fragments and segments
-    /// that another path took may have carried that, so the node cannot know better.
+    /// Whether a forged segment acknowledges what the server is about to send, or up to 64 KiB more. The node must
+    /// accept such a segment: the server may have sent the data in fragments or on another path, unseen by the node.
     fn is_lucky(&self, forged: &Segment) -> bool {
         let is_listening = self.server.state == State::Listen;
         let sent = if is_listening { self.server_first.wrapping_add(1) } else { self.server.next };
@@ -327,14 +328,15 @@ impl World {
             seconds_left_under(pressure, forward, reply, self.now) <= seconds_left(forward, reply, self.now)
         );
         if seconds_left_under(pressure, forward, reply, self.now) == 0 {
-            // Unless that was wrong: what the node still hears of the connection are fragments.
+            // If the expiry was right, the other checks no longer apply: the ends may continue, but the node drops
+            // their segments.
             self.check_gone();
             self.entries = None;
             self.is_mixed = true;
         }
     }
 
-    /// Whatever the pressure, a connection expires only after a day without a segment.
+    /// Even under pressure, an established connection expires only after a day without a segment.
     fn check_gone(&self) {
         let established = [self.client.state, self.server.state] == [State::Established; 2];
         let idle = self.now.seconds_since(self.idle_since);
@@ -345,7 +347,7 @@ impl World {
         self.entries.as_ref().map(|(forward, reply)| Phase::of(forward, reply))
     }
 
-    /// The phase of the flow fits to the states of its ends.
+    /// Checks that the phase of the flow fits the states of its ends.
     fn check(&self) {
         if self.is_mixed {
             return;
@@ -363,14 +365,15 @@ impl World {
         }
     }
 
-    /// Everything arrives. A connection that no client opened is not established then: the server has refused it.
+    /// Delivers every segment. If the client opened no connection, no flow is established afterwards: the server
+    /// refused the attacker's.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.move_one(Fate::Arrives);
             self.check();
         }
         if !self.client_is_real && !self.is_guessed {
-            assert_ne!(self.phase(), Some(Phase::Established), "nobody has opened this connection");
+            assert_ne!(self.phase(), Some(Phase::Established), "the client has opened no connection");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! One end of a TCP connection, after RFC 9293 §3.10 with the stricter rules of RFC 5961 for RST and SYN. It knows nothing
-//! of connection tracking.
+//! One end of a TCP connection, after RFC 9293 §3.10 with the stricter rules of RFC 5961 for RST and SYN: an
+//! independent model, which uses no code of connection tracking.
 #![expect(clippy::wildcard_enum_match_arm, reason = "in most states an event changes nothing")]
 
 use lb_common::conntrack::{
@@ -32,7 +32,7 @@ impl State {
         matches!(self, Self::Established | Self::CloseWait)
     }
 
-    /// Whether both sequence numbers are agreed upon, and neither end of the connection is forgotten.
+    /// Whether RFC 9293 calls this state synchronized: both ends have agreed on the initial sequence numbers.
     pub(crate) fn is_synchronized(self) -> bool {
         !matches!(self, Self::Closed | Self::Listen | Self::SynSent | Self::SynReceived)
     }
@@ -59,7 +59,7 @@ impl Peer {
         Self { state, ended_orderly: false, first: 0, oldest: 0, next: 0, expected: 0 }
     }
 
-    /// Begins with this initial sequence number.
+    /// Begins a connection with this initial sequence number.
     fn begin(&mut self, first: u32, state: State) {
         (self.first, self.oldest, self.next) = (first, first, first.wrapping_add(1));
         (self.state, self.ended_orderly) = (state, false);
@@ -99,7 +99,7 @@ impl Peer {
         (was.is_synchronized() || was == State::SynReceived).then(|| segment(RST, self.next, 0, 0))
     }
 
-    /// Sends all again that is not acknowledged.
+    /// Sends again everything that is not acknowledged.
     pub(crate) fn retransmit(&self) -> Option<Segment> {
         let unacknowledged = self.next.wrapping_sub(self.oldest);
         match self.state {
@@ -115,7 +115,7 @@ impl Peer {
         }
     }
 
-    /// Receives a segment; returns the answer. `first` is the initial sequence number of a listener that accepts.
+    /// Receives a segment; returns the answer. `first` is the initial sequence number with which a listener accepts.
     pub(crate) fn receive(&mut self, segment: &Segment, first: u32) -> Option<Segment> {
         match self.state {
             State::Closed => refuse(segment),
@@ -125,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// §3.10.7.2.
+    /// Receives a segment in state LISTEN (RFC 9293 §3.10.7.2).
     fn receive_listening(&mut self, segment: &Segment, first: u32) -> Option<Segment> {
         if segment.flags & (RST | ACK | SYN) != SYN {
             return refuse(segment);
@@ -135,7 +135,8 @@ impl Peer {
         self.retransmit()
     }
 
-    /// §3.10.7.3, without simultaneous opens, which a Service cannot have: its clients do not listen.
+    /// Receives a segment in state SYN-SENT (RFC 9293 §3.10.7.3), without simultaneous opens: they cannot happen with a
+    /// Service, since backends do not connect to its clients.
     fn receive_syn_sent(&mut self, segment: &Segment) -> Option<Segment> {
         let acknowledges = segment.flags & ACK != 0;
         if acknowledges && segment.ack != self.next {
@@ -153,7 +154,7 @@ impl Peer {
         Some(self.acknowledgement())
     }
 
-    /// §3.10.7.4.
+    /// Receives a segment in any later state (RFC 9293 §3.10.7.4).
     fn receive_synchronized(&mut self, segment: &Segment) -> Option<Segment> {
         let last = segment.end().wrapping_sub(u32::from(segment.end() != segment.seq));
         let is_within = |seq: u32| seq.wrapping_sub(self.expected) < WINDOW;

@@ -1,7 +1,7 @@
 //! Finds the BPF toolchain and builds BPF objects.
 //!
-//! `cargo xtask build-ebpf` and build scripts both call [`build`], so a plain `cargo build` is complete and the build is
-//! defined in one place.
+//! `cargo xtask build-ebpf` and build scripts both call [`build`], so a plain `cargo build` is complete and the build
+//! is defined in one place.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub use toolchain::{
     find_compiler, find_linker,
 };
 
-/// The rustc target of the object: little-endian BPF, like all supported hosts.
+/// The rustc target of the objects: little-endian BPF, because all supported hosts are little-endian.
 pub const TARGET: &str = "bpfel-unknown-none";
 
 /// A binary of a package that is built as a BPF object.
@@ -22,7 +22,7 @@ pub const TARGET: &str = "bpfel-unknown-none";
 pub struct Binary {
     /// The package, and its folder in the workspace.
     pub package: &'static str,
-    /// The binary.
+    /// The name of the binary target.
     pub name: &'static str,
     /// Enabled features of the package.
     pub features: &'static [&'static str],

@@ -70,13 +70,13 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// The cargo of the same release.
     pub cargo: PathBuf,
-    /// Source of `core`.
+    /// Whether its `core` for BPF is compiled or source.
     pub core: CoreLibrary,
     /// The version, such as `1.96.0`.
     pub version: String,
 }
 
-/// Source of `core` for [`TARGET`].
+/// The form in which a sysroot has `core` for [`TARGET`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreLibrary {
     /// The sysroot contains `core` compiled (Debian's `libstd-rust-web-dev-bpf`).
@@ -182,7 +182,7 @@ fn major_minor(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Finds bpf-linker: the one of `cargo xtask setup`, else one of the same version in `PATH`.
+/// Finds bpf-linker: the one that `cargo xtask setup` installed, else one of the same version in `PATH`.
 ///
 /// # Errors
 ///
@@ -201,7 +201,7 @@ fn has_linker_version(linker: &Path) -> bool {
     version.trim().strip_prefix("bpf-linker ") == Some(LINKER_VERSION)
 }
 
-/// The folder for `cargo install --root`.
+/// The folder into which `cargo xtask setup` installs bpf-linker (`cargo install --root`).
 pub fn cached_linker_root() -> PathBuf {
     cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
 }

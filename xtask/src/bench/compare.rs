@@ -1,7 +1,7 @@
 //! `cargo xtask bench compare REV`: the packet benchmark of this tree and of another revision in one run.
 //!
-//! The other revision builds its BPF object itself, with its own `cargo xtask`, in a git worktree below `target/compare`
-//! that is removed afterwards. The object is kept there under the name of its commit.
+//! The other revision builds its BPF object itself, with its own `cargo xtask`, in a git worktree below
+//! `target/compare` that xtask removes afterwards. `target/compare` keeps the object under the name of its commit.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,7 +13,7 @@ use ebpf_build::{DATAPATH, TARGET, workspace_root};
 
 use crate::process::{command_line, run};
 
-/// Digits of a commit in names.
+/// Number of digits of a commit's hash in file names and tables.
 const DIGITS: usize = 12;
 
 /// Builds the object of a revision; returns the arguments for the packet benchmark.

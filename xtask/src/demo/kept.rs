@@ -19,7 +19,7 @@ use super::report::say;
 /// Namespaces are called `lb-demo-client`, `lb-demo-node1` and so on.
 pub(super) const PREFIX: &str = "lb-demo";
 
-/// Manifests, log and bpffs.
+/// The folder of manifests, logs and the mounted bpffs.
 pub(super) const FOLDER: &str = "/run/lb-demo";
 
 /// How long the servers may take to start.

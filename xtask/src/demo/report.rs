@@ -14,7 +14,7 @@ const BAR: usize = 16;
 pub(super) struct Report {
     /// Answers by pod, for each client and virtual address.
     pub(super) traffic: Vec<Traffic>,
-    /// The promises, and whether they were kept.
+    /// The checked promises of the load balancer, and whether it kept them.
     pub(super) checks: Vec<Check>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Traffic {
     pub(super) address_changed: u32,
 }
 
-/// A promise.
+/// A promise of the load balancer, which the demo has checked.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     /// The claim.

@@ -18,13 +18,15 @@ use super::report::{Report, Traffic, say};
 /// Requests to each virtual address.
 const REQUESTS: u32 = 100;
 
-/// Bytes of a question of the size of a DNS query. With the first line of the answer it stays below 512.
+/// Bytes of a UDP request, in the range of DNS queries. The server sends it back after a first line: together they stay
+/// below 512 bytes.
 const QUESTION: usize = 400;
 
-/// Bytes of the long download. The client reads it slowly, so that it still runs when its backend has been removed.
+/// Bytes of the long download. The client reads slowly, so that the download still runs when its backend has been
+/// removed.
 const DOWNLOAD: u64 = 200_000_000;
 
-/// Time limit from an edit of a manifest until the maps hold the change.
+/// Time limit for a download to start, and for the agent to apply an edit of a manifest.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
 const WEB_PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];

@@ -266,7 +266,7 @@ impl Process {
         self.output.push('\n');
     }
 
-    /// Ends the process; returns the rest of its output.
+    /// Waits until the process ends; returns its output other than test results.
     fn rest(mut self) -> anyhow::Result<String> {
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
             self.keep(&line);

@@ -1,4 +1,4 @@
-//! Kernels from Debian's packages, unpacked in the cache.
+//! Finds the kernels to boot: from Debian's packages (unpacked in a cache), from a folder, or that of this machine.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -62,7 +62,7 @@ fn of_host() -> anyhow::Result<Kernel> {
     Ok(kernel)
 }
 
-/// An unpacked package.
+/// The kernel in the folder of an unpacked package.
 fn in_folder(name: &str, folder: &Path) -> anyhow::Result<Kernel> {
     let image = only_entry(&folder.join("boot"), "vmlinuz-")?;
     let file_name = image.file_name().unwrap_or_default().to_string_lossy();
@@ -109,7 +109,7 @@ fn newest_package(version: &str) -> anyhow::Result<Option<String>> {
     if found.is_some() {
         return Ok(found);
     }
-    // There are no package lists yet. Without a network the task uses the cache.
+    // The package lists may be missing. If they cannot be downloaded, the caller uses the cache.
     if let Err(error) = process::run(apt_get(&["update"])) {
         eprintln!("vm: {error:#}; continuing with the existing package lists");
     }

@@ -42,8 +42,9 @@ impl Accelerator {
     const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // With one thread per virtual CPU, a CPU may run code forever that another CPU has patched: seen once in
-            // many hours, when the kernel enabled a static branch (qemu 7.2, `__inet_stream_connect` of Linux 6.1).
+            // With one thread per virtual CPU, a CPU may forever run the old version of code that another CPU has
+            // patched: seen once in many hours, when the kernel enabled a static branch (qemu 7.2,
+            // `__inet_stream_connect` of Linux 6.1).
             Self::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
         }
     }
@@ -160,7 +161,7 @@ pub(super) struct Outcome {
     hung: bool,
 }
 
-/// Boots the kernel with the image and waits until it ends. Calls `show` with each new record.
+/// Boots the kernel with the image and waits until the guest ends or hangs. Calls `show` with each new record.
 pub(super) fn boot(
     kernel: &Kernel,
     image: &Path,
