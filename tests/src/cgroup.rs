@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cleanup::{Cleanup, Resource};
 
-/// Attempts to remove a group that threads are still leaving, and the pause between two of them.
+/// Number of attempts to remove a group that threads are still leaving, and the pause between two attempts.
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 

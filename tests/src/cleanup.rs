@@ -121,7 +121,7 @@ impl Cleanup {
         live().add(resource)
     }
 
-    /// Starts a process and registers it; no interrupt can happen between the two.
+    /// Starts a process and registers it under one lock, so that the handler of [`on_interrupt`] cannot miss it.
     pub fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
         let mut live = live();
         let child = command.spawn()?;

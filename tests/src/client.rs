@@ -41,7 +41,7 @@ const HELD_BACK: u64 = 4;
 pub struct Answer {
     /// The server's name.
     pub server: String,
-    /// The client's own address, before any translation.
+    /// The client's address as the server sees it: another one if a node masqueraded the packets.
     pub seen: SocketAddr,
     /// The client's address as the client knows it.
     pub local: SocketAddr,

@@ -438,7 +438,7 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Connects the client; `client` and `node` are the devices that carry the addresses.
+    /// Connects the client to node1, or to its router, and assigns the addresses of the link.
     fn connect_client(&mut self, link: ClientLink) -> Result<()> {
         let (client, node1) = (&self.client, &self.node1);
         let mut device = "eth0".to_owned();

@@ -55,9 +55,9 @@ pub struct Endpoint {
     pub node: String,
     /// The addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// Whether the pod is ready; an unready pod has `ready: false`.
+    /// `conditions.ready`
     pub ready: bool,
-    /// Whether the pod is terminating (and still serves).
+    /// `conditions.terminating`; the manifest then also has `serving: true`.
     pub terminating: bool,
     /// `hints.forNodes`
     pub for_nodes: Vec<String>,

@@ -45,7 +45,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = &self.listener {
-            // Wakes accept(), because std has no call to stop it. It can fail only if the socket no longer listens.
+            // Wakes accept(), which std cannot interrupt. shutdown() fails only if the socket no longer listens.
             let _not_listening =
                 nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }

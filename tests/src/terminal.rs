@@ -37,14 +37,15 @@ impl Terminal {
 
     /// The text on the screen.
     pub fn screen(&self) -> Result<String> {
-        let output = run(&mut self.tmux(&["-u", "capture-pane", "-p"])).context("looking at the terminal")?;
+        let output =
+            run(&mut self.tmux(&["-u", "capture-pane", "-p"])).context("reading the terminal's screen")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
     /// A property of the terminal in a format of tmux, such as `#{alternate_on}`.
     pub fn state(&self, of: &str) -> Result<String> {
-        let output =
-            run(&mut self.tmux(&["display-message", "-p", of])).context("asking for the terminal")?;
+        let output = run(&mut self.tmux(&["display-message", "-p", of]))
+            .context("asking tmux for the terminal's state")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 

@@ -108,8 +108,8 @@ pub struct Tally {
 pub struct Report(pub BTreeMap<String, Tally>);
 
 impl Traffic {
-    /// Starts a client for each item: its namespace, kind and destination. Fails if the first transaction of any client
-    /// fails.
+    /// Starts a client for each item: its namespace, kind and destination. Fails unless each client soon makes a
+    /// transaction.
     pub fn start<'a>(clients: impl IntoIterator<Item = (&'a Netns, Kind, SocketAddr)>) -> Result<Self> {
         let shared = Arc::new(Shared { started: Instant::now(), stop: AtomicBool::new(false) });
         let mut traffic = Self { shared, clients: Vec::new() };

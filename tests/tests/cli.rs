@@ -50,7 +50,7 @@ endpoints:
 - {addresses: [198.51.100.2]}
 ";
 
-/// A network namespace with a wire, and a folder for manifests, bpffs and log.
+/// A network namespace with a veth device, and a folder for manifests, bpffs and log.
 struct Bed {
     netns: Netns,
     folder: PathBuf,
@@ -443,7 +443,7 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
     wait_for(LIMIT, || agent.log().contains("of 3 slots").then_some(())).expect("a warning");
-    // The problem occurs on all nodes at once, so it must not make any of them unhealthy.
+    // All nodes have the same Services, so a full map must make no node unhealthy: all would be unhealthy at once.
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["pending"], 1);

@@ -125,7 +125,7 @@ struct Times {
     handle: Duration,
     plan: Duration,
     apply: Duration,
-    /// Time to load the kernel's state into the reconciler.
+    /// Time to record the applied steps in the reconciler.
     account: Duration,
     steps: usize,
 }

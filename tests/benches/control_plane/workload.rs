@@ -12,7 +12,7 @@ use serde::Serialize;
 /// The range of cluster IPs, the agent's default.
 pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
-/// Networks of the endpoints, before and after a move.
+/// The first addresses of endpoints, before and after a move.
 pub(crate) const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 

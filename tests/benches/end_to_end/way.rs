@@ -12,7 +12,8 @@ use crate::system::show_value;
 pub(crate) enum Way {
     /// From a pod to a cluster IP; endpoints are pods of the same node
     Pod,
-    /// From an external client to a load balancer address; endpoints are pods of another node, so it is masqueraded
+    /// From an external client to a load balancer address; endpoints are pods of another node, so the client is
+    /// masqueraded
     Outside,
     /// From a process of the node to a cluster IP; endpoints are pods of the node
     Node,

@@ -86,7 +86,7 @@ impl Samples {
     }
 }
 
-/// Serialises number, minimum, quartiles and maximum.
+/// Serialises the number of samples, minimum, quartiles and maximum.
 impl Serialize for Samples {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Samples", 6)?;
@@ -107,7 +107,7 @@ impl Figure {
         Self { place: place.to_owned(), what: what.to_owned(), unit, samples, target: None }
     }
 
-    /// The figure with a target.
+    /// Adds a target: the sample of this rank must be less than `below`.
     pub fn target(self, quantile: Quantile, below: f64) -> Self {
         Self { target: Some(Target { quantile, below }), ..self }
     }

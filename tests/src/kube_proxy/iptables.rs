@@ -78,7 +78,7 @@ struct Nat {
 
 impl Nat {
     fn service(&mut self, cluster_cidr: &str, service: &Service, port: &Port) {
-        // kube-proxy uses 16 characters of a hash.
+        // kube-proxy's names end with 16 characters of a hash.
         let id = format!("{:016}", self.service_count);
         self.service_count += 1;
         let name = format!("default/{}:{}", service.name, port.protocol);

@@ -87,7 +87,7 @@ impl Table {
         let ip = self.ip;
         self.add(&format!("element {ip} kube-proxy cluster-ips {{ {} }}", service.cluster_ip));
         for (index, port) in service.ports.iter().enumerate() {
-            // kube-proxy begins with 8 characters of a hash.
+            // kube-proxy's names begin with 8 characters of a hash.
             let name = format!("{index:08}-default/{}/{1}/{1}", service.name, port.protocol);
             self.cluster_ip(service, port, &name);
             self.external(service, port, &name);

@@ -19,7 +19,7 @@ fn tcx_programs_run_first_at_ingress_and_last_at_egress() {
     if !has_tcx() {
         return skip::whole("the kernel has no tcx");
     }
-    // The foreign program is that of a data plane with other pins.
+    // The foreign program belongs to a second data plane, which is pinned elsewhere.
     let other = sandbox.folder.join("other");
     let options = Options { bpffs: other.clone(), ..sandbox.options() };
     sync(&mut Datapath::open(&options).unwrap().attacher().unwrap(), &wire);

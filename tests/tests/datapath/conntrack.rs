@@ -194,7 +194,7 @@ fn purge_deletes_matching_flows_and_flush_deletes_all() {
     assert_eq!(conntrack.table().count().unwrap(), 0);
 }
 
-/// Filling the table is the reference: it is slow or quick as the machine is.
+/// The limit is a multiple of the time for filling the table, which depends on the machine in the same way.
 #[test]
 fn gc_of_200_000_entries_costs_little_cpu_time() {
     let sandbox = Sandbox::new();

@@ -48,7 +48,7 @@ fn wires_and_workload_devices_are_detected() {
     assert_eq!(devices, expected);
 }
 
-/// The watcher acts on events alone, so a device whose event is lost never gets programs.
+/// The watcher does not poll: without the netlink event the device would never get programs.
 #[test]
 fn new_device_gets_its_programs_on_its_netlink_event() {
     let sandbox = Sandbox::new();

@@ -90,7 +90,7 @@ fn claims_of_a_killed_agent_are_released() {
     assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (16, 0));
 }
 
-/// A table of another size has other places, so the agent copies the entries.
+/// The slots of an entry depend on the size of the table, so the agent copies the entries.
 #[test]
 fn table_of_another_size_takes_over_all_flows() {
     for (earlier, ours) in [(32, 1024), (1024, 64)] {
@@ -110,7 +110,7 @@ fn table_of_another_size_takes_over_all_flows() {
     }
 }
 
-/// Leaves the data plane of a version that had no flow table: all flows are in `CONNTRACK`.
+/// Leaves behind the pins of a version that had no flow table: all flows are in `CONNTRACK`.
 fn leave_without_flow_table(sandbox: &Sandbox, flows: &[(Tuple, Flow)]) {
     drop(open(sandbox, 1024));
     let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
@@ -148,7 +148,7 @@ fn flows_of_a_build_without_flow_table_are_its_overflow() {
     assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (0, 0));
 }
 
-/// Of several inserts of one key at the same time, one succeeds; and no entry is lost.
+/// Several threads insert the same keys: for each key one insert succeeds, and no entry is lost.
 #[test]
 fn concurrent_inserts_agree() {
     const THREADS: usize = 4;

@@ -82,7 +82,7 @@ fn layout_with_a_description_is_taken_over() {
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
 }
 
-/// The arena has free slots between used ones, so it needs a larger size than the number of its elements.
+/// The map of backends has free slots between used ones, so its size must exceed the number of backends.
 #[test]
 fn maps_with_smaller_defaults_take_over_all_elements() {
     let sandbox = Sandbox::new();

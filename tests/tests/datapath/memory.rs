@@ -18,7 +18,7 @@ const ENDPOINTS: u32 = 5;
 /// Limits in bytes for all maps (128 MiB), and for all but those of flows.
 const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 60_000_000;
-/// Maps of flows: their size is that of `--max-connections`.
+/// Maps of flows, whose size `--max-connections` sets.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
 /// The map whose elements are allocated one by one: a kernel that does not count their memory shows its size unchanged.
 const NAMES: &str = "ENDPOINT_NAMES";

@@ -165,7 +165,7 @@ pub(crate) fn sync(attacher: &mut Attacher, devices: &[Device]) -> (usize, usize
     (report.attached.len(), report.detached.len())
 }
 
-/// Inodes of the pinned links, by name. A new link has a new inode.
+/// Inodes of the pinned links, sorted by the links' names. A new link has a new inode.
 pub(crate) fn link_inodes(sandbox: &Sandbox) -> Vec<u64> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(sandbox.pin("links")).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
 
-/// Environment variable with a kubeconfig. Tests that need no fault of the in-repo server use the API server in it.
+/// Environment variable with the path of a kubeconfig. Tests that need no simulated faults use its API server.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
 /// A client of an API server.
@@ -78,7 +78,7 @@ impl Cluster {
         serde_json::to_string(&kubeconfig).unwrap()
     }
 
-    /// Applies an object.
+    /// Applies an object, and then its status, which the API server takes only in a request of its own.
     pub(crate) fn apply(&self, object: &Value) {
         let (name, api_of) = handle(object);
         let mut object = object.clone();
@@ -96,7 +96,6 @@ impl Cluster {
         });
     }
 
-    /// Deletes an object.
     pub(crate) fn delete(&self, object: &Value) {
         let (name, api_of) = handle(object);
         self.block_on(async move |client| {

@@ -132,8 +132,9 @@ fn traceroute_ends_at_the_virtual_address() {
     }
 }
 
-/// NodeLocal DNSCache listens on the cluster IP of kube-dns, which its device `nodelocaldns` has. Under kube-proxy its
-/// NOTRACK rules keep the packets out of the NAT table; here the address alone does.
+/// NodeLocal DNSCache listens on the cluster IP of kube-dns, which it assigns to its device `nodelocaldns`. With
+/// kube-proxy it also needs NOTRACK rules; the agent leaves every cluster IP that the node has as an address to the
+/// node.
 #[test]
 fn cluster_ip_that_the_node_has_reaches_its_own_listener() {
     for arguments in [&[][..], &RANGES, &["--forwarding", "direct"]] {

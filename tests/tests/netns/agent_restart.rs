@@ -73,7 +73,7 @@ fn sigterm_leaves_the_data_plane_working() {
     assert_served(&bed);
 }
 
-/// The number of unreachable networks on node1.
+/// The number of routes of type `unreachable` on node1.
 fn unreachable_routes(bed: &Bed) -> usize {
     let list = |family| {
         let output =
@@ -84,7 +84,8 @@ fn unreachable_routes(bed: &Bed) -> usize {
     list("-4") + list("-6")
 }
 
-/// The device of such a pod has no programs. Its packets would leave by the node's default route.
+/// The device of a pod that starts while no agent runs has no programs. Without routes of type `unreachable`, its
+/// packets to cluster IPs would leave by the node's default route.
 #[test]
 fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);

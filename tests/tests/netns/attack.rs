@@ -1,5 +1,5 @@
-//! Attacks on connection tracking by senders who cannot see the replies: forged segments neither keep other clients out nor
-//! end other clients' connections.
+//! Attacks on connection tracking by senders who cannot see the replies: forged segments neither keep other clients out
+//! nor end other clients' connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,7 +21,7 @@ use crate::{
     flood::{self, Forged, forge},
 };
 
-/// Connections that fit into the maps; every attack holds more.
+/// Connections that fit into the maps; every attack begins more.
 const ROOM: u32 = 400;
 /// `--masquerade-ports` for 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
@@ -45,7 +45,7 @@ fn is_served(client: &Netns, to: SocketAddr) -> bool {
     client.run(|| client::ask_here(to)).is_ok()
 }
 
-/// Lets a new client in within [`RECOVERY`] after the attack.
+/// Asserts that a new client is served within [`RECOVERY`] after the attack.
 #[track_caller]
 fn assert_recovers(client: &Netns, to: SocketAddr) {
     assert!(

@@ -113,8 +113,8 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
     })
 }
 
-/// The conntrack state "invalid": netfilter does not translate out-of-window segments, and the client resets the
-/// connection because it does not know their sender.
+/// With kube-proxy such segments break connections: netfilter calls them INVALID and does not translate them, and the
+/// client answers a segment of an unknown sender with a RST.
 #[test]
 fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);

@@ -19,14 +19,14 @@ pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forged {
     Syn,
-    /// FIN without ACK, the byte after the SYN.
+    /// FIN without ACK, at the sequence number after the SYN's.
     BareFin,
-    /// FIN with a guessed acknowledgement, the byte after the SYN.
+    /// FIN with a guessed acknowledgement number, at the sequence number after the SYN's.
     Fin,
     Datagram,
 }
 
-/// An acknowledgement, far from what a backend would send.
+/// A guessed acknowledgement number, far from the sequence numbers of a backend.
 const GUESS: u32 = 0x4000_0000;
 
 /// Sends `count` SYNs from `netns` to an address, each from a different forged source.

@@ -86,7 +86,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
     }
 }
 
-/// `ip rule from POD`, as of the AWS VPC CNI or a multi-homed node.
+/// The AWS VPC CNI adds such rules, `ip rule from POD`; so do administrators of multi-homed nodes.
 #[test]
 fn direct_forwarding_follows_policy_routing_by_pod() {
     let lan = Lan::with(&DIRECT);

@@ -57,8 +57,8 @@ impl Twins {
     }
 
     /// Runs the same requests against both, each from ports that the client has not used yet. Neither system then
-    /// replaces the port, and IPVS cannot take a reply through the agent for one of its own connection from the same
-    /// port.
+    /// replaces the port, and IPVS cannot take a reply through the agent for one of its own connection with the same
+    /// ports.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -110,8 +110,8 @@ fn turns_are_the_same(bed: &Bed) {
     }
 }
 
-/// Opens connections, closes those of one backend and opens as many again. Only one family each, because both share the
-/// counters.
+/// Opens connections, closes those of one backend and opens as many again. Each case tests one family only, because
+/// both families share the counters.
 fn counts_have_the_same_effect(bed: &Bed) {
     for (number, scheduler, weights, first, all) in [
         (30, "lc", [9, 1, 1], [1, 1, 1], [4, 4, 4]),

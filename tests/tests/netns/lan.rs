@@ -52,7 +52,7 @@ pub(crate) const EVERY: [(Protocol, usize); 4] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frontend {
     ClusterIp,
-    /// The wire address of node 1 or 2.
+    /// The address of node 1 or 2 on the LAN.
     NodePort(u8),
     LoadBalancer,
     ExternalIp,
@@ -65,7 +65,7 @@ pub(crate) const FRONTENDS: [Frontend; 4] = [ClusterIp, NodePort(1), LoadBalance
 /// The kinds to which the external traffic policy applies.
 pub(crate) const EXTERNAL: [Frontend; 3] = [NodePort(1), LoadBalancer, ExternalIp];
 
-/// The wire addresses of a node.
+/// The addresses of a node on the LAN.
 pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
     [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
 }

@@ -153,7 +153,7 @@ fn node_connections_from_a_service_port_are_left_untouched() {
     }
 }
 
-/// A deny list of the programs, since netfilter sees packets only after their translation.
+/// netfilter could not deny these clients: it sees packets only after their translation.
 #[test]
 fn denied_sources_reach_no_kind_of_address() {
     let denied = ["--deny-source", "198.51.100.0/24,fd00:198:51:100::/64"];

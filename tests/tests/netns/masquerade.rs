@@ -17,8 +17,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend sees the node's address for the [`CLIENTS`] that must be masqueraded, and the own address
-/// of the others. pod4's node has no agent, so its packets come over the wire like the client's.
+/// Asserts that the backend sees the node's address for the [`CLIENTS`] in `source`, and the own address of each other
+/// client. pod4's node has no agent, so its packets come over the wire like the client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));

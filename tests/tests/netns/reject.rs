@@ -56,7 +56,7 @@ fn service_without_backends_rejects_fragmented_datagrams() {
     }
 }
 
-/// The kernel of a node has the same limit (`net.ipv4.icmp_msgs_per_sec`, `icmp_msgs_burst`).
+/// By default a kernel limits its own ICMP errors to the same rate (`net.ipv4.icmp_msgs_per_sec`, `icmp_msgs_burst`).
 #[test]
 fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
     const DATAGRAMS: u32 = 20_000;

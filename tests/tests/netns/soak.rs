@@ -30,7 +30,7 @@ const FIRST: u8 = 50;
 /// of such a flow again would get an answer. When the range starts over, those flows have expired: their
 /// timeout is that of `Phase::Replied`.
 static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
-/// Limit, in bytes, for the growth of the agent's memory in the second half of the time, besides [`GC_INDEX`].
+/// Limit, in bytes, for the growth of the agent's memory in the second half of the time, in addition to [`GC_INDEX`].
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
 const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];

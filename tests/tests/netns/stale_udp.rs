@@ -28,7 +28,7 @@ const PROMPTLY: Duration = Duration::from_secs(2);
 /// How long to wait for a reply, which may not come, before the next datagram.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Receives a reply, which must come; returns its server.
+/// Sends a datagram and expects a reply; returns the server of the reply.
 fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
     let answer = echo(socket, b"again");

@@ -51,8 +51,8 @@ impl Deref for Wires {
     }
 }
 
-/// Frames carry checksums, and the other ends accept frames that XDP sends. Service 1 has a backend on node 1, service
-/// 2 one on node 2.
+/// A LAN whose agents run with `--xdp` in this mode. Frames carry checksums, and the far ends of the nodes' veths
+/// accept frames that XDP sends. Service 1 has a backend on node 1, service 2 one on node 2.
 pub(crate) fn wires(mode: &str) -> Wires {
     let lan = Lan::without_agents(WIRING);
     let ends = PORTS.map(|port| passing_program(lan.cluster.router.as_ref().unwrap(), port));

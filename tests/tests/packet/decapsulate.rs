@@ -36,7 +36,7 @@ fn arrives(kind: Kind, family: Family, packet: &Packet) -> Packet {
 fn node(bed: &mut Testbed, family: Family, protocol: u8, flags: u16) {
     bed.settings(&settings(Kind::Ipip));
     bed.end_tunnels();
-    // The slice is sorted; the tests' backend is the last one.
+    // Backends must be sorted.
     let backends = [family.backend(), family.other_backend()];
     service(bed, family.vip(), protocol, &backends, flags);
 }
@@ -228,7 +228,7 @@ fn tunnelled_flow_outlives_its_backend_and_a_new_one_needs_it() {
     });
 }
 
-/// This node has no entry of the connection: its agent was cleaned up, or another node had the connection before.
+/// This node has no entry of the connection: its flow table is new, or another node had the connection before.
 #[test]
 fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
     each_ethernet("decapsulated, mid-flow", |bed, family| {

@@ -78,7 +78,6 @@ fn malformed_headers_pass_untouched() {
     });
 }
 
-/// Frames with EtherTypes other than IPv4 and IPv6 pass.
 #[test]
 fn other_ethertypes_pass_untouched() {
     each_ethernet("not IP", |bed, family| {

@@ -190,7 +190,7 @@ fn no_event_is_emitted_without_a_monitor() {
         bed.service(family.empty_vip(), UDP, &[]);
         bed.disable_events();
         bed.send(Hook::Ingress, &datagram(family, 1000)).passes_any(NewFlow);
-        // The lease ends with the present tick.
+        // Events end with the present tick.
         bed.enable_events(0);
         bed.send(Hook::Ingress, &datagram(family, 1001)).passes_any(NewFlow);
         let reset = Packet::tcp(family.client(), family.vip(), 1, b"").rst();

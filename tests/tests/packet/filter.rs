@@ -12,7 +12,7 @@ use super::{
     wire::{Mode, each_on_wires},
 };
 
-/// A packet of the middle of a connection to the Service, and its reply.
+/// A datagram to the Service, and its reply.
 fn packets(family: Family) -> (Packet, Packet) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
     (Packet::udp(client, vip, b"question"), Packet::udp(backend, client, b"answer"))

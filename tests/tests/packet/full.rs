@@ -46,10 +46,11 @@ const ESTABLISHED: u8 = seen::PACKET | seen::SYN | seen::ACK;
 /// The most ticks for which [`fill_places`] makes a flow idle.
 const MOST_IDLE: u32 = 70;
 
-/// Fills all places of the tuple with forward entries of other TCP connections, of which both directions have `seen`
-/// this, each idle for as many ticks as `idle` says for its place.
+/// Fills all places of the tuple with forward entries of other TCP connections. `seen` has the flags of both
+/// directions;
+/// `idle` returns for how many ticks the connection of a place has been idle.
 fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(usize) -> u32) -> Vec<Tuple> {
-    // A guest may have booted just now.
+    // Ticks count from boot, and a guest may have booted just now.
     while lb_datapath::Conntrack::now().0 <= MOST_IDLE {
         thread::sleep(Duration::from_secs(1));
     }
@@ -152,7 +153,7 @@ fn flow_without_a_free_source_port_is_dropped() {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
         let from_other_vip = Packet::udp(family.other_vip(), client, b"").tuple();
-        // The entries have no forward entries, and do not expire during the test.
+        // These reverse entries have no forward entries. They do not expire during the test.
         let later = Tick(lb_datapath::Conntrack::now().0 + 3600);
         for port in 1024..=u16::MAX {
             let reply = Packet::udp(backend, (client.ip(), port).into(), b"").tuple();

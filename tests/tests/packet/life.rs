@@ -132,8 +132,9 @@ fn rst_closes_a_connection_only_within_the_window() {
     });
 }
 
-/// A sender that knows the client's port cannot see the connection, so its numbers are far from the window. Each of these
-/// segments ended an idle connection, made it unproven, or let a RST after it end the connection.
+/// An attacker who knows the client's port cannot see the connection, so the forged sequence numbers are far from the
+/// window. If the programs took them, each segment would end an idle connection, make it unproven, or let a following
+/// RST end it.
 #[test]
 fn forged_segments_far_from_the_window_end_no_connection() {
     const FAR: u32 = 1 << 30;
@@ -166,7 +167,8 @@ fn forged_segments_far_from_the_window_end_no_connection() {
     });
 }
 
-/// Both ends have crashed, and the client uses the port again. The backend's answer shows that its SYN is not forged.
+/// Both ends have crashed, and the client uses the port again. The backend's answer shows that the client's SYN is not
+/// forged.
 #[test]
 fn connection_that_both_ends_have_forgotten_begins_again() {
     const FAR: u32 = 1 << 30;
@@ -437,7 +439,6 @@ fn taken_source_port_is_replaced() {
     }
 }
 
-/// A pod reaches itself through its VIP: both directions are redirected to its device.
 #[test]
 fn hairpin_at_a_node_port_takes_no_port_that_sockets_of_the_node_have() {
     for protocol in [TCP, UDP] {
@@ -466,6 +467,7 @@ fn hairpin_at_a_node_port_takes_no_port_that_sockets_of_the_node_have() {
     }
 }
 
+/// A pod reaches itself through its VIP: the programs redirect both directions to its device.
 #[test]
 fn hairpin_flow_is_redirected_in_both_directions() {
     for protocol in [TCP, UDP] {

@@ -101,7 +101,7 @@ fn tagged_frames_pass_untouched() {
     });
 }
 
-/// A pod may send what it likes, with any source address.
+/// A pod can forge tunnelled packets of a peer, with any source address.
 #[test]
 fn tunnels_from_workload_devices_pass_untouched() {
     each_ethernet("tunnels of pods", |bed, family| {

@@ -93,7 +93,7 @@ fn stray_rst_is_dropped() {
     });
 }
 
-/// As netfilter has it: kube-proxy drops what it calls INVALID.
+/// The combinations that netfilter calls INVALID. kube-proxy's rules drop such packets.
 #[test]
 fn segments_with_invalid_flags_are_dropped() {
     each("invalid flags", |bed, family| {

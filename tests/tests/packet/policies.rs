@@ -149,7 +149,7 @@ fn loopback_node_ports_take_no_packets() {
     });
 }
 
-/// `--deny-source`
+/// External clients in a network of `--deny-source` are denied.
 #[test]
 fn denied_external_clients_begin_no_flow_and_internal_ones_do() {
     each("denied sources", |bed, family| {

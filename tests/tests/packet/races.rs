@@ -18,10 +18,10 @@ use super::{
 /// Flows that begin on two CPUs, in one round: as many as the test's table has room for.
 const FLOWS: usize = 200;
 const ROUNDS: u32 = 20;
-/// Packets of a family that may be dropped: those whose CPU waited in vain, because the other one was interrupted while it
-/// inserted the flow.
+/// Packets of a family that may be dropped: those whose CPU waited in vain, because the other one was interrupted while
+/// it inserted the flow.
 const LOST: u64 = 8;
-/// Looks at the other thread before a thread gives way to it, which may need this CPU.
+/// How often a thread checks for the other one before it yields its CPU, which the other thread may need.
 const SPINS: u32 = 10_000;
 
 /// Runs each of these frames on two threads at once.

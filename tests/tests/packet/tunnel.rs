@@ -219,7 +219,7 @@ fn internal_clients_and_local_backends_get_no_tunnel() {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         let syn = Packet::tcp(client, vip, 1000, b"").syn();
         bed.settings(&settings(Kind::Ipip));
-        bed.label("a backend that is who knows where is reached as without DSR");
+        bed.label("a backend of unknown location is reached as without DSR");
         service(bed, vip, TCP, &[backend], 0);
         bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewRoutedFlow, 1)]);
         bed.clear_flows();

@@ -442,7 +442,7 @@ impl Case {
     }
 }
 
-/// All flows.
+/// All flows as text, for comparison.
 fn state(bed: &Testbed) -> Vec<String> {
     bed.flows().iter().map(|(key, flow)| format!("{key:?} {flow:?}")).collect()
 }

@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The byte of a connection that another one follows, and the byte of the last connection.
+/// The byte that the client sends on a connection if another connection follows, and on the last one.
 const MORE: u8 = 1;
 const LAST: u8 = 0;
 

@@ -375,7 +375,7 @@ impl World<'_> {
     /// Builds the world and sends packets.
     pub(super) fn run(&mut self, context: &str) {
         self.build();
-        // Then `CONNTRACK` alone decides whether there is room.
+        // In a full world all new entries go to `CONNTRACK`, so it alone decides whether there is room.
         self.bed.take_all_into_overflow(self.full);
         let filled = self.filled();
         for packet in 0..PACKETS {

@@ -23,7 +23,7 @@ const TABLE: u32 = 100;
 pub(super) const COUNTER: u32 = 20;
 
 impl Testbed {
-    /// Sets the backends of `vip` (sorted) with their weights, and its scheduler.
+    /// Writes a Service at `vip` with these backends, which must be sorted.
     pub(crate) fn service(&mut self, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
         self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
     }
@@ -62,7 +62,7 @@ impl Testbed {
         self.slot += 1;
     }
 
-    /// Sets the backends of `vip` (sorted) with their weights, and its scheduler.
+    /// Writes a Service at `vip` with this scheduler, and with sorted backends and their weights.
     pub(crate) fn service_with_scheduler(
         &mut self,
         vip: SocketAddr,

@@ -123,7 +123,7 @@ impl Testbed {
     /// Removes an entry.
     pub(crate) fn remove_entry(&mut self, key: &Tuple) {
         if let Some(index) = self.find(key) {
-            // Not zeros: a slot that was never used has no entries in the places behind it.
+            // Keeps the generation: the programs take a control word of 0 for a slot never used, and look no further.
             let free = Slot { control: self.slot(index).control >> 32 << 32, ..Slot::zeroed() };
             return self.put("FLOWS", index, free);
         }
