@@ -9,8 +9,8 @@ use crate::conntrack::Tuple;
 pub struct Event {
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub time: u64,
-    /// The client's packet; zeros if the program had already rewritten a part of the packet. The source of a system
-    /// call is the node's address and port 0, because the kernel has not chosen a port yet.
+    /// The tuple of the client's packet; zeros if the program had already rewritten a part of the packet. The source of
+    /// a system call is the node's address and port 0, because the kernel has not chosen a port yet.
     pub from: Tuple,
     /// For a new flow, the packet that leaves the node towards the backend (in a tunnel, the ends of the tunnel);
     /// otherwise zeros.

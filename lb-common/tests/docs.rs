@@ -177,7 +177,7 @@ fn files_and_functions_that_documents_name_exist() {
     assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
 }
 
-/// Checks that the last cell of every row names tests or files that exist. `header` is how the other rows begin.
+/// Checks that the last cell of every row names tests or files that exist. Skips rows that begin with `header`.
 fn assert_rows_name_tests(page: &str, header: &str, least: usize) {
     let text = read(page);
     let rows: Vec<&str> =

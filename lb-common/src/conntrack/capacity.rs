@@ -1,8 +1,8 @@
-//! How many connections a machine tracks, and what they need.
+//! How many connections a machine tracks, and the slots that they need.
 
 /// Connections that a machine with `cores` CPUs tracks if no flag says otherwise, as kube-proxy sizes
-/// `nf_conntrack_max`: 32,768 for each core (`conntrack.maxPerCore`), at least 131,072 (`conntrack.min`). Never more than
-/// 1,048,576: all memory of the flow table is allocated at the start.
+/// `nf_conntrack_max`: 32,768 for each core (`conntrack.maxPerCore`), at least 131,072 (`conntrack.min`). Never more
+/// than 1,048,576: all memory of the flow table is allocated at the start.
 pub const fn default_connections(cores: u32) -> u32 {
     const PER_CORE: u32 = 32_768;
     const LEAST: u32 = 131_072;

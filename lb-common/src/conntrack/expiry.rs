@@ -5,8 +5,9 @@ use super::{Flow, Phase, Tick, flow_flags};
 
 /// How full the flow table is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
 ///
-/// The higher the pressure, the shorter the timeout of flows that may be evicted ([`Phase::is_evictable`]). A flood of
-/// connections without a completed handshake makes room within seconds, and no established flow is touched.
+/// The higher the pressure, the shorter the timeout of flows that may be evicted ([`Phase::is_evictable`]). In a flood
+/// of connections without a completed handshake these expire within seconds. Established connections keep their
+/// timeout, unless they are tunnelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Pressure(u8);
 
@@ -26,7 +27,7 @@ impl Pressure {
         Self(u8::try_from(steps).unwrap_or(Self::STEPS))
     }
 
-    /// A timeout of `seconds`, shortened according to this pressure, to `least` at the most.
+    /// A timeout of `seconds`, shortened according to this pressure, down to `least`.
     fn shorten(self, seconds: u32, least: u32) -> u32 {
         let removable = seconds.saturating_sub(least);
         seconds - removable * u32::from(self.0) / u32::from(Self::STEPS)
@@ -49,8 +50,8 @@ pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now:
         if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
     let full = phase.timeout_seconds() + extra;
-    // A tunnelled flow counts as evictable even when established: this node sees only the client's side, so the handshake
-    // may be forged.
+    // A tunnelled flow counts as evictable even when established: this node sees only the client's side, so the
+    // handshake may be forged.
     let timeout = if phase.is_evictable() || forward.is_tunnelled() {
         pressure.shorten(full, phase.least_timeout_seconds())
     } else {
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!(seconds_left_under(Pressure::MOST, &forward, &reply, NOW), 10, "half-closed");
     }
 
-    /// 12 forged SYNs/s, each followed by any ACK, held a map of 524,288 entries for a day.
+    /// Otherwise forged SYNs, each followed by any ACK, would hold their entries for a day.
     #[test]
     fn one_way_flows_give_way_under_pressure() {
         let mut flow = tunnelled(protocol::TCP);

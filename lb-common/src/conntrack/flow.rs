@@ -168,8 +168,8 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
-    /// The tuple by whose source a packet of the flow is routed: its own, `tuple`, as the stack does; but in a tunnel it
-    /// leaves as a packet of this node.
+    /// The tuple whose source the route lookup of a packet uses: `tuple`, the packet's own before translation, as in
+    /// the stack; in a tunnel that of the outer packet, which this node sends.
     #[inline(always)]
     pub const fn routed_from<'a>(&'a self, tuple: &'a Tuple) -> &'a Tuple {
         if self.is_tunnelled() { &self.to } else { tuple }

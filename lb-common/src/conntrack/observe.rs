@@ -28,9 +28,10 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// An implausible segment changes nothing but the time of the last packet: numbers far from the last ones or, once the
-    /// direction is synchronised, a SYN. It is forged, or a receiver outside the window rejects it (RFC 9293 §3.10.7.4,
-    /// RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers with a probability of 1 in 1,024.
+    /// An implausible segment changes nothing but the time of the last packet: numbers far from the last ones or, once
+    /// the direction is synchronised, a SYN. It is forged, or a receiver outside the window rejects it (RFC 9293
+    /// §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers with a probability of 1
+    /// in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -57,8 +58,8 @@ impl Flow {
         self.is_reply() && segment.is_syn_ack() && is_new
     }
 
-    /// Counts on from the SYN that `answer` [accepts](Self::accepts_connection), if this direction, the client's, has
-    /// ignored that SYN.
+    /// Takes over the sequence number of the SYN that `answer` [accepts](Self::accepts_connection), if this entry, the
+    /// client's, has ignored that SYN as a possibly forged one.
     pub const fn begin_again(&mut self, answer: &Segment) {
         if self.seen & seen::SYNCHRONISED != 0 {
             self.next_seq = answer.ack;
@@ -66,8 +67,8 @@ impl Flow {
         }
     }
 
-    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN begins
-    /// a new connection only after the end of this one, or if the backend accepts it.
+    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN
+    /// begins a new connection only after the end of this one, or if the backend accepts it.
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
         let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
@@ -121,9 +122,10 @@ impl Flow {
     /// Whether the receiver will accept a RST of this direction, so that the flow is over.
     ///
     /// Its sequence number must lie between what the other direction has acknowledged and what this direction has sent:
-    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. The number
-    /// that the receiver expects is always accepted, also when a SYN has begun another count meanwhile: a client that has
-    /// forgotten the connection so resets it. A RST that answers a SYN must acknowledge exactly that SYN.
+    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. The
+    /// number that the receiver expects is always accepted, also when a SYN has begun another count meanwhile: this is
+    /// how a client that has forgotten the connection resets it. A RST that answers a SYN must acknowledge exactly that
+    /// SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
     /// §8.5.1); any answer to an INIT is accepted.
@@ -226,7 +228,8 @@ mod tests {
         (forward, reply)
     }
 
-    /// Each of these ended or shortened an established connection, or widened the range of RSTs that do.
+    /// If it were recorded, each of these segments would end or shorten an established connection, or widen the range
+    /// of RSTs that do.
     #[test]
     fn forged_segments_far_from_the_window_change_nothing() {
         const FAR: u32 = 1 << 30;

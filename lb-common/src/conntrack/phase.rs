@@ -13,7 +13,7 @@ pub enum Phase {
     Established,
     /// One direction has sent FIN.
     HalfClosed,
-    /// Both have sent FIN.
+    /// Both directions have sent FIN.
     TimeWait,
     /// A RST has ended the connection.
     Closed,
@@ -49,7 +49,7 @@ impl Phase {
             // An unanswered flow must not hold an entry for longer than a SYN does, whatever the client sends.
             Self::Opening
         } else if forward.seen & seen::ACK == 0 || !forward.acknowledges_only_sent(reply) {
-            // Whatever else a client sends that has not completed the handshake: it may be forged.
+            // The client has not completed the handshake, so whatever else it has sent may be forged.
             Self::Accepted
         } else if both & seen::FIN != 0 {
             Self::TimeWait

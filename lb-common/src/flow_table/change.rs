@@ -30,8 +30,8 @@ pub fn replace<M: Overflow>(table: &M, places: &Places, key: &M::Key, value: &M:
     }
 }
 
-/// Removes the entry with this key, from the table or the overflow. Returns whether this call did: of several at once
-/// only one does.
+/// Removes the entry with this key, from the table or the overflow. Returns whether this call removed it: of several
+/// concurrent calls only one does.
 #[inline(always)]
 pub fn remove<M: Overflow>(table: &M, places: &Places, key: &M::Key) -> bool {
     for _ in 0..ATTEMPTS {

@@ -9,7 +9,7 @@ pub struct Entry<S> {
     pub control: Control,
 }
 
-/// The entry with this key. (Not of the overflow.)
+/// Finds the entry with this key in the table; does not search the overflow.
 ///
 /// The slot may be reused for another flow at any time. A caller that must not act on another flow compares
 /// [`Memory::control_after`] with [`Entry::control`] after it has read what it needs.

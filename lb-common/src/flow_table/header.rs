@@ -10,11 +10,11 @@ pub struct Header {
     /// The secret of the table. The agent sets it before it attaches a program to a new table, and never again. A
     /// multiplier of 0 shows a new table.
     pub seed: Seed,
-    /// Entries of the overflow, plus inserts into it that have not ended, as far as their agent was not killed: never too
-    /// few.
+    /// Never less than the number of entries in the overflow: also counts inserts that have not ended, or whose agent
+    /// was killed.
     pub overflow: u64,
-    /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0. The agent leaves it 0; tests
-    /// set it.
+    /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0. The agent leaves it 0;
+    /// tests set it.
     pub takes_all: u64,
 }
 

@@ -172,7 +172,7 @@ pub fn insert_into_overflow<M: Overflow>(
     result
 }
 
-/// Whether no other place has an entry with this key. Kills tentative entries that take second place to this insert.
+/// Whether no other place has an entry with this key. Kills tentative entries that lose to this insert.
 /// `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
 fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
@@ -194,8 +194,8 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
     true
 }
 
-/// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative one that takes
-/// second place to this insert. `comes_first` is whether the place of this insert comes before it.
+/// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative entry
+/// that loses to this insert. `comes_first` is whether the place of this insert comes before the entry's.
 #[inline(always)]
 pub fn wins_place<M: Memory>(
     table: &M,
@@ -223,8 +223,8 @@ pub fn wins_place<M: Memory>(
     false
 }
 
-/// Whether another tentative entry of the same key takes second place to this one. An agent's entry does to a
-/// program's, because the agent may have been killed; otherwise the entry in the later place does.
+/// Whether another tentative entry of the same key loses to this one. An agent's entry loses to a program's, because
+/// the agent may have been killed; otherwise the entry in the later place loses.
 #[inline(always)]
 const fn gives_way<M: Memory>(other: Control, comes_first: bool) -> bool {
     if other.is_agents() == M::IS_AGENT { comes_first } else { other.is_agents() }

@@ -44,8 +44,8 @@ pub trait Memory: Sized {
     /// Writes the value.
     fn write_value(&self, slot: Self::Slot, value: &Self::Value);
 
-    /// [`insert::wins_place`]. Programs make a global function of it, or the verifier would check its loop once for each
-    /// two places.
+    /// [`insert::wins_place`]. Programs make a global function of it, or the verifier would check its loop once for
+    /// each pair of places.
     fn wins_place(&self, slot: Self::Slot, places: &Places, key: &Self::Key, comes_first: bool) -> bool {
         insert::wins_place(self, slot, places, key, comes_first)
     }
@@ -157,8 +157,8 @@ pub trait Evict<M: Memory> {
     /// Whether the entry in this slot may be evicted. It may change meanwhile; then it is not evicted.
     fn verdict(&mut self, slot: M::Slot) -> Verdict;
 
-    /// The slot was claimed from the entry it held. Key and value are still there until this returns: the time to
-    /// delete the reverse entry and to count the flow as ended.
+    /// Called after the slot was claimed from its entry. Key and value are still there until this returns: it is the
+    /// time to delete the reverse entry and to count the flow as ended.
     fn evicted(&mut self, slot: M::Slot);
 }
 
