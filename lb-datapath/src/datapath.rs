@@ -190,7 +190,7 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// Detects whether the BPF file system was unmounted or covered.
+    /// A handle that detects whether the BPF file system was unmounted or covered, and can pin everything again.
     pub fn anchor(&self) -> Result<Anchor, DatapathError> {
         Anchor::new(self.folder.clone())
     }

@@ -109,7 +109,7 @@ impl Attacher {
         self.mode
     }
 
-    /// Attaches our programs to exactly these `devices`, again if another process has detached one.
+    /// Attaches our programs to exactly these `devices`; reattaches those that another process has detached.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
         self.load_programs(devices);
@@ -186,8 +186,9 @@ impl Attacher {
         Ok(true)
     }
 
-    /// The link of an agent with another map layout. It is removed after its connections are taken over; until then its
-    /// program must see the packets that ours does not handle, so ours is attached before it, also at egress.
+    /// The link of an agent with another map layout. Our agent removes it once it has taken over that agent's
+    /// connections; until then the earlier program must see the packets that ours leaves to it, so ours is attached
+    /// before it, also at egress.
     fn earlier_link(
         &self,
         index: u32,

@@ -1,8 +1,8 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, as those of tc. tc serves a device that cannot run the program, and a veth that would lose what the
-//! program sends: its far end takes such frames only if it also has an XDP program, or GRO. With GRO alone it does not
-//! wake up for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel), only for redirected
+//! Links are pinned, as those of tc. tc serves a device that cannot run the program, and a veth that would lose what
+//! the program sends: its far end takes such frames only if it also has an XDP program, or GRO. With GRO alone it does
+//! not wake up for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel), only for redirected
 //! ones.
 
 use std::{
@@ -129,7 +129,7 @@ impl XdpAttacher {
         for device in &wires {
             if let Some(mode) = self.ensure(device, reader.as_mut()) {
                 attached.insert(device.index, mode);
-                // After it is attached: some drivers send frames only from then on.
+                // Read after the program is attached: some drivers send frames only from then on.
                 features.extend(read(reader.as_mut(), device).map(|found| (device.index, found)));
             }
         }
@@ -175,7 +175,8 @@ impl XdpAttacher {
         self.at_tc.insert(device.index, why);
     }
 
-    /// `None` if no device should run the program, or the kernel does not know the features of drivers.
+    /// A reader of the XDP features of devices; `None` if no device should run the program, or the kernel does not know
+    /// the features of drivers.
     fn feature_reader(&self) -> Option<XdpFeatureReader> {
         if self.option == XdpOption::Off {
             return None;
@@ -251,8 +252,8 @@ fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFea
     })
 }
 
-/// Refuses a veth through which no native program can send frames. (Drivers of network cards send at least what their own
-/// program sends back.)
+/// Refuses a veth through which no native program can send frames. (Drivers of network cards send at least what their
+/// own program sends back.)
 fn check_way_out(
     device: &Device,
     mode: XdpMode,

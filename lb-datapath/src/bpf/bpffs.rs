@@ -32,7 +32,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
 const MOUNT_SOURCE: &str = "lb-agent";
 
-/// Attempts to get the lock, and the pause between two of them.
+/// Attempts to get the lock, and the pause between two attempts.
 const LOCK_ATTEMPTS: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 

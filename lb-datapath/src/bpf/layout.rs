@@ -1,7 +1,7 @@
 //! The maps and programs of the BPF object, and the check that pinned maps have their types and sizes.
 //!
-//! aya reuses any map that is pinned under a name and takes its sizes from the object. A 24-byte value, written into a
-//! map with other sizes, would then make the kernel read beyond a buffer. So every pin is checked before it is used.
+//! aya reuses any map that is pinned under a name and takes its sizes from the object. A write to a map with larger
+//! values would then make the kernel read beyond our buffer. So every pin is checked before it is used.
 
 use std::{fmt, io, path::Path};
 

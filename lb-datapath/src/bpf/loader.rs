@@ -121,8 +121,8 @@ pub(crate) fn load(
     Ok(Loaded { programs, logger })
 }
 
-/// Loads the programs that every node needs, and those of the devices in the options. If the kernel refuses one of a
-/// device, attaching it reports that.
+/// Loads the programs that every node needs, and those of the devices in the options. If the kernel refuses a program
+/// of a device, attaching that program reports the error.
 fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathError> {
     let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
     let needed = PROGRAMS.iter().copied().chain(hooks.iter().map(|hook| hook.program));

@@ -86,7 +86,7 @@ impl Capacities {
     }
 }
 
-/// CPUs that run. (Those that may be added are many on some virtual machines.)
+/// The number of CPUs that run. (Some virtual machines also have many CPUs that may be added later.)
 fn online_cpus() -> u32 {
     aya::util::online_cpus().map_or(1, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
@@ -113,7 +113,7 @@ pub struct Options {
     pub xdp: XdpOption,
     /// How packets of Services are forwarded between devices.
     pub forwarding: Forwarding,
-    /// Whether packets in tunnels from other nodes are taken out of them. If not, the programs lack that code, and such
+    /// Whether the programs decapsulate packets in tunnels from other nodes. If not, they lack that code, and such
     /// packets pass.
     pub decapsulate: bool,
     /// Retransmissions of a SYN after which another backend is selected; 0 means never.
@@ -173,7 +173,7 @@ pub enum XdpOption {
     Native,
     /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,
-    /// None.
+    /// No device.
     #[default]
     Off,
 }

@@ -283,7 +283,8 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     }
 }
 
-/// Whether xfrm policies are for virtual addresses. The kernel looks them up while replies are from their endpoints.
+/// Reports xfrm policies for virtual addresses. They miss the replies: the kernel looks policies up while a reply still
+/// has its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
     const NAME: &str = "IPsec policies";
     const ADVICE: &str = "replies from these addresses leave unencrypted: give the policy the networks of the endpoints, \

@@ -237,7 +237,7 @@ impl Pinned {
         ])
     }
 
-    /// The programs of the last agent.
+    /// The pinned tc programs of the last agent.
     pub fn programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
         let mut programs = Vec::new();
         for name in PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER) {

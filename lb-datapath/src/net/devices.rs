@@ -33,8 +33,8 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h); `None`
-    /// if the programs cannot parse it, such as that of InfiniBand.
+    /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h);
+    /// `None` if the programs cannot parse it, such as that of InfiniBand.
     pub(crate) fn of(hardware: u16) -> Option<Self> {
         const ETHER: u16 = 1;
         /// PPP, IPIP (both families), SIT, GRE (both families), RAWIP, and NONE: tun, WireGuard, xfrm.
@@ -60,8 +60,8 @@ pub struct Device {
     pub layer: Layer,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// The MAC address of frames for the node: that of the device, or of the bridge that it is a port of. `None` without
-    /// link-layer header.
+    /// The MAC address of frames for the node: that of the device, or of the bridge that it is a port of. `None`
+    /// without link-layer header.
     pub mac: Option<[u8; 6]>,
     /// Interface index of the device's bridge, bond or VRF.
     pub controller: Option<u32>,
@@ -69,8 +69,8 @@ pub struct Device {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other end
-    /// has no XDP program.
+    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
+    /// end has no XDP program.
     pub loses_xdp_tx: bool,
 }
 
@@ -211,7 +211,7 @@ mod tests {
         assert!(found(&everything).iter().all(|(name, _)| name != "lo"));
     }
 
-    /// Routes lead through such devices with addresses of other devices: BGP unnumbered, WireGuard, xfrm.
+    /// Routes may lead through these devices with source addresses of other devices: BGP unnumbered, WireGuard, xfrm.
     #[test]
     fn cards_and_tunnels_without_address_are_wires() {
         const NONE: u16 = 65534;

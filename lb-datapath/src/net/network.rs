@@ -45,10 +45,10 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other end
-    /// has no XDP program.
+    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
+    /// end has no XDP program.
     pub loses_xdp_tx: bool,
-    /// Whether no driver in software made the device: a network card, real or emulated.
+    /// Whether the device is a network card, real or emulated: the kernel reports no kind (`IFLA_INFO_KIND`) for it.
     pub is_card: bool,
     /// Interface index of the device's bridge, bond or VRF.
     pub controller: Option<u32>,
@@ -134,7 +134,8 @@ impl Link {
     }
 
     /// Whether routes may lead through the device although it has no address of its own: a network card, or a tunnel
-    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. Routes are not asked: a node may have a million.
+    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. The agent does not look at routes: a node may
+    /// have a million.
     fn is_unnumbered(&self) -> bool {
         let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
         let is_lower = self.loopback || self.is_pair || self.controller.is_some();
@@ -177,8 +178,8 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program. Then
-/// the kernel sets it to what that program takes.
+/// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program.
+/// Then the kernel sets it to what that program takes.
 const ANY_MTU: u32 = 65_535;
 
 fn link(message: &LinkMessage) -> Option<Link> {

@@ -1,7 +1,7 @@
 //! Routes that keep packets to cluster IPs from leaving the node untranslated, for example by its default route.
 //!
-//! The programs translate such packets before they are routed. Those of a pod whose device has no programs yet, because no
-//! agent runs, meet these routes: the pod gets an ICMP error at once, and its packets do not leak.
+//! The programs translate such packets before they are routed. Those of a pod whose device has no programs yet, because
+//! no agent runs, meet these routes: the pod gets an ICMP error at once, and its packets do not leak.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
@@ -30,8 +30,8 @@ pub struct UnreachableRoutes {
 }
 
 impl UnreachableRoutes {
-    /// Makes these networks unreachable, and removes the routes of earlier ones. The kernel is asked each time, so a
-    /// route that other software has removed comes back.
+    /// Makes these networks unreachable, and removes the routes of earlier ones. Each call adds all routes, so a route
+    /// that other software has removed comes back.
     ///
     /// # Errors
     /// The kernel refuses a route. The next call tries again.

@@ -171,7 +171,7 @@ impl Message for Generic {
 mod tests {
     use super::*;
 
-    /// What Linux 6.18 said of a veth whose far end had neither a program nor GRO.
+    /// The answer of Linux 6.18 about a veth whose far end had neither a program nor GRO.
     const VETH: [u8; 48] = [
         1, 1, 0, 0, //
         8, 0, 1, 0, 2, 0, 0, 0, // ifindex

@@ -1,5 +1,5 @@
-//! Out policies of xfrm (IPsec). The kernel looks them up when it routes a packet, so replies from a Service are still from
-//! their endpoint then: a policy for a virtual address does not encrypt them.
+//! Out policies of xfrm (IPsec). The kernel looks them up when it routes a packet. At that moment the source of a
+//! Service's reply is still its endpoint, so a policy for a virtual address does not encrypt it.
 
 use std::{
     fmt, io,

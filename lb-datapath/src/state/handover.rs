@@ -58,7 +58,8 @@ const DESCRIPTION: &str = "LAYOUT";
 /// Number of elements in each write.
 const CHUNK: usize = 4096;
 
-/// The maps of flows. They are shared together or not at all: one that has entries of the others is of no use alone.
+/// The maps of flows, which both versions share together or not at all: each holds a part of the entries, or the seed
+/// that finds them.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
 /// Other maps that programs write, and whose contents must survive.
@@ -244,7 +245,7 @@ impl Handover {
         STATE.into_iter().try_for_each(|spec| self.share_all(&[spec]))
     }
 
-    /// Pins the earlier maps in our folder too, if all of them exist and have our form and size.
+    /// Pins the earlier maps also in our folder, if all of them exist and have our form and size.
     fn share_all(&mut self, specs: &[&'static MapSpec]) -> Result<(), DatapathError> {
         let own = own_description();
         let mut maps = Vec::new();

@@ -72,7 +72,7 @@ impl Monitor {
         }
     }
 
-    /// Events that were lost since [`Self`] was opened, because the ring buffer was full.
+    /// How many events were lost since this monitor was opened, because the ring buffer was full.
     ///
     /// # Errors
     /// The map cannot be read.

@@ -27,7 +27,7 @@ impl Stats {
         Ok(Self { counters: PerCpuArray::try_from(map).map_err(failed)? })
     }
 
-    /// Reads the packets by [`Outcome`] since the map was created, summed over all CPUs.
+    /// Reads how many packets had each [`Outcome`] since the map was created, summed over all CPUs.
     pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
         let mut sums = [0; Outcome::COUNT];
         for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {

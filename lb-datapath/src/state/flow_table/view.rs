@@ -8,7 +8,8 @@ use lb_common::{
 use super::header::SharedHeader;
 use crate::{bpf::table::Table, error::DatapathError};
 
-/// The table during one operation of the agent. It keeps the error of the overflow, because the algorithms have none.
+/// The table during one operation of the agent. It keeps the error of the overflow, because the shared algorithms
+/// return no errors.
 pub(super) struct View<'a> {
     slots: SharedSlots<'a>,
     header: &'a SharedHeader,
