@@ -1,4 +1,4 @@
-//! Allocates counters of active flows, for schedulers that use their number.
+//! Allocates counters of active flows, for schedulers that compare endpoints by their number of active flows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,32 +16,32 @@ pub struct ServiceEndpoint {
 }
 
 impl ServiceEndpoint {
-    /// A backend of a service port.
     pub(crate) const fn new(service: u32, backend: &Backend) -> Self {
         Self { service, address: backend.address, port: backend.port }
     }
 }
 
-/// The counters of endpoints that need one, as slots of the map of counters; slot 0 means none. A counter outlives its
-/// endpoint as long as it counts flows, so that it is right when the endpoint returns. Another endpoint may get it
-/// only after these flows have ended.
+/// The endpoints that have a counter of active flows. A counter is a slot of the map `ACTIVE`; slot 0 means no counter.
+/// An endpoint that is removed keeps its counter as long as it has flows, so that the count is right if the endpoint
+/// returns. Another endpoint may get the counter only after these flows have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveFlowSlots {
     capacity: u32,
     of: BTreeMap<ServiceEndpoint, u32>,
     taken: BTreeMap<u32, ServiceEndpoint>,
     next: u32,
-    /// Counters that no backend or flow used at the last check.
+    /// Counters that no backend or flow used at the last call of [`Self::free_unused`].
     idle: BTreeSet<u32>,
 }
 
 impl ActiveFlowSlots {
-    /// Slots of a map `ACTIVE` of this capacity.
+    /// Allocates from a map `ACTIVE` of this capacity.
     pub(crate) const fn new(capacity: u32) -> Self {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }
 
-    /// Adopts a counter of an earlier run. If two counters or endpoints conflict, the first one stays.
+    /// Adopts a counter that an earlier run of the agent allocated. Does nothing if the counter or the endpoint is
+    /// known already, or if the map has no such slot.
     pub(crate) fn adopt(&mut self, counter: u32, counted: ServiceEndpoint) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {
@@ -49,7 +49,7 @@ impl ActiveFlowSlots {
         }
     }
 
-    /// The counter of an endpoint; `None` if all are taken.
+    /// The counter of an endpoint, or a new one; `None` if all are taken.
     pub(crate) fn get_or_allocate(&mut self, counted: ServiceEndpoint) -> Option<u32> {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
@@ -67,8 +67,9 @@ impl ActiveFlowSlots {
         Some(counter)
     }
 
-    /// Frees the counters that neither a backend nor a flow used, now and at the last call: between two calls a program
-    /// may have started a flow to a backend that was already removed. Returns whether any counter was freed.
+    /// Frees each counter that neither a backend nor a flow uses now or used at the previous call. One check is not
+    /// enough: a program that still reads a removed backend may start a flow to it right afterwards. Returns whether
+    /// any counter was freed.
     pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let before = self.taken.len();
         let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();

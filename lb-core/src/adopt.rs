@@ -66,7 +66,7 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     }
 }
 
-/// The counters of active flows of backends that frontends refer to.
+/// The counters of active flows of the backends that trusted frontends refer to.
 fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> ActiveFlowSlots {
     let mut counters = ActiveFlowSlots::new(capacity);
     let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));

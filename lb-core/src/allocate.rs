@@ -29,7 +29,7 @@ pub struct Allocation {
     pub cluster_ips: Vec<IpAddr>,
     /// The node ports by (name of the port, protocol as Kubernetes spells it).
     pub node_ports: BTreeMap<(String, String), u16>,
-    /// The `healthCheckNodePort`. The kernel does not keep it: after a restart the hash of the name gives the same port
+    /// The `healthCheckNodePort`. No map holds it: after a restart, the hash of the Service's name gives the same port
     /// again.
     pub health_check_node_port: Option<u16>,
 }
@@ -78,9 +78,9 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator of addresses from `ranges`: the first range of each family, where the first family is that of
-    /// single-stack Services. `known` holds the allocations of existing Services, see [`known_allocations`]; values
-    /// that are out of range or allocated twice are dropped.
+    /// An allocator of addresses from the first range of each family in `ranges`. The family of the very first range is
+    /// that of single-stack Services. `known` holds the allocations of existing Services, see [`known_allocations`];
+    /// values that are out of range or allocated twice are dropped.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
@@ -142,8 +142,8 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // A Service may request a value that another Service releases in this call, which may in turn request one of a
-        // third.
+        // A Service may request a value that another one releases in this call, and that one may itself wait for a
+        // third. So this repeats until no further Service succeeds.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -171,7 +171,7 @@ impl Allocator {
         });
     }
 
-    /// Releases everything of Services that do not exist. Call it once all existing Services are known, before the
+    /// Releases the allocations of Services that do not exist. Call it once all existing Services are known, before the
     /// first assignment.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
@@ -196,7 +196,7 @@ impl Allocator {
         };
     }
 
-    /// Reserves the values that a Service requests; allocates no others.
+    /// Reserves the values that a Service requests, and those that it has and still needs; allocates no new ones.
     fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -237,14 +237,14 @@ impl Allocator {
     }
 }
 
-/// The cluster IPs of a Service, and the IP family policy that results from them.
+/// The cluster IPs of a Service, and the `ipFamilyPolicy` to write beside them.
 struct ClusterIps {
     given: Vec<IpAddr>,
     policy: String,
     headless: bool,
 }
 
-/// The request of one Service.
+/// Computes what one Service gets, without changing the allocator.
 struct Request<'a> {
     allocator: &'a Allocator,
     name: &'a ObjectName,
@@ -252,7 +252,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// One address of each family that the Service should have, in order.
+    /// One address of each family that the Service should have, in the order of the families.
     fn cluster_ips(&self, spec: &api::ServiceSpec) -> Result<ClusterIps, ConvertError> {
         let families = self.families(spec)?;
         let explicit = self.explicit_ips(spec, &families)?;
@@ -269,8 +269,8 @@ impl Request<'_> {
         Ok(ClusterIps { given, policy, headless: spec.is_headless() })
     }
 
-    /// The families of which the Service should have an address, each as whether it is IPv4: none for `ExternalName`
-    /// and headless Services.
+    /// The families in which the Service should have an address; `true` is IPv4. None for `ExternalName` and headless
+    /// Services.
     fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         if spec.is_external_name() || spec.is_headless() {
             return Ok(Vec::new());
@@ -403,7 +403,7 @@ impl Request<'_> {
         }
     }
 
-    /// For each of `spec.ports`, the node port it should have.
+    /// For each of `spec.ports`, the node port that it should have, if any.
     fn node_ports(&self, spec: &api::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
         let explicit = self.explicit_node_ports(spec)?;
         let ports = spec.ports.as_deref().unwrap_or_default();
@@ -464,7 +464,7 @@ impl Request<'_> {
         Ok(explicit)
     }
 
-    /// A requested port: in range and not taken.
+    /// Checks that a requested port is in range and that no other Service has it.
     fn valid_node_port(&self, field: String, number: i32) -> Result<u16, ConvertError> {
         let range = &self.allocator.node_ports;
         let Some(valid) = u16::try_from(number).ok().filter(|number| range.contains(number)) else {
@@ -492,7 +492,8 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first free node port, starting at the position of the hash, that the Service does not use otherwise.
+    /// The first free node port from the position of the hash on. `is_used` says whether this Service is about to use a
+    /// port for something else.
     fn free_node_port(
         &self,
         hash: u64,
@@ -522,8 +523,8 @@ struct IpRange {
 }
 
 impl IpRange {
-    /// The addresses of `net`, without its own address (in IPv6 the subnet-router anycast) and IPv4's broadcast
-    /// address.
+    /// The addresses of `net`, without the network address (in IPv6 the subnet-router anycast address) and IPv4's
+    /// broadcast address.
     fn new(net: IpNet) -> Self {
         let last = number(net.broadcast());
         let last = if net.addr().is_ipv4() { last.saturating_sub(1) } else { last };
@@ -538,13 +539,13 @@ impl IpRange {
         ip.is_ipv4() == self.is_v4() && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Number of addresses; saturates if it is 2^128.
+    /// Number of addresses; 0 for a network that has none to allocate, such as a /31.
     const fn size(&self) -> u128 {
         if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
     }
 
-    /// Size of the static band: these lowest addresses are allocated automatically only when all others are taken, so
-    /// that users can request them (KEP-3070).
+    /// Size of the static band, the lowest addresses: they are allocated automatically only when all others are taken,
+    /// so that users can request them (KEP-3070).
     fn static_band(&self) -> u128 {
         static_band(self.size(), 16, 256)
     }
@@ -578,8 +579,8 @@ fn static_band(size: u128, step: u128, max: u128) -> u128 {
     if size <= 16 { 0 } else { (size / step).clamp(16, max) }
 }
 
-/// The first free offset, starting at the position of the hash: first above the band, then inside it. Skips only taken
-/// offsets.
+/// The first free offset: above the band from the position of the hash on, then inside the band. `None` only if all are
+/// taken.
 fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
     let upper = size.checked_sub(band)?;
     let start = if upper == 0 { 0 } else { hash % upper };

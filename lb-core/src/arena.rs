@@ -1,10 +1,10 @@
-//! Allocates slots of `BACKENDS` or `TABLES`: best fit. Released ranges are reused only when no program can still read
-//! them.
+//! Allocates ranges of slots in the maps `BACKENDS` and `TABLES`, best fit. Released ranges are reused only when no BPF
+//! program can still read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A point in time. When every program that was running at that point has ended, slots that were released before it are
-/// free.
+/// A period in which ranges were released. They are free again once every program that was running at the end of the
+/// period has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
@@ -22,8 +22,8 @@ impl SlotRange {
     pub const NONE: Self = Self { base: 0, count: 0 };
 }
 
-/// Slots `0..slots`. Every slot is either free, in use, or in quarantine. Allocating, releasing and freeing a range
-/// take O(log n).
+/// Slots `0..slots`. Every slot is either free, in use, or in quarantine: released, but a program may still read it.
+/// Allocating, releasing and freeing a range take O(log n).
 #[derive(Clone, Debug)]
 pub struct Arena {
     slots: u32,
@@ -75,7 +75,7 @@ impl Arena {
         self.used.range(..=slot).next_back().is_some_and(|(base, count)| slot - base < *count)
     }
 
-    /// The base of `count` free slots; `None` if no free range is large enough.
+    /// Allocates a range of `count` slots and returns its first slot; `None` if no free range is large enough.
     pub fn allocate(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return None;
@@ -86,8 +86,8 @@ impl Arena {
         Some(base)
     }
 
-    /// Marks exactly these slots as used, like an allocation by an earlier run of the agent; false if one of them is
-    /// not free or does not exist.
+    /// Marks exactly these slots as used, for a range that an earlier run of the agent allocated; false if one of them
+    /// is not free or does not exist.
     pub fn claim(&mut self, range: SlotRange) -> bool {
         let Some((&base, &count)) = self.free.range(..=range.base).next_back() else { return false };
         let end = u64::from(range.base) + u64::from(range.count);
@@ -116,7 +116,7 @@ impl Arena {
         pieces
     }
 
-    /// Puts the range that starts at `base` into quarantine; `None` if no range in use starts there.
+    /// Releases the range that starts at `base`, without freeing it yet; `None` if no range in use starts there.
     pub fn release(&mut self, base: u32) -> Option<SlotRange> {
         let range = SlotRange { base, count: self.used.remove(&base)? };
         self.released.push(range);
@@ -146,7 +146,8 @@ impl Arena {
         epoch
     }
 
-    /// Frees the ranges that were released up to the end of `epoch`: a grace period that began after it is over.
+    /// Frees the ranges that were released up to the end of `epoch`. Call it when a grace period that began after that
+    /// end is over.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         let later = self.quarantine.split_off(&Epoch(epoch.0 + 1));
         for range in std::mem::replace(&mut self.quarantine, later).into_values().flatten() {
@@ -271,7 +272,7 @@ mod tests {
         prop::collection::vec(operation, 0..200)
     }
 
-    /// Checks the arena against one flag for each slot: a slot in use or in quarantine is never allocated.
+    /// Checks the arena against a set of busy slots: a slot that is in use or released is never allocated.
     #[derive(Default)]
     struct Model {
         busy: BTreeSet<u32>,

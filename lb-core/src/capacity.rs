@@ -56,8 +56,8 @@ pub(crate) struct Demand {
     pub(crate) vips_gone: usize,
 }
 
-/// Free entries of hash maps for the rest of a plan. Names and networks are deleted after new ones are written, so they free
-/// no entries within the same plan.
+/// Free entries of hash maps for the rest of a plan. A plan deletes names and networks after it writes new ones, so
+/// these deletions free no entries for the same plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,

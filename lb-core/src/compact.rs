@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Fills the nodes of the map. Insertions in ascending order leave them little more than half full.
+/// Rebuilds a map with full B-tree nodes. Insertions in ascending order leave them little more than half full.
 pub(crate) fn map<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     *map = std::mem::take(map).into_iter().collect();
 }

@@ -1,4 +1,4 @@
-//! The two families of addresses. They are independent in each Service, as if each had a proxy.
+//! The two families of addresses. Each Service serves them independently, as if each family had its own proxy.
 
 use std::net::IpAddr;
 

@@ -52,8 +52,8 @@ pub(crate) struct HealthChecks {
     checks: BTreeMap<ObjectName, HealthCheck>,
     /// Whether `checks` changed since the last [`Self::take_changed`].
     changed: bool,
-    /// The Services with service ports that drop packets for lack of a local endpoint, and the numbers of these ports
-    /// for each family.
+    /// The Services with ports that drop packets for lack of a local endpoint, and how many such ports each has, by
+    /// family.
     no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
     total: [NoLocalEndpoints; 2],
 }

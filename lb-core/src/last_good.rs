@@ -1,5 +1,5 @@
-//! Keeps endpoints that an earlier run of the agent left in the kernel, where the API server shows none: those of the API
-//! server itself, and those of slices that cannot be read.
+//! Keeps endpoints that an earlier run of the agent left in the kernel and that the API server does not deliver now:
+//! those of the API server itself, and those of slices that cannot be read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,8 +55,8 @@ impl LastGood {
     }
 }
 
-/// Endpoints of Services that have a slice which could not be read since the agent started: without them the Service would
-/// lose the endpoints of that slice.
+/// Endpoints, as found in the kernel, of Services that have a slice which the agent could not read since it started.
+/// Without them the Service would lose the endpoints of that slice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unread(BTreeMap<ObjectName, Vec<(IpAddr, EndpointSlice)>>);
 
@@ -74,13 +74,13 @@ impl Unread {
         found
     }
 
-    /// Forgets the endpoints of all other Services, and returns those Services.
+    /// Drops the endpoints of Services that are not in `services`, and returns the Services it dropped.
     pub(crate) fn retain(&mut self, services: &BTreeSet<ObjectName>) -> Vec<ObjectName> {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }
 
-    /// The slices of a Service that were read, and the endpoints that were found and are in none of them. `None` if all
-    /// slices of the Service were read.
+    /// The slices of a Service that were read, and the endpoints from the kernel that are in none of them. `None` if
+    /// all slices of the Service were read.
     pub(crate) fn complete<'a>(
         &self,
         service: &ObjectName,
@@ -94,8 +94,8 @@ impl Unread {
     }
 }
 
-/// The backends of the Services that are `wanted`, each as a slice with its address; not those of frontends with invalid
-/// records.
+/// The backends of the Services that are `wanted`, each as its address and a slice with only this endpoint. Leaves out
+/// the backends of frontends with invalid records.
 fn found_slices(
     contents: &Contents,
     distrusted: &BTreeSet<ServiceKey>,

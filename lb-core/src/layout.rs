@@ -73,7 +73,7 @@ pub struct Description(BTreeMap<(String, Part), Layout>);
 
 /// An invalid line of a description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the description of the maps has a line that makes no sense: `{0}`")]
+#[error("the description of the maps has an invalid line: `{0}`")]
 pub struct Unreadable(String);
 
 impl Description {

@@ -15,8 +15,8 @@ use crate::{
     tables::Digest,
 };
 
-/// The contents of the maps with an index of the frontends and source ranges by their service port, and of the backends by
-/// their counter.
+/// The contents of the maps, with an index of the frontends and source ranges by their service port, and with the
+/// number of backends for each counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mirror {
     contents: Contents,
@@ -74,7 +74,7 @@ impl Mirror {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
-    /// Returns the kernel's copy of the labels if it holds equal ones for that address, else `labels`, so that equal
+    /// Returns the mirror's copy of the labels if it holds equal ones for that address, else `labels`, so that equal
     /// labels are in memory once.
     pub(crate) fn share(&self, address: IpAddr, labels: Arc<EndpointLabels>) -> Arc<EndpointLabels> {
         let known = self.contents.endpoint_labels.get(&address);

@@ -75,7 +75,7 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `ClientIP` affinity.
     pub affinity_seconds: Option<u32>,
-    /// How clients outside the cluster reach the Service; all fields are empty if they cannot.
+    /// How clients outside the cluster reach the Service, apart from node ports.
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
@@ -316,6 +316,7 @@ pub enum SourceEvent {
     /// The source has sent everything except objects of these Services, which it could not read: the agent may delete
     /// all else in the kernel. Comes right before `Synchronised`, and perhaps again later with fewer and fewer Services.
     CompleteBut(BTreeSet<ObjectName>),
-    /// The source has sent everything: the agent may delete all else in the kernel. Comes once, right before `Synchronised` or later.
+    /// The source has sent everything: the agent may delete all else in the kernel. Comes once, right before
+    /// `Synchronised` or later.
     Complete,
 }

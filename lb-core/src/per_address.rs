@@ -7,9 +7,8 @@ use std::{
 
 use crate::{compact, model::ObjectName};
 
-/// A value for every address that a Service sets one for. The kernel holds one value for an address; if Services set
-/// different ones, as for pods that share their node's address, the greatest wins, so that the order of events does not
-/// matter.
+/// The value of each address, as Services set it. The kernel holds one value for an address; if Services set different
+/// ones, as for pods that share their node's address, the greatest wins, so that the order of events does not matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Claims<V>>,
@@ -183,7 +182,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight.remove(&address);
     }
 
-    /// Records that changes which are not applied yet will not be applied.
+    /// Records that the changes which are not applied yet have failed: the next call of [`Self::changes`] returns them
+    /// again.
     pub(crate) fn failed(&mut self) {
         self.dirty.append(&mut self.in_flight);
     }

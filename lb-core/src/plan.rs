@@ -39,7 +39,7 @@ pub struct ServiceLabels {
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
     DeleteFrontend(ServiceKey),
-    /// Sets the kind of an address in `VIPS`.
+    /// Sets the flags of an address in `VIPS`.
     PutVip(IpAddr, Vip),
     /// Admits a network to a service port, in `SOURCE_RANGES`.
     PutSourceRange(SourceRangeKey),
@@ -250,7 +250,8 @@ impl Condition {
     /// The maps that may be full.
     pub const MAPS: [&str; 6] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "VIPS"];
 
-    /// The full map, if that is the condition. It may end when other Services free entries of the map.
+    /// The map that is full, if the condition is a full map. Such a condition may end when other Services free entries
+    /// of the map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),
@@ -303,14 +304,14 @@ impl std::fmt::Display for Shown<'_> {
 
 /// Collects steps in any order and returns them in a safe one:
 ///
-/// 1. frontends that disappear, so that no record refers to the elements that are deleted with them;
-/// 2. names of addresses and, for each Service, names, backends and tables that no frontend refers to yet and networks
-///    that may use it, then the switch of its frontends, each in one atomic update;
-/// 3. addresses that no Service has any more are deleted, then kinds of addresses are set: after the frontends, so that
-///    no port is rejected that is just about to be served;
-/// 4. networks that may no longer use a service port: for a moment, both the old and the new ones may;
-/// 5. slots that no frontend refers to any more;
-/// 6. names that are no longer needed.
+/// 1. deletion of frontends, so that no record refers to the elements that are deleted with them;
+/// 2. names of addresses; then for each Service its names, its backends and tables in slots that no frontend refers to
+///    yet, the networks that may now use it, and last the switch of its frontends, each in one atomic update;
+/// 3. deletion of addresses that no Service has any more, then flags of addresses: after the frontends, so that no port
+///    is rejected that is just about to be served;
+/// 4. deletion of networks that may no longer use a service port: for a moment, both the old and the new ones may;
+/// 5. release of slots that no frontend refers to any more;
+/// 6. deletion of names that are no longer needed.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,
@@ -328,7 +329,6 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// The number of steps.
     fn len(&self) -> usize {
         let names = self.put_endpoint_labels.len() + self.delete_endpoint_labels.len();
         let vips = self.put_vips.len() + self.delete_vips.len();

@@ -37,9 +37,9 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only changed Services are recomputed. What the kernel held at the start stays until the sources have shown that
-/// Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is invalid when the agent
-/// starts must not delete the Service that it described.
+/// Only changed Services are recomputed. What the kernel holds of a Service when the agent starts stays until the
+/// sources have shown this Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is
+/// invalid when the agent starts must not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -103,7 +103,7 @@ struct Target {
     record: Service,
 }
 
-/// The name under which the node's own addresses are stored. No Service has it.
+/// The name under which `Reconciler::vips` holds the node's own addresses. No Service has this name.
 fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
 }
@@ -180,10 +180,10 @@ impl Reconciler {
         self.sources_complete_but(&BTreeSet::new());
     }
 
-    /// Records that the sources have shown all objects except some of these Services, which they cannot read. These
-    /// Services stay as the agent found them, or keep endpoints that it found if some of their slices can be read. The next
-    /// plan deletes everything else that the sources have not shown. Call it before the first plan if there are such
-    /// Services.
+    /// Records that the sources have shown all objects except some of these Services, which they cannot read. A Service
+    /// of which they can read nothing stays as the agent found it in the kernel. If they can read some of its slices,
+    /// the Service also keeps the other endpoints that the agent found. The next plan deletes everything else that the
+    /// sources have not shown. Call it before the first plan if there are such Services.
     pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         if !self.complete {
             let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
@@ -587,7 +587,7 @@ impl Reconciler {
         ports
     }
 
-    /// The id of a service port; adds the step that sets its name in the kernel.
+    /// The id of a service port; adds the step that sets its name in the kernel unless the kernel has it.
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
         let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
         if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
@@ -676,7 +676,8 @@ impl Reconciler {
         Ok(SlotRange { base, count: table.count })
     }
 
-    /// Releases the slots reserved for a Service that keeps its present state, and records the condition.
+    /// Frees the slots reserved for a Service that keeps its present state because a map is full, and records the
+    /// condition. Returns `None`.
     fn is_full<T>(
         &mut self,
         full: (Full, Remaining),
@@ -777,9 +778,9 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// Releases elements that no frontend refers to any more, of a Service that does not fit: an earlier plan may have
-    /// failed in the middle, and other Services may take its frontends over. The Service itself may wait for those
-    /// elements.
+    /// For a Service that does not fit, releases its elements that no frontend refers to any more: an earlier plan may
+    /// have failed in the middle, or other Services take its frontends over. The Service itself may be waiting for
+    /// these elements.
     fn release_idle(&self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         for (_, id) in self.ids.of_service(service) {
             let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);

@@ -51,7 +51,6 @@ pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Fron
     record.sealed(&frontend.key)
 }
 
-/// The number of slots that the backends take.
 pub(crate) fn count(backends: &[Backend]) -> u32 {
     u32::try_from(backends.len()).unwrap_or(u32::MAX)
 }

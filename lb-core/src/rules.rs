@@ -137,7 +137,7 @@ fn is_link_local_multicast(address: IpAddr) -> bool {
     }
 }
 
-/// The error for a value that breaks a rule. Texts are quoted, numbers are not.
+/// The error for a value that breaks a rule. Strings are quoted, numbers are not.
 pub fn invalid(value: impl Debug, why: impl Display) -> String {
     format!("Invalid value: {value:?}: {why}")
 }

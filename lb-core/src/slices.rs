@@ -33,7 +33,8 @@ impl Slices {
         }
     }
 
-    /// Adopts a slice of an earlier run, perhaps once more; false if a different slice uses part of it.
+    /// Adopts a slice of an earlier run; true also if it is adopted already, false if a different slice uses part of
+    /// it.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {
@@ -71,7 +72,6 @@ impl Slices {
         Some(base)
     }
 
-    /// The slices of a service port.
     pub(crate) fn of_id(&self, id: u32) -> impl Iterator<Item = SlotRange> {
         let bases = self.by_id.range((id, 0)..=(id, u32::MAX)).map(|(_, base)| *base);
         bases.filter_map(|base| Some(SlotRange { base, count: self.slices.get(&base)?.count }))

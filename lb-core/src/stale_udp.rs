@@ -69,8 +69,8 @@ pub(crate) struct StaleUdp {
 }
 
 impl StaleUdp {
-    /// Sets the ports of the Service, without the frontends that another Service owns. At the first call, all flows to
-    /// other endpoints are stale: an earlier agent or an earlier Service has created them.
+    /// Sets the ports of a Service, without the frontends that another Service owns. The first call for a Service
+    /// reports all its frontends: an earlier agent or an earlier Service may have created flows to other endpoints.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();
         let mut now = Frontends::new();
@@ -107,7 +107,6 @@ impl StaleUdp {
         std::mem::take(&mut self.moved)
     }
 
-    /// The endpoints that serve each frontend.
     pub(crate) const fn served(&self) -> &ServedUdp {
         &self.served
     }

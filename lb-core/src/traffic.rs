@@ -125,7 +125,8 @@ impl<S: BuildHasher> Ledger<S> {
         self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
     }
 
-    /// Adds an entry, with its reverse entry if there is one. An entry may be passed twice in a walk.
+    /// Adds what an entry has counted; `peer` is the other entry of the same flow, if there is one. An entry may be
+    /// passed twice in a walk.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
         if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
             // Skips the second flow of a masqueraded connection: the first one counts the same packets.
@@ -144,7 +145,8 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Ends a walk: entries that it has not visited are deleted.
+    /// Ends a walk: drops the last counters of entries that it has not visited, as these no longer exist, and the sums
+    /// of backends that had no entry for `SILENCE` walks.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -184,7 +186,7 @@ const fn endpoint_of(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     ServiceEndpoint { service: flow.service, address, port }
 }
 
-/// Whether the flow is not over. For a flow without its reverse entry only its own phase counts.
+/// Whether the flow is not over. If its other entry (`peer`) is missing, only the phase that `flow` shows counts.
 fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     let unknown = Flow { seen: 0, ..*flow };
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
@@ -375,6 +377,6 @@ mod tests {
         assert_eq!(ledger.backends().count(), 1);
         assert_eq!(all(&ledger), Tally { active: 1, ..before });
         (0..SILENCE).for_each(|_| walk(&mut ledger, &[]));
-        assert_eq!(all(&ledger), Tally::default(), "nobody has a flow: the sums end");
+        assert_eq!(all(&ledger), Tally::default(), "no backend has a flow: the sums end");
     }
 }

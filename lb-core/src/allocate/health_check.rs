@@ -1,5 +1,5 @@
-//! Allocates `healthCheckNodePort`, where a load balancer checks whether the node has endpoints of a Service, from the
-//! node ports, as an API server does.
+//! Allocates `healthCheckNodePort`, the port on which a load balancer checks whether the node has endpoints of a
+//! Service. It comes from the range of node ports, as with an API server.
 
 use super::{Request, fnv1a};
 use crate::{api, convert::ConvertError};
@@ -7,7 +7,7 @@ use crate::{api, convert::ConvertError};
 const FIELD: &str = "spec.healthCheckNodePort";
 
 impl Request<'_> {
-    /// The port that the Service should have; `uses` are its own node ports.
+    /// The port that the Service should have, if any; `uses` are its own node ports.
     pub(super) fn health_check_node_port(
         &self,
         spec: &api::ServiceSpec,

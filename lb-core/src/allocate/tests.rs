@@ -103,7 +103,11 @@ fn load_balancer_with_a_local_policy_gets_a_health_check_node_port() {
     }
     let taken = json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
     assign(&mut all, "other", taken);
-    assert_ne!(assign(&mut all, "web", local).health_check_node_port, Some(port), "somebody has it now");
+    assert_ne!(
+        assign(&mut all, "web", local).health_check_node_port,
+        Some(port),
+        "another Service has it now"
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The values of unset fields: the defaults of the API server (`pkg/apis/core/v1/defaults.go`), for both sources of
-//! objects. An empty text counts as unset.
+//! The values of unset fields: the defaults of the API server (`pkg/apis/core/v1/defaults.go`). Objects from manifests
+//! need them as well. An empty string counts as unset.
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 
@@ -58,12 +58,12 @@ impl ServiceSpec {
         }
     }
 
-    /// Whether the Service requests no virtual address.
+    /// Whether the Service is headless: its `clusterIP` is `None`.
     pub fn is_headless(&self) -> bool {
         self.requested_ips().first() == Some(&"None")
     }
 
-    /// `sessionAffinity`; `None` if unset.
+    /// `sessionAffinity`; `"None"` if unset.
     pub fn affinity(&self) -> &str {
         or(&self.session_affinity, "None")
     }

@@ -113,9 +113,7 @@ pub struct ServicePort {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum IntOrString {
-    /// A number.
     Int(i32),
-    /// A name.
     String(String),
 }
 

@@ -24,14 +24,15 @@ where
     Ok(items.map(|items| items.into_iter().map(Option::unwrap_or_default).collect()))
 }
 
-/// A list of texts of which only some matter: an item that is no text becomes the empty text.
+/// A list of strings of which only some matter: an item of another type becomes an empty string.
 pub(super) fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let items: Option<Vec<Value>> = Option::deserialize(deserializer)?;
     let text = |item| if let Value::String(text) = item { text } else { String::new() };
     Ok(items.into_iter().flatten().map(text).collect())
 }
 
-/// A field that an API server keeps valid and that affects no decision: a value of an unexpected type counts as absent.
+/// A field in which a value of an unexpected type counts as absent, so that it does not make the whole object
+/// unreadable.
 pub(super) fn lenient<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -40,7 +41,7 @@ where
     Ok(serde_json::from_value(Value::deserialize(deserializer)?).ok())
 }
 
-/// Labels or annotations: `null` is the empty text, as in Go; other values that are no text are left out.
+/// Labels or annotations: a value `null` is the empty string, as in Go; values of other types are left out.
 pub(super) fn text_map<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
 where
     D: Deserializer<'de>,

@@ -53,7 +53,7 @@ impl<T> From<T> for Converted<T> {
     }
 }
 
-/// The object that an error is about, to build the errors of its fields.
+/// Kind and name of an object, to build errors about its fields.
 pub(crate) struct Object {
     kind: &'static str,
     name: String,
@@ -103,7 +103,7 @@ impl Object {
     }
 }
 
-/// The items of a list that are set and valid; adds the errors of the others to `left_out`.
+/// The items of a list that are set and valid; adds the errors of the invalid ones to `left_out`.
 pub(super) fn readable<T>(
     parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
     left_out: &mut Vec<ConvertError>,

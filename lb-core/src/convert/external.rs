@@ -1,4 +1,4 @@
-//! How clients outside the cluster reach a Service. Values that kube-proxy leaves out are left out here with an error;
+//! How clients outside the cluster reach a Service. Values that kube-proxy ignores are left out and reported as errors;
 //! the rest of the Service is served.
 
 use std::net::IpAddr;
@@ -57,8 +57,8 @@ pub(super) fn traffic_policy(
 }
 
 /// The load balancer addresses that this node serves: those of `ipMode: VIP`, which is the default. With `Proxy` the
-/// address belongs to a machine that sends to node ports, and packets to it must reach that machine. kube-proxy serves
-/// no address of an unknown mode.
+/// address belongs to a machine that sends to node ports, and packets to it must reach that machine. Like kube-proxy,
+/// this serves no address of an unknown mode.
 fn load_balancer_ips(
     object: &Object,
     status: Option<&api::ServiceStatus>,
@@ -76,7 +76,7 @@ fn load_balancer_ips(
     unique(readable(ingress.into_iter().flatten().enumerate().map(vip), left_out))
 }
 
-/// Parses an address; an empty text is none.
+/// Parses an address; an empty string is no address.
 fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>, ConvertError> {
     match parse_ip(text) {
         None if !text.trim().is_empty() => Err(object.invalid(field, text, rules::NO_IP)),
@@ -84,7 +84,7 @@ fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>,
     }
 }
 
-/// Parses a network; an empty text is none.
+/// Parses a network; an empty string is no network.
 fn source_range(object: &Object, index: usize, text: &str) -> Result<Option<IpNet>, ConvertError> {
     let network = parse_network(text.trim());
     if network.is_none() && !text.trim().is_empty() {

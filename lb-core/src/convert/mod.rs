@@ -28,7 +28,7 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of Endpoints that are not mirrored if it is `true`.
+/// Label of Endpoints; with the value `true`, Kubernetes does not mirror them to EndpointSlices.
 pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
 /// `namespace/name` of an object; the namespace is `default` if unset.
@@ -47,9 +47,9 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
     }
 }
 
-/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) or with another
-/// proxy becomes [`Change::Service`] with `None`. Invalid external addresses and source ranges are left out. Unknown
-/// values of enums are left out as well: the field has its default, or its item is not served.
+/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet), or one that
+/// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses and source ranges are left
+/// out. Unknown values of enums are left out as well: the field has its default, or its item is not served.
 ///
 /// # Errors
 ///
@@ -167,12 +167,12 @@ fn affinity(
 }
 
 /// Converts an EndpointSlice. A slice of no Service, of a headless Service, or with addresses that are neither IPv4 nor
-/// IPv6 becomes [`Change::EndpointSlice`] with `None`. Endpoints with an address that no endpoint can have, and invalid
-/// ports, are left out.
+/// IPv6 becomes [`Change::EndpointSlice`] with `None`. Invalid ports, and endpoints with an invalid address, are left
+/// out.
 ///
 /// # Errors
 ///
-/// Any other field that an API server would reject.
+/// An EndpointSlice without a name.
 pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);

@@ -10,13 +10,14 @@ use crate::{
     model::{AnnotationError, Member, Scheduling},
 };
 
-/// The annotation with a name of [`lb_common::Scheduler`].
+/// The annotation that sets the scheduler: a name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
-/// The annotation with a [`crate::tables::TableSize`].
+/// The annotation that sets the size of the Maglev table: a [`crate::tables::TableSize`].
 pub const MAGLEV_TABLE_SIZE: &str = "lb.dev/maglev-table-size";
-/// The annotation with a name of [`crate::north_south::NorthSouthMode`].
+/// The annotation that sets how packets reach backends on other nodes: a [`crate::north_south::NorthSouthMode`].
 pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
-/// The annotation with a JSON object: the name of a pod, an address, `node:NAME` or `zone:NAME` → weight.
+/// The annotation that sets weights of endpoints: a JSON object whose keys are the name of a pod, an address,
+/// `node:NAME` or `zone:NAME`.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
 /// The largest weight, as in IPVS.

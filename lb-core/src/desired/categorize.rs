@@ -21,7 +21,7 @@ pub(super) struct Categories<'a> {
     pub(super) any: bool,
 }
 
-/// How the hints of the ready endpoints apply. At least one endpoint always remains, so no fallback is needed.
+/// Which ready endpoints the hints select. They always select at least one, so no fallback is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
@@ -48,7 +48,8 @@ pub(super) fn categorize<'a>(endpoints: &Endpoints<'a>, node: &Node) -> Categori
     Categories { cluster, local, any }
 }
 
-/// Hints count only if every ready endpoint has some, and some are for this node or its zone.
+/// Hints for nodes apply if every ready endpoint has some and at least one names this node; else hints for zones by the
+/// same rule.
 fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     let mut ready = endpoints.values().filter(|endpoint| endpoint.ready).peekable();
     if ready.peek().is_none() {
@@ -67,7 +68,7 @@ fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     }
 }
 
-/// How many endpoints the hints of one kind cover.
+/// Whether hints of one kind, for nodes or for zones, apply.
 #[derive(Default)]
 struct Coverage {
     some_without: bool,

@@ -51,13 +51,14 @@ pub(super) fn of_port<'a>(
 type Name = Option<Arc<str>>;
 type Preference<'a> = (bool, bool, bool, &'a Name, &'a Name, &'a Name, &'a Option<Arc<Hints>>);
 
-/// A total order, so that the order of the slices does not matter.
+/// Of two entries of one endpoint, the one with the greater preference wins. A total order, so that the order of the
+/// slices does not matter.
 pub(crate) fn preference(endpoint: &Endpoint) -> Preference<'_> {
     let Endpoint { address: _, ready, serving, terminating, node, zone, pod, hints } = endpoint;
     (!terminating, *ready, *serving, node, zone, pod, hints)
 }
 
-/// Whether the endpoint is on this node.
+/// Whether the endpoint is on this node; false if this node's name is unknown.
 pub(crate) fn is_local(endpoint: &Endpoint, node: &Node) -> bool {
     let name = &node.policy.node_name;
     !name.is_empty() && endpoint.node.as_ref() == Some(name)
@@ -89,7 +90,7 @@ pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node
     Backend { address, port, flags, weight: 1, active_flows_slot: 0 }
 }
 
-/// Whether the endpoint is on another node of the cluster; false without a node name.
+/// Whether the endpoint is on another node of the cluster; false if the name of its node or of this node is unknown.
 pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
     endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
 }
@@ -103,7 +104,7 @@ pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     }
 }
 
-/// The text as the kernel keeps it, perhaps cut, so that a restart of the agent does not rewrite long names.
+/// The text as the map keeps it, cut to `N` bytes, so that a restart of the agent does not write long names again.
 fn as_kept<const N: usize>(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;

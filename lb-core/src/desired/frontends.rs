@@ -21,7 +21,8 @@ pub(super) struct Places {
     at_nodes: bool,
 }
 
-/// The slices of endpoints that frontends can refer to, by number; `None` is an empty slice.
+/// The slices of backends that frontends can refer to, as indices of [`Port::slices`](super::Port::slices); `None` is
+/// no backend.
 pub(super) struct Lists {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
@@ -35,8 +36,8 @@ impl Places {
     /// If two kinds have the same address and port, the first one stays: a cluster IP is allocated to one Service, a
     /// load balancer assigns its addresses, any user may set an external IP, and kube-proxy handles node ports last.
     ///
-    /// A cluster IP that the node itself has is none of them: its packets are for a process of the node, such as
-    /// NodeLocal DNSCache. (Load balancer addresses and external IPs often are addresses of nodes.)
+    /// A cluster IP that the node itself has is left out: its packets are for a process of the node, such as NodeLocal
+    /// DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
         let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
@@ -106,14 +107,14 @@ impl Places {
     }
 }
 
-/// Whether outgoing connections of nodes can have the frontend's port as source port, if they can have its address.
-/// Below port 1024 they never do. Then established connections of clients are accepted without a SYN, because another
-/// node may have had the address before.
+/// Whether outgoing connections of a node that has the frontend's address can have its port as their source port. They
+/// never use a port below 1024: for these, packets of established connections are accepted without a SYN, because
+/// another node may have had the address before.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// The backends of a frontend.
+/// The backends of a frontend, by their slices; `inside` is the slice for internal clients if they get another one.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,
@@ -121,8 +122,8 @@ struct Route {
     flags: u16,
 }
 
-/// Cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on another node. So
-/// external clients are masqueraded if the node can distinguish them from internal ones.
+/// The route of cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on
+/// another node. So external clients are masqueraded if the node can distinguish them from internal ones.
 fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE
@@ -139,9 +140,9 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
     }
 }
 
-/// All other addresses. Under `Cluster` the endpoint may be on another node, so every client is masqueraded unless the
-/// endpoint answers it directly. Under `Local` no client is, and internal clients are treated as if they had reached the
-/// right node through a load balancer.
+/// The route of all other addresses. Under `Cluster` the endpoint may be on another node, so every client is
+/// masqueraded unless the endpoint answers it directly. Under `Local` no client is masqueraded, and internal clients
+/// get all endpoints, as if a load balancer had sent them to the right node.
 fn external(traffic: TrafficPolicy, lists: &Lists) -> Route {
     match traffic {
         TrafficPolicy::Cluster if lists.direct.is_some() => {

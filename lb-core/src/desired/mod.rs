@@ -41,7 +41,7 @@ pub struct Port {
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
-    /// The labels of the backends' addresses; sorted, each address once, none without any label.
+    /// The labels of the backends' addresses; sorted, each address once. Addresses without any label are left out.
     pub endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
 }
 
@@ -80,7 +80,7 @@ impl Port {
     }
 }
 
-/// The ports of a Service, in order of their names.
+/// The desired state of each port of a Service, in order of their names.
 pub fn desired<'a, S>(name: &ObjectName, service: &Service, slices: S, node: &Node) -> Vec<Port>
 where
     S: Iterator<Item = &'a EndpointSlice> + Clone,
@@ -162,7 +162,7 @@ impl Port {
         self.frontends.extend(places.frontends(&lists, has_ranges, node));
     }
 
-    /// The number of the slice with these backends; `None` where there are none.
+    /// The index in `slices` of a slice with these backends, added if it is new; `None` if there are none.
     fn slice(&mut self, backends: Vec<Backend>) -> Option<usize> {
         if backends.is_empty() {
             return None;

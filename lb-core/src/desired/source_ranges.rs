@@ -22,10 +22,10 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // If the load balancer's address is one of the node's own, the node connects to it from that address.
-        // kube-proxy then admits the node by its primary address, and only that verdict needs these entries: the socket
-        // hooks check the primary address itself. Other addresses of the node (such as that of a container bridge,
-        // which many nodes share) admit no client.
+        // If the load balancer's address is one of the node's own, packets of the node to that address have it as their
+        // source as well. So if the ranges admit the node's primary address, kube-proxy also admits the load balancer's
+        // addresses as sources. (The socket hooks do not need these entries: they check the primary address itself.)
+        // Other addresses of the node, such as that of a container bridge, which many nodes share, make no difference.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));
         if node.addresses.primary.iter().any(node_may) {
             networks.extend(vips().map(|ip| IpNet::from(*ip)));

@@ -12,7 +12,7 @@ use std::{
 
 use lb_common::{Backend, Scheduler, hash::DEFAULT_SEED};
 
-/// The entry of a table whose backends all have weight 0: a number that no backend has.
+/// The only entry of a table whose backends all have weight 0: a position that no backend has.
 pub const NOBODY: u32 = u32::MAX;
 
 /// Number of entries of a Maglev table: a prime, so that every permutation visits every entry.
@@ -39,7 +39,7 @@ impl TableSize {
         self.0
     }
 
-    /// This size, or if it has fewer entries than there are backends, the next size that has enough.
+    /// This size, or if it has fewer entries than there are backends, the next size that has enough, else the largest.
     fn holding(self, backends: usize) -> Self {
         let holds = |size: &Self| *size >= self && size.0 as usize >= backends;
         Self::ALL.into_iter().find(holds).unwrap_or(Self(131_071))
@@ -95,8 +95,8 @@ impl Default for Maglev {
     }
 }
 
-/// The table of `scheduler`: positions in `backends`, or [`NOBODY`]. `None` if it chooses from the backends themselves.
-/// Depends only on its arguments, so every node has the same table for the same backends.
+/// The table of `scheduler`: positions in `backends`, or [`NOBODY`]. `None` if the scheduler needs no table to choose
+/// from these backends. Depends only on its arguments, so every node has the same table for the same backends.
 pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Option<Vec<u32>> {
     if scheduler.uses_active_flows() {
         return None;
