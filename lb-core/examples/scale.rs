@@ -1,5 +1,5 @@
-//! Measures the control plane without a kernel: `cargo run --release -p lb-core --example scale -- [services]
-//! [endpoints]`.
+//! Measures the time and memory that the control plane needs for many Services, without a kernel:
+//! `cargo run --release -p lb-core --example scale -- [services] [endpoints of each]`.
 
 use std::{
     net::Ipv4Addr,

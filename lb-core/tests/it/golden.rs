@@ -53,7 +53,7 @@ fn every_manifest_gives_the_maps_written_beside_it() {
     manifests.sort();
     assert!(!manifests.is_empty());
     let wrong: Vec<String> = manifests.iter().filter_map(|path| difference(path)).collect();
-    assert!(wrong.is_empty(), "{}\nUPDATE_EXPECT=1 accepts what is", wrong.join("\n"));
+    assert!(wrong.is_empty(), "{}\nUPDATE_EXPECT=1 accepts the text that was found", wrong.join("\n"));
 }
 
 fn difference(manifest: &Path) -> Option<String> {

@@ -490,8 +490,8 @@ impl Node {
         assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
-    /// Whether the Service keeps its old state. Another Service may have its address meanwhile, so only the name
-    /// counts.
+    /// Whether the Service keeps its old state because a map is full. Its name then stays, even if another Service owns
+    /// its frontends meanwhile.
     fn waits(&self, service: &ObjectName) -> bool {
         let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
         waiting.any(|problem| problem.service() == service)

@@ -154,7 +154,7 @@ fn no_endpoints_reject() {
     }
 }
 
-/// One line of the tables of terminating endpoints: the endpoints, and the result for a client by policy.
+/// One line of the tables of terminating endpoints: the endpoints, and the verdicts on internal and external clients.
 struct Line {
     endpoints: &'static [(&'static str, &'static str)],
     inside: Verdict,

@@ -1,4 +1,5 @@
-//! Tests that the work for one change does not grow with the number of Services. The benchmark measures times.
+//! Tests that the work for one change does not grow with the number of Services (`examples/scale.rs` measures the
+//! time).
 
 use lb_core::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
@@ -65,7 +66,7 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
 fn very_many_services_in_one_plan_are_planned_as_in_several() {
     const SERVICES: u32 = 5000;
     let mut all = changes(SERVICES, 2);
-    // The last Service has the address of the first one, too.
+    // The last Service claims the address of the first one.
     let Change::Service(of_first, first) = service(0) else { unreachable!() };
     let Change::Service(of_last, _) = service(SERVICES - 1) else { unreachable!() };
     all.push(Change::Service(of_last.clone(), first));

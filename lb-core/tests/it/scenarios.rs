@@ -206,9 +206,9 @@ fn unreadable_service_keeps_only_its_own_state() {
     assert_eq!(of(&node), 3);
     node.reconciler.sources_complete_but(&[name("a")].into());
     node.sync();
-    assert_eq!(of(&node), 2, "c is gone for good, nobody knows about a");
+    assert_eq!(of(&node), 2, "c no longer exists; a may exist, because it cannot be read");
     let named = node.kernel.maps.endpoint_labels.len();
-    assert_eq!(named, 3, "names of addresses are sorted out when everything is known");
+    assert_eq!(named, 3, "unused names of addresses stay until the sources are complete");
     node.reconciler.sources_complete();
     node.sync();
     assert_eq!(of(&node), 1);
@@ -230,11 +230,11 @@ fn service_with_an_unreadable_slice_keeps_the_endpoints_of_that_slice() {
             .map(|backend| backend.address.v4_bytes()[3])
             .collect::<Vec<_>>()
     };
-    // Endpoint 2 has moved away since, and the other slice cannot be read.
+    // Endpoint 2 has left its slice since, and the other slice cannot be read.
     node.reconciler.handle(vec![service("a", 1), slice_named("a-1", "a", &[1, 5])]);
     node.reconciler.sources_complete_but(&[name("a")].into());
     node.sync();
-    assert_eq!(backends(&node), [1, 2, 3, 4, 5], "nobody knows whose endpoint 2 was");
+    assert_eq!(backends(&node), [1, 2, 3, 4, 5], "endpoint 2 may be in the slice that cannot be read");
     node.reconciler.handle(vec![slice_named("a-2", "a", &[3, 4])]);
     node.reconciler.sources_complete();
     node.sync();
@@ -287,7 +287,7 @@ fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     node.grace();
     assert!(node.reconciler.needs_plan(), "one slot came back");
     assert_eq!(node.sync().steps, Vec::new());
-    assert_eq!(node.reconciler.problems().count(), 1, "in two pieces it is of no use");
+    assert_eq!(node.reconciler.problems().count(), 1, "the free slots are not in one piece");
     node.reconciler.handle(vec![slice("b", &[])]);
     node.settle();
     assert!(node.kernel.dump().contains("10.0.0.4:8080\n  10.0.0.5:8080"));
@@ -304,7 +304,7 @@ fn service_without_free_frontend_entry_delays_no_other() {
     let full = |service| Condition::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
     assert_eq!(plan.problems, [full(name("c"))]);
     assert_eq!(node.kernel.resolved().len(), 2);
-    // The Service's endpoints may change, and its frontend as well.
+    // Services that have an entry may still change their endpoints and their address.
     node.reconciler.handle(vec![slice("b", &[4]), service("a", 5)]);
     node.settle();
     let dump = node.kernel.dump();
@@ -499,5 +499,9 @@ fn pod_renamed_on_its_address_changes_only_labels() {
     assert_eq!(kinds(&plan), ["name address"]);
     let Step::PutEndpointLabels(_, labels) = &plan.steps[0] else { unreachable!() };
     let pod = labels.pod.as_deref().unwrap_or_default();
-    assert_eq!(pod.len(), NAME_SIZE, "as long as the kernel keeps it, so that a restart finds it unchanged");
+    assert_eq!(
+        pod.len(),
+        NAME_SIZE,
+        "cut to the length that the kernel keeps, so that a restart finds it unchanged"
+    );
 }

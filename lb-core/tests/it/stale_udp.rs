@@ -87,8 +87,8 @@ fn after(node: &mut Node, change: Change) -> Option<Vec<u8>> {
 #[test]
 fn first_plan_and_lost_endpoints_make_flows_stale_and_added_ones_do_not() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
-    assert_eq!(kept(&mut node), Some(vec![1, 2]), "an agent before may not have been able to");
-    assert_eq!(kept(&mut node), None, "it is said once");
+    assert_eq!(kept(&mut node), Some(vec![1, 2]), "an earlier agent may have failed to delete them");
+    assert_eq!(kept(&mut node), None, "the reconciler reports it once");
     assert_eq!(after(&mut node, slice(vec![endpoint(1), endpoint(2), endpoint(3)])), None);
     assert_eq!(after(&mut node, slice(vec![endpoint(2), endpoint(3)])), Some(vec![2, 3]));
 }
@@ -99,7 +99,8 @@ fn serving_terminating_endpoint_keeps_its_flows_until_removed() {
     node.settle();
     node.reconciler.take_stale_frontends();
     assert_eq!(after(&mut node, slice(vec![terminating(1), endpoint(2)])), None);
-    // No frontend refers to the endpoint any more: its end changes nothing in the maps, but its flows must be deleted.
+    // No frontend refers to the endpoint any more: its removal changes nothing in the maps, but its flows must be
+    // deleted.
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
 }
 
@@ -111,7 +112,7 @@ fn hints_and_policies_make_no_flow_stale() {
     let hinted = Endpoint { hints: Some(elsewhere.into()), ..endpoint(1) };
     let here = Hints { nodes: vec!["here".into()], ..Hints::default() };
     let meant = Endpoint { hints: Some(here.into()), ..endpoint(2) };
-    assert_eq!(after(&mut node, slice(vec![hinted, meant])), None, "only the second one is meant for us");
+    assert_eq!(after(&mut node, slice(vec![hinted, meant])), None, "the hints select the second one");
     assert_eq!(after(&mut node, service(Protocol::Udp, TrafficPolicy::Local)), None, "none is local");
 }
 
@@ -143,7 +144,7 @@ fn stale_frontends_of_a_failed_plan_are_reported_again() {
     assert!(!plan.steps.is_empty());
     assert_eq!(node.reconciler.take_stale_frontends().len(), 1);
     node.reconciler.failed();
-    assert_eq!(kept(&mut node), Some(vec![2]), "until the switch, flows to the first one were made");
+    assert_eq!(kept(&mut node), Some(vec![2]), "until the switch, programs created flows to the first one");
 }
 
 #[test]
@@ -157,11 +158,11 @@ fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     assert!(lost(1) && !lost(2) && lost(3));
     node.reconciler.handle(vec![slice(vec![endpoint(2), endpoint(3)])]);
     assert!(!node.reconciler.plan().steps.is_empty());
-    assert!(lost(1) && !lost(2) && !lost(3), "known before the kernel makes flows to it");
+    assert!(lost(1) && !lost(2) && !lost(3), "known before programs create flows to it");
     node.settle();
     node.reconciler.handle(vec![slice(vec![])]);
     node.settle();
-    assert!(lost(1) && !lost(3), "there is nowhere else to go");
+    assert!(lost(1) && !lost(3), "without other endpoints, the flows stay");
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// The expected kind of each virtual address, and of each of the node's own.
+    /// The expected flags of each virtual address, and of each of the node's own addresses.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
         let mut vips: BTreeMap<IpAddr, Vip> =
             node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
@@ -470,7 +470,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
-/// A policy whose node name occurs in some endpoints, or is empty.
+/// A random policy. Its node name occurs in some endpoints (`x`), in none, or is empty.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
