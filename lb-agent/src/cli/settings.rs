@@ -130,8 +130,9 @@ settings! {
         /// [default: all]
         "nodeport-addresses" "LB_AGENT_NODEPORT_ADDRESSES" "nodePortAddresses"
         nodeport_addresses: Option<Vec<String>> | Option<List>, (value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',');
-        /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16. Pods in them
-        /// are denied, too, unless --cluster-cidr or another --detect-local-mode recognises them as internal [default: none]
+        /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16. Pods in
+        /// them are also denied, unless --cluster-cidr or another --detect-local-mode recognises them as internal
+        /// [default: none]
         "deny-source" "LB_AGENT_DENY_SOURCE" "denySource"
         deny_source: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or mh

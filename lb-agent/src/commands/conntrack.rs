@@ -108,7 +108,6 @@ impl FlowFilter {
     }
 }
 
-/// Prints flows.
 pub(super) fn list(flows: &[FlowView], output: TableOrJson) -> anyhow::Result<()> {
     match output {
         TableOrJson::Table => print_table(&flow_table(flows)),

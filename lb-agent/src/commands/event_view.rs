@@ -1,4 +1,4 @@
-//! Events of `monitor` as text and JSON. Pure.
+//! Converts events of `monitor` to text and JSON.
 
 use std::{fmt, net::SocketAddr};
 
@@ -29,7 +29,6 @@ pub(super) struct EventView {
     pub(super) vip: Option<SocketAddr>,
     /// The service port of `vip`.
     pub(super) service: Option<ServiceView>,
-    /// The chosen backend.
     pub(super) backend: Option<SocketAddr>,
     /// The source that the backend sees, if it is not the client.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +95,7 @@ impl EventView {
     }
 }
 
-/// The verdict of an outcome; an unknown outcome comes from newer programs.
+/// The verdict of an outcome. An unknown outcome, which programs of a newer version may emit, counts as new.
 fn verdict(outcome: Option<Outcome>) -> EventVerdict {
     match outcome.map(Outcome::verdict) {
         Some(Verdict::Drop) => EventVerdict::Drop,
@@ -150,7 +149,7 @@ impl fmt::Display for ServiceView {
     }
 }
 
-/// Style of [`line`].
+/// Whether [`line`] colours the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,

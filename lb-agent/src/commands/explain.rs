@@ -29,7 +29,7 @@ struct Page<'a> {
     steps: Vec<StepView<'a>>,
     #[serde(flatten)]
     verdict: &'a Verdict,
-    /// The verdict as a line of text.
+    /// The verdict as text.
     text: String,
 }
 

@@ -11,7 +11,8 @@ pub(super) const NOTHING: &str = "-";
 /// Tables are wrapped only for terminals with at least this many columns.
 const NARROWEST: u16 = 40;
 
-/// A table without borders, as `kubectl` prints them. On a terminal, long cells wrap to its width; otherwise each row is one line.
+/// A table without borders, as `kubectl` prints them. On a terminal, long cells wrap to its width; otherwise each row
+/// is one line.
 pub(super) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -67,7 +68,7 @@ pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     Cell::new(text.to_string()).fg(colour)
 }
 
-/// Renders a table as lines without trailing blanks and left margin.
+/// Renders a table as lines, without trailing blanks or a left margin.
 pub(super) fn render(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {
@@ -77,7 +78,6 @@ pub(super) fn render(table: &Table) -> String {
     text
 }
 
-/// Prints a table.
 pub(super) fn print_table(table: &Table) -> anyhow::Result<()> {
     print(&render(table))
 }
@@ -87,7 +87,6 @@ pub(super) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
 }
 
-/// Prints a value as YAML.
 pub(super) fn print_yaml(value: &impl Serialize) -> anyhow::Result<()> {
     print(&serde_saphyr::to_string(value)?)
 }

@@ -48,7 +48,8 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     }
     let mut table = table(&heads);
     for service in services {
-        // Leaves out NodePort frontends: the node port has its own column, and may be served on many addresses.
+        // The narrow table leaves out NodePort frontends: the node port has its own column, and may be served on many
+        // addresses.
         let shown = service.frontends.iter().filter(|frontend| wide || frontend.kind != "NodePort");
         let frontends: Vec<_> = shown.map(FrontendView::socket).collect();
         let mut row = vec![

@@ -1,4 +1,4 @@
-//! Services, assembled from the contents of the maps. Pure.
+//! Services as commands show them, assembled from the contents of the maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,8 +33,8 @@ pub(super) struct ServiceView {
     pub(super) node_port: Option<u16>,
     /// Frontends, sorted.
     pub(super) frontends: Vec<FrontendView>,
-    /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if external clients do not reach the
-    /// Service.
+    /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if external clients do not
+    /// reach the Service.
     pub(super) external_traffic_policy: Option<&'static str>,
     /// How packets of external clients reach backends on other nodes, `snat` or `dsr`; `None` if they never do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,11 +56,9 @@ pub(super) struct ServiceView {
     pub(super) id: u32,
 }
 
-/// One frontend of a service port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FrontendView {
-    /// The virtual address.
     pub(super) address: IpAddr,
     /// The port that clients use.
     pub(super) port: u16,
@@ -82,21 +80,16 @@ pub(super) struct FrontendView {
     pub(super) without_backends: &'static str,
 }
 
-/// One backend of a service port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BackendView {
-    /// The endpoint's address.
     pub(super) address: IpAddr,
-    /// The endpoint's port.
     pub(super) port: u16,
     /// `active` or `terminating`
     pub(super) state: &'static str,
-    /// The backend's node.
     pub(super) node: Option<String>,
     /// Zone of the node.
     pub(super) zone: Option<String>,
-    /// Name of the backend's pod.
     pub(super) pod: Option<String>,
     /// Live flows; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,7 +193,8 @@ fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
     networks.into_iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
 
-/// Address and prefix length of a key. (A key counts the bits of the v4-mapped address.)
+/// Address and prefix length of a key. (The key's own prefix length also counts the 32 bits of the service id and
+/// family, and for IPv4 the 96 bits before the address.)
 fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
     let family = if key.range.address.is_v4() { 96 } else { 0 };
     (key.range.address.into(), key.prefix_length.saturating_sub(32 + family))
@@ -406,7 +400,7 @@ pub(super) mod testdata {
         }
     }
 
-    /// An established connection to the first backend of the first Service, 40 s idle at tick 100.
+    /// An established connection to the first backend of the first Service, idle for 39 s at tick 100.
     pub(in crate::commands) fn flow() -> Connection {
         let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.10"), 40_000, 80, protocol::TCP);
         let to = Tuple { destination: ip("10.1.0.5"), destination_port: 8080, ..from };

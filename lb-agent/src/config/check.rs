@@ -142,7 +142,8 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// Parses networks without host bits. Empty texts are ignored, because files of kube-proxy may contain them.
+/// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may
+/// contain.
 fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<IpNet>, ConfigError> {
     let texts = given.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     let network = |text: &str| {
@@ -163,7 +164,8 @@ pub(super) struct Detect {
     pub(super) prefix: Option<String>,
 }
 
-/// As in kube-proxy, settings of other modes are ignored, and without pod networks no client is recognised as internal.
+/// How the agent recognises internal clients. As in kube-proxy, settings of other modes are ignored, and the mode
+/// `ClusterCIDR` without pod networks recognises no client as internal.
 pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
     let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
     match given.mode.unwrap_or(DetectLocalMode::ClusterCidr) {
@@ -231,7 +233,8 @@ pub(super) fn peers(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigErro
     networks("--dsr-peers", given.unwrap_or_default(), "")
 }
 
-/// The networks of `--deny-source`. The settings in the kernel hold a limited number: to ignore one would admit clients.
+/// The networks of `--deny-source`. The map has room for a limited number of them. More are an error, because ignoring
+/// a network would admit its clients.
 pub(super) fn denied_sources(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
     const SETTING: &str = "--deny-source";
     let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
@@ -275,8 +278,8 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// Parses `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a text the result is the
-/// default; an empty text means no listener.
+/// Parses `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a value the result is the
+/// default; an empty string means no listener.
 fn listener(
     setting: &'static str,
     given: Option<String>,

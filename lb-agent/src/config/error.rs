@@ -40,12 +40,12 @@ pub enum ConfigError {
     /// There is more than one source of Services.
     #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
     TwoSources {
-        /// The folder.
+        /// The value of `--manifests`.
         manifests: PathBuf,
-        /// The file.
+        /// The value of `--kubeconfig`.
         kubeconfig: PathBuf,
     },
-    /// The node has no name.
+    /// The host name cannot be read.
     #[error("cannot find the host name, which is the default of --node-name: give --node-name NAME")]
     NoHostName(#[source] std::io::Error),
 }

@@ -7,7 +7,6 @@ use serde::Deserialize;
 use super::{error::ConfigError, kube_proxy};
 use crate::cli::FileSettings;
 
-/// The contents of the file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct File {
     pub(super) settings: FileSettings,

@@ -41,7 +41,7 @@ impl Config {
         flags
     }
 
-    /// The flags about addresses.
+    /// The flags about addresses and Services.
     fn node_flags(&self) -> BTreeMap<&'static str, String> {
         let (mut cidrs, mut bridge, mut prefix) = Default::default();
         let mode = match &self.detect_local {
@@ -65,7 +65,7 @@ impl Config {
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
         };
-        // Given ranges also drop packets to unassigned addresses, so default ranges are not shown.
+        // Default ranges are not shown: in ranges that are given, the agent also drops packets to unassigned addresses.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
         BTreeMap::from([

@@ -199,8 +199,8 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler of mode ipvs; its default is round robin. IPVS may have modules for schedulers that the agent does
-    /// not have.
+    /// The scheduler of mode ipvs; its default is round robin. Schedulers that only IPVS has, by its modules, have no
+    /// effect.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();

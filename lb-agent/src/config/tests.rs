@@ -31,7 +31,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
     let ranges: Vec<_> = config.service_ranges.iter().flatten().map(ToString::to_string).collect();
     assert_eq!(ranges, ["10.96.0.0/12", "fd00:10:96::/112"]);
-    assert!(!config.drops_unknown_vips, "other machines may be in a range that nobody has given");
+    assert!(!config.drops_unknown_vips, "other machines may have addresses in the default ranges");
     assert_eq!(config.devices, DevicePatterns::default());
     assert_eq!(config.detect_local, DetectLocal::Never);
     assert_eq!(config.nodeport_addresses, NodePortAddresses::All);
@@ -209,7 +209,7 @@ fn at_most_sixteen_networks_are_denied() {
     assert_eq!(config.denied_sources.len(), 16);
     let error = refusal(KernelArgs::default(), run(networks(17)));
     assert!(error.starts_with("--deny-source: \"192.0.16.0/25\"") && error.contains("at most 16"), "{error}");
-    // Networks inside another one need no place of their own.
+    // Networks inside another given one do not count.
     let config =
         Config::new(KernelArgs::default(), run([networks(17), vec!["192.0.0.0/16".into()]].concat()));
     assert_eq!(config.unwrap().denied_sources, ["192.0.0.0/16".parse().unwrap()]);

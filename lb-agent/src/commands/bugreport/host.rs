@@ -32,7 +32,6 @@ const NETWORK: [(&str, &[&str]); 9] = [
     ("net/bpf-net.json", &["bpftool", "-j", "net", "show"]),
 ];
 
-/// Collected sysctls.
 const SYSCTLS: [&str; 10] = [
     "kernel/unprivileged_bpf_disabled",
     "net/core/bpf_jit_enable",

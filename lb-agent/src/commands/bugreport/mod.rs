@@ -32,7 +32,7 @@ const CONNECTIONS: usize = 1000;
 /// Duration of the profile.
 const PROFILE: Duration = Duration::from_secs(1);
 
-/// The files collected so far.
+/// The files collected so far, and the errors of those that could not be collected.
 #[derive(Debug, Default)]
 struct Collection {
     files: Vec<(String, Vec<u8>)>,

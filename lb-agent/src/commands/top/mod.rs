@@ -1,4 +1,5 @@
-//! `top`: traffic of Services and backends, refreshed every few seconds. It reads the pinned maps and works without an agent.
+//! `top`: traffic of Services and backends, refreshed every few seconds. It reads the pinned maps and works without an
+//! agent.
 
 mod model;
 mod screen;
@@ -63,7 +64,7 @@ impl Source<'_> {
     }
 }
 
-/// Runs the loop of the screen.
+/// Redraws the screen at each key and each sample, until the user quits.
 fn look(
     screen: &mut Screen,
     model: &mut Model,

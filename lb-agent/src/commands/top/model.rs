@@ -1,4 +1,4 @@
-//! The model of `top`: rates of service ports and backends, sorted and filtered. Pure.
+//! The model of `top`: rates of service ports and backends, sorted and filtered.
 
 use std::{cmp::Ordering, collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -16,7 +16,7 @@ pub(super) struct Sample {
     pub(super) names: BTreeMap<u32, ServicePortName>,
     /// Every backend, with the id of its service port.
     pub(super) backends: Vec<(u32, SocketAddr)>,
-    /// Flows and traffic of each backend that has flows.
+    /// Flows and traffic of each backend that had a flow recently.
     pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,
 }
 
@@ -29,7 +29,6 @@ pub(super) struct Row {
     /// Id of the service port.
     #[serde(skip)]
     pub(super) service: u32,
-    /// Active flows.
     pub(super) active_flows: u64,
     /// New flows per second.
     pub(super) new_flows: f64,
@@ -76,7 +75,6 @@ impl SortBy {
     }
 }
 
-/// A key press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Up,
@@ -136,7 +134,6 @@ impl Model {
         rows
     }
 
-    /// The title of the screen.
     pub(super) fn title(&self) -> String {
         match self.inside {
             None => "Services".to_owned(),
@@ -157,7 +154,7 @@ impl Model {
         sums.into_iter().map(|(id, (traffic, active))| self.row(self.name(id), id, traffic, active)).collect()
     }
 
-    /// All backends of a service port, and removed backends that still have flows.
+    /// All backends of a service port, and removed backends that had a flow recently.
     pub(super) fn backend_rows(&self, service: u32) -> Vec<Row> {
         let of_maps = self.sample.backends.iter().filter(|(id, _)| *id == service);
         let mut rates: BTreeMap<SocketAddr, (Traffic, u64)> =
@@ -189,7 +186,6 @@ impl Model {
         }
     }
 
-    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Next {
         if self.typing {
             self.type_filter(key);

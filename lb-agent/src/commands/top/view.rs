@@ -23,7 +23,6 @@ pub(super) const HEADS: [(&str, SortBy); 5] = [
 /// Width of a column of numbers.
 const NUMBER: u16 = 10;
 
-/// Draws the model.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let [title, body, help] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
