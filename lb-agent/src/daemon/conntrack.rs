@@ -127,7 +127,7 @@ pub(super) async fn run(
     }
 }
 
-/// The filter, and its fill after the last rebuild.
+/// The fill of the filter after its last rebuild.
 #[derive(Debug)]
 struct RebuiltFilter(FilterFill);
 
@@ -235,7 +235,8 @@ async fn sweep(
     Ok(Ok(()))
 }
 
-/// Deletes UDP flows to backends that their frontend has lost, after a grace period in which programs may still create them.
+/// Deletes UDP flows to backends that their frontend has lost. First waits for a grace period, because programs may
+/// still create such flows.
 async fn delete_flows(
     conntrack: Conntrack,
     stale: Stale,

@@ -17,7 +17,7 @@ const ROUTINE: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// State of the task.
+/// The task that keeps the programs on the interfaces.
 #[derive(Debug)]
 pub(super) struct Devices {
     watcher: DeviceWatcher,

@@ -2,13 +2,12 @@
 
 /// The fill from which the agent warns, in percent: an update needs free slots for the new state beside the old one.
 const WARN_FROM: usize = 80;
-/// The agent does not warn of maps with fewer entries: one Service may fill them.
+/// The agent does not warn of maps with a smaller capacity: one Service may fill them.
 const SMALL: u32 = 1024;
 
 /// How full a map is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fill {
-    /// Name of the map.
     pub(super) map: &'static str,
     /// Entries or slots in use.
     pub(super) used: usize,

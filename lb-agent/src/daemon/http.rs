@@ -20,7 +20,8 @@ const BACKLOG: u32 = 1024;
 /// Pause before the next attempt to listen on a busy address.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: it logs one warning and retries.
+/// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: the agent logs one warning
+/// and retries.
 pub(super) async fn serve(
     what: &'static str,
     address: SocketAddr,

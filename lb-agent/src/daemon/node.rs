@@ -99,7 +99,7 @@ impl Facts {
     }
 }
 
-/// Outputs in the kernel.
+/// The parts of the kernel that the task writes.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
@@ -107,7 +107,7 @@ pub(super) struct Kernel {
     pub(super) unreachable: UnreachableRoutes,
 }
 
-/// State of the task.
+/// The task that keeps the settings of the data plane up to date.
 #[derive(Debug)]
 pub(super) struct Node {
     options: NodeOptions,

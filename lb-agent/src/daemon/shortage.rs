@@ -57,7 +57,8 @@ impl Shortages {
         }
     }
 
-    /// Begins a shortage with `text`, or ends it with `None`. A shortage that has refused entries stays for a minute.
+    /// Begins a shortage with `text`, or ends it with `None`. A shortage that has refused entries stays for another
+    /// minute.
     pub(super) fn lasts(&mut self, of: &'static str, text: Option<&str>, now: Instant) {
         match text {
             Some(text) => self.note(of, text).until = None,

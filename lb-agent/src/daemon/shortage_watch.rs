@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Interval between two garbage collections of `AFFINITY`.
 const AFFINITY: Duration = Duration::from_secs(5);
 
-/// Counters of flows that start a garbage collection of flows early.
+/// Counters by which the garbage collection of flows decides to run early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
     /// New flows since the maps were created.

@@ -220,8 +220,8 @@ fn spawn(
     Ok(())
 }
 
-/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there. Returns the
-/// node task, which the caller spawns once the writer's channel has the facts.
+/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there.
+/// Returns the node task, which the caller spawns once the writer's channel has the facts.
 fn spawn_devices(
     config: &Config,
     opened: &mut Opened,
@@ -333,7 +333,7 @@ fn spawn_source(
                 cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
                 node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
             };
-            // The allocator reads from the maps which addresses and node ports were given out.
+            // The allocator finds in the maps which addresses and node ports an earlier agent has allocated.
             let given_out = Contents {
                 frontends: opened.contents.frontends.clone(),
                 service_labels: opened.contents.service_labels.clone(),

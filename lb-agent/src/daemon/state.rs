@@ -1,5 +1,5 @@
-//! State that the tasks of the agent share: the progress of synchronisation, devices, settings, conditions and shortages.
-//! Health checks and `status` read it.
+//! State that the tasks of the agent share: the progress of synchronisation, devices, settings, conditions and
+//! shortages. Health checks and `status` read it.
 
 use std::{
     net::IpAddr,
@@ -45,7 +45,8 @@ pub struct Report {
     pub pending_since: Option<Timestamp>,
     /// Errors of the last synchronisation.
     pub failures: Vec<String>,
-    /// Conditions that need attention: invalid manifests, addresses that two Services claim, a node that does not forward packets.
+    /// Conditions that need attention, such as invalid manifests, addresses that two Services claim, or a node that
+    /// does not forward packets.
     pub problems: Vec<String>,
     /// The interfaces that are served.
     pub devices: Vec<DeviceReport>,
@@ -104,7 +105,8 @@ pub struct DeviceReport {
     pub name: String,
     /// `wire` or `workload`
     pub kind: String,
-    /// Mode of the XDP program: `native` (run by the driver) or `generic` (run by the kernel); `None` if the interface is served at tc only.
+    /// Mode of the XDP program: `native` (the driver runs it) or `generic` (the kernel's network stack runs it); `None`
+    /// if the interface is served at tc only.
     pub xdp: Option<String>,
 }
 

@@ -61,7 +61,7 @@ pub(super) struct Listeners {
     pub(super) synchronised: watch::Sender<bool>,
 }
 
-/// State of the task.
+/// The task that writes Services to the kernel.
 #[derive(Debug)]
 pub(super) struct Writer {
     datapath: Datapath,
@@ -226,7 +226,8 @@ impl Writer {
         let started = Instant::now();
         let Plan { steps, .. } = self.reconciler.plan();
         let planned = steps.len();
-        // Insertions of many objects leave much memory unused, before the steps are applied and again after.
+        // Planning inserts many objects into ordered maps, which leaves much memory unused; applying the steps does so
+        // again.
         let is_large = planned > BATCH;
         if is_large {
             self.reconciler.compact();
@@ -384,8 +385,8 @@ impl Writer {
         }
     }
 
-    /// Starts a grace period in the background if slots were released. Only one runs at a time; the next one covers all slots
-    /// released meanwhile.
+    /// Starts a grace period in the background if slots were released. Only one runs at a time; the next one covers all
+    /// slots released meanwhile.
     fn start_grace(&mut self) {
         if self.grace.is_none()
             && let Some(epoch) = self.reconciler.end_epoch()
@@ -398,7 +399,7 @@ impl Writer {
         self.grace = None;
         match epoch {
             Ok(epoch) => self.reconciler.grace_elapsed(epoch),
-            // The slots of this epoch stay in quarantine until a later grace period succeeds.
+            // The slots of this epoch cannot be reused until a later grace period succeeds.
             Err(error) => {
                 error!("{error}; released slots of BACKENDS and TABLES cannot be reused yet");
             }
