@@ -1,5 +1,5 @@
-//! Predicts the backend of a new flow, or the backends that it may get. Follows `flow::choose` and uses the same
-//! arithmetic (`lb_ebpf::service::schedule`).
+//! Predicts the backend of a new flow, or the backends that it may get. Follows `flow::choose` of the BPF programs,
+//! with the same arithmetic (`lb_ebpf::service::schedule`).
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! Finds the Service of a packet that belongs to no flow, and decides whether a flow may begin. Follows `flow::new`,
-//! `service::admit` and `service::vips::unlisted`.
+//! `service::admit` and `service::vips::unlisted` of the BPF programs.
 
 use lb_common::{
     Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,

@@ -1,4 +1,5 @@
-//! Decides whether a packet at a hook belongs to a flow or begins one. Follows `datapath::process` and `xdp::process`.
+//! Decides whether a packet at a hook belongs to a flow or begins one. Follows `datapath::process` and `xdp::process`
+//! of the BPF programs.
 
 use lb_common::{
     Backend, Outcome,
@@ -38,8 +39,7 @@ impl<T: Tables> Walk<'_, T> {
         self.begin(&request, &backends, known.is_some())
     }
 
-    /// A frame at the XDP hook. The program passes frames that it neither drops nor sends on to tc, without counting
-    /// them.
+    /// A frame at the XDP hook. Frames that the program neither drops nor forwards go on to tc, uncounted.
     pub(super) fn xdp(&mut self) -> WalkResult<Verdict> {
         let verdict = match self.try_xdp() {
             Ok(verdict) => verdict,
@@ -58,7 +58,7 @@ impl<T: Tables> Walk<'_, T> {
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
     fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
-        // On a device without an entry in DEVICES no frame is for the node.
+        // The program treats no frame on a device without an entry in DEVICES as addressed to the node.
         let is_for_node = self.tables.device(self.question.device)?.is_some();
         if self.question.tuple.protocol == protocol::SCTP || !is_for_node {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! Predicts how packets of a new flow get to a backend, and whether the flow can be created. Follows `flow::create`.
+//! Predicts how packets of a new flow get to a backend, and whether the flow can be created. Follows `flow::create` of
+//! the BPF programs.
 
 use std::net::IpAddr;
 
@@ -87,7 +88,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
 
-    /// The agent's source address of the family of `like`, as `masquerade::fallback` reads it.
+    /// The source address that the agent has set for the family of `like`, as `masquerade::fallback` reads it.
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = *settings.source(like.is_v4());

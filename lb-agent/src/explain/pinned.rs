@@ -27,7 +27,7 @@ impl PinnedTables {
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
         let maps = pinned.program_view()?;
         if let Some(error) = &maps.globals_error {
-            // The answer may be wrong if the agent has another hash seed, so the user must see a warning.
+            // The answer may be wrong if the agent uses other values, so the user must see a warning.
             eprintln!(
                 "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
             );

@@ -1,4 +1,5 @@
-//! Explains a system call in which a process of the node names a virtual address. Follows `sockets::frontend`.
+//! Explains a system call in which a process of the node names a virtual address. Follows `sockets::frontend` of the
+//! BPF programs.
 
 use lb_common::{Address, Outcome, Service, conntrack::Tuple, protocol};
 use lb_ebpf::rules::admission;

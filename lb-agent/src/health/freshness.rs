@@ -1,4 +1,4 @@
-//! The rules for when the agent is healthy. Pure: time is a parameter.
+//! The rules for when the agent is healthy. Each takes the time as a parameter.
 
 use std::{
     ops::Add,

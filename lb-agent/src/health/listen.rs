@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Backlog; the value that Go uses.
+/// Connections that may wait to be accepted: the default of `net.core.somaxconn`, which kube-proxy uses through Go.
 const BACKLOG: u32 = 4096;
 
 /// Listens on the address. `::` stands for IPv6 only, because another server listens on IPv4.

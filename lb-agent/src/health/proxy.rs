@@ -271,7 +271,7 @@ mod tests {
             proxy.queued();
         }
         proxy.step(LATE);
-        assert_eq!(proxy.server.get("/livez").await.code, 503, "the kernel refuses what has come");
+        assert_eq!(proxy.server.get("/livez").await.code, 503, "a change has waited too long");
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! Rules of netfilter that do not see packets to Services as their author expects: the programs translate these packets
 //! before any hook of netfilter, and no conntrack entry of the kernel says so.
 //!
-//! The search is conservative: it names a rule only if all packets that the rule is for are such packets. A missing tool
-//! has no rules; a tool that fails is reported by the search for [leftovers](crate::leftovers).
+//! The search is conservative: it names a rule only if all packets that the rule is for are such packets. It ignores a
+//! missing tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
 
 mod iptables;
 mod nftables;
@@ -29,7 +29,7 @@ struct HostRule {
 enum Flaw {
     /// A node port as destination, before the translation.
     NodePort,
-    /// A local destination, by which it marks packets to node ports.
+    /// A local destination, by which the rule marks packets to node ports.
     LocalDestination,
     /// A translation in the kernel's conntrack.
     Dnat,

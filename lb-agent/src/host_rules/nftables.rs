@@ -70,7 +70,8 @@ fn flaw(hook: &str, statements: &[Value]) -> Option<Flaw> {
     is_dnat.then_some(Flaw::Dnat)
 }
 
-/// Whether a port, range or set of them has only node ports. Named sets are unknown.
+/// Whether a port, a range or a set of them has only node ports. False for a named set, whose elements the rule does
+/// not show.
 fn is_node_port(right: &Value) -> bool {
     let port = |value: &Value| u16::try_from(value.as_u64()?).ok();
     if let Some(port) = port(right) {

@@ -7,7 +7,7 @@ use super::{Findings, Invocation, Leftover, ToolError, output_of};
 /// A tool that lists rules, and the one that changes them.
 pub(super) type Tools = (&'static str, &'static str);
 
-/// Tools of both kinds of iptables; a node may have rules of both.
+/// Tools of both kinds of iptables, nft and legacy; a node may have rules of both.
 const TOOLS: [Tools; 4] = [
     ("iptables-nft-save", "iptables-nft-restore"),
     ("ip6tables-nft-save", "ip6tables-nft-restore"),
@@ -132,7 +132,8 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
 }
 
-/// Keeps chains that chains of other programs jump to, and all chains that these jump to in turn.
+/// Takes out of `chains`, which are to be deleted, those that chains of other programs jump to, and all that these jump
+/// to in turn.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {

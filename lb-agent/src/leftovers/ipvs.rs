@@ -1,5 +1,5 @@
-//! Leftovers of the mode `ipvs`: an interface with the addresses of all Services, virtual servers, and address sets that rules of
-//! iptables use.
+//! Leftovers of kube-proxy's mode `ipvs`: an interface with the addresses of all Services, virtual servers, and address
+//! sets that rules of iptables use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +19,8 @@ use super::{Findings, Invocation, Leftover, ToolError};
 const DEVICE: &str = "kube-ipvs0";
 /// Kubernetes' default range of node ports.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// The path exists if the kernel module of ipset is loaded. Listing must not change anything, and `ipset` would load
-/// it.
+/// The path exists if the kernel module of ipset is loaded. Listing must not change anything, and running `ipset` would
+/// load the module.
 const SETS_MODULE: &str = "/sys/module/ip_set";
 /// Sets that kube-proxy creates, without the prefix `KUBE-` or, for IPv6, `KUBE-6-`.
 const SETS: [&str; 17] = [
