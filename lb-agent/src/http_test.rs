@@ -15,7 +15,6 @@ pub(crate) struct Server {
     task: JoinHandle<()>,
 }
 
-/// The response of a server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
@@ -52,7 +51,7 @@ impl Drop for Server {
 }
 
 impl Answer {
-    /// The value of a header, whose name is given in lower case.
+    /// The value of a header. Upper and lower case of the name are equal.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
@@ -63,7 +62,6 @@ impl Answer {
     }
 }
 
-/// Sends a request to an address.
 pub(crate) async fn request(
     address: SocketAddr,
     method: &str,

@@ -25,7 +25,7 @@ const QUEUE: usize = 64;
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
-/// The API server rejects longer notes; bytes.
+/// Bytes of the longest note that the API server accepts.
 const LONGEST_NOTE: usize = 1024;
 
 /// A queue of Events. Clones share the queue; the default drops every Event.

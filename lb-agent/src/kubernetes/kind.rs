@@ -13,12 +13,12 @@ use super::{node::NodeInfo, watched::Read};
 
 /// Annotation with the time of the change in the cluster that triggered the newest version of an EndpointSlice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Objects per page of a list. Only one page at a time is in memory in the form of the API server.
+/// Objects per page of a list. Only one page at a time is in memory as the API server sent it.
 const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
 pub(super) trait Kind: Read {
-    /// `kind`
+    /// The value of `kind` in its objects.
     const NAME: &str;
     /// Whether its objects are namespaced.
     const NAMESPACED: bool;
@@ -59,7 +59,6 @@ pub(super) fn node(name: &str) -> watcher::Config {
     config().fields(&format!("metadata.name={name}"))
 }
 
-/// Selects all ServiceCIDRs.
 pub(super) fn service_cidrs() -> watcher::Config {
     config()
 }

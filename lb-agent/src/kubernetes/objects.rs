@@ -110,7 +110,7 @@ impl<K: Kind> Objects<K> {
         self.listed
     }
 
-    /// Whether no object of this kind exists, as far as the API server has told.
+    /// Whether no object of this kind exists, as far as the API server has reported.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -380,7 +380,7 @@ mod tests {
         let changes = list(&mut objects, vec![malformed("a", 1), service("b", 2, "10.96.0.2")]);
         assert_eq!(changes, ["+b 10.96.0.2"]);
         let unread = [ObjectName::new("n", "a")].into();
-        assert_eq!(objects.unread(), unread, "nobody knows what it describes");
+        assert_eq!(objects.unread(), unread, "no version of it was readable");
         assert_eq!(handle(&mut objects, Event::Apply(invalid("a", 3))), [""; 0]);
         assert_eq!(objects.unread(), unread);
         assert_eq!(handle(&mut objects, Event::Delete(malformed("a", 4))), ["-a"]);
@@ -460,7 +460,7 @@ mod tests {
         let mut objects: Objects<EndpointSlice> = Objects::new(SystemTime::UNIX_EPOCH);
         let changes = objects.handle(Event::Apply(slice_with(1, &["10.0.0.1", "127.0.0.1"])));
         assert_eq!(addresses(&changes), ["10.0.0.1"]);
-        assert!(objects.unread().is_empty(), "it is known but for that");
+        assert!(objects.unread().is_empty(), "the rest of it is known");
         let problems: Vec<&str> = objects.problems().collect();
         assert_eq!(
             problems,

@@ -195,7 +195,8 @@ impl Follower {
             due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
             self.unread = Some(unread);
         }
-        // Last: now the first plan may be written, which depends on what could not be read.
+        // `Synchronised` comes last: it permits the first write, and that plan depends on which objects could not be
+        // read.
         if !self.synchronised {
             self.synchronised = true;
             due.push(SourceEvent::Synchronised);

@@ -143,8 +143,9 @@ fn status(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-/// Connections end and versions expire; the watch then resumes by itself, and the next error reports a failure to do
-/// so. A watch that cannot start because of an expired version is not routine: it would request that version again.
+/// Whether the error is part of normal operation. Connections end and versions expire; the watch then resumes by
+/// itself, and if it fails to, the next error reports that. A watch that cannot start because of an expired version is
+/// not routine: it would request that version again.
 fn is_routine(error: &watcher::Error) -> bool {
     let expired = status(error) == Some(410) && !matches!(error, watcher::Error::WatchStartFailed(_));
     expired

@@ -27,7 +27,6 @@ pub(super) struct File {
     pub(super) is_draft: bool,
 }
 
-/// A document of a file.
 #[derive(Debug)]
 pub(super) struct Document {
     /// Id of the document, never reused; it stays while the text stays the same.
@@ -91,7 +90,6 @@ impl<'a> Text<'a> {
 /// The changes of a file.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
-    /// Removed documents.
     pub(super) removed: Vec<Document>,
     /// Ids of new documents.
     pub(super) added: Vec<u64>,

@@ -97,7 +97,6 @@ pub(super) struct Parsed {
     pub(super) ignored: Vec<String>,
 }
 
-/// Parses one document.
 pub(super) fn parse(text: &str) -> Parsed {
     let mut parsed = Parsed::default();
     match to_value(text) {

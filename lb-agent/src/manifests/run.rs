@@ -255,7 +255,7 @@ mod tests {
         let (root, mut follower, manifests) = bed();
         swap(&root);
         let (manifests, _) = follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();
-        assert!(!follower.watch.is_settled(), "nobody says yet that this is all");
+        assert!(!follower.watch.is_settled(), "the files of the new folder are unread");
         let next = follower.watch.next().await.unwrap();
         assert_eq!(next, Work::Everything);
         follower.load(manifests, next).await.unwrap();

@@ -12,7 +12,7 @@ use std::{
 
 /// How long a file may be missing, or just created, before its state is read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long after the last write without a close a file is read.
+/// How long after its last write a file is read if the writer has not closed it.
 const QUIET: Duration = Duration::from_millis(400);
 /// The longest time for which continued writing can delay the read of a file.
 const PATIENCE: Duration = Duration::from_millis(700);

@@ -267,7 +267,6 @@ fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], er
     }
 }
 
-/// Checks Endpoints.
 pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
     let mut errors = FieldErrors::default();
     metadata(&endpoints.metadata, names::dns_1123_subdomain, &mut errors);

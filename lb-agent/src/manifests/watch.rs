@@ -25,7 +25,6 @@ use super::{
 const POLL: Duration = Duration::from_millis(200);
 const EVENT_BUFFER: usize = 64 * 1024;
 
-/// Watches a folder.
 pub(super) struct Watch {
     dir: PathBuf,
     inotify: AsyncFd<Inotify>,

@@ -36,7 +36,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics. `packets` reads the packet counters, `traffic` the counters of Services, unless they are disabled.
+    /// Registers all metrics. `packets` reads the packet counters, `traffic` the sums of Services; `None` if
+    /// `--service-metrics` is `none`.
     pub(crate) fn new(packets: impl PacketCounters, traffic: Option<impl TrafficSource>) -> Self {
         let (kube_proxy, own) = (KubeProxy::default(), Own::default());
         let mut registry = Registry::default();

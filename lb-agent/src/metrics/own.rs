@@ -1,6 +1,7 @@
 //! The agent's metrics that kube-proxy does not have: `lb_sync_…`, `lb_map_…`, `lb_conntrack_…`, ….
 //!
-//! The names here lack the prefix `lb_`, which the registry adds, and a counter's suffix `_total`, which the library adds.
+//! The names here lack the prefix `lb_`, which the registry adds, and a counter's suffix `_total`, which the library
+//! adds.
 
 use std::time::Duration;
 

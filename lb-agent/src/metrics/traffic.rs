@@ -20,7 +20,6 @@ use super::gauge;
 /// The service port or backend of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficLabels {
-    /// The service port.
     pub(crate) service: ServicePortName,
     /// One of its backends; `None` for the sum of all.
     pub(crate) backend: Option<SocketAddr>,

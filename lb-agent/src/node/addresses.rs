@@ -26,8 +26,8 @@ pub enum NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Listen addresses for a server that is reachable wherever node ports are: `0.0.0.0` or `::` if all addresses of the family
-    /// serve node ports.
+    /// Listen addresses for a server that is reachable wherever node ports are: `0.0.0.0` or `::` if all addresses of
+    /// the family serve node ports.
     pub fn listen(&self, node: &NodeAddresses) -> BTreeSet<IpAddr> {
         let anywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         let all = anywhere.into_iter().filter(|ip| self.contains_all(ip.is_ipv4()));
@@ -84,7 +84,7 @@ impl Primary {
 pub struct Addresses {
     /// Addresses for the plan. A family without an address of the node serves no node ports.
     pub node: NodeAddresses,
-    /// Sources of masqueraded packets; with `primary`, the only addresses that serve node ports.
+    /// Sources of masqueraded packets. With `--nodeport-addresses primary`, only these addresses serve node ports.
     pub primary: Primary,
 }
 

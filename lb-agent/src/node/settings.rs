@@ -86,7 +86,7 @@ fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     (list, problem)
 }
 
-/// The networks of a list.
+/// Converts a list of networks from the settings.
 pub fn networks(list: &Networks) -> Vec<IpNet> {
     let net = |network: &Network| {
         let address = IpAddr::from(network.address);

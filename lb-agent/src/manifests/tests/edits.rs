@@ -59,7 +59,7 @@ fn broken_document_keeps_the_objects_of_its_file() {
     assert_eq!((folder.ports("a"), folder.ports("b"), folder.ports("c")), (vec![5], vec![2], vec![6]));
     assert_eq!(folder.problems().len(), 1);
     folder.remove("d.yaml");
-    assert_eq!(folder.names(), ["a", "b", "c"], "other files have their own fate");
+    assert_eq!(folder.names(), ["a", "b", "c"], "objects of other files are removed");
     folder.write(&[("all.yaml", &documents(&[&a, &c]))]);
     assert_eq!(folder.names(), ["a", "c"], "the broken document is gone, and with it its object");
 }
@@ -170,7 +170,7 @@ fn addresses_and_node_ports_survive_a_restart() {
     for broken in ["", "---\n{"] {
         let mut folder = Folder::with(options(), &contents);
         folder.write(&[("a.yaml", &format!("{}{broken}", service("a", 0)))]);
-        assert_eq!(folder.names().len(), 0, "the mistake is older than this agent");
+        assert_eq!(folder.names().len(), 0, "the manifest was already broken at startup");
         folder.write(&[("a.yaml", &node_port)]);
         let service = folder.service("a");
         assert_eq!(service.cluster_ips, [IpAddr::from([10, 99, 1, 2])]);

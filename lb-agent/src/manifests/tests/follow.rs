@@ -204,12 +204,12 @@ async fn stalled_write_keeps_objects_it_has_not_reached() {
     let (mut source, _) = Source::start(&[("a.yaml", &text)]).await;
     let mut file = fs::File::create(source.path("a.yaml")).unwrap();
     file.write_all(service("a", 2).as_bytes()).unwrap();
-    assert_eq!(source.changes().await, ["a:2"], "what is there counts within a second");
+    assert_eq!(source.changes().await, ["a:2"], "what is written takes effect within a second");
     assert!(source.problem().await.contains("is open for writing"));
     source.assert_quiet(Duration::from_secs(1)).await;
     file.write_all(format!("---\n{}", service("b", 2)).as_bytes()).unwrap();
     drop(file);
-    assert_eq!(source.changes().await, ["-c", "b:2"], "when it is closed, so does what is not");
+    assert_eq!(source.changes().await, ["-c", "b:2"], "once the file is closed, missing objects are removed");
     source.problems.wait_for(Vec::is_empty).await.unwrap();
 }
 
