@@ -80,7 +80,8 @@ pub mod handover {
     pub const CREATES_FLOWS: u32 = 2;
 }
 
-/// Default sizes of the maps, in entries; the agent may override them when it creates the maps.
+/// Default sizes of the maps, in entries; the agent may override them when it creates the maps. The comments tell how
+/// much memory of the kernel an entry takes: some when the map is created, the rest only if the entry exists.
 pub mod capacity {
     /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
     /// that exist.
@@ -97,8 +98,8 @@ pub mod capacity {
     /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest for those that exist.
     /// It alone can hold all connections, with two entries for each.
     pub const CONNTRACK: usize = 262_144;
-    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one address,
-    /// so this is the number of frontends.
+    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one
+    /// address, so this is the number of frontends.
     pub const VIPS: usize = SERVICES;
     /// The smallest size of `VIPS`, which also holds the addresses of the node.
     pub const MIN_VIPS: u32 = 4_096;
@@ -112,8 +113,8 @@ pub mod capacity {
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 72 bytes each for every CPU, so 144
-    /// KiB of its cache, and 18 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
-    /// some routes up more than once.
+    /// KiB of its cache, and 18 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick
+    /// looks some routes up more than once.
     pub const NEXT_HOPS: usize = 2_048;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;

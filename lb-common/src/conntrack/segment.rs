@@ -80,7 +80,8 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
-    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN and RST. (Always valid.)
+    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN and RST. (Such a combination is
+    /// always [valid](Self::is_valid).)
     #[inline(always)]
     pub const fn continues(&self) -> bool {
         use tcp_flags::{ACK, FIN, RST, SYN};
@@ -88,7 +89,8 @@ impl Segment {
     }
 
     /// Whether a sender that conforms to RFC 9293 may send these flags together: the list of netfilter
-    /// (`tcp_valid_flags`). All others are forged, or sent by scanners: none of SYN, ACK and RST; SYN or RST with FIN; …
+    /// (`tcp_valid_flags`). All others are forged, or sent by scanners: none of SYN, ACK and RST; SYN or RST with FIN;
+    /// …
     #[inline(always)]
     pub const fn is_valid(&self) -> bool {
         // One bit for each valid combination, so that a program takes one branch.

@@ -168,7 +168,7 @@ pub trait Evict<M: Memory> {
 pub enum Verdict {
     /// It has expired.
     Expired = 0,
-    /// Unproven (or ended), and idle for long enough.
+    /// Its flow may be one that a sender with a forged address began, or has ended; and it is idle for long enough.
     Unproven = 1,
     /// It stays.
     Keep = 2,

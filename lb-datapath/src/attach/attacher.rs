@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl AttachMode {
-    /// The best mode of this kernel. The query goes to the loopback device, which has index 1 in every network
-    /// namespace.
+    /// The best mode that this kernel supports. The query goes to the loopback device, which has index 1 in every
+    /// network namespace.
     pub fn probe() -> Result<Self, DatapathError> {
         match sys::query_tcx(1, Tcx::Ingress) {
             Ok(_) => Ok(Self::Tcx),

@@ -27,8 +27,8 @@ pub struct Removed {
     pub unmounted: bool,
 }
 
-/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports and
-/// routes in this network namespace.
+/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports
+/// and routes in this network namespace.
 ///
 /// # Errors
 /// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
@@ -37,7 +37,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
         UnreachableRoutes::release()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
-    // The lock comes first: a running agent also keeps its routes.
+    // Takes the lock first: a running agent would add its routes again.
     let lock = folder.lock()?;
     UnreachableRoutes::release()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };

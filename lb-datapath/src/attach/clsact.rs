@@ -22,7 +22,7 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// Handle of our filters: the layout version (0 for versions up to 4) and "lb" in ASCII.
+/// Handle of our filters: the layout version (agents with a layout up to 4 used 0) and "lb" in ASCII.
 #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
 const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
 /// The prefix of filter names; the name of the program follows.
@@ -198,7 +198,7 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the qdisc that an agent has created, unless it has other filters. Removes the mark in any case.
+/// Removes the qdisc that an agent has created, unless it has other filters. Removes the folder `mark` in any case.
 pub(crate) fn remove_qdisc(
     netlink: &mut Netlink,
     mark: &std::path::Path,

@@ -115,7 +115,7 @@ impl XdpAttacher {
         takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
     }
 
-    /// The conditions of devices that could run the program if the administrator changed something.
+    /// Why some devices do not run the program, with advice: those on which the administrator could change that.
     pub fn conditions(&self) -> Vec<String> {
         let lossy = self.at_tc.values().filter(|why| matches!(why, DatapathError::NoWayOut { .. }));
         lossy.map(ToString::to_string).collect()
@@ -144,7 +144,7 @@ impl XdpAttacher {
         for mode in modes(self.option, device) {
             let attached = match check_way_out(device, *mode, reader.as_deref_mut()) {
                 Ok(()) => self.attach(device, *mode),
-                // A device can run no program in another mode until this one is detached.
+                // A device can run no program in another mode before the one in this mode is detached.
                 Err(lossy) => self.detach(device, *mode).and(Err(lossy)),
             };
             match attached {

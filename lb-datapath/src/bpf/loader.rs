@@ -213,7 +213,7 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
 /// The result of the verifier for each program.
 type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
 
-/// Loads programs in parallel: the verifier needs most of a second for each of the largest.
+/// Loads programs in parallel: the verifier takes up to half a second for one.
 pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     thread::scope(|scope| {

@@ -229,8 +229,8 @@ struct LinkDetach {
     link: u32,
 }
 
-/// The prefix of `struct bpf_link_info` that links of all kinds share, and the first 16 bytes of the part that depends on
-/// the kind.
+/// The prefix of `struct bpf_link_info` that links of all kinds share, and the first 16 bytes of the part that depends
+/// on the kind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct LinkInfo {
@@ -366,7 +366,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Attaches `program` to a device of this network namespace: directly before the program of link `before`, or else at
-/// `position`. The link exists as long as a descriptor or a pin.
+/// `position`. The link exists as long as it has a descriptor or a pin.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -389,8 +389,8 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a control group, in addition to other programs there. The link exists as long as a descriptor
-/// or a pin.
+/// Attaches `program` to a control group, in addition to other programs there. The link exists as long as it has a
+/// descriptor or a pin.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -402,8 +402,8 @@ pub(crate) fn attach_cgroup(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as a descriptor
-/// or a pin.
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as it has a
+/// descriptor or a pin.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     /// From `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;

@@ -10,7 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tracing::debug;
 
-/// Attempts at a dump before giving up, because a change of the configuration interrupts it.
+/// Attempts at a dump: a change of the configuration interrupts it.
 const DUMP_ATTEMPTS: u32 = 10;
 
 /// The messages of a netlink protocol.

@@ -32,8 +32,8 @@ const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 /// 100 ns longer, so 0.4 % cost less than half a nanosecond per packet, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 
-/// The filter of this node. There is one instance for each agent, because it holds the lock between insertions and
-/// rebuilding.
+/// The filter of this node. There is one instance for each agent, because it holds the lock that keeps insertions and
+/// rebuilding apart.
 #[derive(Debug)]
 pub struct Filter {
     memory: FilterMemory,

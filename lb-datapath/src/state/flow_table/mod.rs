@@ -50,7 +50,8 @@ fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathErr
     map.mapped()
 }
 
-/// The entry in a slot that a program is writing; `None` if it writes none, or does not end.
+/// Reads the entry in a slot that a program may be writing, and waits until the write has ended. `None` if there is no
+/// entry, or if it keeps changing.
 fn read_busy<'a>(
     slots: &SharedSlots<'a>,
     slot: <SharedSlots<'a> as Memory>::Slot,
