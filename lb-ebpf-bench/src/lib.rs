@@ -118,11 +118,11 @@ pub struct BaselineTarget {
     pub zero: u16,
 }
 
-/// Map sizes, equal to those of the data plane.
+/// Map sizes, in entries.
 pub mod capacity {
     /// Service ports.
     pub const SERVICES: usize = 262_144;
-    /// Flows.
+    /// Flows of one direction: as many as the data plane's flow table has slots by default.
     pub const CONNTRACK: usize = 524_288;
 }
 

@@ -3,7 +3,7 @@
 //! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that `cargo
 //! test -- --ignored` does no harm on other machines.
 
-/// Panics outside of a guest of `cargo xtask vm`, which sets `$LB_TEST_GUEST`.
+/// Keeps a test from changing an ordinary machine: only in its guests `cargo xtask vm` sets `$LB_TEST_GUEST`.
 ///
 /// # Panics
 /// Outside of a guest.

@@ -16,7 +16,7 @@ use crate::{
     verifier::Cost,
 };
 
-/// All results, as `--json` writes them. Field names are those of earlier releases.
+/// All results, as `--json` writes them. In JSON some fields keep the names of earlier releases.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: Machine,

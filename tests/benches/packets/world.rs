@@ -33,7 +33,7 @@ pub(crate) const WIRE: u32 = 50;
 const OTHER: u32 = 52;
 const MTU: u32 = 1500;
 
-/// All schedulers of the programs.
+/// All schedulers that do not compare numbers of active flows.
 pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Random,
     Scheduler::RoundRobin,

@@ -47,8 +47,7 @@ const ESTABLISHED: u8 = seen::PACKET | seen::SYN | seen::ACK;
 const MOST_IDLE: u32 = 70;
 
 /// Fills all places of the tuple with forward entries of other TCP connections. `seen` has the flags of both
-/// directions;
-/// `idle` returns for how many ticks the connection of a place has been idle.
+/// directions; `idle` returns for how many ticks the connection of a place has been idle.
 fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(usize) -> u32) -> Vec<Tuple> {
     // Ticks count from boot, and a guest may have booted just now.
     while lb_datapath::Conntrack::now().0 <= MOST_IDLE {

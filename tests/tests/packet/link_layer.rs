@@ -24,8 +24,8 @@ fn to_mac(packet: &Packet, mac: [u8; 6]) -> Packet {
     packet.clone().with(|packet| packet.ethernet.as_mut().unwrap().destination = mac)
 }
 
-/// Asserts that frames with this change pass as they are and begin no flow: to a Service, to a
-/// Service without backends, and of a flow.
+/// Asserts that frames with this change pass as they are and begin no flow: to a Service, to a Service without
+/// backends, and of a flow.
 fn pass_untouched(bed: &mut Testbed, family: Family, change: impl Fn(&Packet) -> Packet) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
     for protocol in [TCP, UDP] {

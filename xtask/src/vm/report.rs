@@ -30,7 +30,7 @@ pub(super) struct Probe {
     pub(super) detail: String,
 }
 
-/// The result of a test.
+/// A test that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Test {
     /// Binary and test name: `netns::sockets::…`.

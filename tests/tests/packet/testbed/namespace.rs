@@ -15,8 +15,8 @@ thread_local! {
     static PREPARED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Gives the loopback device of this thread's namespace the MAC address of the node; leaves the namespace
-/// of the process.
+/// Gives the loopback device of this thread's namespace the MAC address of the node. If that is the namespace of the
+/// process, moves the thread to a new one first.
 pub(super) fn prepare() {
     let mut here = inode("thread-self");
     if PREPARED.get() == Some(here) {
