@@ -129,7 +129,7 @@ pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
 pub struct Plan {
     /// The changes of the maps.
     pub steps: Vec<Step>,
-    /// The Services that could not be planned, and why.
+    /// The conditions of the Services that this plan covers.
     pub problems: Vec<Condition>,
 }
 

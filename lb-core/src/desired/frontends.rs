@@ -33,8 +33,9 @@ pub(super) struct Lists {
 }
 
 impl Places {
-    /// If two kinds have the same address and port, the first one stays: a cluster IP is allocated to one Service, a
-    /// load balancer assigns its addresses, any user may set an external IP, and kube-proxy handles node ports last.
+    /// Collects the addresses, kind by kind. If two kinds have the same address and port, the first one stays: a
+    /// cluster IP is allocated to one Service, a load balancer assigns its addresses, any user may set an external IP,
+    /// and kube-proxy handles node ports last.
     ///
     /// A cluster IP that the node itself has is left out: its packets are for a process of the node, such as NodeLocal
     /// DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)

@@ -50,7 +50,7 @@ pub(crate) struct Lead {
     /// With a short circuit, the backends of internal clients.
     pub(crate) inside: Vec<Backend>,
     pub(crate) scheduler: u8,
-    /// The scheduler's table as backends, if it has one, for the clients of `backends` and of `inside`.
+    /// The scheduler's table for the clients that get `backends`: positions in `backends`; empty if there is none.
     pub(crate) table: Vec<u32>,
     pub(crate) inside_table: Vec<u32>,
 }
