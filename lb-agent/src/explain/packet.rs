@@ -93,7 +93,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(verdict))
     }
 
-    /// Whether flows to the backend are routed: the XDP program creates them, or drops their packets.
+    /// Whether the XDP program decides about a new flow to the backend: it creates a routed or tunnelled flow, and
+    /// drops a packet that must be masqueraded before the agent has written any settings.
     fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
         let (way, source) = self.way(request, backend)?;
         let no_ports = source == Source::Nobody && self.settings()?.is_none();

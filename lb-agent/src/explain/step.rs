@@ -34,7 +34,7 @@ pub enum TraceStep {
         /// How the flow's packets leave the node.
         way: ForwardingPath,
     },
-    /// The other hook translates packets of the flow.
+    /// The program at the other tc hook translates packets of the flow; the one at this hook passes them.
     OtherHook,
     /// A SYN that begins a new connection, although the tuple has an entry.
     #[serde(rename = "anew")]
@@ -188,7 +188,7 @@ pub enum ForwardingPath {
     Stack,
     /// Through the stack, masqueraded when leaving the node.
     Masqueraded,
-    /// The second translation of a masqueraded flow.
+    /// The second flow of a masqueraded connection: the program replaces the source when packets leave the node.
     Masquerade,
     /// Back through the device of arrival (hairpin).
     Hairpin,
