@@ -16,7 +16,7 @@ use super::{
 use crate::cli::{FlowFilter, TableOrJson, split_name};
 use lb_datapath::Connection;
 
-/// One flow. The JSON shape is an interface.
+/// One flow. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FlowView {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::service_view::protocol_name;
 use crate::cli::{EventVerdict, ServiceFilter};
 
-/// One event. The JSON shape is an interface: keys may be added, never renamed or removed.
+/// One event. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EventView {

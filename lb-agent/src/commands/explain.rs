@@ -17,7 +17,7 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
 
-/// The JSON output. Its shape is an interface.
+/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {

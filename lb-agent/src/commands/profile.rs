@@ -20,7 +20,7 @@ const STEP: Duration = Duration::from_millis(100);
 /// CPU share above which a program is highlighted.
 const MUCH: f64 = 0.1;
 
-/// The JSON output. Its shape is an interface.
+/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 pub(super) struct Profile {
     /// Duration of the measurement.

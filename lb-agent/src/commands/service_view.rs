@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use lb_datapath::Connection;
 
-/// One service port. The JSON shape is an interface: keys may be added, never renamed or removed.
+/// One service port. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ServiceView {

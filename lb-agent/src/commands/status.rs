@@ -19,7 +19,7 @@ use crate::{
 };
 use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
 
-/// The JSON output. Its shape is an interface.
+/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {

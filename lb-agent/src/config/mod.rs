@@ -84,9 +84,9 @@ pub struct Config {
     pub maglev: Maglev,
     /// How packets of external clients reach backends on other nodes by default.
     pub north_south: NorthSouthMode,
-    /// Tunnel to backends on other nodes.
+    /// Tunnel to backends on other nodes, under direct server return.
     pub dsr_encapsulation: DsrEncapsulation,
-    /// Nodes that may send packets through such a tunnel.
+    /// Nodes that may send packets to backends on this node through a tunnel.
     pub dsr_peers: Vec<IpNet>,
     /// Processes whose sockets are served.
     pub socket_lb: SocketLb,
@@ -100,7 +100,7 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Address of the metrics server.
     pub metrics: Option<SocketAddr>,
-    /// The objects with traffic metrics.
+    /// Detail of the traffic metrics.
     pub service_metrics: ServiceMetrics,
     /// Log filter in the syntax of `RUST_LOG`, if one is configured.
     pub log_filter: Option<String>,

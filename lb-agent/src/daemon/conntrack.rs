@@ -127,7 +127,7 @@ pub(super) async fn run(
     }
 }
 
-/// The fill of the filter after its last rebuild.
+/// The fill of the map `FILTER` after its last rebuild.
 #[derive(Debug)]
 struct RebuiltFilter(FilterFill);
 

@@ -69,7 +69,7 @@ pub(super) struct Sources {
     pub(super) info: watch::Receiver<NodeInfo>,
     /// Ranges of cluster IPs that the API server names; empty until it has named them.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
-    /// Whether a synchronisation has been complete.
+    /// Whether at least one synchronisation has completed.
     pub(super) synchronised: watch::Receiver<bool>,
 }
 

@@ -31,7 +31,8 @@ pub struct ShortageReport {
 #[derive(Debug, Default)]
 pub(super) struct Shortages {
     of: BTreeMap<&'static str, Shortage>,
-    /// When each was last logged. Kept after the shortage ends, so that a flapping shortage is not logged each time.
+    /// When each shortage was last logged. An entry stays after the shortage ends, so that a flapping shortage is not
+    /// logged each time.
     logged: BTreeMap<&'static str, Instant>,
 }
 

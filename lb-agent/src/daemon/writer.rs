@@ -57,7 +57,7 @@ pub(super) struct Listeners {
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
     /// Responses for the servers of `healthCheckNodePort`.
     pub(super) checks: watch::Sender<Checks>,
-    /// Whether a synchronisation has been complete.
+    /// Whether at least one synchronisation has completed.
     pub(super) synchronised: watch::Sender<bool>,
 }
 

@@ -71,7 +71,7 @@ impl Freshness {
         self.oldest_queued = None;
     }
 
-    /// Whether a synchronisation has been complete.
+    /// Whether at least one synchronisation has completed.
     pub const fn is_synchronised(&self) -> bool {
         self.last_updated.is_some()
     }

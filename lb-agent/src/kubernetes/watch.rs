@@ -98,7 +98,7 @@ impl<K: Kind> Watch<K> {
         self.objects.problems()
     }
 
-    /// Whether a list has been completed.
+    /// Whether at least one list has completed.
     pub(super) const fn is_listed(&self) -> bool {
         self.objects.is_listed()
     }

@@ -124,7 +124,7 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    /// The address and port; `None` if the text is something else.
+    /// The address and port; `None` for a server that has another form, such as a firewall mark.
     fn address(&self) -> Option<SocketAddr> {
         self.at.parse().ok()
     }

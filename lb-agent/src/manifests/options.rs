@@ -2,7 +2,7 @@ use std::{ops::RangeInclusive, path::PathBuf};
 
 use ipnet::IpNet;
 
-/// Settings of the source.
+/// Settings of the source that reads manifests.
 #[derive(Clone, Debug)]
 pub struct ManifestsOptions {
     /// The folder.

@@ -25,7 +25,7 @@ pub(crate) struct TrafficLabels {
     pub(crate) backend: Option<SocketAddr>,
 }
 
-/// A source of the sums.
+/// A source of traffic sums.
 pub(crate) trait TrafficSource: Debug + Send + Sync + 'static {
     /// All sums, those of service ports first.
     fn traffic(&self) -> Vec<(TrafficLabels, Tally)>;
