@@ -115,6 +115,9 @@ pub enum Outcome {
     /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
     /// the device of the VLAN, or drops it. (Counts as `no_service` if the filter excludes flow and Service.)
     OtherHost = 41,
+    /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no room
+    /// for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
+    Stateless = 42,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -178,6 +181,7 @@ list_outcomes! {
     IcmpRateLimited,
     InvalidFlags,
     OtherHost,
+    Stateless,
 }
 
 impl Outcome {
@@ -212,7 +216,8 @@ impl Outcome {
             | Self::NewTunnelledFlow
             | Self::Tunnelled
             | Self::NewDirectFlow
-            | Self::Direct => Verdict::Route,
+            | Self::Direct
+            | Self::Stateless => Verdict::Route,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
@@ -276,7 +281,8 @@ impl Outcome {
             | Self::LeftToEarlier
             | Self::IcmpRateLimited
             | Self::InvalidFlags
-            | Self::OtherHost => self,
+            | Self::OtherHost
+            | Self::Stateless => self,
         }
     }
 
@@ -331,6 +337,7 @@ impl Outcome {
             Self::IcmpRateLimited => "icmp_rate_limited",
             Self::InvalidFlags => "invalid_flags",
             Self::OtherHost => "other_host",
+            Self::Stateless => "stateless",
         }
     }
 }

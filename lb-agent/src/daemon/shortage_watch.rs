@@ -24,16 +24,17 @@ const AFFINITY: Duration = Duration::from_secs(5);
 pub(super) struct FlowCounts {
     /// New flows since the maps were created.
     pub(super) begun: u64,
-    /// Packets dropped because the flow table was full.
+    /// Packets of new flows for which the flow table had no room.
     pub(super) refused: u64,
 }
 
 impl FlowCounts {
     fn of(packets: &[u64; Outcome::COUNT]) -> Self {
         let beginnings = Outcome::ALL.into_iter().filter(|outcome| outcome.begins_flow());
+        let refused = [Outcome::ConntrackFull, Outcome::Stateless];
         Self {
             begun: beginnings.map(|outcome| packets[outcome as usize]).sum(),
-            refused: packets[Outcome::ConntrackFull as usize],
+            refused: refused.map(|outcome| packets[outcome as usize]).iter().sum(),
         }
     }
 }

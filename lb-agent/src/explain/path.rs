@@ -35,7 +35,7 @@ impl<T: Tables> Walk<'_, T> {
             candidates.push(Candidate {
                 backend: endpoint(backend),
                 pod: self.tables.pod_name(&backend.address)?,
-                outcome: self.outcome(backend, way, source, earlier)?,
+                outcome: self.outcome(request, backend, way, source, earlier)?,
                 way,
             });
         }
@@ -112,6 +112,7 @@ impl<T: Tables> Walk<'_, T> {
     /// The outcome of the first packet.
     fn outcome(
         &mut self,
+        request: &AdmittedFlow,
         backend: &Backend,
         way: ForwardingPath,
         source: Source,
@@ -120,7 +121,8 @@ impl<T: Tables> Walk<'_, T> {
         if source == Source::Nobody {
             return Ok(Outcome::NoSourcePort);
         }
-        if self.has_no_room(way, earlier)? {
+        let is_stateless = self.has_no_room(way, earlier)?;
+        if is_stateless && !forwarding::needs_no_entry(way == ForwardingPath::Tunnel, &request.service) {
             return Ok(Outcome::ConntrackFull);
         }
         if way == ForwardingPath::Tunnel && self.tables.route(&backend.address)?.is_none() {
@@ -139,6 +141,7 @@ impl<T: Tables> Walk<'_, T> {
         }
         Ok(match way {
             ForwardingPath::Hairpin => Outcome::Hairpin,
+            ForwardingPath::Tunnel if is_stateless => Outcome::Stateless,
             ForwardingPath::Tunnel => Outcome::NewTunnelledFlow,
             ForwardingPath::Routed => Outcome::NewRoutedFlow,
             _ if exit.is_some() => Outcome::NewDirectFlow,

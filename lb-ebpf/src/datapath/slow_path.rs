@@ -105,6 +105,7 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
         FlowCreation::Created | FlowCreation::CreatedRouted => {
             conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
         }
+        FlowCreation::Stateless => Err(tunnel::send_stateless(skb, packet)),
         FlowCreation::Reject => Err(reject::reject(skb, packet)),
         FlowCreation::NotCreated(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
         FlowCreation::NotCreated(outcome) => Err(outcome),

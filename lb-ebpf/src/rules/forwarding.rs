@@ -1,6 +1,6 @@
 //! How packets of a new flow get to their backend.
 
-use lb_common::{Address, Backend, DeviceInfo, backend_flags, device_flags};
+use lb_common::{Address, Backend, DeviceInfo, Scheduler, Service, backend_flags, device_flags};
 
 /// How the node sends packets of a new flow to their backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,13 @@ pub fn forwarding(
     } else {
         Forwarding::Masquerade
     }
+}
+
+/// Whether packets of a flow are sent on although there is no room for its entries: no reply of a tunnelled flow passes
+/// this node, and the Maglev table chooses the same backend for each packet of a connection.
+#[inline(always)]
+pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
+    is_tunnelled && service.scheduler == Scheduler::Maglev as u8
 }
 
 /// Whether the device leads to other machines.

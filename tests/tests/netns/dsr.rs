@@ -18,6 +18,7 @@ use lb_tests::{
 };
 
 use crate::{
+    flood,
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
         Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
@@ -344,6 +345,42 @@ fn dsr_node_failover_keeps_established_connections() {
         assert!(nodes.counted(2, "new_tunnelled_flow") >= 20, "node 2 has picked connections up");
         nodes.assert_nothing_was_lost();
     }
+}
+
+/// A SYN flood on another Service has taken every place of node 1. With `mh`, its node needs none.
+#[test]
+fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
+    const ROOM: u32 = 1000;
+    let settings = [&["--north-south-mode", "dsr"][..], &PEERS, &CLUSTER_CIDR].concat();
+    let few = [&settings[..], &["--max-connections", "1000"]].concat();
+    let nodes = Nodes::new(&few, &settings, false);
+    let service = annotated(nodes.service(1, &["pod5", "pod6"]), "lb.dev/scheduler", "mh");
+    nodes.serve(&[service, nodes.service(2, &["pod5"])]);
+    let to = |service, family| LoadBalancer.of(service, (Protocol::Tcp, family));
+    let client = nodes.netns("client");
+    let (mut first, mut connections) = (0, Vec::new());
+    // The flood's entries give way after 3 s, which may have passed.
+    let without_entry = (0..5).any(|_| {
+        for family in [0, 1] {
+            flood::syns(client, to(2, family), first, 6 * ROOM).unwrap();
+            first += 6 * ROOM;
+        }
+        let [dropped, stateless] = ["conntrack_full", "stateless"].map(|outcome| nodes.counted(1, outcome));
+        assert!(dropped > 0, "the flood has filled the flow table");
+        for number in 0..8 {
+            let mut connection = Connection::open(client, to(1, number % 2)).unwrap();
+            let server = connection.ask().unwrap().server;
+            connections.push((server, connection));
+        }
+        assert_eq!(nodes.counted(1, "conntrack_full"), dropped, "no packet of a connection was dropped");
+        nodes.counted(1, "stateless") > stateless
+    });
+    assert!(without_entry, "each connection has found a place");
+    for (server, connection) in &mut connections {
+        assert_eq!(connection.ask().unwrap().server, *server);
+        assert_eq!(connection.upload(100_000).unwrap().server, *server);
+    }
+    nodes.assert_nothing_was_lost();
 }
 
 #[test]

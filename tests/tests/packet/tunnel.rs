@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
 use etherparse::IpNumber;
+use lb_agent::explain::PacketKind;
 use lb_common::{
     Address, Network, Networks,
     Outcome::{self, *},
@@ -13,6 +14,7 @@ use lb_common::{
 };
 
 use super::{
+    explain,
     packets::{Ethernet, NODE, PEER, Packet, Transport, fragments},
     report::assert_same_packet,
     stage::{Family, PORTS, each, masquerade_settings},
@@ -406,6 +408,53 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
             bed.clear_flows();
         }
         assert_eq!(both.len(), 2, "both backends get flows");
+    });
+}
+
+/// The connection may begin or be established already: no packet of it needs an entry.
+#[test]
+fn without_room_for_an_entry_every_packet_goes_where_the_maglev_table_says() {
+    each_on_wires("tunnelled, full", |bed, family| {
+        let (client, vip) = (family.client(), family.vip());
+        let backends = [family.backend(), family.other_backend()].map(|backend| (backend, 1));
+        bed.settings(&settings(Kind::Ipip));
+        bed.service_with_scheduler(vip, TCP, Scheduler::Maglev, &backends);
+        bed.enable_dsr(vip, TCP, backend_flags::PEER);
+        let mut both = std::collections::BTreeSet::new();
+        let connection = |port| {
+            let client = SocketAddr::new(client.ip(), port);
+            let packets = [
+                (PacketKind::Syn, Packet::tcp(client, vip, 1000, b"").syn()),
+                (PacketKind::Data, Packet::tcp(client, vip, 1001, b"GET / HTTP/1.1").ack(5001)),
+                (PacketKind::Fin, Packet::tcp(client, vip, 1015, b"").fin().ack(5004)),
+            ];
+            bed.arrive_at_tc(&packets[0].1).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+            both.insert(bed.backend_of(&packets[0].1).ip());
+            packets.map(|(kind, packet)| {
+                let expected = sent(bed, Kind::Ipip, family, &packet);
+                (kind, packet, expected)
+            })
+        };
+        let packets: Vec<_> = (40_000..40_020).flat_map(connection).collect();
+        assert_eq!(both.len(), 2, "both backends get connections");
+
+        bed.clear_flows();
+        bed.fill_overflow();
+        let before = bed.flows();
+        for (kind, packet, expected) in &packets {
+            assert_eq!(explain::outcomes_at_tc(bed, packet, *kind), [Stateless]);
+            for mode in Mode::BOTH {
+                bed.arrive(mode, packet).leaves(XDP_TX, Stateless, expected);
+            }
+            bed.arrive_at_tc(packet).goes_out(Stateless, expected);
+        }
+        assert_eq!(bed.flows(), before);
+
+        bed.label("another scheduler would choose anew for each packet");
+        bed.service_with_scheduler(vip, TCP, Scheduler::Random, &backends);
+        bed.enable_dsr(vip, TCP, backend_flags::PEER);
+        bed.arrive(Mode::Native, &packets[0].1).drops(ConntrackFull);
+        bed.take_all_into_overflow(false);
     });
 }
 

@@ -1,10 +1,14 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
-use lb_common::{Backend, FrontendKind, Outcome, conntrack::flow_flags, settings_flags};
+use lb_common::{
+    Backend, FrontendKind, Outcome,
+    conntrack::{Flow, flow_flags},
+    settings_flags,
+};
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
-    rules::forwarding::{Forwarding, forwarding},
+    rules::forwarding::{Forwarding, forwarding, needs_no_entry},
 };
 
 use super::{
@@ -33,6 +37,14 @@ pub(crate) enum Created {
     /// [`flow_flags::ROUTED`]: client and backend are both beyond wire devices. The programs translate its packets, or
     /// put them into a tunnel, where they enter, and send them out at once.
     Routed = 1,
+    /// No entry: the packet is sent on by the flow that [`stateless`] returns.
+    Stateless = 2,
+}
+
+/// The flow of a packet whose flow found no room, for this packet alone: [`Created::Stateless`].
+#[inline(always)]
+pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
+    Ok(&mut scratch()?.setup().flow)
 }
 
 /// Inserts the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those
@@ -57,13 +69,21 @@ pub(crate) fn create(
     if earlier {
         delete_earlier(setup);
     }
-    insert_forward(setup, earlier)?;
+    let inserted = insert_forward(setup, earlier);
     let scratch = scratch()?;
     let (request, setup) = (scratch.request(), scratch.setup());
+    let is_stateless = inserted == Inserted::Full;
+    if is_stateless && !needs_no_entry(setup.is_tunnelled(), &request.service) {
+        return Err(Outcome::ConntrackFull);
+    }
     if request.service.affinity_seconds > 0 {
         affinity::remember(&packet.tuple.source, request.service.id, backend);
     }
-    Ok(if setup.flags & flow_flags::ROUTED != 0 { Created::Routed } else { Created::Unrouted })
+    Ok(match setup.flags & flow_flags::ROUTED {
+        _ if is_stateless => Created::Stateless,
+        0 => Created::Unrouted,
+        _ => Created::Routed,
+    })
 }
 
 /// Decides what the packets become and how they go on to the backend, which is returned.
@@ -146,7 +166,7 @@ fn delete_earlier(setup: &mut FlowSetup) {
 /// flow, that entry stands. Unless it has the same backend and source port, our reverse entries are released, as they
 /// are if there is no room.
 #[inline(never)]
-fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
+fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Inserted {
     prepare_forward(setup, replace);
     let inserted = if replace && table::replace(&setup.from, &setup.flow) {
         Inserted::New
@@ -161,14 +181,10 @@ fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Result<(), Outcome> {
     if !keeps_reverse && !setup.is_tunnelled() {
         claim::release(setup);
     }
-    match inserted {
-        Inserted::New => {
-            active_flows::begin(setup.active_flows_slot);
-            Ok(())
-        }
-        Inserted::Exists => Ok(()),
-        Inserted::Full => Err(Outcome::ConntrackFull),
+    if inserted == Inserted::New {
+        active_flows::begin(setup.active_flows_slot);
     }
+    inserted
 }
 
 /// Prepares the entry of the direction from the client. (A subprogram, to have a stack frame of its own.)

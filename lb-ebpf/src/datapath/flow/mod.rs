@@ -5,7 +5,7 @@ pub(crate) mod affinity;
 pub(crate) mod choose;
 mod claim;
 pub(crate) mod conntrack;
-mod create;
+pub(crate) mod create;
 mod entry;
 pub(crate) mod masquerade;
 pub(crate) mod new;

@@ -56,6 +56,8 @@ pub(crate) enum FlowCreation {
     Created,
     /// The packet has a routed flow now.
     CreatedRouted,
+    /// The packet is sent on by the flow that [`create::stateless`] returns, which has no entry.
+    Stateless,
     /// The service has no backend for the packet: the caller rejects it.
     Reject,
     /// The packet gets no flow, for this reason.
@@ -83,19 +85,18 @@ impl From<Outcome> for NotCreated {
 #[inline(never)]
 pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> FlowCreation {
     match choose_and_create(context, packet, earlier, begin) {
-        Ok(created) => {
+        Ok(Created::Unrouted) => {
             log::new_flow(context);
-            match created {
-                Created::Unrouted => {
-                    events::new_flow(context, Outcome::NewFlow, begin.hook());
-                    FlowCreation::Created
-                }
-                Created::Routed => {
-                    events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
-                    FlowCreation::CreatedRouted
-                }
-            }
+            events::new_flow(context, Outcome::NewFlow, begin.hook());
+            FlowCreation::Created
         }
+        Ok(Created::Routed) => {
+            log::new_flow(context);
+            events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
+            FlowCreation::CreatedRouted
+        }
+        // Neither logged nor reported: each packet of the connection is such a one.
+        Ok(Created::Stateless) => FlowCreation::Stateless,
         Err(NotCreated::NoBackend) => FlowCreation::Reject,
         Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
     }

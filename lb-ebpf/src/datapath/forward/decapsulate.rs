@@ -61,7 +61,9 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
         Received::FirstPacket => {
             let earlier = conntrack::lookup(&packet.tuple).is_some();
             match new::new_flow(&skb.context(), packet, earlier, Begin::Requested) {
-                FlowCreation::Created | FlowCreation::CreatedRouted => forward(skb, packet).of_first_packet(),
+                FlowCreation::Created | FlowCreation::CreatedRouted | FlowCreation::Stateless => {
+                    forward(skb, packet).of_first_packet()
+                }
                 // The request names a backend, so there is always one.
                 FlowCreation::Reject => reported(packet, Outcome::NoBackend),
                 FlowCreation::NotCreated(outcome) => reported(packet, outcome),

@@ -15,13 +15,18 @@ use lb_common::{
 use lb_ebpf::{
     forward::tunnel::{self, Outer},
     parse::{
-        Headers,
+        Headers, Packet,
         frame::{Frame as _, lengths},
     },
 };
 
+use super::routed;
 use crate::datapath::{
-    early_return::outcome_of, flow::conntrack, rewrite, route, scratch::scratch, skb::Skb,
+    early_return::outcome_of,
+    flow::{conntrack, create},
+    rewrite, route,
+    scratch::scratch,
+    skb::Skb,
 };
 
 /// Bytes that the tunnel adds to packets of the flow.
@@ -33,7 +38,20 @@ pub(crate) fn overhead(flow: &Flow) -> u32 {
 /// The outcome of a packet through a tunnel, derived from that of a routed packet.
 #[inline(always)]
 pub(crate) fn outcome(outcome: Outcome) -> Outcome {
-    if matches!(outcome, Outcome::NewRoutedFlow) { Outcome::NewTunnelledFlow } else { Outcome::Tunnelled }
+    match outcome {
+        Outcome::NewRoutedFlow => Outcome::NewTunnelledFlow,
+        Outcome::Stateless => Outcome::Stateless,
+        _ => Outcome::Tunnelled,
+    }
+}
+
+/// Sends on a packet whose flow has no entry.
+#[inline(never)]
+pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {
+    outcome_of(|| match routed::forward(skb, packet, create::stateless()?) {
+        Outcome::Tunnelled => Ok(Outcome::Stateless),
+        outcome => Ok(outcome),
+    })
 }
 
 /// Sends an ICMP error to the node of the backend whose packet it is about: `icmp` has left the key of its flow in

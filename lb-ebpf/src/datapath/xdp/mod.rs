@@ -3,7 +3,7 @@
 
 use lb_common::{
     Outcome,
-    conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
+    conntrack::{Flow, NextHop, Tick, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
     parse::{Body, Layer, Packet, Part, frame::lengths, is_plain_and, parse, parse_plain},
@@ -21,7 +21,7 @@ use super::{
     fast_path::{FastPath, NoFlow},
     filter::Filter,
     flow::{
-        conntrack,
+        conntrack, create,
         new::{self, Begin, FlowCreation},
         table::{self, Found},
     },
@@ -105,6 +105,7 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
     }
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
         FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
+        FlowCreation::Stateless => Ok(send_stateless(xdp, packet)),
         // tc decides about these packets: it creates all other flows, and rejects.
         FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
         FlowCreation::NotCreated(outcome) => Err(outcome),
@@ -118,6 +119,16 @@ fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
         conntrack::observe_answer(packet, flow);
         forward(xdp, packet, flow, outcome)
+    })
+}
+
+/// Forwards a packet whose flow has no entry: those have tunnels. (A subprogram, to have a stack frame of its own.)
+#[inline(never)]
+fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
+    outcome_of(|| {
+        let flow = create::stateless()?;
+        let hop = find_exit(xdp, packet, flow, clock::now())?;
+        Ok(tunnel::forward(xdp, packet, flow, hop, Outcome::Stateless))
     })
 }
 
@@ -139,15 +150,7 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 #[inline(always)]
 fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
     let now = clock::now();
-    let context = xdp.context();
-    let hop =
-        next_hop::find(&context, flow.routed_from(&packet.tuple), &flow.to, now).ok_or(Outcome::OtherHook)?;
-    let is_back = hop.device == context.device;
-    let needed = if is_back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
-    if hop.flags & needed == 0 {
-        return Err(Outcome::OtherHook);
-    }
-    xdp.exit = hop.device;
+    let hop = find_exit(xdp, packet, flow, now)?;
     if flow.is_tunnelled() {
         return Ok(tunnel::forward(xdp, packet, flow, hop, outcome));
     }
@@ -156,6 +159,21 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     // The flow has counted the packet and parts of it may be written: tc must not see it.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
     Ok(outcome)
+}
+
+/// The next hop of the packet, if frames may leave from XDP through its device.
+#[inline(always)]
+fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&'static NextHop, Outcome> {
+    let context = xdp.context();
+    let from = flow.routed_from(&packet.tuple);
+    let hop = next_hop::find(&context, from, &flow.to, now).ok_or(Outcome::OtherHook)?;
+    let is_back = hop.device == context.device;
+    let needed = if is_back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
+    if hop.flags & needed == 0 {
+        return Err(Outcome::OtherHook);
+    }
+    xdp.exit = hop.device;
+    Ok(hop)
 }
 
 #[inline(always)]

@@ -2,13 +2,19 @@
 //!
 //! `tables` gives `explain` the maps of a testbed, and `world` generates the states and packets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
+use lb_agent::explain::{HookPoint, PacketKind, Question, Verdict, explain};
 use lb_common::Outcome;
-use lb_datapath::Globals;
+use lb_datapath::{Globals, Routes};
 
-use self::world::World;
+use self::{tables::TestbedTables, world::World};
 use super::{
+    clock,
+    packets::Packet,
     stage::Family,
     testbed::{Device, Testbed},
     wire::{NARROW, NARROW_MTU, OTHER, WIRE, set_up},
@@ -19,6 +25,18 @@ mod world;
 
 /// Number of random worlds in one test.
 const WORLDS: u64 = 120;
+
+/// The outcomes that `explain` predicts for a packet on a wire, at tc: one for each backend that it may get.
+pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -> Vec<Outcome> {
+    let (tuple, hook, now) = (packet.tuple(), HookPoint::Ingress, clock::tick());
+    let question = Question { tuple, knows_port: true, kind, hook, device: WIRE, now };
+    let (routes, globals) = (RefCell::new(Routes::open().unwrap()), Globals::default());
+    let tables = TestbedTables { bed, routes, device: WIRE, globals };
+    match explain(&tables, &question).unwrap().verdict {
+        Verdict::Begins { backends } => backends.iter().map(|candidate| candidate.outcome).collect(),
+        other => panic!("{packet:?} begins no flow: {other:?}"),
+    }
+}
 
 /// The outcomes and steps that the packets of a test have covered.
 #[derive(Default)]

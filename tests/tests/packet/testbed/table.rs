@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use aya::maps::{Array, HashMap, MapData};
 use bytemuck::Zeroable as _;
 use lb_common::{
-    conntrack::{Flow, Tuple},
+    Address,
+    conntrack::{Flow, Tick, Tuple},
     filter::Mark,
     flow_table::{Control, Header, PLACES, Places, Seed, Slot},
 };
 
-use super::Testbed;
+use super::{Testbed, UDP};
 
 /// Any seed does. This one is the same in every run.
 const SEED: Seed = Seed {
@@ -146,5 +147,16 @@ impl Testbed {
     pub(crate) fn take_all_into_overflow(&mut self, yes: bool) {
         let header = Header { takes_all: u64::from(yes), ..self.header() };
         self.put("FLOW_TABLE", 0, header);
+    }
+
+    /// Fills the overflow, and directs every new entry there: no flow has room.
+    pub(crate) fn fill_overflow(&mut self) {
+        self.take_all_into_overflow(true);
+        let unrelated = Address::from_v4([198, 18, 0, 1]);
+        // The map has 256 entries.
+        for port in 0..256 {
+            let tuple = Tuple::new(unrelated, unrelated, port, 9, UDP);
+            self.insert_entry(&tuple, &Flow::new(&tuple, &tuple, 1, 0, Tick(0)));
+        }
     }
 }
