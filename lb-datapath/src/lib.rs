@@ -54,7 +54,7 @@ pub use self::{
     inspect::{
         check::{Probe, ProbeResult, check, degraded, forwards},
         objects::{LinkObject, MapObject, Objects, ProgramObject},
-        pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment},
+        pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment, bypassed_policies},
         program_view::ProgramView,
         run_time::{RunTime, Work, work},
     },
@@ -65,6 +65,7 @@ pub use self::{
         route::{Route, Routes},
         unreachable::UnreachableRoutes,
         watch::{DeviceWatcher, detect_devices},
+        xfrm::{OutPolicy, PolicyWatcher},
     },
     state::{
         active_flows::{ActiveFlows, Recount},

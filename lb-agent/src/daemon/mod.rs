@@ -15,6 +15,7 @@ mod conntrack;
 mod devices;
 mod fill;
 mod http;
+mod ipsec;
 pub mod logging;
 mod memory;
 mod node;

@@ -20,7 +20,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::state::{NodeReport, State};
+use super::{
+    ipsec::Ipsec,
+    state::{NodeReport, State},
+};
 use crate::{
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
@@ -105,6 +108,7 @@ pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
     pub(super) reservation: PortReservation,
     pub(super) unreachable: UnreachableRoutes,
+    pub(super) ipsec: Ipsec,
 }
 
 /// The task that keeps the settings of the data plane up to date.
@@ -148,6 +152,7 @@ impl Node {
             let earlier = std::mem::replace(listen, self.options.nodeport_addresses.listen(&addresses.node));
             earlier != *listen
         });
+        let (unencrypted, ipsec) = self.kernel.ipsec.denied();
         let named = |networks: Vec<IpNet>| (!networks.is_empty()).then_some(networks);
         let known = SettingsInputs {
             inside: self.options.detect.networks(info.pod_cidrs.as_deref().unwrap_or_default()),
@@ -156,11 +161,12 @@ impl Node {
             primary: addresses.primary,
             ports: self.options.ports.clone(),
             peers: self.options.peers.clone(),
-            denied_sources: self.options.denied_sources.clone(),
+            denied_sources: [&self.options.denied_sources[..], &unencrypted].concat(),
             gue: self.options.gue,
             routes_by_destination: network.routes_by_destination,
         };
         let (settings, mut conditions) = known.settings(&earlier);
+        conditions.extend(ipsec);
         conditions.extend(self.reserve_ports());
         conditions.extend(self.make_unreachable(&settings));
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
@@ -171,6 +177,7 @@ impl Node {
         let detects_inside = detect.families(&networks(&settings.internal));
         conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
+        self.kernel.ipsec.end_connections()?;
         // Connection tracking gets the addresses only after the kernel has the settings: it then deletes flows
         // masqueraded with an address that the node has lost, and no new flow can get such an address any more.
         self.own.send_if_modified(|own| {
@@ -197,6 +204,7 @@ impl Node {
                 () = changed(info) => {}
                 () = changed(service_cidrs) => {}
                 () = changed(synchronised) => {}
+                () = self.kernel.ipsec.changed() => {}
                 () = time::sleep(pause) => {}
             }
             match task::block_in_place(|| self.update()) {

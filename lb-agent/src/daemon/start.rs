@@ -17,6 +17,7 @@ use super::{
     bpffs, conntrack,
     devices::{Devices, Inside},
     http,
+    ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
     shortage_watch::{self, FlowCounts},
     socket,
@@ -238,6 +239,7 @@ fn spawn_devices(
         settings: datapath.settings()?,
         reservation: datapath.port_reservation(),
         unreachable: UnreachableRoutes::default(),
+        ipsec: Ipsec::new(config.kernel.bpffs.clone(), datapath.conntrack())?,
     };
     let sources = sources(devices.network());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));

@@ -209,7 +209,7 @@ fn policy(step: &TraceStep) -> String {
             },
             counted(*backends)
         ),
-        TraceStep::DeniedSource => "deny list: --deny-source includes the client: dropped".into(),
+        TraceStep::DeniedSource => "deny list: --deny-source, or an IPsec policy that replies would bypass, includes the client: dropped".into(),
         TraceStep::SourceRanges { allowed: true } => {
             "source ranges: loadBalancerSourceRanges include the client".into()
         }

@@ -42,7 +42,11 @@ impl SettingsInputs {
         };
         let settings = Settings {
             peers: list("peers", &Some(self.peers.clone()), earlier.peers),
-            denied: list("networks of --deny-source", &Some(self.denied_sources.clone()), earlier.denied),
+            denied: list(
+                "networks of --deny-source and behind IPsec policies",
+                &Some(self.denied_sources.clone()),
+                earlier.denied,
+            ),
             internal: list("networks of internal clients", &self.inside, earlier.internal),
             service_ranges: list("cluster IP ranges", &self.service_ranges, earlier.service_ranges),
             source_v4: self.primary.v4.map_or_else(unspecified, Address::from),

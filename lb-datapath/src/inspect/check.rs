@@ -287,13 +287,14 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
 /// has its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
     const NAME: &str = "IPsec policies";
-    const ADVICE: &str = "replies from these addresses leave unencrypted: give the policy the networks of the endpoints, \
-                          and do not reach these addresses through the tunnel";
+    const ADVICE: &str = "replies from these addresses would leave unencrypted, so a running agent denies Services to external clients \
+                          in `dst`: give the policy the networks of the endpoints, and do not reach these addresses through \
+                          the tunnel";
     let found = xfrm::out_policies().map(|policies| {
         // Without a readable data plane there are no virtual addresses.
         let vips = Pinned::open(bpffs).and_then(|pinned| pinned.virtual_addresses()).unwrap_or_default();
         let of = |policy: &OutPolicy| -> Vec<String> {
-            vips.iter().filter(|vip| policy.is_for(**vip)).map(ToString::to_string).collect()
+            vips.iter().filter(|vip| policy.is_bypassed_from(**vip)).map(ToString::to_string).collect()
         };
         let line = |policy: &OutPolicy| match of(policy).as_slice() {
             [] => None,

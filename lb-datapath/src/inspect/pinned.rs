@@ -30,7 +30,11 @@ use crate::{
     },
     error::{DatapathError, with_causes},
     inspect::program_view::ProgramView,
-    net::{netlink::Netlink, network},
+    net::{
+        netlink::Netlink,
+        network,
+        xfrm::{self, OutPolicy},
+    },
     state::{
         affinity,
         conntrack::Conntrack,
@@ -127,6 +131,14 @@ pub struct XdpAttachment {
     pub mode: XdpMode,
     /// The program.
     pub program: ProgramStatus,
+}
+
+/// The IPsec policies of this network namespace that replies from virtual addresses of the data plane at `bpffs` bypass.
+///
+/// # Errors
+/// The policies, or the map of frontends, cannot be read.
+pub fn bypassed_policies(bpffs: &Path) -> Result<Vec<OutPolicy>, DatapathError> {
+    xfrm::bypassed(|| Pinned::open(bpffs)?.virtual_addresses())
 }
 
 impl Pinned {

@@ -2,13 +2,15 @@
 //! Service's reply is still its endpoint, so a policy for a virtual address does not encrypt it.
 
 use std::{
+    collections::BTreeSet,
     fmt, io,
     net::{IpAddr, Ipv4Addr},
 };
 
 use lb_common::{Address, Network};
 use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
-use netlink_sys::protocols::NETLINK_XFRM;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_XFRM};
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     error::DatapathError,
@@ -32,18 +34,32 @@ const ACTION: usize = 161;
 
 /// The networks of a policy that encrypts packets which leave this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OutPolicy {
+pub struct OutPolicy {
     source: (IpAddr, u8),
     destination: (IpAddr, u8),
 }
 
 impl OutPolicy {
-    /// Whether the policy is for packets from this address.
-    pub(crate) fn is_for(&self, source: IpAddr) -> bool {
-        let (network, prefix) = self.source;
-        network.is_ipv4() == source.is_ipv4()
-            && Network::new(network.into(), prefix).contains(&Address::from(source))
+    /// Whether replies from this virtual address bypass the policy. A policy for any source encrypts them: the kernel finds
+    /// it by the address of the endpoint.
+    pub(crate) fn is_bypassed_from(&self, vip: IpAddr) -> bool {
+        self.source.1 > 0 && contains(self.source, vip)
     }
+
+    /// Whether replies from this virtual address to this client bypass the policy.
+    pub(crate) fn is_bypassed(&self, vip: IpAddr, client: IpAddr) -> bool {
+        self.is_bypassed_from(vip) && contains(self.destination, client)
+    }
+
+    /// The clients behind the tunnel: address and prefix length of their network.
+    pub const fn clients(&self) -> (IpAddr, u8) {
+        self.destination
+    }
+}
+
+fn contains((network, prefix): (IpAddr, u8), address: IpAddr) -> bool {
+    network.is_ipv4() == address.is_ipv4()
+        && Network::new(network.into(), prefix).contains(&Address::from(address))
 }
 
 impl fmt::Display for OutPolicy {
@@ -63,6 +79,53 @@ pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     let answers: io::Result<Vec<Xfrm>> = netlink.dump(&Xfrm::List);
     let policy = |answer| if let Xfrm::Policy(policy) = answer { policy } else { None };
     Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
+}
+
+/// The policies that replies from one of these virtual addresses bypass. `vips` is called only if there is a policy.
+pub(crate) fn bypassed(
+    vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
+) -> Result<Vec<OutPolicy>, DatapathError> {
+    let mut policies = out_policies()?;
+    if !policies.is_empty() {
+        let vips = vips()?;
+        policies.retain(|policy| vips.iter().any(|vip| policy.is_bypassed_from(*vip)));
+    }
+    Ok(policies)
+}
+
+/// Watches the policies of a network namespace.
+#[derive(Debug)]
+pub struct PolicyWatcher(AsyncFd<Socket>);
+
+impl PolicyWatcher {
+    /// Starts to watch the network namespace of this thread; `None` on a kernel without xfrm. Must be called within a tokio
+    /// runtime.
+    pub fn open() -> Result<Option<Self>, DatapathError> {
+        /// The multicast group `XFRMNLGRP_POLICY` (4), as a bit of `sockaddr_nl`.
+        const POLICIES: u32 = 1 << (4 - 1);
+        let subscribe = || -> io::Result<AsyncFd<Socket>> {
+            let mut socket = Socket::new(NETLINK_XFRM)?;
+            socket.set_non_blocking(true)?;
+            socket.bind(&SocketAddr::new(0, POLICIES))?;
+            // SAFETY: the socket keeps its descriptor until it is dropped, and nothing else closes it.
+            Ok(unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }?)
+        };
+        match subscribe() {
+            Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(None),
+            Err(error) => Err(DatapathError::netlink("watch xfrm policies", error)),
+            Ok(events) => Ok(Some(Self(events))),
+        }
+    }
+
+    /// Returns after a change of a policy. It is cancel-safe.
+    pub async fn changed(&self) -> Result<(), DatapathError> {
+        let ready = self.0.readable().await;
+        let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
+        // Any other error than an empty queue means that events were lost: a change as well.
+        while ready.get_inner().recv_from_full().is_ok() {}
+        ready.clear_ready();
+        Ok(())
+    }
 }
 
 /// Requests and answers.
@@ -158,7 +221,13 @@ mod tests {
         let found = policy(XFRM_POLICY_OUT, XFRM_POLICY_ALLOW, XFRMA_TMPL).unwrap();
         assert_eq!(found.to_string(), "src 10.96.0.0/12 dst 192.0.2.0/24 dir out");
         for (address, expected) in [("10.100.0.1", true), ("10.0.0.1", false), ("fd00::1", false)] {
-            assert_eq!(found.is_for(address.parse().unwrap()), expected, "{address}");
+            assert_eq!(found.is_bypassed_from(address.parse().unwrap()), expected, "{address}");
+        }
+        for (client, expected) in [("192.0.2.9", true), ("192.0.3.9", false)] {
+            let vip = "10.100.0.1".parse().unwrap();
+            assert_eq!(found.is_bypassed(vip, client.parse().unwrap()), expected, "{client}");
+            let any = OutPolicy { source: (Ipv4Addr::UNSPECIFIED.into(), 0), ..found };
+            assert!(!any.is_bypassed(vip, client.parse().unwrap()), "it encrypts what endpoints send");
         }
         assert_eq!(policy(2, XFRM_POLICY_ALLOW, XFRMA_TMPL), None, "forwarded");
         assert_eq!(policy(XFRM_POLICY_OUT, 1, XFRMA_TMPL), None, "blocks");

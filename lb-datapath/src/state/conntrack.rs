@@ -24,6 +24,7 @@ use tracing::debug;
 use crate::{
     bpf::bpffs::Folder,
     error::DatapathError,
+    net::xfrm::OutPolicy,
     state::{
         active_flows::{ActiveFlows, Recount},
         filter::Filter,
@@ -213,6 +214,15 @@ impl Conntrack {
             Ok(())
         })?;
         Ok(sources)
+    }
+
+    /// Deletes the connections whose replies bypass one of these IPsec policies. Returns how many.
+    pub fn purge_unencrypted(&self, policies: &[OutPolicy]) -> Result<usize, DatapathError> {
+        let is_bypassed = |key: &Tuple| {
+            let (vip, client) = (key.destination.into(), key.source.into());
+            policies.iter().any(|policy| policy.is_bypassed(vip, client))
+        };
+        self.purge(|key, _| is_bypassed(key))
     }
 
     /// Deletes the connections that are masqueraded with one of these addresses. Returns how many.

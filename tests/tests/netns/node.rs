@@ -12,8 +12,8 @@ use lb_common::{Address, Settings};
 use lb_datapath::Pinned;
 use lb_tests::{
     agent::{self, Agent},
-    client::{REFUSED, ask_http, limit},
-    cluster::{ClientLink, PodLink, Wiring},
+    client::{Connection, REFUSED, ask_http, limit},
+    cluster::{CLIENT, ClientLink, PodLink, Wiring},
     icmp::ping,
     manifests::{Exposure, Type},
     netns::Netns,
@@ -21,7 +21,7 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-use crate::bed::{Bed, RANGES, WEB};
+use crate::bed::{Bed, RANGES, WEB, ask_briefly, http};
 
 const NODE_PORT: u16 = 30_080;
 /// Time limit until the agent has applied a change of the node.
@@ -341,4 +341,37 @@ fn check_and_status_name_ipsec_policies_for_virtual_addresses() {
     let expected = "src 10.96.0.0/12 dst 203.0.113.0/24 dir out: 10.96.0.10";
     assert_eq!(find(&json(&bed, &["check", "-o", "json"])).unwrap()["detail"], expected);
     assert_eq!(find(&json(&bed, &["status", "-o", "json"])["degraded"]).unwrap()["detail"], expected);
+}
+
+/// The kernel looks up the policy while a reply has the address of its pod, so the reply would leave in clear text.
+#[test]
+fn no_reply_bypasses_an_ipsec_policy_for_its_virtual_address() {
+    let bed = Bed::with_web(&["pod2"]);
+    let client = &bed.cluster.client;
+    let mut connections = WEB.map(|vip| Connection::open(client, http(vip)).unwrap());
+    for connection in &mut connections {
+        assert_eq!(connection.ask().unwrap().server, "pod2");
+        connection.stream().set_read_timeout(Some(SOON)).unwrap();
+    }
+    let change = |verb, rest: [&str; 2]| {
+        for ((vip, client), rest) in WEB.into_iter().zip(CLIENT).zip(rest) {
+            let bits = if vip.is_ipv4() { 32 } else { 128 };
+            let policy = format!("xfrm policy {verb} src {vip}/{bits} dst {client}/{bits} dir out {rest}\n");
+            bed.cluster.node1.ip(&policy).unwrap();
+        }
+    };
+    let through = ["172.18.0.1 dst 172.18.0.9", "fd00:172:18::1 dst fd00:172:18::9"]
+        .map(|ends| format!("tmpl src {ends} proto esp mode tunnel"));
+    change("add", through.each_ref().map(String::as_str));
+    let conditions = || json(&bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+    let named = || CLIENT.iter().all(|client| conditions().contains(&format!("{client}/"))).then_some(());
+    assert!(wait_for(lb_tests::client::PATIENCE, named).is_some(), "{}", conditions());
+    for (vip, connection) in WEB.into_iter().zip(&mut connections) {
+        assert!(connection.ask().is_err(), "a reply of a connection from before, {vip}");
+        assert_eq!(ask_briefly(client, vip), None, "{vip}");
+        assert_eq!(ask_briefly(bed.netns("pod1"), vip).as_deref(), Some("pod2"), "the policy is for others");
+    }
+    change("delete", ["", ""]);
+    let served = || WEB.into_iter().all(|vip| ask_briefly(client, vip).is_some()).then_some(());
+    assert!(wait_for(lb_tests::client::PATIENCE, served).is_some(), "{}", conditions());
 }

@@ -1,0 +1,74 @@
+//! IPsec policies that replies from Services bypass.
+//!
+//! The kernel looks up an out policy when it routes a reply, which has the address of its endpoint then, and the programs
+//! give it the virtual address later. So a policy for the virtual address would not encrypt it. The clients behind such a
+//! policy are denied instead, and their connections deleted: nothing leaves in clear text.
+
+use std::{future, path::PathBuf};
+
+use ipnet::IpNet;
+use lb_datapath::{Conntrack, DatapathError, OutPolicy, PolicyWatcher, bypassed_policies};
+use tracing::{info, warn};
+
+/// The policies, and what the agent does about them.
+#[derive(Debug)]
+pub(super) struct Ipsec {
+    bpffs: PathBuf,
+    conntrack: Conntrack,
+    watcher: Option<PolicyWatcher>,
+    /// The policies of the last successful look.
+    bypassed: Vec<OutPolicy>,
+}
+
+impl Ipsec {
+    /// Must be called within a tokio runtime.
+    pub(super) fn new(bpffs: PathBuf, conntrack: Conntrack) -> Result<Self, DatapathError> {
+        Ok(Self { bpffs, conntrack, watcher: PolicyWatcher::open()?, bypassed: Vec::new() })
+    }
+
+    /// Looks for policies. Returns the networks of clients that must be denied, and conditions. After a failure, the
+    /// policies of the last look stay in force.
+    pub(super) fn denied(&mut self) -> (Vec<IpNet>, Vec<String>) {
+        let mut conditions = Vec::new();
+        match bypassed_policies(&self.bpffs) {
+            Ok(found) => self.bypassed = found,
+            Err(error) => {
+                conditions.push(format!("replies from Services may bypass IPsec policies: {error}"));
+            }
+        }
+        conditions.extend(self.bypassed.iter().map(|policy| {
+            let (address, prefix) = policy.clients();
+            format!(
+                "external clients in {address}/{prefix} reach no Service, because replies would bypass the IPsec policy \
+                 {policy} and leave unencrypted; give the policy the networks of the endpoints, and do not reach virtual \
+                 addresses through the tunnel"
+            )
+        }));
+        let network = |policy: &OutPolicy| {
+            let (address, prefix) = policy.clients();
+            IpNet::new(address, prefix).ok()
+        };
+        (self.bypassed.iter().filter_map(network).collect(), conditions)
+    }
+
+    /// Deletes connections of denied clients. Must be called after the programs have begun to deny them.
+    pub(super) fn end_connections(&self) -> Result<(), DatapathError> {
+        if self.bypassed.is_empty() {
+            return Ok(());
+        }
+        let flows = self.conntrack.purge_unencrypted(&self.bypassed)?;
+        if flows > 0 {
+            info!(flows, "deleted connections whose replies bypass an IPsec policy");
+        }
+        Ok(())
+    }
+
+    /// Waits for a change of a policy.
+    pub(super) async fn changed(&mut self) {
+        let Some(watcher) = &self.watcher else { return future::pending().await };
+        if let Err(error) = watcher.changed().await {
+            warn!("{error}; looking every 30 seconds");
+            self.watcher = None;
+        }
+    }
+}
