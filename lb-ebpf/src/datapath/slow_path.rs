@@ -44,20 +44,13 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
     }
 }
 
-/// Parses the packet, after pulling headers that lie outside the linear part of the buffer.
+/// Parses the packet, after pulling headers that may lie outside the linear part of the buffer. (Pulling them only after
+/// a first attempt to parse the packet would make the verifier check the parser twice.)
 #[inline(never)]
 fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
-    for _ in 0..2 {
-        match parse::parse(skb, skb.layer) {
-            Ok(parsed) => {
-                *packet = parsed;
-                return Ok(());
-            }
-            Err(Outcome::Malformed) if skb.pull_headers() => {}
-            Err(outcome) => return Err(outcome),
-        }
-    }
-    Err(Outcome::Malformed)
+    skb.pull_headers();
+    *packet = parse::parse(skb, skb.layer)?;
+    Ok(())
 }
 
 /// Decides about a packet with ports; `known` is the entry of its tuple, if there is one. `Err` is the outcome of a
