@@ -112,9 +112,9 @@ pub mod capacity {
     pub const INSIDE_DEVICES: usize = 4_096;
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
-    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 72 bytes each for every CPU, so 144
-    /// KiB of its cache, and 18 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick
-    /// looks some routes up more than once.
+    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 80 bytes each for every CPU, so 160
+    /// KiB of its cache, and 20 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
+    /// some routes up more than once.
     pub const NEXT_HOPS: usize = 2_048;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;

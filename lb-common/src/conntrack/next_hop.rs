@@ -20,9 +20,13 @@ pub struct NextHop {
     pub flags: u16,
     /// When the kernel gave this answer. The programs look the route up again once per tick; 0 means never.
     pub resolved_at: Tick,
+    /// MAC address of frames for this node on the device that the packets came in through.
+    pub entrance: [u8; 6],
+    /// Zeros.
+    pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<NextHop>() == 24);
+const _: () = assert!(size_of::<NextHop>() == 32);
 
 /// Bits of [`NextHop::flags`].
 pub mod next_hop_flags {
@@ -119,7 +123,7 @@ pub struct CachedNextHop {
     pub hop: NextHop,
 }
 
-const _: () = assert!(size_of::<CachedNextHop>() == 72);
+const _: () = assert!(size_of::<CachedNextHop>() == 80);
 const _: () = assert!(capacity::NEXT_HOPS.is_power_of_two());
 
 impl CachedNextHop {

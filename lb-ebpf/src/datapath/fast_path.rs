@@ -43,12 +43,12 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     }
     let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(&plain.tuple) {
-        Found::Slot(index) => table::in_slot(index),
+        Found::Flow(flow) => Some(flow),
         // Few flows are there. The slow path has them, or the verifier would check this code twice.
-        Found::Overflow if table::is_in_overflow(&plain.tuple) => {
+        Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
-        Found::Overflow | Found::Absent => None,
+        Found::MayBeInOverflow | Found::Absent => None,
     };
     match known {
         Some(flow) if plain.continues_flow() => match forward::packet(skb, &plain, flow, hook) {
@@ -100,7 +100,7 @@ impl TupleRule for NotAtIngress {
 
 /// Stores the packet for the slow path.
 #[inline(always)]
-fn stored(packet: &Packet, next: FastPath) -> FastPath {
+pub(super) fn stored(packet: &Packet, next: FastPath) -> FastPath {
     match maps::packet() {
         Ok(place) => {
             *place = *packet;

@@ -48,6 +48,15 @@ fn is_for_node<F: Frame>(frame: &F, device: u32) -> bool {
     has_mac(device, half_word(a).into(), half_word(b).into(), half_word(c).into()) != 0
 }
 
+/// Whether the frame is for this MAC address.
+#[inline(always)]
+pub(crate) fn is_to(xdp: &Xdp, mac: &[u8; 6]) -> bool {
+    let Ok([a, b, c]) = xdp.header::<[[u8; 2]; 3]>(0) else { return false };
+    let [d, e, f]: &[[u8; 2]; 3] = bytemuck::must_cast_ref(mac);
+    let difference = |left, right| half_word(left) ^ half_word(right);
+    difference(a, d) | difference(b, e) | difference(c, f) == 0
+}
+
 /// Whether frames for the node on this device have this MAC address, given as three words in memory order: 1 or 0. (A
 /// global function: the verifier checks it once.)
 #[unsafe(no_mangle)]

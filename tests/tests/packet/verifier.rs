@@ -62,7 +62,7 @@ fn every_program_loads() {
 /// instruction.
 const BOUNDS: [(&str, u32); 14] = [
     ("tc_ingress", 195_000),
-    ("tc_egress", 90_000),
+    ("tc_egress", 80_000),
     ("sock_connect4", 33_000),
     ("sock_connect6", 34_000),
     ("sock_sendmsg4", 50_000),
@@ -73,8 +73,8 @@ const BOUNDS: [(&str, u32); 14] = [
     ("sock_peername6", 100),
     ("tc_ingress_l3", 170_000),
     ("tc_egress_l3", 75_000),
-    ("xdp_native", 230_000),
-    ("xdp_generic", 230_000),
+    ("xdp_native", 240_000),
+    ("xdp_generic", 240_000),
 ];
 
 /// The programs as the agent loads them without further options.

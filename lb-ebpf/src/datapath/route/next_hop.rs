@@ -56,6 +56,7 @@ fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
 fn renew(context: &HookContext, from: &Tuple, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
     cached.key = NextHopKey::new(to, context.device);
     cached.inputs = RouteInputs::new(from, to, context.mark);
+    cached.hop.entrance = device(context.device).mac;
     note(lookup(context, from, to, ANY_LENGTH, 0), &mut cached.hop, now);
 }
 
@@ -66,6 +67,7 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
     if let Some(cached) = cached(&key) {
         cached.key = key;
         cached.inputs = RouteInputs::new(from, to, context.mark);
+        cached.hop.entrance = device(context.device).mac;
         note(result, &mut cached.hop, now);
     }
 }

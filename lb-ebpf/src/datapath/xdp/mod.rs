@@ -18,7 +18,7 @@ use self::frame::check;
 use super::{
     clock,
     early_return::{either, outcome_of},
-    fast_path::{FastPath, NoFlow},
+    fast_path::{FastPath, NoFlow, stored},
     filter::Filter,
     flow::{
         conntrack, create,
@@ -45,11 +45,15 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
     {
         return Ok(Outcome::OtherHook);
     }
+    let known = fast_path(xdp);
+    if let FastPath::Done(outcome) = known {
+        return Ok(outcome);
+    }
     if !link::takes_frame(xdp) {
         return Ok(Outcome::OtherHook);
     }
     let packet = maps::packet()?;
-    let known = match fast_path(xdp, packet) {
+    let known = match known {
         FastPath::Done(outcome) => return Ok(outcome),
         FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),
@@ -65,26 +69,22 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
 /// all are, and leaves plain packets without flow and Service to tc. It parses such packets into registers and never
 /// stores them; it stores any other plain packet for the slow path.
 #[inline(never)]
-fn fast_path(xdp: &mut Xdp, packet: &mut Packet) -> FastPath {
+fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
     let known = match table::find(&plain.tuple) {
-        Found::Slot(index) => table::in_slot(index),
+        Found::Flow(flow) => Some(flow),
         // Few flows are there. The slow path has them, or the verifier would check this code twice.
-        Found::Overflow if table::is_in_overflow(&plain.tuple) => {
-            *packet = plain;
-            return FastPath::HasFlow;
+        Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
+            return stored(&plain, FastPath::HasFlow);
         }
-        Found::Overflow | Found::Absent => None,
+        Found::MayBeInOverflow | Found::Absent => None,
     };
     match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
             FastPath::Done(either(forward(xdp, &plain, flow, Outcome::Routed)))
         }
         None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
-        known => {
-            *packet = plain;
-            if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }
-        }
+        known => stored(&plain, if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }),
     }
 }
 
@@ -161,7 +161,7 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     Ok(outcome)
 }
 
-/// The next hop of the packet, if frames may leave from XDP through its device.
+/// The next hop of the packet, if its frame is for this node and frames may leave from XDP through the hop's device.
 #[inline(always)]
 fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&'static NextHop, Outcome> {
     let context = xdp.context();
@@ -169,7 +169,7 @@ fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&
     let hop = next_hop::find(&context, from, &flow.to, now).ok_or(Outcome::OtherHook)?;
     let is_back = hop.device == context.device;
     let needed = if is_back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
-    if hop.flags & needed == 0 {
+    if hop.flags & needed == 0 || !link::is_to(xdp, &hop.entrance) {
         return Err(Outcome::OtherHook);
     }
     xdp.exit = hop.device;

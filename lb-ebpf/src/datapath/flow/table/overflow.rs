@@ -16,7 +16,7 @@ use crate::datapath::{
 /// The flow with this key.
 #[inline(always)]
 pub(super) fn get(key: &Tuple) -> Option<&'static mut Flow> {
-    // SAFETY: as in `in_slot`; the memory of a deleted element stays mapped while the program runs.
+    // SAFETY: as in `Element::flow`; the memory of a deleted element stays mapped while the program runs.
     CONNTRACK.get_ptr_mut(scratch_key(key)?).map(|flow| unsafe { &mut *flow })
 }
 
