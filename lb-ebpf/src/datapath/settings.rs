@@ -86,6 +86,19 @@ extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
     u32::from(ranges.contains(address))
 }
 
+/// Whether there are clients that may use no service.
+#[inline(always)]
+pub(crate) fn denies_sources() -> bool {
+    settings_deny_sources() != 0
+}
+
+/// (A global function: the verifier checks it once,.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn settings_deny_sources() -> u32 {
+    u32::from(current().is_some_and(|settings| settings.denied.count > 0))
+}
+
 /// Whether next hops depend on the destination, the device and the protocol of packets alone.
 #[inline(always)]
 pub(crate) fn routes_by_destination() -> bool {

@@ -97,10 +97,10 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
 }
 
 /// Whether only the programs on packets can apply the rules to a socket of another network namespace, which has no
-/// source address yet: the service has source ranges, or is for sockets of the node only.
+/// source address yet: the service has source ranges, is for sockets of the node only, or some clients may use no service.
 #[inline(always)]
-pub const fn is_left_to_packets(service: &Service) -> bool {
-    service.flags & (service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES) != 0
+pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
+    service.flags & (service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES) != 0 || denies_sources()
 }
 
 /// Whether a packet that the service would take may begin a flow: not a SYN-ACK, whose SYN has bypassed the data plane.
@@ -208,7 +208,8 @@ mod tests {
         for (flags, left) in
             [(0, false), (DROP_WITHOUT_BACKENDS, false), (SOURCE_RANGES, true), (SOCKETS_ONLY, true)]
         {
-            assert_eq!(is_left_to_packets(&service(flags, 1)), left, "flags {flags}");
+            assert_eq!(is_left_to_packets(&service(flags, 1), || false), left, "flags {flags}");
+            assert!(is_left_to_packets(&service(flags, 1), || true), "flags {flags}");
         }
     }
 

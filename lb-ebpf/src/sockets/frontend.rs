@@ -33,7 +33,7 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     if call.is_on_node() {
         return verdict.map(|()| service);
     }
-    if verdict.is_err() || admission::is_left_to_packets(&service) {
+    if verdict.is_err() || admission::is_left_to_packets(&service, settings::denies_sources) {
         return Err(Outcome::NoService);
     }
     Ok(service)

@@ -13,7 +13,7 @@ use lb_tests::{
     wait_for,
 };
 
-use crate::bed::{Bed, HTTP, WEB, http, udp, vips};
+use crate::bed::{Bed, HTTP, WEB, ask_briefly, http, udp, vips};
 
 /// The v4-mapped form of the address, as IPv6 sockets use it.
 pub(crate) fn mapped(address: SocketAddr) -> SocketAddr {
@@ -207,6 +207,22 @@ fn pod_sockets_are_translated_only_with_socket_lb_all() {
             assert_eq!(conntrack(&bed) > before.1, !everybody, "translated packet by packet, {to}");
         }
     }
+}
+
+/// Only packets have the source address that the deny list asks for, so all calls of pods are left to them.
+#[test]
+fn denied_pods_reach_no_service_through_their_sockets() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let [v4, v6] = bed.cluster.pod("pod1").unwrap().addresses;
+    bed.agent.take().unwrap().terminate().unwrap();
+    bed.start_agent_with(&["--socket-lb", "all", "--deny-source", &format!("{v4}/32,{v6}/128")]);
+    for vip in WEB {
+        assert_eq!(ask_briefly(bed.netns("pod1"), vip), None, "{vip}");
+        for served in [bed.netns("pod2"), &bed.cluster.node1, &bed.cluster.client] {
+            assert_eq!(ask_briefly(served, vip).as_deref(), Some("pod2"), "{vip}");
+        }
+    }
+    assert!(outcome(&bed, "source_not_allowed") >= 2);
 }
 
 /// Packets with this outcome, from `status`.
