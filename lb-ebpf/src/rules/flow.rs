@@ -304,15 +304,16 @@ mod tests {
     #[test]
     fn flows_give_way_to_new_ones_once_idle_unless_established() {
         use Verdict::{Expired, Keep, Unproven};
-        const DAY: u32 = 24 * 60 * 60;
-        for (protocol, seen, keeps, unproven) in [
-            (TCP, OPENING, 3, 60),
-            (TCP, TIME_WAIT, 3, 120),
-            (TCP, CLOSED, 3, 10),
-            (TCP, ESTABLISHED, DAY, DAY),
-            (UDP, [seen::PACKET, 0], 3, 30),
-            (UDP, [seen::PACKET | seen::STREAM, seen::PACKET], 10, 120),
+        for (protocol, seen, phase) in [
+            (TCP, OPENING, Phase::Opening),
+            (TCP, TIME_WAIT, Phase::TimeWait),
+            (TCP, CLOSED, Phase::Closed),
+            (TCP, ESTABLISHED, Phase::Established),
+            (UDP, [seen::PACKET, 0], Phase::Unreplied),
+            (UDP, [seen::PACKET | seen::STREAM, seen::PACKET], Phase::Stream),
         ] {
+            let expires = phase.timeout_seconds();
+            let keeps = if phase == Phase::Established { expires } else { phase.least_timeout_seconds() };
             let (forward, reply) = pair(protocol, seen);
             let after = |seconds: u32| {
                 eviction(
@@ -321,11 +322,11 @@ mod tests {
                     Tick::from_nanos((u64::from(NOW.0) << 30) + u64::from(seconds) * 1_000_000_000),
                 )
             };
-            assert_eq!(after(keeps - 2), Keep, "{seen:?}");
-            if unproven > keeps {
-                assert_eq!((after(keeps + 2), after(unproven - 2)), (Unproven, Unproven), "{seen:?}");
+            assert_eq!(after(keeps - 2), Keep, "{phase:?}");
+            if expires > keeps {
+                assert_eq!((after(keeps + 2), after(expires - 2)), (Unproven, Unproven), "{phase:?}");
             }
-            assert_eq!(after(unproven + 2), Expired, "{seen:?}");
+            assert_eq!(after(expires + 2), Expired, "{phase:?}");
         }
     }
 
