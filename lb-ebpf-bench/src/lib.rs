@@ -118,12 +118,13 @@ pub struct BaselineTarget {
     pub zero: u16,
 }
 
-/// Map sizes, in entries.
+/// Map sizes, in entries: the data plane's defaults, so that its lookups and those of the baselines touch tables of equal
+/// size.
 pub mod capacity {
     /// Service ports.
-    pub const SERVICES: usize = 262_144;
-    /// Flows of one direction: as many as the data plane's flow table has slots by default.
-    pub const CONNTRACK: usize = 524_288;
+    pub const SERVICES: usize = lb_common::capacity::SERVICES;
+    /// Flows of one direction: the slots of the flow table.
+    pub const CONNTRACK: usize = lb_common::capacity::FLOWS;
 }
 
 #[cfg(test)]
