@@ -295,7 +295,7 @@ fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, n
     format!("Shortage  {of}, for {}{count}: {text}", ago(*since, now))
 }
 
-fn node_lines(node: &NodeReport) -> [String; 5] {
+fn node_lines(node: &NodeReport) -> Vec<String> {
     let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
         (false, _) => some_of(&node.inside_networks),
         (true, false) => format!("devices {}", some_of(&node.inside_devices)),
@@ -304,7 +304,7 @@ fn node_lines(node: &NodeReport) -> [String; 5] {
     let NodeReport { addresses, nodeport_addresses, primary, detect_local, .. } = node;
     let (mode, tunnel) = (&node.north_south_mode, &node.dsr_encapsulation);
     let (first, last) = (node.masquerade_first_port, node.masquerade_last_port);
-    [
+    let mut lines = vec![
         format!("Node      {}", some_of(addresses)),
         format!("NodePorts {}", some_of(nodeport_addresses)),
         format!("Internal  {inside} (detect-local-mode {detect_local})"),
@@ -313,7 +313,12 @@ fn node_lines(node: &NodeReport) -> [String; 5] {
             "External  {mode} (north-south-mode), tunnels {tunnel}, from peers {}",
             some_of(&node.dsr_peers)
         ),
-    ]
+    ];
+    let denied = &node.denied_sources;
+    if !denied.is_empty() {
+        lines.push(format!("Denied    external clients from {}", some_of(denied)));
+    }
+    lines
 }
 
 /// The first items of a list, and the number of the others.
@@ -422,6 +427,7 @@ mod tests {
             north_south_mode: "hybrid".into(),
             dsr_encapsulation: "gue".into(),
             dsr_peers: vec!["192.0.2.0/24".into()],
+            denied_sources: vec!["203.0.113.0/24".into(), "2001:db8:bad::/48".into()],
             masquerade_first_port: 10_000,
             masquerade_last_port: 29_999,
         }
@@ -469,6 +475,7 @@ NodePorts 127.0.0.1, 192.0.2.1
 Internal  10.244.0.0/16 (detect-local-mode ClusterCIDR)
 Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
 External  hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
+Denied    external clients from 203.0.113.0/24, 2001:db8:bad::/48
 Problem   a.yaml, document 2 (line 9): bad
 Shortage  CONNTRACK, for 1m02s, 7 times: full: raise it
 Sockets   served by 1 programs on the cgroup with inode 1234
@@ -506,6 +513,8 @@ no_backend  drop     0
         assert_eq!(node_lines(&none)[2], "Internal  none (detect-local-mode none)");
         let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..none };
         assert_eq!(node_lines(&devices)[2], "Internal  devices cni0, veth1 (detect-local-mode none)");
+        let admitting = NodeReport { denied_sources: Vec::new(), ..node_report() };
+        assert!(!node_lines(&admitting).iter().any(|line| line.starts_with("Denied")));
         assert_eq!(some_of(&[1, 2, 3, 4, 5, 6, 7, 8]), "1, 2, 3, 4, 5, 6 and 2 more");
         assert_eq!(some_of::<u8>(&[]), "none");
     }
@@ -534,6 +543,7 @@ no_backend  drop     0
         assert_eq!(json["agent"]["lastSync"], "2026-11-21T02:59:57Z");
         assert_eq!(json["agent"]["node"]["primary"], serde_json::json!(["192.0.2.1", "2001:db8::1"]));
         assert_eq!(json["agent"]["node"]["insideNetworks"], serde_json::json!(["10.244.0.0/16"]));
+        assert_eq!(json["agent"]["node"]["deniedSources"][0], "203.0.113.0/24");
         assert_eq!(json["programs"][0]["layer"], "tcx");
         assert_eq!(
             json["outcomes"][0],

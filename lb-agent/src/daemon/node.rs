@@ -278,6 +278,7 @@ impl Node {
             north_south_mode: north_south.to_string(),
             dsr_encapsulation: if *gue { "gue" } else { "ipip" }.to_owned(),
             dsr_peers: texts(&settings.peers),
+            denied_sources: texts(&settings.denied),
             masquerade_first_port: *ports.start(),
             masquerade_last_port: *ports.end(),
         });
