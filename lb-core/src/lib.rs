@@ -25,6 +25,7 @@ mod ids;
 mod ip;
 mod last_good;
 pub mod layout;
+pub mod load_balancer;
 mod mirror;
 pub mod model;
 pub mod north_south;

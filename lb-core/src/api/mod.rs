@@ -11,11 +11,16 @@
 #![expect(missing_docs, reason = "the fields have the names of the Kubernetes API, which documents them")]
 
 mod defaults;
+mod metallb;
 mod tolerant;
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+
+pub use self::metallb::{
+    IpAddressPool, IpAddressPoolSpec, LabelSelector, LabelSelectorRequirement, ServiceAllocation,
+};
 
 /// `metadata` of any object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -90,6 +95,15 @@ pub struct ServiceSpec {
     /// `allocateLoadBalancerNodePorts`; only for the allocation of node ports.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub allocate_load_balancer_node_ports: Option<bool>,
+    /// `selector`; only for load balancers that share an address.
+    #[serde(deserialize_with = "tolerant::text_map")]
+    pub selector: Option<BTreeMap<String, String>>,
+    /// `loadBalancerIP`; only for the allocation of load balancers' addresses.
+    #[serde(rename = "loadBalancerIP", deserialize_with = "tolerant::lenient")]
+    pub load_balancer_ip: Option<String>,
+    /// `loadBalancerClass`; only for the allocation of load balancers' addresses.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub load_balancer_class: Option<String>,
     /// `externalName`; only for validation.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub external_name: Option<String>,

@@ -1,0 +1,300 @@
+//! Addresses for Services of type LoadBalancer, from pools as MetalLB's `IPAddressPool` defines them.
+//!
+//! MetalLB's rules hold, with these differences: an address that a Service has stays with it, whatever happens to its
+//! pool; selectors that select no namespace admit no Service; pools of equal rank are asked by name.
+
+mod error;
+mod pool;
+mod range;
+mod request;
+mod selector;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use lb_common::FrontendKind;
+
+pub use self::{
+    error::{AddressError, PoolError},
+    pool::{INTERNAL, Namespaces, Pool},
+    range::{AddressRange, RangeError},
+    request::{Request, SharingKey, Terms, is_relevant},
+    selector::{Labels, Selector},
+};
+use crate::{family::Family, model::ObjectName, plan::Contents};
+
+/// The pools, and which Service has which address.
+///
+/// No address is given to two Services that do not share it, and none is taken away from a Service that keeps asking
+/// for the same.
+#[derive(Clone, Debug, Default)]
+pub struct LoadBalancers {
+    /// In the order in which Services that name no pool ask them.
+    pools: Vec<Pool>,
+    namespaces: Namespaces,
+    /// The Services that have each address, with their terms. A remembered one that has not asked yet has none.
+    holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
+    /// The addresses of each Service, in the order of its families.
+    services: BTreeMap<ObjectName, Vec<IpAddr>>,
+    /// Addresses that were released, with the number of the release. They come last, the earliest first: hosts may still
+    /// send packets of the Service that had them.
+    released: BTreeMap<IpAddr, u64>,
+    releases: u64,
+}
+
+impl LoadBalancers {
+    /// Replaces the pools. One that overlaps an earlier one of the list, or a network of `reserved`, is not used; returns
+    /// the reason for each. Services keep their addresses.
+    pub fn set_pools(&mut self, pools: Vec<Pool>, reserved: &[AddressRange]) -> Vec<PoolError> {
+        let mut errors = Vec::new();
+        let mut used: Vec<Pool> = Vec::new();
+        for pool in pools {
+            match PoolError::of(&pool, &used, reserved) {
+                Some(error) => errors.push(error),
+                None => used.push(pool),
+            }
+        }
+        used.sort_by_key(Pool::order);
+        self.pools = used;
+        errors
+    }
+
+    /// Replaces the labels of namespaces.
+    pub fn set_namespaces(&mut self, namespaces: Namespaces) {
+        self.namespaces = namespaces;
+    }
+
+    /// The pools in use.
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
+    /// The addresses of a Service.
+    pub fn addresses(&self, service: &ObjectName) -> &[IpAddr] {
+        self.services.get(service).map_or(&[], Vec::as_slice)
+    }
+
+    /// All Services with an address.
+    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &[IpAddr])> {
+        self.services.iter().map(|(service, addresses)| (service, addresses.as_slice()))
+    }
+
+    /// The pool of an address.
+    pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
+    }
+
+    /// The number of addresses of a pool that some Service has.
+    pub fn in_use(&self, pool: &Pool) -> usize {
+        let has = |ip: &&IpAddr| pool.ranges.iter().any(|range| range.contains(**ip));
+        self.holders.keys().filter(has).count()
+    }
+
+    /// Notes the addresses that a Service has from before, in place of those that it has here. Note those of all Services
+    /// before the first [`assign`](Self::assign), so that none of them is given away. If several Services have one, the
+    /// first that asks keeps it, and the others must be able to share it.
+    pub fn remember(&mut self, service: &ObjectName, addresses: &[IpAddr]) {
+        self.replace(service, addresses.to_vec(), None);
+    }
+
+    /// The addresses for a request. On an error the Service keeps what it has.
+    ///
+    /// # Errors
+    ///
+    /// Why no pool gives the Service an address, or the one that it names.
+    pub fn assign(&mut self, request: &Request) -> Result<&[IpAddr], AddressError> {
+        let chosen = self.choose(request)?;
+        self.replace(&request.service, chosen, Some(&request.terms));
+        Ok(self.addresses(&request.service))
+    }
+
+    /// Releases the addresses of a Service that is deleted, or is no load balancer any more.
+    pub fn release(&mut self, service: &ObjectName) {
+        for ip in self.services.remove(service).unwrap_or_default() {
+            self.leave(ip, service);
+        }
+    }
+
+    /// Releases the addresses of all Services that do not exist.
+    pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
+        let gone: Vec<ObjectName> = self.services.keys().filter(|name| !exists(name)).cloned().collect();
+        gone.iter().for_each(|service| self.release(service));
+    }
+
+    fn choose(&self, request: &Request) -> Result<Vec<IpAddr>, AddressError> {
+        if request.families.is_empty() {
+            return Err(AddressError::NoClusterIp);
+        }
+        if !request.addresses.is_empty() {
+            return self.named(request);
+        }
+        if let Some(kept) = self.kept(request) {
+            return Ok(kept);
+        }
+        let pools = self.candidates(request)?;
+        let both = pools.iter().find_map(|pool| self.free(pool, request, &request.families));
+        let first = || {
+            let families = request.one_family_is_enough.then(|| request.families.iter())?;
+            let one = |family: &Family| pools.iter().find_map(|pool| self.free(pool, request, &[*family]));
+            families.into_iter().find_map(one)
+        };
+        let families = request.families.clone();
+        both.or_else(first).ok_or_else(|| AddressError::Exhausted {
+            pools: pools.iter().map(|pool| pool.name.to_string()).collect(),
+            families,
+        })
+    }
+
+    /// The addresses that the Service names, if it may have them.
+    fn named(&self, request: &Request) -> Result<Vec<IpAddr>, AddressError> {
+        let current = self.addresses(&request.service);
+        for ip in &request.addresses {
+            self.check_free(request, *ip)?;
+            if current.contains(ip) {
+                continue;
+            }
+            let pool = self.pools.iter().find(|pool| pool.has(*ip));
+            let pool = pool.ok_or(AddressError::InNoPool(*ip))?;
+            if let Some(name) = &request.pool
+                && **name != *pool.name
+            {
+                return Err(AddressError::InOtherPool {
+                    ip: *ip,
+                    named: name.clone(),
+                    pool: pool.name.to_string(),
+                });
+            }
+            self.check_admitted(request, pool)?;
+        }
+        Ok(request.addresses.clone())
+    }
+
+    /// The addresses that the Service has, unless it asks for others: for other families, for another pool, or for terms
+    /// on which it cannot share them any more. A family that is missing is added if the pool has one.
+    fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
+        let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
+        kept.retain(|ip| request.families.contains(&Family::of(*ip)));
+        let first = *kept.first()?;
+        let pool = self.pool_of(first);
+        let in_named = request.pool.as_ref().is_none_or(|name| pool.is_some_and(|pool| *pool.name == **name));
+        if !in_named || kept.iter().any(|ip| self.check_free(request, *ip).is_err()) {
+            return None;
+        }
+        let missing: Vec<Family> = request
+            .families
+            .iter()
+            .copied()
+            .filter(|family| !kept.iter().any(|ip| Family::of(*ip) == *family))
+            .collect();
+        if !missing.is_empty() {
+            let added = pool.and_then(|pool| self.free(pool, request, &missing));
+            match added {
+                Some(added) => kept.extend(added),
+                None if request.one_family_is_enough => {}
+                None => return None,
+            }
+        }
+        kept.sort_by_key(|ip| request.families.iter().position(|family| *family == Family::of(*ip)));
+        Some(kept)
+    }
+
+    /// The pools that a Service without named addresses asks, in order.
+    fn candidates(&self, request: &Request) -> Result<Vec<&Pool>, AddressError> {
+        if let Some(name) = &request.pool {
+            let pool = self.pools.iter().find(|pool| *pool.name == **name);
+            let pool = pool.ok_or_else(|| AddressError::UnknownPool(name.clone()))?;
+            self.check_admitted(request, pool)?;
+            return Ok(vec![pool]);
+        }
+        let suits = |pool: &&Pool| {
+            pool.auto_assign
+                && pool.internal == request.internal
+                && pool.admits(&request.service, &request.labels, &self.namespaces)
+        };
+        let pools: Vec<&Pool> = self.pools.iter().filter(suits).collect();
+        if pools.is_empty() { Err(AddressError::NoPool { internal: request.internal }) } else { Ok(pools) }
+    }
+
+    fn check_admitted(&self, request: &Request, pool: &Pool) -> Result<(), AddressError> {
+        if pool.admits(&request.service, &request.labels, &self.namespaces) {
+            Ok(())
+        } else {
+            Err(AddressError::NotAdmitted(pool.name.to_string()))
+        }
+    }
+
+    /// Checks that nobody else has the address, or that the Service may share it. A Service that has it already shares it
+    /// with remembered ones until their terms are known.
+    fn check_free(&self, request: &Request, ip: IpAddr) -> Result<(), AddressError> {
+        let Some(holders) = self.holders.get(&ip) else { return Ok(()) };
+        let has_it = holders.contains_key(&request.service);
+        for (by, terms) in holders.iter().filter(|(name, _)| **name != request.service) {
+            let why = match terms {
+                Some(terms) if terms.allow(&request.terms) => continue,
+                Some(terms) => error::refusal(terms, &request.terms),
+                None if has_it => continue,
+                None => "it has the address from before",
+            };
+            return Err(AddressError::Taken { ip, by: by.clone(), why });
+        }
+        Ok(())
+    }
+
+    /// One address of each of these families from a pool: the lowest one that nobody had before or that the Service may
+    /// share, else the one that was released first.
+    fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
+        let fresh = |ip: &IpAddr| !self.released.contains_key(ip) && self.check_free(request, *ip).is_ok();
+        let one = |family: &Family| {
+            let released = || {
+                let free =
+                    self.released.iter().filter(|(ip, _)| Family::of(**ip) == *family && pool.has(**ip));
+                free.min_by_key(|(_, number)| **number).map(|(ip, _)| *ip)
+            };
+            pool.addresses(*family).find(fresh).or_else(released)
+        };
+        families.iter().map(one).collect()
+    }
+
+    /// Gives these addresses to the Service, and releases its others.
+    fn replace(&mut self, service: &ObjectName, addresses: Vec<IpAddr>, terms: Option<&Terms>) {
+        let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+        let before = self.services.insert(service.clone(), addresses).unwrap_or_default();
+        for ip in before.into_iter().filter(|ip| !now.contains(ip)) {
+            self.leave(ip, service);
+        }
+        for ip in now {
+            self.released.remove(&ip);
+            self.holders.entry(ip).or_default().insert(service.clone(), terms.cloned());
+        }
+    }
+
+    fn leave(&mut self, ip: IpAddr, service: &ObjectName) {
+        let Some(holders) = self.holders.get_mut(&ip) else { return };
+        holders.remove(service);
+        if holders.is_empty() {
+            self.holders.remove(&ip);
+            self.released.insert(ip, self.releases);
+            self.releases += 1;
+        }
+    }
+}
+
+/// The addresses that an earlier run of the agent left in the kernel.
+pub fn known_addresses(contents: &Contents) -> BTreeMap<ObjectName, Vec<IpAddr>> {
+    let mut known: BTreeMap<ObjectName, Vec<IpAddr>> = BTreeMap::new();
+    for (key, record) in &contents.frontends {
+        let Some(labels) = contents.service_labels.get(&record.id) else { continue };
+        let ip = IpAddr::from(key.address);
+        if record.kind == FrontendKind::LoadBalancer as u8 {
+            let addresses = known.entry(labels.name.service.clone()).or_default();
+            if !addresses.contains(&ip) {
+                addresses.push(ip);
+            }
+        }
+    }
+    known
+}

@@ -1,0 +1,191 @@
+//! Pools of addresses: MetalLB's `IPAddressPool`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use super::{
+    range::AddressRange,
+    selector::{Labels, Selector},
+};
+use crate::{
+    api,
+    convert::{ConvertError, Object, object_name},
+    family::Family,
+    model::ObjectName,
+};
+
+/// The label of pools for load balancers that only internal clients use.
+pub const INTERNAL: &str = "lb.dev/internal";
+/// The label with the name of a namespace, which the API server gives to each.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// A pool of addresses for load balancers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// `metadata.name`
+    pub name: Arc<str>,
+    /// `spec.addresses`, in their order.
+    pub ranges: Vec<AddressRange>,
+    /// `spec.autoAssign`: whether Services that name no pool get its addresses.
+    pub auto_assign: bool,
+    /// `spec.avoidBuggyIPs`: whether IPv4 addresses that end in .0 or .255 are never used.
+    pub avoid_buggy_ips: bool,
+    /// `spec.serviceAllocation`: the Services that may use the pool; all, if it is not set.
+    pub scope: Option<Scope>,
+    /// Whether the pool is for Services that ask for an internal load balancer, and no others unless they name it.
+    pub internal: bool,
+}
+
+/// `spec.serviceAllocation` of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Scope {
+    /// `priority`: pools with a smaller number come first; 0 comes last.
+    pub priority: u32,
+    /// `namespaces`; the pool also serves those that one of `namespace_selectors` selects.
+    namespaces: BTreeSet<String>,
+    /// `namespaceSelectors`
+    namespace_selectors: Vec<Selector>,
+    /// `serviceSelectors`: one of them must select the Service, if there are any.
+    service_selectors: Vec<Selector>,
+}
+
+impl Scope {
+    /// Whether a Service with these labels may use the pool. Selectors that select no namespace admit no Service
+    /// (MetalLB then admits every namespace).
+    fn admits(&self, service: &ObjectName, labels: &Labels, namespaces: &Namespaces) -> bool {
+        let any_namespace = self.namespaces.is_empty() && self.namespace_selectors.is_empty();
+        let in_namespace = any_namespace || self.namespaces.contains(&*service.namespace) || {
+            let labels = namespaces.labels(&service.namespace);
+            self.namespace_selectors.iter().any(|selector| selector.selects(&labels))
+        };
+        let selected = self.service_selectors.iter().any(|selector| selector.selects(labels));
+        in_namespace && (self.service_selectors.is_empty() || selected)
+    }
+}
+
+/// The labels of all namespaces.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Namespaces(pub BTreeMap<String, Labels>);
+
+impl Namespaces {
+    /// The labels of a namespace. Each has its name as a label, also one without an object.
+    fn labels(&self, namespace: &str) -> Labels {
+        let mut labels = self.0.get(namespace).cloned().unwrap_or_default();
+        labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
+        labels
+    }
+}
+
+impl Pool {
+    /// A pool of these networks, for every Service.
+    pub fn of_networks(name: &str, networks: &[IpNet]) -> Self {
+        Self {
+            name: name.into(),
+            ranges: networks.iter().map(|network| (*network).into()).collect(),
+            auto_assign: true,
+            avoid_buggy_ips: false,
+            scope: None,
+            internal: false,
+        }
+    }
+
+    /// Reads a pool.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid field.
+    pub fn new(pool: &api::IpAddressPool) -> Result<Self, ConvertError> {
+        let name = object_name("IPAddressPool", &pool.metadata)?;
+        let object = Object::new("IPAddressPool", &name);
+        let spec = &pool.spec;
+        if spec.addresses.is_empty() {
+            return Err(object.required("spec.addresses", "a pool needs a CIDR or a range of addresses"));
+        }
+        let mut ranges: Vec<AddressRange> = Vec::new();
+        for (index, text) in spec.addresses.iter().enumerate() {
+            let field = format!("spec.addresses[{index}]");
+            let range: AddressRange =
+                text.parse().map_err(|why| object.invalid(&field, text, &format!("{why}")))?;
+            if let Some(other) = ranges.iter().find(|other| other.overlaps(&range)) {
+                return Err(object.invalid(field, text, &format!("overlaps {other} of the same pool")));
+            }
+            ranges.push(range);
+        }
+        let scope = spec.service_allocation.as_ref().map(|scope| Scope::new(scope, &object)).transpose()?;
+        Ok(Self {
+            name: name.name,
+            ranges,
+            auto_assign: spec.auto_assign.unwrap_or(true),
+            avoid_buggy_ips: spec.avoid_buggy_ips.unwrap_or(false),
+            scope,
+            internal: pool.metadata.label(INTERNAL) == Some("true"),
+        })
+    }
+
+    /// Whether the pool has the address and uses it.
+    pub fn has(&self, ip: IpAddr) -> bool {
+        !self.avoids(ip) && self.ranges.iter().any(|range| range.contains(ip))
+    }
+
+    /// Whether the pool has an address of the family.
+    pub fn has_family(&self, family: Family) -> bool {
+        self.ranges.iter().any(|range| range.family() == family)
+    }
+
+    /// Whether a Service with these labels may use the pool.
+    pub(super) fn admits(&self, service: &ObjectName, labels: &Labels, namespaces: &Namespaces) -> bool {
+        self.scope.as_ref().is_none_or(|scope| scope.admits(service, labels, namespaces))
+    }
+
+    /// The addresses of a family that Services may get, range by range, lowest first.
+    pub(super) fn addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        let ranges = self.ranges.iter().filter(move |range| range.family() == family);
+        ranges.flat_map(AddressRange::addresses).filter(|ip| !self.avoids(*ip))
+    }
+
+    /// The order in which Services that name no pool ask the pools: those with `serviceAllocation` by priority, then the
+    /// others, each by name.
+    pub(super) fn order(&self) -> (bool, u32, Arc<str>) {
+        // With 0, the priority is the lowest: 0 - 1 wraps to the largest number.
+        let priority = self.scope.as_ref().map(|scope| scope.priority.wrapping_sub(1));
+        (priority.is_none(), priority.unwrap_or_default(), self.name.clone())
+    }
+
+    fn avoids(&self, ip: IpAddr) -> bool {
+        self.avoid_buggy_ips && matches!(ip, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
+    }
+}
+
+impl Scope {
+    fn new(scope: &api::ServiceAllocation, object: &Object) -> Result<Self, ConvertError> {
+        let selectors = |list: &Option<Vec<api::LabelSelector>>, name: &str| {
+            let one = |(index, selector)| {
+                Selector::new(selector).map_err(|(field, why)| {
+                    object.error(format!("spec.serviceAllocation.{name}[{index}].{field}"), why)
+                })
+            };
+            list.iter().flatten().enumerate().map(one).collect::<Result<Vec<_>, _>>()
+        };
+        let mut namespaces = BTreeSet::new();
+        for (index, namespace) in scope.namespaces.iter().flatten().enumerate() {
+            if !namespaces.insert(namespace.clone()) {
+                let field = format!("spec.serviceAllocation.namespaces[{index}]");
+                return Err(object.duplicate(field, namespace));
+            }
+        }
+        let given = scope.priority.unwrap_or(0);
+        let priority = u32::try_from(given)
+            .map_err(|error| object.invalid("spec.serviceAllocation.priority", given, &error.to_string()))?;
+        Ok(Self {
+            priority,
+            namespaces,
+            namespace_selectors: selectors(&scope.namespace_selectors, "namespaceSelectors")?,
+            service_selectors: selectors(&scope.service_selectors, "serviceSelectors")?,
+        })
+    }
+}

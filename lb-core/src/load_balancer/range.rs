@@ -1,0 +1,164 @@
+//! A range of addresses, as a pool writes it.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    family::Family,
+    ip::{parse_ip, parse_network},
+};
+
+/// Addresses of one family, from the first to the last. Never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AddressRange {
+    family: Family,
+    /// The first address as a number, of 32 bits for IPv4.
+    first: u128,
+    /// The last address, as `first`.
+    last: u128,
+}
+
+/// Why a text is no range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// It has neither of the two forms.
+    #[error("must be a CIDR (192.0.2.0/24; 192.0.2.1/32 for one address) or a range (192.0.2.10-192.0.2.20)")]
+    Syntax,
+    /// The ends of the range are of different families.
+    #[error("the first and the last address must be of one family")]
+    Families,
+    /// The first address is above the last.
+    #[error("the first address must not be above the last")]
+    Reversed,
+}
+
+impl AddressRange {
+    /// The family of the addresses.
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether the address is in the range.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        Family::of(ip) == self.family && (self.first..=self.last).contains(&number(ip))
+    }
+
+    /// Whether the two ranges have an address in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.family == other.family && self.first <= other.last && other.first <= self.last
+    }
+
+    /// The number of addresses; `u128::MAX` for all of IPv6.
+    pub const fn size(&self) -> u128 {
+        (self.last - self.first).saturating_add(1)
+    }
+
+    /// All addresses, lowest first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let family = self.family;
+        (self.first..=self.last).map(move |number| address(family, number))
+    }
+}
+
+impl From<IpNet> for AddressRange {
+    fn from(net: IpNet) -> Self {
+        let (first, last) = (number(net.network()), number(net.broadcast()));
+        Self { family: Family::of(net.addr()), first, last }
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = RangeError;
+
+    /// Parses a CIDR or two addresses with a hyphen between them. As in MetalLB, a CIDR means its whole network:
+    /// `198.51.100.10/24` has 256 addresses.
+    fn from_str(text: &str) -> Result<Self, RangeError> {
+        if let Some(net) = parse_network(text.trim()) {
+            return Ok(net.into());
+        }
+        let ends = text.split_once('-').and_then(|(first, last)| {
+            let (first, last) = (parse_ip(first.trim())?, parse_ip(last.trim())?);
+            Some((first, last))
+        });
+        let (first, last) = ends.ok_or(RangeError::Syntax)?;
+        let family = Family::of(first);
+        if family != Family::of(last) {
+            return Err(RangeError::Families);
+        }
+        let (first, last) = (number(first), number(last));
+        if first > last { Err(RangeError::Reversed) } else { Ok(Self { family, first, last }) }
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", address(self.family, self.first), address(self.family, self.last))
+    }
+}
+
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u32::from(v4).into(),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+fn address(family: Family, number: u128) -> IpAddr {
+    match (family, u32::try_from(number)) {
+        (Family::V4, Ok(v4)) => Ipv4Addr::from(v4).into(),
+        (Family::V4, Err(_)) | (Family::V6, _) => Ipv6Addr::from(number).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_has_the_addresses_that_its_text_says() {
+        for (text, size, first, last) in [
+            ("192.0.2.0/24", 256, "192.0.2.0", "192.0.2.255"),
+            ("198.51.100.10/24", 256, "198.51.100.0", "198.51.100.255"),
+            ("192.0.2.7/32", 1, "192.0.2.7", "192.0.2.7"),
+            ("192.0.2.10-192.0.2.20", 11, "192.0.2.10", "192.0.2.20"),
+            (" 192.0.2.10 - 192.0.2.10 ", 1, "192.0.2.10", "192.0.2.10"),
+            ("2001:db8::/126", 4, "2001:db8::", "2001:db8::3"),
+            ("2001:db8::a-2001:db8::f", 6, "2001:db8::a", "2001:db8::f"),
+        ] {
+            let range: AddressRange = text.parse().unwrap();
+            let (first, last): (IpAddr, IpAddr) = (first.parse().unwrap(), last.parse().unwrap());
+            assert_eq!((range.size(), range.addresses().next()), (size, Some(first)), "{text}");
+            assert_eq!(range.addresses().last(), Some(last), "{text}");
+            assert!(range.contains(first) && range.contains(last), "{text}");
+        }
+        assert_eq!("::/0".parse::<AddressRange>().unwrap().size(), u128::MAX);
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_the_reason() {
+        for (text, why) in [
+            ("192.0.2.1", RangeError::Syntax),
+            ("192.0.2.0/33", RangeError::Syntax),
+            ("192.0.2.1-", RangeError::Syntax),
+            ("", RangeError::Syntax),
+            ("192.0.2.1-2001:db8::1", RangeError::Families),
+            ("192.0.2.9-192.0.2.1", RangeError::Reversed),
+        ] {
+            assert_eq!(text.parse::<AddressRange>(), Err(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_overlap_only_within_a_family() {
+        let range = |text: &str| text.parse::<AddressRange>().unwrap();
+        assert!(range("192.0.2.0/24").overlaps(&range("192.0.2.255-192.0.3.1")));
+        assert!(!range("192.0.2.0/24").overlaps(&range("192.0.3.0/24")));
+        // The numbers of these two overlap.
+        assert!(!range("0.0.0.0/0").overlaps(&range("::/96")));
+    }
+}

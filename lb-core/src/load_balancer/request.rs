@@ -1,0 +1,194 @@
+//! What a Service of type LoadBalancer asks of the pools.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::selector::Labels;
+use crate::{
+    api::{self, ObjectMeta},
+    convert::{ConvertError, Object, object_name},
+    family::Family,
+    model::{ObjectName, Protocol},
+    rules,
+};
+
+/// The prefixes of MetalLB's annotations: the present one, and that of its first releases.
+const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
+
+/// The annotations by which clouds make a load balancer internal, with the values that do so; none stands for any text.
+const INTERNAL: [(&str, &[&str]); 9] = [
+    ("networking.gke.io/load-balancer-type", &["Internal"]),
+    ("cloud.google.com/load-balancer-type", &["Internal"]),
+    ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
+    ("service.beta.kubernetes.io/azure-load-balancer-internal", &["true"]),
+    ("service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", &["private"]),
+    ("service.beta.kubernetes.io/openstack-internal-load-balancer", &["true"]),
+    ("service.beta.kubernetes.io/cce-load-balancer-internal-vpc", &["true"]),
+    ("service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", &[]),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
+];
+
+/// What a Service of type LoadBalancer asks of the pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The Service.
+    pub service: ObjectName,
+    /// Its labels.
+    pub labels: Labels,
+    /// The families of its cluster IPs: it gets one address of each.
+    pub families: Vec<Family>,
+    /// Whether one address of the first family is enough if no pool has both families (`PreferDualStack`).
+    pub one_family_is_enough: bool,
+    /// The addresses that it names.
+    pub addresses: Vec<IpAddr>,
+    /// The pool that it names.
+    pub pool: Option<String>,
+    /// Whether an annotation of a cloud asks for an internal load balancer.
+    pub internal: bool,
+    /// Its terms for sharing an address with other Services.
+    pub terms: Terms,
+}
+
+/// On which terms a Service shares an address.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// The key that all sharers must have; `None` if the Service shares with none.
+    pub key: Option<SharingKey>,
+    /// The ports of the Service: sharers have no port in common.
+    pub ports: BTreeSet<(Protocol, u16)>,
+}
+
+/// What Services that share an address must have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharingKey {
+    /// Annotation `allow-shared-ip`.
+    pub text: String,
+    /// The selector of the Service under `externalTrafficPolicy: Local`: such Services must have the same pods, because a
+    /// packet goes to the pods of the node that it reaches. Empty under `Cluster`.
+    pub pods: Vec<(String, String)>,
+}
+
+impl Terms {
+    /// Whether two Services may have one address.
+    pub fn allow(&self, other: &Self) -> bool {
+        self.key.is_some() && self.key == other.key && self.ports.is_disjoint(&other.ports)
+    }
+}
+
+/// An annotation of MetalLB. The present prefix wins, also with an empty text.
+fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
+    PREFIXES.iter().find_map(|prefix| {
+        let name = format!("{prefix}/{name}");
+        let text = metadata.annotation(&name)?;
+        Some((name, text.trim()))
+    })
+}
+
+/// Whether the annotation of that name has a meaning here.
+pub fn is_relevant(name: &str) -> bool {
+    let of_metallb = name.split_once('/').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix));
+    of_metallb || INTERNAL.iter().any(|(known, _)| *known == name)
+}
+
+impl Request {
+    /// Reads the request of a Service that has its cluster IPs. `None` if it is no load balancer of this class: without a
+    /// class, a Service with one is for somebody else.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is invalid or contradicts another.
+    pub fn of(service: &api::Service, class: Option<&str>) -> Result<Option<Self>, ConvertError> {
+        let metadata = &service.metadata;
+        let name = object_name("Service", metadata)?;
+        let object = Object::new("Service", &name);
+        let Some(spec) = service.spec.as_ref().filter(|spec| spec.is_load_balancer()) else {
+            return Ok(None);
+        };
+        let own_class = spec.load_balancer_class.as_deref().filter(|class| !class.is_empty());
+        if own_class != class {
+            return Ok(None);
+        }
+        let families = families(&object, spec)?;
+        let addresses = addresses(&object, metadata, spec, &families)?;
+        let pool = annotation(metadata, "address-pool").map(|(_, pool)| pool.to_owned());
+        Ok(Some(Self {
+            labels: metadata.labels.clone().unwrap_or_default(),
+            one_family_is_enough: spec.ip_family_policy.as_deref() == Some("PreferDualStack"),
+            families,
+            addresses,
+            pool: pool.filter(|pool| !pool.is_empty()),
+            internal: is_internal(metadata),
+            terms: terms(metadata, spec),
+            service: name,
+        }))
+    }
+}
+
+/// The families of the cluster IPs.
+fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, ConvertError> {
+    let ips = spec.requested_ips().into_iter().enumerate().filter(|(_, ip)| *ip != "None");
+    let mut families = Vec::new();
+    for (index, text) in ips {
+        let family = Family::of(object.ip(format!("spec.clusterIPs[{index}]"), text)?);
+        if !families.contains(&family) {
+            families.push(family);
+        }
+    }
+    Ok(families)
+}
+
+/// The addresses that the Service names: one of each of its families.
+fn addresses(
+    object: &Object,
+    metadata: &ObjectMeta,
+    spec: &api::ServiceSpec,
+    families: &[Family],
+) -> Result<Vec<IpAddr>, ConvertError> {
+    let annotation = annotation(metadata, "loadBalancerIPs").filter(|(_, text)| !text.is_empty());
+    let field = spec.load_balancer_ip.as_deref().filter(|text| !text.is_empty());
+    let (from, text) = match (annotation, field) {
+        (None, None) => return Ok(Vec::new()),
+        (Some((name, _)), Some(text)) => {
+            let why = format!("annotation {name} and this field exclude each other; remove one of them");
+            return Err(object.invalid("spec.loadBalancerIP", text, &why));
+        }
+        (Some((name, text)), None) => (format!("metadata.annotations[{name}]"), text),
+        (None, Some(text)) => ("spec.loadBalancerIP".to_owned(), text),
+    };
+    let mut addresses = Vec::new();
+    for part in text.split(',') {
+        let ip = rules::stored_ip(part.trim()).map_err(|why| object.invalid(&from, part.trim(), why))?;
+        addresses.push(ip);
+    }
+    let mut named: Vec<Family> = addresses.iter().map(|ip| Family::of(*ip)).collect();
+    named.sort_unstable();
+    let mut wanted = families.to_vec();
+    wanted.sort_unstable();
+    if named != wanted {
+        let wanted: Vec<&str> = wanted.iter().map(|family| family.as_str()).collect();
+        let why = format!("name one address of each family of the cluster IPs: {}", wanted.join(" and "));
+        return Err(object.invalid(from, text, &why));
+    }
+    Ok(addresses)
+}
+
+fn is_internal(metadata: &ObjectMeta) -> bool {
+    INTERNAL.iter().any(|(name, values)| {
+        let text = metadata.annotation(name).map(str::trim);
+        text.is_some_and(|text| if values.is_empty() { !text.is_empty() } else { values.contains(&text) })
+    })
+}
+
+fn terms(metadata: &ObjectMeta, spec: &api::ServiceSpec) -> Terms {
+    let text = annotation(metadata, "allow-shared-ip").map(|(_, text)| text.to_owned());
+    let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
+    let selector = spec.selector.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+    let pods: Vec<_> = if is_local { selector.collect() } else { Vec::new() };
+    // Nothing says whether two Services without a selector have the same pods.
+    let shares = !is_local || !pods.is_empty();
+    let key = text.filter(|text| !text.is_empty() && shares).map(|text| SharingKey { text, pods });
+    let ports = spec.ports.iter().flatten().filter_map(|port| {
+        let protocol = rules::protocol(port.protocol_or_default())?;
+        Some((protocol, rules::port_number(port.port).ok()?))
+    });
+    Terms { key, ports: ports.collect() }
+}

@@ -1,0 +1,519 @@
+use std::net::IpAddr;
+
+use proptest::{collection, prelude::*, sample};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api;
+
+fn pool(name: &str, spec: Value) -> Pool {
+    Pool::new(&read(json!({"metadata": {"name": name, "namespace": "metallb-system"}, "spec": spec})))
+        .unwrap()
+}
+
+fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn of_range(name: &str, addresses: &str) -> Pool {
+    pool(name, json!({"addresses": [addresses]}))
+}
+
+fn with_pools(pools: Vec<Pool>) -> LoadBalancers {
+    let mut all = LoadBalancers::default();
+    assert_eq!(all.set_pools(pools, &[]), []);
+    all
+}
+
+/// A Service of type LoadBalancer; `other` is merged into the object.
+fn service(name: &str, other: Value) -> api::Service {
+    let mut service = json!({
+        "metadata": {"name": name, "namespace": "default", "annotations": {}, "labels": {}},
+        "spec": {"type": "LoadBalancer", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80}]},
+    });
+    for part in ["metadata", "spec"] {
+        for (key, value) in other[part].as_object().into_iter().flatten() {
+            service[part][key] = value.clone();
+        }
+    }
+    read(service)
+}
+
+fn request(name: &str, other: Value) -> Request {
+    Request::of(&service(name, other), None).unwrap().unwrap()
+}
+
+fn annotated(name: &str, annotations: Value) -> Request {
+    request(name, json!({"metadata": {"annotations": annotations}}))
+}
+
+fn given(all: &mut LoadBalancers, request: &Request) -> String {
+    let addresses = all.assign(request).unwrap();
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn refused(all: &mut LoadBalancers, request: &Request) -> String {
+    let before = all.addresses(&request.service).to_vec();
+    let error = all.assign(request).unwrap_err().to_string();
+    assert_eq!(all.addresses(&request.service), before, "the Service keeps what it has");
+    error
+}
+
+#[test]
+fn services_get_the_lowest_addresses_and_keep_them() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.10-192.0.2.12")]);
+    let [web, db, api] = ["web", "db", "api"].map(|name| request(name, json!({})));
+    assert_eq!(given(&mut all, &web), "192.0.2.10");
+    assert_eq!(given(&mut all, &db), "192.0.2.11");
+    assert_eq!(given(&mut all, &web), "192.0.2.10");
+    assert_eq!(given(&mut all, &api), "192.0.2.12");
+    let more = request("more", json!({}));
+    assert_eq!(refused(&mut all, &more), "no free address (IPv4) in pool \"a\"");
+    all.release(&db.service);
+    assert_eq!(given(&mut all, &more), "192.0.2.11");
+}
+
+#[test]
+fn released_addresses_come_last_and_the_earliest_first() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.1-192.0.2.3")]);
+    let services = ["a", "b"].map(|name| request(name, json!({})));
+    services.iter().for_each(|service| _ = all.assign(service).unwrap());
+    all.release(&services[1].service);
+    all.release(&services[0].service);
+    let next = ["c", "d", "e"].map(|name| given(&mut all, &request(name, json!({}))));
+    assert_eq!(next, ["192.0.2.3", "192.0.2.2", "192.0.2.1"]);
+}
+
+#[test]
+fn pools_are_asked_by_priority_then_by_name_and_not_without_auto_assign() {
+    let mut all = with_pools(vec![
+        of_range("z", "192.0.2.0/32"),
+        of_range("y", "192.0.2.1/32"),
+        pool("last", json!({"addresses": ["192.0.2.2/32"], "serviceAllocation": {"priority": 0}})),
+        pool("second", json!({"addresses": ["192.0.2.3/32"], "serviceAllocation": {"priority": 20}})),
+        pool("first", json!({"addresses": ["192.0.2.4/32"], "serviceAllocation": {"priority": 10}})),
+        pool("manual", json!({"addresses": ["192.0.2.5/32"], "autoAssign": false})),
+    ]);
+    let order: Vec<String> = (0..5).map(|n| given(&mut all, &request(&format!("s{n}"), json!({})))).collect();
+    assert_eq!(order, ["192.0.2.4", "192.0.2.3", "192.0.2.2", "192.0.2.1", "192.0.2.0"]);
+    assert!(refused(&mut all, &request("more", json!({}))).contains("no free address"));
+    let named = annotated("named", json!({"metallb.io/address-pool": "manual"}));
+    assert_eq!(given(&mut all, &named), "192.0.2.5");
+}
+
+#[test]
+fn service_allocation_admits_by_namespace_and_by_labels() {
+    let scoped = |scope: Value| {
+        let mut all =
+            with_pools(vec![pool("a", json!({"addresses": ["192.0.2.0/28"], "serviceAllocation": scope}))]);
+        let labels = Labels::from([("team".to_owned(), "blue".to_owned())]);
+        all.set_namespaces(Namespaces([("prod".to_owned(), labels)].into()));
+        let of = |namespace: &str, app: &str| {
+            request(app, json!({"metadata": {"namespace": namespace, "labels": {"app": app}}}))
+        };
+        [of("prod", "web"), of("prod", "db"), of("test", "web")].map(|request| all.assign(&request).is_ok())
+    };
+    for (scope, admitted) in [
+        (json!({"priority": 1}), [true, true, true]),
+        (json!({"namespaces": ["prod"]}), [true, true, false]),
+        (json!({"namespaceSelectors": [{"matchLabels": {"team": "blue"}}]}), [true, true, false]),
+        (json!({"namespaceSelectors": [{"matchLabels": {"team": "red"}}]}), [false, false, false]),
+        (
+            json!({"namespaceSelectors": [{"matchLabels": {"kubernetes.io/metadata.name": "test"}}]}),
+            [false, false, true],
+        ),
+        (
+            json!({"namespaces": ["test"], "namespaceSelectors": [{"matchLabels": {"team": "blue"}}]}),
+            [true, true, true],
+        ),
+        (
+            json!({"namespaces": ["prod"], "serviceSelectors": [{"matchLabels": {"app": "web"}}]}),
+            [true, false, false],
+        ),
+        (
+            json!({"serviceSelectors": [
+                {"matchLabels": {"app": "x"}},
+                {"matchExpressions": [{"key": "app", "operator": "In", "values": ["db"]}]},
+            ]}),
+            [false, true, false],
+        ),
+    ] {
+        assert_eq!(scoped(scope.clone()), admitted, "{scope}");
+    }
+    let scope = json!({"addresses": ["192.0.2.0/28"], "serviceAllocation": {"namespaces": ["prod"]}});
+    let mut all = with_pools(vec![pool("a", scope)]);
+    let named = annotated("web", json!({"metallb.io/address-pool": "a"}));
+    assert_eq!(refused(&mut all, &named), "serviceAllocation of pool \"a\" does not admit this Service");
+}
+
+#[test]
+fn buggy_addresses_are_avoided_on_request() {
+    let spec = json!({"addresses": ["192.0.2.254-192.0.3.1"], "avoidBuggyIPs": true});
+    let mut all = with_pools(vec![pool("a", spec)]);
+    assert_eq!(given(&mut all, &request("web", json!({}))), "192.0.2.254");
+    assert_eq!(given(&mut all, &request("db", json!({}))), "192.0.3.1");
+    let named = request("named", json!({"spec": {"loadBalancerIP": "192.0.3.0"}}));
+    assert_eq!(refused(&mut all, &named), "192.0.3.0 is in no pool");
+}
+
+#[test]
+fn named_addresses_are_given_or_refused_with_the_reason() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.0/28"), of_range("b", "198.51.100.0/28")]);
+    let field = request("field", json!({"spec": {"loadBalancerIP": "192.0.2.9"}}));
+    assert_eq!(given(&mut all, &field), "192.0.2.9");
+    let old = annotated("old", json!({"metallb.universe.tf/loadBalancerIPs": " 192.0.2.8"}));
+    assert_eq!(given(&mut all, &old), "192.0.2.8");
+    for (annotations, why) in [
+        (json!({"metallb.io/loadBalancerIPs": "203.0.113.1"}), "203.0.113.1 is in no pool"),
+        (
+            json!({"metallb.io/loadBalancerIPs": "192.0.2.1", "metallb.io/address-pool": "b"}),
+            "192.0.2.1 is in pool \"a\", and the Service names pool \"b\"",
+        ),
+        (json!({"metallb.io/address-pool": "c"}), "there is no pool \"c\""),
+    ] {
+        assert_eq!(refused(&mut all, &annotated("other", annotations)), why);
+    }
+    let taken = refused(&mut all, &annotated("other", json!({"metallb.io/loadBalancerIPs": "192.0.2.9"})));
+    assert!(taken.starts_with("Service default/field has 192.0.2.9: to share it, both need"), "{taken}");
+}
+
+#[test]
+fn contradictory_requests_are_refused_with_their_field() {
+    let both = json!({
+        "metadata": {"annotations": {"metallb.io/loadBalancerIPs": "192.0.2.1"}},
+        "spec": {"loadBalancerIP": "192.0.2.1"},
+    });
+    let named = |text: &str| json!({"metadata": {"annotations": {"metallb.io/loadBalancerIPs": text}}});
+    for (other, field) in [
+        (both, "spec.loadBalancerIP"),
+        (named("192.0.2.1,192.0.2.2"), "metadata.annotations[metallb.io/loadBalancerIPs]"),
+        (named("2001:db8::1"), "metadata.annotations[metallb.io/loadBalancerIPs]"),
+        (named("x"), "metadata.annotations[metallb.io/loadBalancerIPs]"),
+    ] {
+        assert_eq!(Request::of(&service("web", other), None).unwrap_err().field, field);
+    }
+}
+
+#[test]
+fn class_decides_whose_services_get_addresses() {
+    let classed = |class: Value| service("web", json!({"spec": {"loadBalancerClass": class}}));
+    let is_ours = |class: Value, ours: Option<&str>| Request::of(&classed(class), ours).unwrap().is_some();
+    assert!(is_ours(Value::Null, None) && !is_ours(json!("x"), None));
+    assert!(
+        !is_ours(Value::Null, Some("x")) && is_ours(json!("x"), Some("x")) && !is_ours(json!("y"), Some("x"))
+    );
+    let node_port = service("web", json!({"spec": {"type": "NodePort"}}));
+    assert_eq!(Request::of(&node_port, None), Ok(None));
+}
+
+#[test]
+fn annotations_of_clouds_select_internal_pools() {
+    let internal = json!({"metadata": {"name": "in", "labels": {"lb.dev/internal": "true"}},
+        "spec": {"addresses": ["10.0.0.1/32"]}});
+    let mut all = with_pools(vec![Pool::new(&read(internal)).unwrap(), of_range("out", "192.0.2.0/28")]);
+    assert_eq!(given(&mut all, &request("public", json!({}))), "192.0.2.0");
+    for (name, value, is_internal) in [
+        ("networking.gke.io/load-balancer-type", "Internal", true),
+        ("cloud.google.com/load-balancer-type", "Internal", true),
+        ("cloud.google.com/load-balancer-type", "External", false),
+        ("service.beta.kubernetes.io/aws-load-balancer-internal", "true", true),
+        ("service.beta.kubernetes.io/aws-load-balancer-internal", "0.0.0.0/0", true),
+        ("service.beta.kubernetes.io/azure-load-balancer-internal", "true", true),
+        ("service.beta.kubernetes.io/azure-load-balancer-internal", "false", false),
+        ("service.beta.kubernetes.io/openstack-internal-load-balancer", "true", true),
+        ("service.beta.kubernetes.io/cce-load-balancer-internal-vpc", "true", true),
+        ("service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", "subnet-xxxxx", true),
+        ("service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", "", false),
+    ] {
+        let request = annotated("web", json!({name: value}));
+        assert_eq!(request.internal, is_internal, "{name}: {value}");
+        assert_eq!(given(&mut all, &request) == "10.0.0.1", is_internal, "{name}: {value}");
+        all.release(&request.service);
+    }
+    let more = ["a", "b"].map(|name| {
+        annotated(name, json!({"service.beta.kubernetes.io/aws-load-balancer-internal": "true"}))
+    });
+    assert_eq!(given(&mut all, &more[0]), "10.0.0.1");
+    assert!(refused(&mut all, &more[1]).starts_with("no free address"));
+}
+
+#[test]
+fn services_share_an_address_only_on_equal_terms() {
+    let shared = |name: &str, key: &str, port: u16, more: Value| {
+        let mut spec = json!({"ports": [{"port": port}], "loadBalancerIP": "192.0.2.1"});
+        more.as_object().into_iter().flatten().for_each(|(key, value)| spec[key] = value.clone());
+        request(name, json!({"metadata": {"annotations": {"metallb.io/allow-shared-ip": key}}, "spec": spec}))
+    };
+    let local = |app: &str| json!({"externalTrafficPolicy": "Local", "selector": {"app": app}});
+    let bare = json!({"externalTrafficPolicy": "Local"});
+    for (one, other, allowed) in [
+        (shared("a", "k", 80, json!({})), shared("b", "k", 443, json!({})), true),
+        (shared("a", "k", 80, json!({})), shared("b", "k", 80, json!({})), false),
+        (shared("a", "k", 80, json!({})), shared("b", "l", 443, json!({})), false),
+        (shared("a", "", 80, json!({})), shared("b", "", 443, json!({})), false),
+        (shared("a", "k", 80, local("x")), shared("b", "k", 443, local("x")), true),
+        (shared("a", "k", 80, local("x")), shared("b", "k", 443, local("y")), false),
+        (shared("a", "k", 80, local("x")), shared("b", "k", 443, json!({})), false),
+        (shared("a", "k", 80, json!({})), shared("b", "k", 443, bare), false),
+        (
+            shared("a", "k", 53, json!({"ports": [{"port": 53, "protocol": "UDP"}]})),
+            shared("b", "k", 53, json!({})),
+            true,
+        ),
+    ] {
+        let mut all = with_pools(vec![of_range("a", "192.0.2.0/28")]);
+        all.assign(&one).unwrap();
+        assert_eq!(all.assign(&other).is_ok(), allowed, "{one:?} {other:?}");
+        if allowed {
+            all.release(&one.service);
+            assert_eq!(all.addresses(&other.service).len(), 1, "the other sharer keeps it");
+            let third = request("c", json!({"spec": {"loadBalancerIP": "192.0.2.1"}}));
+            assert!(all.assign(&third).is_err());
+        }
+    }
+}
+
+#[test]
+fn service_moves_if_it_ends_its_sharing() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.0/28")]);
+    let shared = |name: &str, port: u16, annotations: Value| {
+        let spec = json!({"ports": [{"port": port}]});
+        request(name, json!({"metadata": {"annotations": annotations}, "spec": spec}))
+    };
+    let key = json!({"metallb.io/allow-shared-ip": "k"});
+    assert_eq!(given(&mut all, &shared("a", 80, key.clone())), "192.0.2.0");
+    assert_eq!(given(&mut all, &shared("b", 81, key)), "192.0.2.0");
+    assert_eq!(given(&mut all, &shared("b", 81, json!({}))), "192.0.2.1");
+}
+
+fn dual(policy: &str, ips: &[&str]) -> Request {
+    request("web", json!({"spec": {"ipFamilyPolicy": policy, "clusterIPs": ips}}))
+}
+
+#[test]
+fn dual_stack_services_get_both_addresses_from_one_pool() {
+    let both = || pool("both", json!({"addresses": ["192.0.2.0/28", "2001:db8::/124"]}));
+    let v4 = || of_range("a4", "198.51.100.0/28");
+    let v6 = || of_range("a6", "2001:db8:1::/124");
+    let require = dual("RequireDualStack", &["10.96.0.1", "fd00::1"]);
+    let prefer = dual("PreferDualStack", &["fd00::1", "10.96.0.1"]);
+    assert_eq!(given(&mut with_pools(vec![v4(), both()]), &require), "192.0.2.0,2001:db8::");
+    assert_eq!(given(&mut with_pools(vec![v4(), both()]), &prefer), "2001:db8::,192.0.2.0");
+    let mut apart = with_pools(vec![v4(), v6()]);
+    let why = "no free address (IPv4 and IPv6) in any one of the pools \"a4\", \"a6\"";
+    assert_eq!(refused(&mut apart, &require), why);
+    assert_eq!(given(&mut apart, &prefer), "2001:db8:1::");
+    let mut one = with_pools(vec![v4()]);
+    assert_eq!(given(&mut one, &prefer), "198.51.100.0");
+    // The pool gains the other family: the Service keeps its address and gets a second one.
+    let wider = pool("a4", json!({"addresses": ["198.51.100.0/28", "2001:db8:1::/124"]}));
+    assert_eq!(one.set_pools(vec![wider, both()], &[]), []);
+    assert_eq!(given(&mut one, &prefer), "2001:db8:1::,198.51.100.0");
+    let single = dual("SingleStack", &["fd00::1"]);
+    assert_eq!(given(&mut one, &single), "2001:db8:1::");
+}
+
+#[test]
+fn changed_pools_take_no_address_away() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.0/28")]);
+    let web = request("web", json!({}));
+    assert_eq!(given(&mut all, &web), "192.0.2.0");
+    for pools in [vec![], vec![of_range("b", "198.51.100.0/28")], vec![of_range("a", "192.0.2.8/29")]] {
+        assert_eq!(all.set_pools(pools, &[]), []);
+        assert_eq!(given(&mut all, &web), "192.0.2.0");
+        assert!(all.pool_of("192.0.2.0".parse().unwrap()).is_none());
+    }
+    all.release(&web.service);
+    assert_eq!(given(&mut all, &web), "192.0.2.8", "a released address is given only by a pool that has it");
+}
+
+#[test]
+fn service_that_names_another_pool_moves_once_that_has_an_address() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.0/28"), of_range("b", "198.51.100.0/32")]);
+    let other = annotated("other", json!({"metallb.io/address-pool": "b"}));
+    assert_eq!(given(&mut all, &other), "198.51.100.0");
+    assert_eq!(given(&mut all, &request("web", json!({}))), "192.0.2.0");
+    let moves = annotated("web", json!({"metallb.io/address-pool": "b"}));
+    assert!(refused(&mut all, &moves).starts_with("no free address"));
+    all.release(&other.service);
+    assert_eq!(given(&mut all, &moves), "198.51.100.0");
+}
+
+#[test]
+fn pool_that_overlaps_is_not_used_and_the_others_are() {
+    let mut all = LoadBalancers::default();
+    let reserved: Vec<AddressRange> = vec!["10.96.0.0/12".parse().unwrap()];
+    let pools = vec![
+        of_range("a", "192.0.2.0/24"),
+        of_range("b", "192.0.2.200-192.0.3.1"),
+        of_range("c", "10.97.0.0/24"),
+        of_range("d", "198.51.100.0/24"),
+    ];
+    let errors = all.set_pools(pools, &reserved);
+    assert_eq!(errors.iter().map(PoolError::pool).collect::<Vec<_>>(), ["b", "c"]);
+    assert_eq!(
+        errors[0].to_string(),
+        "pool \"b\" is not used: its 192.0.2.200-192.0.3.1 overlaps 192.0.2.0-192.0.2.255 of pool \"a\""
+    );
+    assert_eq!(all.pools().iter().map(|pool| &*pool.name).collect::<Vec<_>>(), ["a", "d"]);
+}
+
+#[test]
+fn invalid_pools_are_refused_with_their_field() {
+    for (spec, field) in [
+        (json!({}), "spec.addresses"),
+        (json!({"addresses": ["192.0.2.1"]}), "spec.addresses[0]"),
+        (json!({"addresses": ["192.0.2.0/24", "192.0.2.9-192.0.2.1"]}), "spec.addresses[1]"),
+        (json!({"addresses": ["192.0.2.0/24", "192.0.2.7/32"]}), "spec.addresses[1]"),
+        (
+            json!({"addresses": ["192.0.2.0/24"], "serviceAllocation": {"priority": -1}}),
+            "spec.serviceAllocation.priority",
+        ),
+        (
+            json!({"addresses": ["192.0.2.0/24"], "serviceAllocation": {"namespaces": ["a", "a"]}}),
+            "spec.serviceAllocation.namespaces[1]",
+        ),
+        (
+            json!({"addresses": ["192.0.2.0/24"], "serviceAllocation": {"serviceSelectors":
+                [{"matchExpressions": [{"key": "a", "operator": "x"}]}]}}),
+            "spec.serviceAllocation.serviceSelectors[0].matchExpressions[0].operator",
+        ),
+    ] {
+        let error = Pool::new(&read(json!({"metadata": {"name": "a"}, "spec": spec}))).unwrap_err();
+        assert_eq!(error.field, field);
+    }
+}
+
+#[test]
+fn remembered_addresses_are_given_to_nobody_else() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.0-192.0.2.1")]);
+    let [old, twin, new] = ["old", "twin", "new"].map(|name| request(name, json!({})));
+    let first: IpAddr = "192.0.2.0".parse().unwrap();
+    all.remember(&old.service, &[first]);
+    all.remember(&twin.service, &[first]);
+    assert_eq!(given(&mut all, &new), "192.0.2.1");
+    assert_eq!(given(&mut all, &old), "192.0.2.0", "the first that asks keeps it");
+    assert!(refused(&mut all, &twin).starts_with("no free address"));
+    all.release(&new.service);
+    assert_eq!(given(&mut all, &twin), "192.0.2.1");
+}
+
+#[test]
+fn large_pool_costs_nothing() {
+    let mut all = with_pools(vec![of_range("a", "2001:db8::/64")]);
+    let web = request("web", json!({"spec": {"clusterIPs": ["fd00::1"]}}));
+    assert_eq!(given(&mut all, &web), "2001:db8::");
+    assert_eq!(all.in_use(&all.pools()[0]), 1);
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Assign { name: usize, key: Option<&'static str>, port: u16, named: Option<u8>, dual: bool },
+    Release(usize),
+    Pools(Vec<(u8, u8)>),
+}
+
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let assign = (0..6usize, sample::select(vec![None, Some("k"), Some("l")]), 1..4u16);
+    let assign = (assign, proptest::option::weighted(0.3, 0..16u8), any::<bool>());
+    let assign = assign.prop_map(|((name, key, port), named, dual)| Operation::Assign {
+        name,
+        key,
+        port,
+        named,
+        dual,
+    });
+    let pools = collection::vec((0..16u8, 0..6u8), 0..3).prop_map(Operation::Pools);
+    let operation = prop_oneof![6 => assign, 2 => (0..6usize).prop_map(Operation::Release), 1 => pools];
+    collection::vec(operation, 1..40)
+}
+
+fn random_request(name: usize, key: Option<&str>, port: u16, named: Option<u8>, dual: bool) -> Request {
+    let mut annotations = json!({});
+    if let Some(key) = key {
+        annotations["metallb.io/allow-shared-ip"] = json!(key);
+    }
+    let named = named.filter(|_| !dual);
+    let ips = if dual { json!(["10.96.0.1", "fd00::1"]) } else { json!(["10.96.0.1"]) };
+    let mut spec = json!({"ports": [{"port": port}], "clusterIPs": ips, "ipFamilyPolicy": "PreferDualStack"});
+    if let Some(named) = named {
+        spec["loadBalancerIP"] = json!(format!("192.0.2.{named}"));
+    }
+    request(&format!("s{name}"), json!({"metadata": {"annotations": annotations}, "spec": spec}))
+}
+
+fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
+    let pool = |(n, (first, more)): (usize, &(u8, u8))| {
+        let v4 = format!("192.0.2.{first}-192.0.2.{}", first + more);
+        pool(&format!("p{n}"), json!({"addresses": [v4, format!("2001:db8:{n}::/126")]}))
+    };
+    ranges.iter().enumerate().map(pool).collect()
+}
+
+proptest! {
+    /// Whatever happens: an address has several Services only on equal terms; what a Service has changes only by its own
+    /// requests; what the two indexes say agrees; and a restart that imports all addresses, in any order, changes
+    /// nothing.
+    #[test]
+    fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
+        let mut all = with_pools(random_pools(&[(0, 5)]));
+        let mut pools = random_pools(&[(0, 5)]);
+        let mut requests: BTreeMap<ObjectName, Request> = BTreeMap::new();
+        for operation in history {
+            let before: BTreeMap<ObjectName, Vec<IpAddr>> =
+                all.services().map(|(name, ips)| (name.clone(), ips.to_vec())).collect();
+            let mut touched = None;
+            match operation {
+                Operation::Assign { name, key, port, named, dual } => {
+                    let request = random_request(name, key, port, named, dual);
+                    if all.assign(&request).is_ok() {
+                        requests.insert(request.service.clone(), request.clone());
+                    }
+                    touched = Some(request.service);
+                }
+                Operation::Release(name) => {
+                    let name = ObjectName::new("default", &format!("s{name}"));
+                    all.release(&name);
+                    requests.remove(&name);
+                    prop_assert!(all.addresses(&name).is_empty());
+                    touched = Some(name);
+                }
+                Operation::Pools(ranges) => {
+                    pools = random_pools(&ranges);
+                    all.set_pools(pools.clone(), &[]);
+                }
+            }
+            for (name, ips) in before.iter().filter(|(name, _)| Some(*name) != touched.as_ref()) {
+                prop_assert_eq!(all.addresses(name), ips.as_slice(), "{} did not ask", name);
+            }
+            for (name, ips) in all.services() {
+                for (other, other_ips) in all.services().filter(|(other, _)| *other != name) {
+                    let meet = ips.iter().any(|ip| other_ips.contains(ip));
+                    prop_assert!(!meet || requests[name].terms.allow(&requests[other].terms));
+                }
+            }
+            let pairs: BTreeSet<(IpAddr, &ObjectName)> =
+                all.services().flat_map(|(name, ips)| ips.iter().map(move |ip| (*ip, name))).collect();
+            let held: BTreeSet<(IpAddr, &ObjectName)> =
+                all.holders.iter().flat_map(|(ip, names)| names.keys().map(move |name| (*ip, name))).collect();
+            prop_assert_eq!(pairs, held);
+            prop_assert!(all.released.keys().all(|ip| !all.holders.contains_key(ip)));
+        }
+        let mut again = LoadBalancers::default();
+        again.set_pools(pools, &[]);
+        let mut order: Vec<&ObjectName> = requests.keys().collect();
+        if !order.is_empty() {
+            let middle = seed % order.len();
+            order.rotate_left(middle);
+        }
+        for name in &order {
+            again.remember(name, all.addresses(name));
+        }
+        for name in &order {
+            let before = all.addresses(name);
+            let after = again.assign(&requests[*name]).unwrap();
+            // A pool may have gained the second family since the Service asked.
+            prop_assert!(before.iter().all(|ip| after.contains(ip)), "{:?} before, {:?} after", before, after);
+        }
+    }
+}
